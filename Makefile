@@ -1,0 +1,63 @@
+# What one does with a checkout. Needs Python 3.11 or newer and make; all else goes into .venv, once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# Our pip finds the lock complete: it must neither look for updates of itself nor ask anything.
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_NO_INPUT = 1
+# pyright would ask the network for newer releases at each run; the lock decides which one it is.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+
+.PHONY: demo test check chaos bench lock format clean
+
+demo: $(READY)
+	@$(BIN)/evsched demo
+
+test: $(READY)
+	@$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+	@if command -v luacheck >/dev/null; then echo "luacheck lua"; luacheck --quiet lua; \
+	else echo "skipped: luacheck (not installed; Debian: lua-check)"; fi
+	@PATH="$$PATH:node_modules/.bin"; \
+	if command -v stylua >/dev/null; then echo "stylua --check lua"; stylua --check lua; \
+	else echo "skipped: stylua (not installed; npm: @johnnymorganz/stylua-bin)"; fi
+
+# One process: faults are timed, and share the machine badly.
+chaos: $(READY)
+	@$(BIN)/pytest -n 0 tests/chaos
+
+bench: $(READY)
+	@$(BIN)/python -m bench
+
+format: $(READY)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+	@PATH="$$PATH:node_modules/.bin"; if command -v stylua >/dev/null; then stylua lua; fi
+
+# Pins everything for every Python and system we run on. No index is named in it: pip asks the one it is set up with.
+lock:
+	@command -v uv >/dev/null || { echo "make lock needs uv: pip install uv" >&2; exit 1; }
+	uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-emit-index-url --upgrade --quiet -o requirements.lock
+
+clean:
+	rm -rf .venv dist node_modules tests/service/node/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "evsched needs Python 3.11 or newer: make PYTHON=python3.x ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) cannot make a virtual environment: apt-get install python3-venv" >&2; exit 1; }
+	@echo "installing into .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
