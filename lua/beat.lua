@@ -1,0 +1,21 @@
+#!lua flags=allow-oom
+-- beat: keeps a worker's lease.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        worker    whose lease
+--        lease     seconds from now to its end
+--        fresh     '1' = begin a lease, '' = renew one
+-- REPLY  '1', or '0' when there was no lease to renew: it was lost, and what the worker held is others' now;
+--        how many jobs the worker's list holds
+-- FAILS  none
+-- TWICE  the second call renews once more
+
+local now, worker, lease, fresh = unpack(ARGV, 1, 4)
+now = clock(now)
+
+local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
+if kept then
+  redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
+end
+return { kept and '1' or '0', redis.call('LLEN', processing(worker)) }

@@ -1,0 +1,41 @@
+#!lua flags=allow-oom
+-- bury: processing -> dead, with the reason.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        worker    who ran the jobs
+-- ROWS   id        of the job
+--        attempt   of the run that ends
+--        reason    why it is given up
+--        reply     '1' = push the outcome to the job's reply list
+-- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
+-- FAILS  none
+-- TWICE  the second call finds every run lost
+--
+-- When the same id was scheduled again meanwhile, it is not dead: it runs again, with all its attempts.
+
+local now, worker = unpack(ARGV, 1, 2)
+now = clock(now)
+local list = processing(worker)
+redis.call('ZCARD', dead) -- refuses a key of the wrong type before anything is written
+
+local lost = {}
+for id, attempt, reason, reply in rows(3, 4) do
+  if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
+    local extra = redis.call('HMGET', record(id), 'reply', 'again')
+    if reply == '1' or extra[1] then
+      answer(id, 'dead', 'null', reason, 0)
+    end
+    if extra[2] or redis.call('ZSCORE', schedule, id) then
+      redis.call('HSET', record(id), 'reason', reason)
+      renew(id, extra[2])
+    else
+      entomb(id, reason, now)
+    end
+    redis.call('LREM', list, 1, id)
+  else
+    lost[#lost + 1] = id
+  end
+end
+admit(0)
+return lost

@@ -1,0 +1,232 @@
+#!lua flags=allow-oom
+-- dispatch: schedule -> backlog, for what is due; and the answer to "how long may I sleep?"
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        limit     how many at most, under 1000
+--        cap       bytes that a payload may have
+--        canary    the dispatcher's id, '' = no proof: a message that proves its subscription, and a keyspace event
+--                  that proves the notifications, in the same round trip
+-- REPLY  now; the sleep until the next due in seconds, '0' = more is due already, '' = nothing is scheduled;
+--        list of the dues moved on; list of id, reason of what went to dead
+-- FAILS  none
+-- TWICE  the second call finds nothing due
+--
+-- O(n log n) in the n <= limit jobs moved, about 4 us each. A member that begins with `{` is a job inline: it
+-- becomes a record here. What cannot run goes to dead with a reason, and disturbs no other.
+
+local now, limit, cap, canary = unpack(ARGV, 1, 4)
+now, limit, cap = clock(now), tonumber(limit), tonumber(cap)
+
+-- How long a record may come after its ZADD.
+local GRACE = 2
+
+if canary ~= '' then
+  redis.call('ZADD', root .. 'canary:' .. canary, 0, '')
+  redis.call('DEL', root .. 'canary:' .. canary)
+  redis.call('PUBLISH', 'evsched:canary:' .. canary, '1')
+end
+
+-- These reads also refuse a key of the wrong type before anything is moved.
+redis.call('ZCARD', dead)
+redis.call('ZCARD', backlog)
+local due = redis.call('ZRANGE', schedule, '-inf', seconds(now), 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local is_ready = {}
+if #due > 0 then
+  for _, id in ipairs(redis.call('LRANGE', ready, 0, -1)) do
+    is_ready[id] = true
+  end
+end
+
+local moved, buried, places, gone, last = {}, {}, {}, {}, {}
+
+local function bury(id, reason)
+  entomb(id, reason, now)
+  buried[#buried + 1] = id
+  buried[#buried + 1] = reason
+end
+
+-- A member that cannot be a job's id is kept under an id made from it, with what its record held.
+local function bury_member(member, reason)
+  local id = 'bad-' .. redis.sha1hex(member)
+  if redis.call('TYPE', record(member)).ok == 'hash' then
+    redis.call('RENAME', record(member), record(id))
+  end
+  redis.call('HSET', record(id), 'member', #member <= 1024 and member or member:sub(1, 1024))
+  bury(id, reason)
+end
+
+-- The job inline as a table, or nil and what is wrong with it.
+local function decode(member)
+  local good, job = pcall(cjson.decode, member)
+  if not good then
+    return nil, 'the inline job is not valid JSON (' .. tostring(job) .. '): mend it and schedule it again'
+  end
+  for _, field in ipairs({ 'id', 'priority', 'group' }) do
+    if job[field] == cjson.null then
+      job[field] = nil
+    end
+  end
+  if job.id ~= nil and type(job.id) ~= 'string' then
+    return nil, 'the id of the inline job is not a string: put it in quotes'
+  end
+  if job.group ~= nil and type(job.group) ~= 'string' then
+    return nil, 'the group of the inline job is not a string: put it in quotes'
+  end
+  return job
+end
+
+-- From an inline member to the id of a record that holds it, or nil when it went to dead.
+local function adopt(member)
+  local id = redis.sha1hex(member)
+  local job, wrong
+  if #member > cap then
+    wrong = 'the payload has '
+      .. #member
+      .. ' bytes, more than '
+      .. cap
+      .. ': store the data elsewhere and pass a reference'
+  else
+    job, wrong = decode(member)
+  end
+  if wrong then
+    redis.call('HSET', record(id), 'payload', member)
+    bury(id, wrong)
+    return nil
+  end
+  id = job.id or id
+  if #id > 200 or not id:find('^[%w._:@-]+$') then
+    local safe = redis.sha1hex(member)
+    redis.call('HSET', record(safe), 'payload', member)
+    bury(safe, 'the id of the inline job is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id')
+    return nil
+  end
+  local fields = { 'payload', member }
+  if job.priority ~= nil then
+    fields[#fields + 1] = 'priority'
+    fields[#fields + 1] = tostring(job.priority)
+  end
+  if job.group then
+    fields[#fields + 1] = 'group'
+    fields[#fields + 1] = job.group
+  end
+  redis.call('HSET', record(id), unpack(fields))
+  return id
+end
+
+-- A field of the fair queueing's state, read once.
+local function state(field)
+  last[field] = last[field] or tonumber(redis.call('HGET', order, field) or 0)
+  return last[field]
+end
+
+-- The job's order in the backlog: its priority, then its group's turn (self-clocked fair queueing).
+local function position(priority, group)
+  local field = 'last:' .. group
+  last[field] = math.max(state('passed'), state(field)) + 1
+  return -priority * STRIDE + last[field]
+end
+
+-- No payload yet: look again soon, twice as late each time, so that it starts at most twice as late as it came.
+local function await(id, score, since)
+  since = tonumber(since) or now
+  if now - since >= GRACE then
+    return false
+  end
+  redis.call('HSET', record(id), 'awaited', seconds(since), 'due', score)
+  redis.call('ZADD', schedule, seconds(math.min(now + math.max(0.01, now - since), since + GRACE)), id)
+  return true
+end
+
+-- One job that is due, of a good id. True when it leaves the schedule.
+local function pass(id, score)
+  local key = record(id)
+  local size = redis.pcall('HSTRLEN', key, 'payload')
+  if type(size) == 'table' then
+    bury_member(id, 'the key of its record is not a hash: DEL it and schedule the job again')
+    return true
+  end
+  local run = redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due')
+  local worker, finished, priority, group, awaited = run[1], run[2], run[3] or '5', run[4] or '', run[5]
+  if size == 0 then
+    if not finished and await(id, awaited and run[6] or score, awaited) then
+      return false
+    end
+    bury(id, 'no payload in its record: HSET ' .. key .. ' payload {...} before the ZADD, or at most 2 s after it')
+    return true
+  end
+  if size > cap then
+    bury(
+      id,
+      'the payload has ' .. size .. ' bytes, more than ' .. cap .. ': store the data elsewhere and pass a reference'
+    )
+    return true
+  end
+  if not priority:find('^%d$') then
+    bury(id, 'the priority is not a whole number from 0 to 9: HSET ' .. key .. ' priority 5')
+    return true
+  end
+  if #group > 200 then
+    bury(id, 'the group has more than 200 bytes: give it a shorter name')
+    return true
+  end
+  if awaited then
+    score = run[6]
+    redis.call('HDEL', key, 'awaited')
+  end
+  if finished then
+    -- An id used again after its job ended.
+    redis.call('PERSIST', key)
+    redis.call('HDEL', key, 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started', 'reply')
+    redis.call('ZREM', dead, id)
+  elseif worker then
+    if redis.call('LPOS', processing(worker), id) then
+      -- It runs now: the verb that ends the run puts it on the schedule again.
+      redis.call('HSET', key, 'again', score)
+      return true
+    end
+    redis.call('HDEL', key, 'worker')
+  end
+  if not is_ready[id] then
+    redis.call('HSET', key, 'due', score)
+    places[#places + 1] = position(tonumber(priority), group)
+    places[#places + 1] = id
+    moved[#moved + 1] = score
+  end
+  return true
+end
+
+for i = 1, #due, 2 do
+  local member, score = due[i], due[i + 1]
+  local id, leaves = member, true
+  if member:byte() == 123 then -- {
+    id = adopt(member)
+  elseif #member > 200 or not member:find('^[%w._:@-]+$') then
+    bury_member(member, 'the id is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id')
+    id = nil
+  end
+  if id then
+    leaves = pass(id, score)
+  end
+  if leaves then
+    gone[#gone + 1] = member
+  end
+end
+
+if #places > 0 then
+  redis.call('ZADD', backlog, 'NX', unpack(places))
+  for field, v in pairs(last) do
+    redis.call('HSET', order, field, v)
+  end
+end
+if #gone > 0 then
+  redis.call('ZREM', schedule, unpack(gone))
+end
+admit(0)
+
+local sleep = ''
+local nearest = redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')
+if nearest[2] then
+  sleep = seconds(math.max(0, tonumber(nearest[2]) - now))
+end
+return { seconds(now), sleep, moved, buried }

@@ -1,0 +1,59 @@
+#!lua flags=allow-oom
+-- requeue: processing -> ready, to its front. What a worker that died held, or what a live one hands back.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   worker    who held the jobs
+--        lease     the lease end that the janitor judged, as it read it; '' = the worker itself hands back
+--        limit     how many at most, under 1000
+--        reason    kept in the record of each job that had been started
+-- ROWS   id        what is handed back; none = all that the worker holds
+-- REPLY  'moved' when the lease is not the judged one any more, else 'more' or 'all'; list of the ids put back
+-- FAILS  none
+-- TWICE  the second call finds nothing left to put back
+--
+-- When all was asked for and the list is empty, the lease goes too. A job that was never started has not used an
+-- attempt.
+
+local worker, lease, limit, reason = unpack(ARGV, 1, 4)
+local list = processing(worker)
+
+if lease ~= '' and redis.call('ZSCORE', leases, worker) ~= lease then
+  return { 'moved', {} }
+end
+
+local ids = {}
+for id in rows(5, 1) do
+  if redis.call('LPOS', list, id) then
+    ids[#ids + 1] = id
+  end
+end
+local all = rows(5, 1)() == nil
+if all then
+  ids = redis.call('LRANGE', list, 0, tonumber(limit) - 1)
+end
+
+-- From the last to the first, each to the front: their order stays.
+for i = #ids, 1, -1 do
+  local id = ids[i]
+  local run = redis.call('HMGET', record(id), 'worker', 'finished', 'due')
+  local holder = not run[2] and run[1]
+  if holder and holder ~= worker and redis.call('LPOS', processing(holder), id) then
+    redis.call('HSET', record(id), 'again', run[3])
+  elseif not redis.call('LPOS', ready, id) then
+    redis.call('LPUSH', ready, id)
+    if holder then
+      redis.call('HSET', record(id), 'reason', reason)
+      redis.call('HDEL', record(id), 'worker')
+    end
+  end
+  redis.call('LREM', list, 1, id)
+end
+admit(0)
+
+if redis.call('EXISTS', list) == 1 then
+  return { 'more', ids }
+end
+if all then
+  redis.call('ZREM', leases, worker)
+end
+return { 'all', ids }

@@ -1,0 +1,30 @@
+#!lua flags=allow-oom
+-- reschedule: schedule, backlog or ready -> schedule, with another due.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        id        of the job
+--        due       Unix seconds, '' = now
+-- REPLY  the due, seconds
+-- FAILS  MISSING   no job of that id waits: it has ended, is dead, or never was
+--        RUNNING   a worker holds it
+-- TWICE  the second call sets the same due
+
+local now, id, due = unpack(ARGV, 1, 3)
+if due == '' then
+  due = seconds(clock(now))
+end
+
+local waits = redis.call('ZSCORE', schedule, id) or redis.call('ZSCORE', backlog, id) or redis.call('LPOS', ready, id)
+if not waits then
+  local run = redis.call('HMGET', record(id), 'worker', 'finished')
+  if run[1] and not run[2] then
+    return fail('RUNNING', id .. ' is held by worker ' .. run[1])
+  end
+  return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
+end
+redis.call('ZADD', schedule, due, id)
+redis.call('ZREM', backlog, id)
+redis.call('LREM', ready, 1, id)
+admit(0)
+return due

@@ -1,0 +1,37 @@
+#!lua flags=allow-oom
+-- retry: processing -> schedule, for another attempt later.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        worker    who ran the jobs
+-- ROWS   id        of the job
+--        attempt   of the run that ends
+--        delay     seconds from now to the next attempt
+--        reason    why this attempt did not do it
+-- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
+-- FAILS  none
+-- TWICE  the second call finds every run lost
+--
+-- When the same id was scheduled again meanwhile, that time is kept for a run after this one ends.
+
+local now, worker = unpack(ARGV, 1, 2)
+now = clock(now)
+local list = processing(worker)
+
+local lost = {}
+for id, attempt, delay, reason in rows(3, 4) do
+  if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
+    local again = redis.call('ZSCORE', schedule, id)
+    if again then
+      redis.call('HSET', record(id), 'again', again)
+    end
+    redis.call('ZADD', schedule, seconds(now + tonumber(delay)), id)
+    redis.call('HSET', record(id), 'reason', reason)
+    redis.call('HDEL', record(id), 'worker')
+    redis.call('LREM', list, 1, id)
+  else
+    lost[#lost + 1] = id
+  end
+end
+admit(0)
+return lost

@@ -1,0 +1,31 @@
+#!lua flags=allow-oom
+-- revive: dead -> schedule, due now, with all its attempts.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        before    only what died up to then, Unix seconds, so that `all` comes to an end; '' = no bound
+--        limit     how many at most, under 1000
+-- ROWS   id        what is revived; none = the oldest
+-- REPLY  ids of what was revived
+-- FAILS  MISSING   an id is not dead; then none is revived
+-- TWICE  the second call fails with MISSING, or revives the next oldest
+
+local now, before, limit = unpack(ARGV, 1, 3)
+now = clock(now)
+
+local ids = {}
+for id in rows(4, 1) do
+  if not redis.call('ZSCORE', dead, id) then
+    return fail('MISSING', id .. ' is not dead')
+  end
+  ids[#ids + 1] = id
+end
+if #ids == 0 then
+  ids = redis.call('ZRANGE', dead, '-inf', before == '' and '+inf' or before, 'BYSCORE', 'LIMIT', 0, limit)
+end
+for _, id in ipairs(ids) do
+  redis.call('HDEL', record(id), 'outcome', 'reason', 'finished', 'attempt', 'worker', 'started', 'awaited')
+  redis.call('ZADD', schedule, seconds(now), id)
+  redis.call('ZREM', dead, id)
+end
+return ids

@@ -1,0 +1,78 @@
+#!lua flags=allow-oom
+-- start: ready -> processing, the second half of a take. Counts the attempt of what BLMOVE took, and takes more.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        worker    who takes
+--        lease     seconds: the worker holds jobs from here on, so its lease is the short one
+--        hold      how many jobs it may hold in all, under 1000
+-- ROWS   id        already in the worker's list: what BLMOVE took, or what a lost reply left there
+-- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker had a lease, '0' when it was lost;
+--        list of id, attempt, due, payload of what is to run;
+--        list of id, reason of what went to dead
+-- FAILS  none
+-- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
+--        not; `hold` bounds the rest
+--
+-- About 3 us a job. A job in two lists (its id was scheduled again between BLMOVE and start) runs in one of them;
+-- the other is put back on the schedule by the verb that ends the run.
+
+local now, worker, lease, hold = unpack(ARGV, 1, 4)
+now = clock(now)
+local list = processing(worker)
+
+-- These reads also refuse a key of the wrong type before anything is written.
+redis.call('ZCARD', dead)
+local more = tonumber(hold) - redis.call('LLEN', list)
+local ids = {}
+for id in rows(5, 1) do
+  if redis.call('LPOS', list, id) then
+    ids[#ids + 1] = id
+  end
+end
+if more > 0 then
+  admit(more)
+  local taken = redis.call('LRANGE', ready, 0, more - 1)
+  if #taken > 0 then
+    redis.call('RPUSH', list, unpack(taken))
+    redis.call('LTRIM', ready, #taken, -1)
+    for _, id in ipairs(taken) do
+      ids[#ids + 1] = id
+    end
+  end
+end
+admit(0)
+
+local started, buried = {}, {}
+local moment = seconds(now)
+for _, id in ipairs(ids) do
+  local key = record(id)
+  local run = redis.call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished')
+  local payload, attempt, due, holder, finished = unpack(run)
+  local elsewhere = holder and not finished and holder ~= worker and redis.call('LPOS', processing(holder), id)
+  if not payload then
+    local reason = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id'
+    redis.call('LREM', list, 1, id)
+    entomb(id, reason, now)
+    buried[#buried + 1] = id
+    buried[#buried + 1] = reason
+  elseif elsewhere then
+    redis.call('HSET', key, 'again', due or moment)
+    redis.call('LREM', list, -1, id)
+  else
+    if finished then
+      redis.call('PERSIST', key)
+      redis.call('HDEL', key, 'outcome', 'result', 'reason', 'finished')
+      attempt = nil
+    end
+    if finished or holder ~= worker then
+      attempt = tostring(tonumber(attempt or 0) + 1)
+      redis.call('HSET', key, 'attempt', attempt, 'worker', worker, 'started', moment)
+    end
+    local at = #started
+    started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload
+  end
+end
+
+local leased = redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker) == 0
+return { moment, redis.call('LLEN', ready) > 0 and '1' or '0', leased and '1' or '0', started, buried }

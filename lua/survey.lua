@@ -1,0 +1,23 @@
+#!lua flags=no-writes
+-- survey: moves nothing. The leases of a queue, as the janitor judges them.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+-- REPLY  for each worker: its id; its lease end as it is stored; seconds until then; how many jobs its list holds
+-- FAILS  none
+-- TWICE  it only reads
+--
+-- O(n) in the workers of the queue, about 1 us each.
+
+local now = unpack(ARGV, 1, 1)
+now = clock(now)
+
+local found = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
+local reply = {}
+for i = 1, #found, 2 do
+  local at = #reply
+  reply[at + 1], reply[at + 2] = found[i], found[i + 1]
+  reply[at + 3] = seconds(tonumber(found[i + 1]) - now)
+  reply[at + 4] = redis.call('LLEN', processing(found[i]))
+end
+return reply
