@@ -1,0 +1,224 @@
+"""Run the benchmark: `make bench`, or `python -m bench NAME ...` for some of it.
+
+Absolute figures are this machine's; ratios and counts hold. Each is the median of the runs in one go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import redis
+
+from bench.place import Place, cpu, percentile, place
+from bench.tasks import app, noop
+from evsched import App
+from evsched.client import Client, Options, new_job
+from evsched.store import New
+
+_RUNS = 3
+
+
+def _jobs(count: int, prefix: str, task: str = "noop", due: float = 1.0) -> list[New]:
+    payload = new_job(task, (), {}, Options()).payload
+    return [New(f"{prefix}{i}", payload, due=due) for i in range(count)]
+
+
+def _fill(where: Place, queue: str, jobs: list[New]) -> None:
+    async def run() -> None:
+        client = Client(where.url)
+        await client.enqueue(queue, jobs)
+        await client.close()
+
+    asyncio.run(run())
+
+
+def _fill_backlog(where: Place, queue: str, count: int) -> None:
+    """Enqueue jobs that are due, and let a dispatcher bring them to the gate."""
+    _fill(where, queue, _jobs(count, f"{queue}-"))
+    with where.process("dispatcher"):
+        where.until(lambda: not where.redis.exists(f"evsched:{{{queue}}}:schedule"))
+
+
+def throughput() -> list[str]:
+    """No-op jobs/s of one worker process beside the bare loop over the same scripts."""
+    count, ours, bares = 60_000, list[float](), list[float]()
+    for _ in range(_RUNS):
+        with place() as where:
+            _fill_backlog(where, "bare", count)
+            command = [sys.executable, "-m", "bench.bare", where.url, "bare", str(count)]
+            bares.append(count / float(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
+        with place() as where:
+            _fill_backlog(where, "ours", count)
+            with where.process("worker", "bench.tasks:app", "--queue", "ours"):
+                where.until(lambda: not where.redis.exists("evsched:{ours}:backlog", "evsched:{ours}:ready"))
+                ids = [f"ours-{i}" for i in range(count)]
+                where.ended("ours", ids[-1])
+                time.sleep(0.2)
+                times = where.fields("ours", ids, "started", "finished")
+            ours.append(count / (max(end for _, end in times) - min(start for start, _ in times)))
+    mine, bare = statistics.median(ours), statistics.median(bares)
+    return [
+        f"no-op jobs, one worker process: {mine:,.0f}/s",
+        f"bare loop over the same scripts: {bare:,.0f}/s; ours is {mine / bare:.0%} of it",
+    ]
+
+
+def sparse(count: int = 500) -> list[str]:
+    """Lateness from due to handler of sparse jobs; dispatcher and worker as processes of their own."""
+    with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
+        where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
+        time.sleep(1)
+        now, jobs = time.time() + 0.5, list[New]()
+        rng = random.Random(1)
+        payload = new_job("lateness", (), {}, Options()).payload
+        for i in range(count):
+            now += rng.uniform(0.01, 0.05)
+            jobs.append(New(f"s-{i}", payload, due=now))
+        _fill(where, "default", jobs)
+        where.ended("default", jobs[-1].id)
+        late = [values[0] for values in where.fields("default", [job.id for job in jobs], "result")]
+    p50, p99 = percentile(late, 0.5) * 1e3, percentile(late, 0.99) * 1e3
+    early = sum(value < 0 for value in late)
+    return [f"{count} sparse jobs, due to handler: p50 {p50:.2f} ms, p99 {p99:.2f} ms, {early} early"]
+
+
+def instant(count: int = 10_000) -> list[str]:
+    """Many jobs due in the same instant: the last start."""
+    lasts = list[float]()
+    for _ in range(_RUNS):
+        with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
+            where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
+            time.sleep(1)
+            due = time.time() + 2
+            _fill(where, "default", _jobs(count, "i-", due=due))
+            time.sleep(3)
+            started = where.fields("default", [f"i-{i}" for i in range(count)], "started")
+            where.until(lambda: not where.redis.exists("evsched:{default}:backlog"))
+            lasts.append(max(start for (start,) in started) - due)
+    return [f"{count:,} jobs due in one instant: last start after {statistics.median(lasts):.3f} s"]
+
+
+def idle(seconds: float = 60.0) -> list[str]:
+    """What an idle fleet costs: one dispatcher and one worker."""
+    with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app") as two:
+        where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
+        time.sleep(3)
+        sent, before = 0, cpu(one.pid) + cpu(two.pid)
+        with where.redis.monitor() as monitor:
+            monitor.connection._sock.settimeout(0.5)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                try:
+                    sent += monitor.next_command()["client_type"] != "lua"
+                except (TimeoutError, redis.TimeoutError):
+                    continue
+        used = cpu(one.pid) + cpu(two.pid) - before
+    return [f"idle for {seconds:g} s: {sent / seconds:.3f} commands/s, {used / seconds:.3%} CPU"]
+
+
+def enqueue() -> list[str]:
+    """Enqueue: 1,000 in a round trip, and single ones from 100 tasks; nothing else running."""
+
+    async def run(url: str) -> tuple[float, float]:
+        other = App(url)
+        other.tasks.update(app.tasks)
+        app.move_to(url)
+        later = noop.using(delay=3600)
+        began = time.monotonic()
+        await later.enqueue_many([()] * 100_000)
+        many = 100_000 / (time.monotonic() - began)
+        began = time.monotonic()
+
+        async def some() -> None:
+            for _ in range(300):
+                await later.enqueue()
+
+        await asyncio.gather(*(some() for _ in range(100)))
+        single = 30_000 / (time.monotonic() - began)
+        await app.close()
+        return many, single
+
+    results = list[tuple[float, float]]()
+    for _ in range(_RUNS):
+        with place() as where:
+            results.append(asyncio.run(run(where.url)))
+    many, single = (statistics.median(column) for column in zip(*results, strict=True))
+    return [f"enqueue_many: {many:,.0f}/s; single enqueues from 100 tasks: {single:,.0f}/s"]
+
+
+def memory(count: int = 100_000) -> list[str]:
+    """Bytes of Redis per scheduled job with a payload of 60 bytes: with a record, and inline."""
+    lines = list[str]()
+    for kind in ("record", "inline"):
+        with place() as where:
+            before = where.redis.info("memory")["used_memory"]
+            if kind == "record":
+                payload = b'{"task":"send_mail","args":["somebody-or-other@example.com"]}'[:60].ljust(60)
+                _fill(where, "m", [New(f"{i:024x}", payload, due=2e9 + i) for i in range(count)])
+            else:
+                pipe = where.redis.pipeline(transaction=False)
+                for i in range(count):
+                    member = f'{{"task":"send_mail","args":["somebody-{i:07d}@example.com"]}}'
+                    pipe.zadd("evsched:{m}:schedule", {member.ljust(60): 2e9 + i})
+                pipe.execute()
+            used = where.redis.info("memory")["used_memory"] - before
+            lines.append(f"{kind} {used / count:.0f}")
+    return [f"bytes of Redis per scheduled job, 60-byte payload: {', '.join(lines)}"]
+
+
+def flood(seconds: float = 5.0) -> list[str]:
+    """A foreign producer that schedules far jobs without pause: the dispatcher's CPU, and the due jobs' lateness."""
+    with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app"):
+        where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
+        time.sleep(1)
+        payload = new_job("lateness", (), {}, Options()).payload
+        begin = time.time() + 1
+        jobs = [New(f"f-{i}", payload, due=begin + i * 0.05) for i in range(int(seconds / 0.05))]
+        _fill(where, "default", jobs)
+        sent, before, end = 0, cpu(one.pid), begin + seconds
+        while time.time() < end:
+            pipe = where.redis.pipeline(transaction=False)
+            for i in range(500):
+                pipe.execute_command("ZADD", "evsched:{default}:schedule", 4e9, f"far-{(sent + i) % 5000}")
+            pipe.execute()
+            sent += 500
+        used = cpu(one.pid) - before
+        where.ended("default", jobs[-1].id)
+        late = [values[0] for values in where.fields("default", [job.id for job in jobs], "result")]
+    rate, share, p99 = sent / (seconds + 1), used / (seconds + 1), percentile(late, 0.99) * 1e3
+    return [f"{rate:,.0f} foreign ZADD/s: dispatcher {share:.0%} CPU, due jobs p99 {p99:.1f} ms late"]
+
+
+_ALL: dict[str, Callable[[], list[str]]] = {
+    "throughput": throughput,
+    "sparse": sparse,
+    "instant": instant,
+    "enqueue": enqueue,
+    "memory": memory,
+    "flood": flood,
+    "idle": idle,
+}
+
+
+def main() -> None:
+    """Run what the command line names, or all."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(_ALL)}; without one, all")
+    names = parser.parse_args().names or list(_ALL)
+    unknown = [name for name in names if name not in _ALL]
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(unknown)}")
+    for name in names:
+        for line in _ALL[name]():
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

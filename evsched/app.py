@@ -1,0 +1,294 @@
+"""The app: tasks, and the way to enqueue them with their types."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import msgspec
+from msgspec import Struct
+
+from evsched import config
+from evsched.backoff import Retry
+from evsched.client import Client, Options, SyncClient, new_job
+from evsched.errors import JobMissing
+from evsched.job import JobStatus, Place
+from evsched.keys import check_queue
+from evsched.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Task, Tasks, define
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+
+def _convert(task: Task, value: Any) -> Any:
+    return value if task.returns is None else msgspec.convert(value, task.returns)
+
+
+class _Ref(Struct, frozen=True):
+    """Which job: its id and queue."""
+
+    id: str
+    queue: str
+    task: Task
+
+
+class Job(_Ref, Generic[R], frozen=True):
+    """A job that was enqueued."""
+
+    _client: Client
+
+    async def status(self) -> JobStatus:
+        """Return where the job is, and what its record says.
+
+        Raises:
+            JobMissing: it has ended, and its retention too.
+        """
+        return _there(await self._client.status(self.queue, self.id), self.id)
+
+    async def result(self, timeout: float = 60.0) -> R:
+        """Wait for the job's end, at most `timeout` seconds, and return its result.
+
+        Raises:
+            JobDead: it was given up or cancelled; the message has the reason.
+            JobMissing: it ended longer ago than its retention.
+            TimeoutError: it did not end in time.
+        """
+        return cast(R, _convert(self.task, await self._client.result(self.queue, self.id, timeout)))
+
+    async def cancel(self) -> Place:
+        """Take the job away if it waits; return the place where it was.
+
+        Raises:
+            JobMissing, JobRunning
+        """
+        return await self._client.cancel(self.queue, self.id)
+
+    async def reschedule(self, due: datetime | float | None = None) -> float:
+        """Give the job another due if it waits, None = now; return it in Unix seconds.
+
+        Raises:
+            JobMissing, JobRunning
+        """
+        return await self._client.reschedule(self.queue, self.id, due)
+
+
+class SyncJob(_Ref, Generic[R], frozen=True):
+    """A job that was enqueued by a program without an event loop. As `Job`, without await."""
+
+    _client: SyncClient
+
+    def status(self) -> JobStatus:
+        """Return where the job is, as `Job.status`."""
+        return _there(self._client.status(self.queue, self.id), self.id)
+
+    def result(self, timeout: float = 60.0) -> R:
+        """Wait for the job's end, as `Job.result`."""
+        return cast(R, _convert(self.task, self._client.result(self.queue, self.id, timeout)))
+
+    def cancel(self) -> Place:
+        """Take the job away if it waits, as `Job.cancel`."""
+        return self._client.cancel(self.queue, self.id)
+
+    def reschedule(self, due: datetime | float | None = None) -> float:
+        """Give the job another due if it waits, as `Job.reschedule`."""
+        return self._client.reschedule(self.queue, self.id, due)
+
+
+def _there(status: JobStatus | None, job_id: str) -> JobStatus:
+    if status is None:
+        raise JobMissing(f"{job_id}: there is no such job, or it has ended and its retention too")
+    return status
+
+
+class Enqueuer(Generic[P, R]):
+    """A task with options: what `using` returns."""
+
+    def __init__(self, app: App, task: Task, options: Options) -> None:
+        self._app = app
+        self._task = task
+        self._options = options
+        self._queue = options.queue or app.queue
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Put a job on the schedule.
+
+        Raises:
+            ConfigError: an option or an argument cannot be.
+            JobExists: a job of that id has not ended.
+            StoreDown: Redis stayed away for 5 s; the job may have been written.
+        """
+        job = new_job(self._task.name, args, kwargs, self._options)
+        await self._app.client.enqueue(self._queue, [job])
+        return Job(job.id, self._queue, self._task, self._app.client)
+
+    async def enqueue_many(self, calls: Sequence[tuple[Any, ...]]) -> list[Job[R]]:
+        """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip. As `enqueue`."""
+        jobs = [new_job(self._task.name, args, {}, self._options) for args in calls]
+        await self._app.client.enqueue(self._queue, jobs)
+        return [Job(job.id, self._queue, self._task, self._app.client) for job in jobs]
+
+    def enqueue_sync(self, client: SyncClient, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """Put a job on the schedule through a client without an event loop."""
+        job = new_job(self._task.name, args, kwargs, self._options)
+        client.enqueue(self._queue, [job])
+        return SyncJob(job.id, self._queue, self._task, client)
+
+
+class TaskHandle(Enqueuer[P, R]):
+    """A registered task: call it as the function that it is, or enqueue it."""
+
+    def __init__(self, app: App, task: Task) -> None:
+        super().__init__(app, task, Options())
+        self.name = task.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call the function itself, here and now; an async one returns its coroutine."""
+        return self._task.handler(*args, **kwargs)
+
+    def using(
+        self,
+        *,
+        delay: timedelta | float | None = None,
+        due: datetime | float | None = None,
+        priority: int | None = None,
+        group: str | None = None,
+        id: str | None = None,  # noqa: A002 - the contract's name
+        queue: str | None = None,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+        retention: float | None = None,
+        expires: datetime | float | None = None,
+        reply: bool = False,
+        meta: dict[str, Any] | None = None,
+    ) -> Enqueuer[P, R]:
+        """Return this task with options for its jobs.
+
+        `due` is an aware datetime or Unix seconds, `delay` a timedelta or seconds from Redis's now; lengths are in
+        seconds. An `id` makes a second job of that id fail with JobExists until the first has ended.
+        """
+        return Enqueuer(
+            self._app,
+            self._task,
+            Options(
+                delay=delay,
+                due=due,
+                priority=priority,
+                group=group,
+                id=id,
+                queue=queue,
+                timeout=timeout,
+                retry=retry,
+                retention=retention,
+                expires=expires,
+                reply=reply,
+                meta=meta,
+            ),
+        )
+
+
+class SyncSession:
+    """What `App.sync` yields: enqueue from a program without an event loop."""
+
+    def __init__(self, client: SyncClient) -> None:
+        self._client = client
+
+    def enqueue(self, task: Enqueuer[Q, S], *args: Q.args, **kwargs: Q.kwargs) -> SyncJob[S]:
+        """Put a job of a task, or of `task.using(...)`, on the schedule. Raises as `Enqueuer.enqueue`."""
+        return task.enqueue_sync(self._client, *args, **kwargs)
+
+
+class App:
+    """A set of tasks and where their jobs go. Lazy: it connects on first use.
+
+    `url`: without it, EVSCHED_URL, else redis://localhost:6379/0. A worker that is started with another URL takes
+    its app there.
+    """
+
+    def __init__(self, url: str | None = None, *, queue: str = "default") -> None:
+        self.url = (
+            url or config.load({"EVSCHED_URL": os.environ["EVSCHED_URL"]} if "EVSCHED_URL" in os.environ else {}).url
+        )
+        self.queue = check_queue(queue)
+        self.tasks = Tasks()
+        self._client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        """The client of this app's Redis."""
+        if self._client is None:
+            self._client = Client(self.url)
+        return self._client
+
+    def move_to(self, url: str) -> None:
+        """Let the app enqueue to another Redis from now on: that of the worker that runs it."""
+        self.url, self._client = url, None
+
+    async def close(self) -> None:
+        """Close the client's connection."""
+        if self._client is not None:
+            await self._client.close()
+
+    @contextmanager
+    def sync(self) -> Generator[SyncSession]:
+        """Yield a session for a program without an event loop, or for a thread; one for each thread."""
+        client = SyncClient(self.url)
+        try:
+            yield SyncSession(client)
+        finally:
+            client.close()
+
+    @overload
+    def task(self, handler: Callable[P, Awaitable[R]], /) -> TaskHandle[P, R]: ...
+    @overload
+    def task(self, handler: Callable[P, R], /) -> TaskHandle[P, R]: ...
+    @overload
+    def task(
+        self,
+        handler: None = None,
+        /,
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        retention: float = DEFAULT_RETENTION,
+    ) -> _Decorator: ...
+    def task(
+        self,
+        handler: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        retention: float = DEFAULT_RETENTION,
+    ) -> Any:
+        """Register a function as a task, async or plain (a plain one runs in a thread).
+
+        `name`: else the function's. `timeout`: seconds that a run may take, None = no limit. `retention`: seconds for
+        which the result is kept, 0 = not at all.
+
+        Raises:
+            ConfigError: the name is taken, or a limit makes no sense.
+        """
+
+        def register(function: Callable[..., Any]) -> Any:
+            task = define(function, name=name, retry=retry, timeout=timeout, retention=retention)
+            self.tasks.add(task)
+            return TaskHandle[Any, Any](self, task)
+
+        return register if handler is None else register(handler)
+
+
+class _Decorator:
+    """The type of `app.task(...)`."""
+
+    @overload
+    def __call__(self, handler: Callable[P, Awaitable[R]], /) -> TaskHandle[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> TaskHandle[P, R]: ...
+    def __call__(self, handler: Callable[..., Any], /) -> Any: ...

@@ -1,0 +1,94 @@
+"""The beat: keeps a worker's leases, from a thread and a connection of its own.
+
+So a handler that blocks the event loop costs no lease: its siblings keep theirs, and nothing starts twice. What a
+thread cannot do is outlive its process: a job that goes on past its timeout and does not yield ends it here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from evsched.backoff import reconnect_delay
+from evsched.config import Config
+from evsched.connection import SyncCommands
+from evsched.errors import StoreError
+from evsched.store import Store
+
+
+class Beat(threading.Thread):
+    """Beats while the worker lives.
+
+    The callables run in this thread. `busy()`: does the worker hold jobs? `lost(queue)`: its lease there had ended;
+    it has a new one. `counted(queue, n)`: its list there holds n jobs. `watch()` looks for a job that is stuck.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        worker: str,
+        stores: Sequence[Store],
+        *,
+        busy: Callable[[], bool],
+        lost: Callable[[str], None],
+        counted: Callable[[str, int], None],
+        watch: Callable[[SyncCommands], None],
+    ) -> None:
+        super().__init__(name="evsched-beat", daemon=True)
+        self._config = config
+        self._worker = worker
+        self._stores = stores
+        self._busy = busy
+        self._lost = lost
+        self._counted = counted
+        self._watch = watch
+        self._commands = SyncCommands(config.url, deadline=config.deadline)
+        self._stir = threading.Event()
+        self._stopping = False
+
+    def attend(self) -> None:
+        """Note that the worker holds jobs from now on: beat often."""
+        self._stir.set()
+
+    def stop(self) -> None:
+        """End the thread; its leases run on."""
+        self._stopping = True
+        self._stir.set()
+
+    def run(self) -> None:
+        """Beat until stopped."""
+        failures = 0
+        last = time.monotonic()
+        while not self._stopping:
+            rest = last + self._interval() - time.monotonic()
+            if rest > 0 and self._stir.wait(rest):
+                self._stir.clear()
+                continue
+            try:
+                for store in self._stores:
+                    self.step(store)
+                failures = 0
+                last = time.monotonic()
+            except StoreError:
+                # The worker's own loop says that Redis is down.
+                failures += 1
+                self._stir.wait(reconnect_delay(failures))
+            self._watch(self._commands)
+        self._commands.close()
+
+    def step(self, store: Store) -> None:
+        """Renew one lease.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        lease = self._config.lease if self._busy() else self._config.idle_lease
+        kept, held = self._commands.send(store.beat(self._worker, lease))
+        if not kept:
+            self._lost(store.queue)
+            self._commands.send(store.beat(self._worker, lease, fresh=True))
+        self._counted(store.queue, held)
+
+    def _interval(self) -> float:
+        return self._config.beat if self._busy() else self._config.idle_beat

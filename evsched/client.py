@@ -1,0 +1,286 @@
+"""The client: enqueue, cancel, look, wait, for programs with an event loop (`Client`) and without one (`SyncClient`).
+
+What to send is built by the store's pure functions and by those of this file; the two classes only send it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from evsched import keys
+from evsched.backoff import Retry, reconnect_delay
+from evsched.call import Call, T
+from evsched.connection import Blocking, Commands, SyncCommands
+from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
+from evsched.job import JobStatus, Payload, Place, RetryFields, decode, encode
+from evsched.store import New, Store
+
+MANY: Final = 1000
+"""Jobs in one round trip: about 3 ms of Redis's time."""
+
+_PATIENCE: Final = 5.0
+"""Seconds for which a call is repeated while Redis is away: a failover takes about that."""
+
+_BLOCK: Final = 10.0
+"""Seconds of one blocking call of a waiter, who then asks anew: so a connection that died in silence costs no more."""
+
+_GRACE: Final = 1.5
+"""Seconds after the end of a block in which its answer must have come."""
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """How a job is enqueued. Each is optional; None means the task's own, or Redis's now."""
+
+    queue: str | None = None
+    id: str | None = None
+    due: datetime | float | None = None
+    delay: timedelta | float | None = None
+    priority: int | None = None
+    group: str | None = None
+    timeout: float | None = None
+    retry: Retry | None = None
+    retention: float | None = None
+    expires: datetime | float | None = None
+    reply: bool = False
+    meta: dict[str, Any] | None = None
+
+
+def _unix(moment: datetime | float) -> float:
+    if not isinstance(moment, datetime):
+        return float(moment)
+    if moment.tzinfo is None:
+        raise ConfigError(f"{moment} has no time zone: give an aware datetime, such as datetime.now(UTC)")
+    return moment.timestamp()
+
+
+def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> New:
+    """Build a job from a task's name, its arguments and options.
+
+    Raises:
+        ConfigError: an id, priority, group or time that cannot be; or arguments that are no JSON.
+    """
+    if options.id is not None and not keys.NAME.fullmatch(options.id):
+        raise ConfigError(f"id {options.id[:200]!r}: an id is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
+    if options.priority is not None and options.priority not in range(10):
+        raise ConfigError(f"priority {options.priority!r}: from 0 to 9, higher first")
+    if options.group is not None and not 0 < len(options.group.encode()) <= 200:
+        raise ConfigError("group: 1 to 200 bytes")
+    if options.due is not None and options.delay is not None:
+        raise ConfigError("due and delay: give one of them")
+    retry = options.retry
+    payload = Payload(
+        task=task,
+        args=list(args),
+        kwargs=kwargs,
+        timeout=options.timeout,
+        retry=None if retry is None else RetryFields(**msgspec.structs.asdict(retry)),
+        retention=options.retention,
+        expires=None if options.expires is None else _unix(options.expires),
+        reply=options.reply,
+        meta=options.meta or {},
+    )
+    try:
+        text = encode(payload)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise ConfigError(f"task {task}: its arguments must be JSON: {error}") from None
+    delay = options.delay
+    return New(
+        # 96 random bits: ids of a whole fleet do not meet, and a long one would cost memory twice.
+        id=options.id or os.urandom(12).hex(),
+        payload=text,
+        priority=options.priority,
+        group=options.group,
+        due=None if options.due is None else _unix(options.due),
+        delay=delay.total_seconds() if isinstance(delay, timedelta) else float(delay or 0.0),
+    )
+
+
+def _enqueue_calls(queue: str, jobs: Sequence[New]) -> list[Call[list[float]]]:
+    store = Store(queue)
+    return [store.enqueue(jobs[at : at + MANY]) for at in range(0, len(jobs), MANY)]
+
+
+def _result(job_id: str, outcome: str, result: Any, reason: str | None) -> Any:
+    if outcome == "done":
+        return result
+    raise JobDead(f"{job_id} was {outcome}" if outcome == "cancelled" else f"{job_id} is {outcome}: {reason}")
+
+
+def _read_reply(job_id: str, reply: bytes) -> Any:
+    told = decode(reply)
+    return _result(job_id, told["outcome"], told["result"], told.get("reason"))
+
+
+def _ended(job_id: str, ended: tuple[str, bytes, str]) -> Any:
+    outcome, result, reason = ended
+    return _result(job_id, outcome, decode(result) if result else None, reason)
+
+
+def _timeout(job_id: str, timeout: float) -> TimeoutError:
+    return TimeoutError(f"{job_id} did not end within {timeout:g} s")
+
+
+def _due(due: datetime | float | None) -> float | None:
+    return None if due is None else _unix(due)
+
+
+class Client:
+    """For programs with an event loop. Connects on first use; may be shared by any number of tasks.
+
+    Every method raises StoreDown when Redis stays away for 5 s, and StoreRefused when it refuses.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._commands = Commands(url)
+
+    async def send(self, call: Call[T]) -> T:
+        """Send a call of the store, again while Redis is away: the scripts may run twice."""
+        until, failures = time.monotonic() + _PATIENCE, 0
+        while True:
+            try:
+                return await self._commands.send(call)
+            except StoreDown:
+                failures += 1
+                wait = reconnect_delay(failures)
+                if time.monotonic() + wait > until:
+                    raise
+                await asyncio.sleep(wait)
+
+    async def enqueue(self, queue: str, jobs: Sequence[New]) -> None:
+        """Put jobs on a queue's schedule, 1,000 in one round trip.
+
+        Raises:
+            JobExists: a job of one of the ids has not ended; then none of its thousand was written. After Redis was
+                away in the middle of the call, it may be the very job that was to be enqueued.
+        """
+        for call in _enqueue_calls(queue, jobs):
+            await self.send(call)
+
+    async def status(self, queue: str, job_id: str) -> JobStatus | None:
+        """Return where a job is and what its record says; None when there is none of that id."""
+        return await self.send(Store(queue).look(job_id))
+
+    async def cancel(self, queue: str, job_id: str) -> Place:
+        """Take a job that waits away; return the place where it was.
+
+        Raises:
+            JobMissing, JobRunning
+        """
+        return await self.send(Store(queue).cancel(job_id))
+
+    async def reschedule(self, queue: str, job_id: str, due: datetime | float | None) -> float:
+        """Give a job that waits another due, None = now; return it.
+
+        Raises:
+            JobMissing, JobRunning
+        """
+        return await self.send(Store(queue).reschedule(job_id, _due(due)))
+
+    async def result(self, queue: str, job_id: str, timeout: float) -> Any:
+        """Wait until a job has ended, and return its result. It never polls: Redis answers when the job ends.
+
+        Raises:
+            JobDead: it was given up, with the reason, or cancelled.
+            JobMissing: there is none, or it ended longer ago than its retention.
+            TimeoutError: it did not end in time.
+        """
+        store, until = Store(queue), time.monotonic() + timeout
+        blocking = Blocking(self._url, deadline=_GRACE)
+        try:
+            while True:
+                try:
+                    ended = await self.send(store.ask(job_id))
+                except JobMissing:
+                    reply = await self.send(store.replied(job_id))
+                    if reply is None:
+                        raise
+                    return _read_reply(job_id, reply)
+                if ended[0]:
+                    return _ended(job_id, ended)
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise _timeout(job_id, timeout)
+                block = min(left, _BLOCK)
+                try:
+                    reply = await blocking.send(store.listen(job_id, block), block)
+                except StoreDown:
+                    await asyncio.sleep(reconnect_delay(1))
+                    continue
+                if reply is not None:
+                    return _read_reply(job_id, reply)
+        finally:
+            await blocking.close()
+
+    async def close(self) -> None:
+        """Close the connection. A later call opens a new one."""
+        await self._commands.close()
+
+
+class SyncClient:
+    """For programs without an event loop, one thread at a time. Raises as `Client` does."""
+
+    def __init__(self, url: str) -> None:
+        self._commands = SyncCommands(url)
+
+    def send(self, call: Call[T], block: float = 0.0) -> T:
+        """Send a call of the store, again while Redis is away: the scripts may run twice."""
+        until, failures = time.monotonic() + _PATIENCE, 0
+        while True:
+            try:
+                return self._commands.send(call, block)
+            except StoreDown:
+                failures += 1
+                wait = reconnect_delay(failures)
+                if time.monotonic() + wait > until:
+                    raise
+                time.sleep(wait)
+
+    def enqueue(self, queue: str, jobs: Sequence[New]) -> None:
+        """Put jobs on a queue's schedule, as `Client.enqueue`."""
+        for call in _enqueue_calls(queue, jobs):
+            self.send(call)
+
+    def status(self, queue: str, job_id: str) -> JobStatus | None:
+        """Return where a job is, as `Client.status`."""
+        return self.send(Store(queue).look(job_id))
+
+    def cancel(self, queue: str, job_id: str) -> Place:
+        """Take a job that waits away, as `Client.cancel`."""
+        return self.send(Store(queue).cancel(job_id))
+
+    def reschedule(self, queue: str, job_id: str, due: datetime | float | None) -> float:
+        """Give a job that waits another due, as `Client.reschedule`."""
+        return self.send(Store(queue).reschedule(job_id, _due(due)))
+
+    def result(self, queue: str, job_id: str, timeout: float) -> Any:
+        """Wait until a job has ended, and return its result, as `Client.result`."""
+        store, until = Store(queue), time.monotonic() + timeout
+        while True:
+            try:
+                ended = self.send(store.ask(job_id))
+            except JobMissing:
+                reply = self.send(store.replied(job_id))
+                if reply is None:
+                    raise
+                return _read_reply(job_id, reply)
+            if ended[0]:
+                return _ended(job_id, ended)
+            left = until - time.monotonic()
+            if left <= 0:
+                raise _timeout(job_id, timeout)
+            reply = self.send(store.listen(job_id, min(left, _BLOCK)), min(left, _BLOCK))
+            if reply is not None:
+                return _read_reply(job_id, reply)
+
+    def close(self) -> None:
+        """Close the connection. A later call opens a new one."""
+        self._commands.close()

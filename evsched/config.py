@@ -1,0 +1,85 @@
+"""The settings: one frozen value, from the environment and from flags.
+
+Every field can be set as EVSCHED_<NAME>. Lengths are in seconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from evsched import keys
+from evsched.errors import ConfigError
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a process of evsched may be told."""
+
+    url: str = "redis://localhost:6379/0"
+    queues: tuple[str, ...] = ()
+
+    concurrency: int = 256
+    """Slots of a worker process: enough that a batch of short jobs hides the round trips."""
+    grace: float = 10.0
+    """What running jobs get to end in, after SIGTERM and after their timeout."""
+
+    batch: int = 250
+    """Jobs that one script moves: about 1 ms of Redis's time."""
+    payload_cap: int = 256 * 1024
+    """Bytes of a payload; a larger one goes to dead unread."""
+
+    safety_cap: float = 30.0
+    """The longest sleep of a dispatcher: what a lost event costs at the most."""
+    probe: float = 13.0
+    """How often an idle connection is proved. With `deadline` it is under the 15 s in which a half-open link is
+    noticed, and seldom enough for 0.2 commands a second of a whole idle fleet."""
+    deadline: float = 1.5
+    """How long an answer may take before the connection counts as dead."""
+
+    lease: float = 15.0
+    """Of a worker that holds jobs: the time after which they start elsewhere when it dies."""
+    beat: float = 5.0
+    """How often that lease is renewed: twice may fail."""
+    idle_lease: float = 135.0
+    idle_beat: float = 45.0
+
+    def __post_init__(self) -> None:
+        for name in self.queues:
+            keys.check_queue(name)
+        if not 1 <= self.concurrency < 1000:
+            raise ConfigError(f"concurrency is {self.concurrency}: from 1 to 999, then start more worker processes")
+        if not 1 <= self.batch < 1000:
+            raise ConfigError(f"batch is {self.batch}: from 1 to 999")
+        if not self.lease > 2 * self.beat > 0:
+            raise ConfigError(f"lease is {self.lease} s, beat {self.beat} s: a lease must outlive two beats")
+        if not self.idle_lease > 2 * self.idle_beat > 0:
+            raise ConfigError(f"idle_lease is {self.idle_lease} s, idle_beat {self.idle_beat} s: as for lease and beat")
+
+
+def load(environment: Mapping[str, str], **flags: Any) -> Config:
+    """Return the settings: flags that are not None, else the environment, else the defaults.
+
+    Raises:
+        ConfigError: a name that is no setting, or a value that does not fit; the message names it.
+    """
+    values: dict[str, Any] = {}
+    fields = Config.__struct_fields__
+    for variable, value in environment.items():
+        name = variable.removeprefix("EVSCHED_").lower()
+        # EVSCHED_TEST_ is the tests' own.
+        if not variable.startswith("EVSCHED_") or name.startswith("test_"):
+            continue
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f": did you mean EVSCHED_{near[0].upper()}?" if near else ""
+            raise ConfigError(f"{variable} is no setting of evsched{hint}")
+        values[name] = tuple(value.split(",")) if name == "queues" else value
+    values.update({name: value for name, value in flags.items() if value is not None})
+    try:
+        return msgspec.convert(values, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"setting: {error}") from None

@@ -1,0 +1,68 @@
+"""The tree of errors. The class docstring is the default message.
+
+EvschedError
+├── ConfigError        what was set, named or installed is wrong: mend it and start again
+├── UnknownTask        a task name that this app does not register
+├── JobError           this one job
+│   ├── JobExists
+│   ├── JobMissing
+│   ├── JobRunning
+│   ├── JobDead        `result()` of a job that was given up, or cancelled
+│   └── LeaseLost
+└── StoreError         Redis
+    ├── StoreDown      wait, then try again
+    └── StoreRefused   a bug, or the wrong Redis
+"""
+
+from __future__ import annotations
+
+
+class EvschedError(Exception):
+    """Something in evsched failed."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+class ConfigError(EvschedError):
+    """The configuration is wrong."""
+
+
+class UnknownTask(EvschedError):
+    """No task of that name is registered."""
+
+
+class JobError(EvschedError):
+    """The job cannot do that."""
+
+
+class JobExists(JobError):
+    """A job of that id has not ended yet."""
+
+
+class JobMissing(JobError):
+    """There is no such job, or it has ended and its retention too."""
+
+
+class JobRunning(JobError):
+    """A worker holds the job."""
+
+
+class JobDead(JobError):
+    """The job was given up."""
+
+
+class LeaseLost(JobError):
+    """The job is not this worker's any more: forget it."""
+
+
+class StoreError(EvschedError):
+    """Redis did not do it."""
+
+
+class StoreDown(StoreError):
+    """Redis cannot be reached, or cannot serve now."""
+
+
+class StoreRefused(StoreError):
+    """Redis refused the command."""

@@ -1,0 +1,104 @@
+"""The janitor: puts back what dead workers hold.
+
+It judges a worker's life only, never the time that a job takes. A lease that has ended says "perhaps dead"; what says
+"dead" is that it did not move for a beat while we watched, by this host's monotonic clock: so that Redis's clock may
+jump without a single second start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from evsched import events
+from evsched.alarm import Alarm
+from evsched.config import Config
+from evsched.connection import Commands
+from evsched.events import Dispatched, Emit, Event
+from evsched.outage import Outage
+from evsched.store import Lease, Store
+
+
+class _Seen(Struct, frozen=True):
+    end: bytes
+    since: float
+
+
+class Janitor:
+    """Watches the leases of the queues that `queues()` names."""
+
+    def __init__(self, config: Config, commands: Commands, emit: Emit, queues: Callable[[], list[str]]) -> None:
+        self._config = config
+        self._commands = commands
+        self._emit = emit
+        self._queues = queues
+        self._alarm = Alarm()
+        self._outage = Outage("janitor", emit)
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._at = 0.0
+
+    def listen(self, event: Event) -> None:
+        """Look within a beat after jobs were moved on: a worker may take one and die before its lease says so."""
+        if isinstance(event, Dispatched):
+            soon = time.monotonic() + self._config.beat
+            if soon < self._at:
+                self._at = soon
+                self._alarm.ring()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            async with self._outage:
+                rest = min([await self.step(queue) for queue in self._queues()], default=self._config.idle_beat)
+                self._at = time.monotonic() + rest
+            while await self._alarm.sleep(self._at):
+                pass
+
+    async def step(self, queue: str) -> float:
+        """Look at one queue's leases once, put back what the dead held; return the seconds to the next look.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        store = Store(queue)
+        leases = await self._commands.send(store.survey())
+        now = time.monotonic()
+        rest = self._config.idle_lease
+        alive = set[tuple[str, str]]()
+        for lease in leases:
+            key = queue, lease.worker
+            seen = self._seen.get(key)
+            if seen is None or seen.end != lease.end:
+                seen = self._seen[key] = _Seen(lease.end, now)
+            wait = self._verdict(lease, now - seen.since)
+            if wait <= 0:
+                await self._put_back(store, lease)
+            else:
+                alive.add(key)
+                rest = min(rest, wait)
+        for key in [key for key in self._seen if key[0] == queue and key not in alive]:
+            del self._seen[key]
+        return rest
+
+    def _verdict(self, lease: Lease, unmoved: float) -> float:
+        """Return the seconds after which to look at this lease again; 0 = the worker is dead."""
+        config = self._config
+        if lease.left <= 0:
+            return config.beat - unmoved
+        if lease.held and lease.left > config.lease:
+            # It took a job and never started it, or Redis's clock was set back: its lease says nothing.
+            return min(config.lease - config.beat - unmoved, config.beat)
+        # To have watched for a beat when it ends.
+        return max(lease.left - config.beat, min(lease.left, config.beat))
+
+    async def _put_back(self, store: Store, lease: Lease) -> None:
+        reason = f"worker {lease.worker} died or hung: its lease ended"
+        rest = "more"
+        while rest == "more":
+            rest, ids = await self._commands.send(
+                store.requeue(lease.worker, reason, lease=lease.end, limit=self._config.batch)
+            )
+            if ids:
+                self._emit(events.Requeued(store.queue, lease.worker, ids, reason))

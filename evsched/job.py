@@ -1,0 +1,150 @@
+"""A job, its payload, and what a run of it came to; to and from the bytes that Redis holds."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
+PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
+
+NOT_KEPT: Final = 0.0
+
+
+class RetryFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The payload's `retry`: what it names stands in for the task's own policy (`backoff.Retry`)."""
+
+    attempts: int | UnsetType = UNSET
+    interval: float | UnsetType = UNSET
+    factor: float | UnsetType = UNSET
+    max_interval: float | UnsetType = UNSET
+    jitter: float | UnsetType = UNSET
+
+
+class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The job's JSON (docs/protocol.md). A field that is not named here is refused: it is most often a slip.
+
+    Seconds: `timeout`, `retention`. Unix seconds: `expires`. `id`, `priority` and `group` are read at dispatch, from
+    an inline job only.
+    """
+
+    task: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout: float | None = None
+    retry: RetryFields | None = None
+    retention: float | None = None
+    expires: float | None = None
+    reply: bool = False
+    meta: dict[str, Any] = {}
+    id: str | None = None
+    priority: float | None = None
+    group: str | None = None
+
+
+class Taken(Struct, frozen=True):
+    """A run that `start` handed out: `(id, attempt)` names it. `due` in Unix seconds."""
+
+    id: str
+    attempt: int
+    due: float
+    payload: bytes
+
+
+class Done(Struct, frozen=True):
+    """The run returned; `result` is JSON."""
+
+    result: bytes
+    retention: float
+    reply: bool
+
+
+class Retried(Struct, frozen=True):
+    """The run failed; the job runs again after `delay` seconds."""
+
+    delay: float
+    reason: str
+
+
+class Buried(Struct, frozen=True):
+    """The job is given up."""
+
+    reason: str
+    reply: bool
+
+
+Outcome = Done | Retried | Buried
+
+_REASON_MOST: Final = 2000
+"""Characters of a reason that are stored: the end of a traceback and its message."""
+
+decode_payload = msgspec.json.Decoder(Payload).decode
+encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder[Any]().decode
+
+
+def shorten(reason: str) -> str:
+    """Return `reason` as it may be stored: its beginning and its end, when it is long."""
+    if len(reason) <= _REASON_MOST:
+        return reason
+    half = _REASON_MOST // 2
+    return f"{reason[:half]} ... {reason[-half:]}"
+
+
+class JobStatus(Struct, frozen=True):
+    """Where a job is, and what its record says. Times in Unix seconds on Redis's clock; None = not yet."""
+
+    id: str
+    queue: str
+    place: Place
+    due: float | None = None
+    attempt: int = 0
+    priority: int = 5
+    group: str | None = None
+    task: str | None = None
+    worker: str | None = None
+    started: float | None = None
+    finished: float | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    result: Any = None
+    payload: Any = None
+
+
+def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
+    """Build a status from a place and a record. A payload that is not JSON shows as text."""
+
+    def number(name: str) -> float | None:
+        return float(fields[name]) if name in fields else None
+
+    def string(name: str) -> str | None:
+        return fields[name].decode(errors="backslashreplace") if name in fields else None
+
+    def json(name: str) -> Any:
+        try:
+            return decode(fields[name]) if name in fields else None
+        except msgspec.DecodeError:
+            return string(name)
+
+    payload = json("payload")
+    task = payload.get("task") if isinstance(payload, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    priority = string("priority")
+    return JobStatus(
+        id=job_id,
+        queue=queue,
+        place=place,
+        due=float(score) if place == "schedule" else number("due"),
+        attempt=int(fields.get("attempt", b"0")),
+        priority=int(priority) if priority and priority.isdecimal() else 5,
+        group=string("group"),
+        task=task if isinstance(task, str) else None,
+        worker=string("worker"),
+        started=number("started"),
+        finished=number("finished"),
+        outcome=string("outcome"),
+        reason=string("reason"),
+        result=json("result"),
+        payload=payload,
+    )

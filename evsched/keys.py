@@ -1,0 +1,99 @@
+"""The name of every Redis key: the contract of docs/protocol.md, one function each.
+
+The braces are a Redis Cluster hash tag: all keys of a queue live in one slot.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from evsched.errors import ConfigError
+
+NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
+"""What a queue's name, a job's id and a worker's id look like."""
+
+EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
+"""Glob of all schedules: braces stand for themselves in a Redis pattern."""
+
+EVERY_PLACE: Final = "evsched:{*}:[sblrp]*"
+"""Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
+
+_QUEUE: Final = re.compile(rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|leases|processing:(.+))", re.DOTALL)
+
+
+def root(queue: str) -> str:
+    """Return the prefix of the queue's keys. The scripts make all other names from it."""
+    return f"evsched:{{{queue}}}:"
+
+
+def schedule(queue: str) -> str:
+    return root(queue) + "schedule"
+
+
+def backlog(queue: str) -> str:
+    return root(queue) + "backlog"
+
+
+def ready(queue: str) -> str:
+    return root(queue) + "ready"
+
+
+def processing(queue: str, worker: str) -> str:
+    return f"{root(queue)}processing:{worker}"
+
+
+def leases(queue: str) -> str:
+    return root(queue) + "leases"
+
+
+def dead(queue: str) -> str:
+    return root(queue) + "dead"
+
+
+def job(queue: str, job_id: str) -> str:
+    return f"{root(queue)}job:{job_id}"
+
+
+def reply(queue: str, job_id: str) -> str:
+    return f"{root(queue)}reply:{job_id}"
+
+
+def events(db: int, key: str) -> str:
+    """Return the channel on which Redis tells the keyspace events of `key`, a name or a glob."""
+    return f"__keyspace@{db}__:{key}"
+
+
+def canary_message(dispatcher: str) -> str:
+    """Return the channel on which a dispatcher proves that its subscription is alive."""
+    return f"evsched:canary:{dispatcher}"
+
+
+def canary_event(dispatcher: str) -> str:
+    """Return the glob of the keys whose events prove that Redis tells keyspace events."""
+    return f"evsched:{{*}}:canary:{dispatcher}"
+
+
+def parse(key: bytes) -> tuple[str, str | None] | None:
+    """Return the queue of a key that shows that it exists, and the worker of a processing list.
+
+    None for any other key, and for a queue or worker whose name is not `NAME`.
+    """
+    found = _QUEUE.fullmatch(key)
+    if not found:
+        return None
+    names = [part.decode("latin-1") for part in found.groups() if part is not None]
+    if not all(NAME.fullmatch(name) for name in names):
+        return None
+    return names[0], names[1] if len(names) > 1 else None
+
+
+def check_queue(name: str) -> str:
+    """Return `name` if it may be a queue's.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"queue {name!r}: a queue's name is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
+    return name

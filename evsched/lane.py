@@ -1,0 +1,325 @@
+"""A lane: a worker's way from one queue. It takes jobs, has them run, and writes what came of them.
+
+Two loops. One blocks: BLMOVE moves a job into this worker's list the moment it is ready. The other exchanges: in one
+round trip it writes the outcomes of the jobs that have ended and starts the next ones, so that under load there is no
+blocking call at all, and one batch costs what one job does.
+
+A reply that is lost leaves jobs in the list that the worker does not know of. So after each failure, and when a beat
+counts more jobs than are known, the list itself is read, and what is unknown is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from evsched import events
+from evsched.call import Call
+from evsched.config import Config
+from evsched.connection import Blocking, Commands, Direct
+from evsched.errors import StoreError
+from evsched.events import Emit
+from evsched.executor import Executor, Run
+from evsched.job import Buried, Done, Outcome, Retried
+from evsched.outage import Outage
+from evsched.store import Store, Take, unblock
+
+_Outgoing = tuple[Call[Any], list[tuple[Run, Outcome]] | None]
+"""A call, and the runs whose end it writes; None is the start of the next."""
+
+
+class Slots:
+    """The room for jobs in a worker process, shared by its lanes."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.free = total
+        self.lanes: list[Lane] = []
+
+    def reserve(self) -> int:
+        """Take all free slots, and return how many those were."""
+        free = max(self.free, 0)
+        self.free -= free
+        return free
+
+    def release(self, count: int) -> None:
+        """Give slots back; lanes that had none go on. A negative count takes them: what BLMOVE took must run."""
+        if self.free <= 0 < count and len(self.lanes) > 1:
+            for lane in self.lanes:
+                lane.stir()
+        self.free += count
+
+
+class Lane:
+    """One queue's lane of a worker. `run` it, then `drain` it."""
+
+    def __init__(
+        self,
+        config: Config,
+        commands: Commands,
+        emit: Emit,
+        queue: str,
+        worker: str,
+        executor: Executor,
+        slots: Slots,
+        attend: Callable[[], None],
+    ) -> None:
+        self.store = Store(queue)
+        self._config = config
+        self._commands = commands
+        self._emit = emit
+        self._worker = worker
+        self._executor = executor
+        self._slots = slots
+        self._attend = attend
+        self._direct = Direct(config.url)
+        self._blocking = Blocking(config.url, deadline=config.deadline)
+        self._outage = Outage(f"worker, queue {queue}", emit)
+
+        self.held: dict[str, Run] = {}
+        """The runs whose end is not written yet."""
+        self._running = 0
+        self._ended: list[tuple[Run, Outcome]] = []
+        self._taken: list[str] = []
+        """Ids in the worker's list that are to be started."""
+        self._more = True
+        """Ready may hold more: ask without blocking. At the start it may."""
+        self._unsure = True
+        """The list may hold what we do not know of."""
+        self._surplus = 0
+        self._news = asyncio.Event()
+        self._hungry = asyncio.Event()
+        """Slots are free and ready was empty: block."""
+        self._stopping = False
+        self._news.set()
+        slots.lanes.append(self)
+
+    @property
+    def busy(self) -> bool:
+        """It holds jobs."""
+        return bool(self.held or self._taken)
+
+    def stir(self) -> None:
+        """Let the exchange look again."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Take and run jobs until `drain` has ended."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._block())
+                group.create_task(self._exchange_all())
+        finally:
+            await self._blocking.close()
+            await self._direct.close()
+
+    # The first loop: block until a job is ready.
+
+    async def _block(self) -> None:
+        outage = Outage(f"worker, taking from {self.store.queue}", self._emit)
+        while not self._stopping:
+            await self._hungry.wait()
+            if self._stopping:
+                break
+            async with outage:
+                await self._take_one()
+
+    async def _take_one(self) -> None:
+        if self._blocking.client is None:
+            await self._blocking.open()
+        client = self._blocking.client
+        try:
+            taken = await self._blocking.send(self.store.take(self._worker, self._config.probe), self._config.probe)
+        except StoreError:
+            self._unsure = True
+            self._news.set()
+            # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
+            await self._commands.send(unblock(client or 0))
+            raise
+        if taken is None:
+            return
+        if self._slots.free <= 0 or self._stopping:
+            await self._commands.send(self.store.requeue(self._worker, "no slot was free", ids=[taken]))
+            self._hungry.clear()
+            self._news.set()
+            return
+        self._taken.append(taken)
+        self._hungry.clear()
+        self._news.set()
+
+    # The second loop: one round trip for the ended and the next.
+
+    async def _exchange_all(self) -> None:
+        while not (self._stopping and not self.held and not self._taken):
+            await self._news.wait()
+            self._news.clear()
+            async with self._outage:
+                await self.exchange()
+            if self._outage.failures:
+                self._unsure = True
+                self._news.set()
+
+    async def exchange(self) -> None:
+        """Write the outcomes of what has ended, and start what there is room for.
+
+        Raises:
+            StoreDown, StoreRefused: what was not written stays, for the next exchange.
+        """
+        if self._unsure:
+            await self._compare()
+        limit = self._config.batch
+        ended, self._ended = self._ended[:limit], self._ended[limit:]
+        taken, self._taken = self._taken, []
+        wants = not self._stopping and (taken or self._more)
+        reserved = self._slots.reserve() if wants else 0
+        calls = self._outcomes(ended)
+        if taken or reserved:
+            hold = min(self._running + max(reserved, len(taken)), 999)
+            calls.append((self.store.start(self._worker, taken, hold=hold, lease=self._config.lease), None))
+        if calls:
+            await self._send(calls, taken, reserved)
+        if self._ended or self._taken or (self._more and self._slots.free > 0 and not self._stopping):
+            self._news.set()
+        elif self._slots.free > 0 and not self._more:
+            self._hungry.set()
+
+    async def _send(self, calls: list[_Outgoing], taken: list[str], reserved: int) -> None:
+        handed = time.monotonic()
+        try:
+            answers = await self._direct.attempt_all([call for call, _ in calls])
+        except (StoreError, asyncio.CancelledError) as error:
+            cut: Any = error
+            answers = [cut] * len(calls)
+        failed: BaseException | None = None
+        for (_, runs), answer in zip(calls, answers, strict=True):
+            if isinstance(answer, BaseException):
+                failed = answer
+                self._ended += runs or []
+            elif runs is None:
+                reserved -= self._spawn(answer, handed)
+                taken = []
+            else:
+                self._written(runs, answer)
+        self._slots.release(reserved)
+        if failed is not None:
+            self._taken = taken + self._taken
+            raise failed
+
+    def _outcomes(self, ended: list[tuple[Run, Outcome]]) -> list[_Outgoing]:
+        calls: list[_Outgoing] = []
+        verbs = ((Done, self.store.complete), (Retried, self.store.retry), (Buried, self.store.bury))
+        for kind, verb in verbs:
+            runs = [(run, outcome) for run, outcome in ended if type(outcome) is kind]
+            if runs:
+                calls.append((verb(self._worker, [(run.job, outcome) for run, outcome in runs]), runs))  # pyright: ignore[reportArgumentType]
+        return calls
+
+    async def _compare(self) -> None:
+        """Compare the list with what is known; what is not is to be started."""
+        listed = await self._commands.send(self.store.held(self._worker))
+        known = {*self.held, *self._taken}
+        self._taken += [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
+        self._unsure = False
+        self._more = True
+
+    def _spawn(self, take: Take, handed: float) -> int:
+        """Run what was handed out; return how many."""
+        if not take.leased and self.held:
+            self.lose()
+        self._more = take.more
+        queue, held, create = self.store.queue, self.held, asyncio.get_running_loop().create_task
+        was_busy = bool(held)
+        runs = [Run(queue, job, take.now, handed) for job in take.jobs if job.id not in held]
+        for run in runs:
+            held[run.job.id] = run
+            run.work = create(self._run(run))
+        self._running += len(runs)
+        if runs:
+            if not was_busy:
+                self._attend()
+            self._emit(
+                events.Started(queue, self._worker, [run.job.id for run in runs], [run.lateness for run in runs])
+            )
+        for job_id, why in take.buried:
+            self._emit(events.Buried(queue, job_id, "?", why))
+        return len(runs)
+
+    async def _run(self, run: Run) -> None:
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._executor.run(run)
+        finally:
+            if not run.abandoned:
+                self._running -= 1
+            self._slots.release(1)
+            if outcome is not None and not run.abandoned:
+                self._ended.append((run, outcome))
+            self._news.set()
+
+    def _written(self, runs: list[tuple[Run, Outcome]], lost: list[str]) -> None:
+        """Forget the runs whose end is written, or is another's to write."""
+        queue, done = self.store.queue, list[str]()
+        for run, outcome in runs:
+            job_id = run.job.id
+            if self.held.get(job_id) is run:
+                del self.held[job_id]
+            if job_id in lost:
+                self._emit(events.RunLost(queue, self._worker, job_id))
+            elif type(outcome) is Done:
+                done.append(job_id)
+            elif type(outcome) is Retried:
+                self._emit(events.Retrying(queue, job_id, run.task, run.job.attempt, outcome.delay, outcome.reason))
+            elif type(outcome) is Buried:
+                self._emit(events.Buried(queue, job_id, run.task, outcome.reason))
+        if done:
+            self._emit(events.Completed(queue, self._worker, done))
+
+    # What other threads and the end of the process bring.
+
+    def counted(self, count: int) -> None:
+        """Note how many jobs Redis has in the worker's list: more than are known, twice in a row, is a lost reply."""
+        self._surplus = self._surplus + 1 if count > len(self.held) + len(self._taken) else 0
+        if self._surplus > 1:
+            self._surplus, self._unsure = 0, True
+            self._news.set()
+
+    def lose(self) -> None:
+        """Stop and forget what was held: the lease had ended, and it is others' now."""
+        for run in self.held.values():
+            run.abandon()
+        self.held.clear()
+        self._running = 0
+        self._ended.clear()
+        self._taken.clear()
+        self._unsure = True
+        self._news.set()
+        self._emit(events.LeaseLost(self.store.queue, self._worker))
+
+    async def stop_taking(self) -> None:
+        """Take no more; a BLMOVE that waits ends without a job, or hands its job back."""
+        self._stopping = True
+        self._hungry.set()
+        self._news.set()
+        if self._blocking.client is not None:
+            with contextlib.suppress(StoreError):
+                await self._commands.send(unblock(self._blocking.client))
+
+    async def hand_back(self) -> int:
+        """Put all that is still held back to ready, give up the lease; return how many jobs that were.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        for run in self.held.values():
+            run.abandon()
+        self.held.clear()
+        reason, put, rest = f"worker {self._worker} was stopped", 0, "more"
+        while rest == "more":
+            rest, ids = await self._commands.send(self.store.requeue(self._worker, reason, limit=self._config.batch))
+            put += len(ids)
+            if ids:
+                self._emit(events.Requeued(self.store.queue, self._worker, ids, reason))
+        return put

@@ -1,0 +1,81 @@
+"""One line for each fact that an operator wants to read: human on a terminal, JSON otherwise."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final
+
+import msgspec
+
+from evsched import events
+from evsched.events import Event
+
+_logger: Final = logging.getLogger("evsched")
+
+_LINES: Final[dict[type[Event], tuple[int, str]]] = {
+    events.DispatcherStarted: (logging.INFO, "dispatcher started on {server}, queues: {queues}"),
+    events.QueueFound: (logging.INFO, "queue {queue} found"),
+    events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
+    events.NotificationsMissing: (logging.ERROR, "Redis tells no keyspace events, jobs start late: {mend}"),
+    events.NotificationsProven: (logging.INFO, "keyspace events arrive"),
+    events.Retrying: (logging.WARNING, "job {id}, task {task}, attempt {attempt}: {reason}; again in {delay:.3g} s"),
+    events.Buried: (logging.ERROR, "job {id} of {queue}, task {task}, is dead: {reason}"),
+    events.Requeued: (logging.WARNING, "queue {queue}: {ids} put back to ready from worker {worker}: {reason}"),
+    events.RunLost: (logging.WARNING, "job {id} of {queue} had become another's when worker {worker} ended it"),
+    events.LeaseLost: (logging.ERROR, "worker {worker} lost its lease on {queue}: what it ran is cancelled"),
+    events.WorkerStarted: (logging.INFO, "worker {worker} started: {slots} slots, queues {queues}, tasks {tasks}"),
+    events.WorkerDraining: (logging.INFO, "worker {worker} takes no more, {running} jobs run for {grace:g} s at most"),
+    events.WorkerStopped: (logging.INFO, "worker {worker} stopped, {handed_back} jobs handed back"),
+    events.WorkerStuck: (logging.CRITICAL, "job {id}, task {task}, does not yield to its timeout: the worker ends"),
+    events.RedisDown: (logging.ERROR, "{who}: Redis is down: {reason}"),
+    events.RedisUp: (logging.INFO, "{who}: Redis is back after {seconds:.1f} s"),
+}  # fmt: skip
+
+_MOST: Final = 8
+"""Items of a list that a human's line shows; the JSON has them all."""
+
+
+def listen(event: Event) -> None:
+    """Log the event, if it is one that has a line."""
+    line = _LINES.get(type(event))
+    if line is not None and _logger.isEnabledFor(line[0]):
+        values = {name: _show(getattr(event, name)) for name in event.__struct_fields__}
+        _logger.log(line[0], line[1].format_map(values), extra={"event": event})
+
+
+def _show(value: object) -> object:
+    if isinstance(value, list):
+        items = [str(item) for item in value[:_MOST]]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        more = len(value) - _MOST  # pyright: ignore[reportUnknownArgumentType]
+        return ", ".join(items) + (f" and {more} more" if more > 0 else "")
+    return value
+
+
+def escape(line: str) -> str:
+    """Return the line without control characters: what a job's payload says must not steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+class _Human(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {escape(record.getMessage())}"
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
+        event = getattr(record, "event", None)
+        if isinstance(event, Event):
+            line["event"] = type(event).__name__
+            line.update(msgspec.to_builtins(event))
+        return msgspec.json.encode(line).decode()
+
+
+def configure(level: str = "INFO") -> None:
+    """Write the log to stderr. Called by the commands; a program that embeds evsched configures logging itself."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Human() if sys.stderr.isatty() else _Json())
+    _logger.handlers = [handler]
+    _logger.setLevel(level)
+    _logger.propagate = False

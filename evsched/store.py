@@ -1,0 +1,347 @@
+"""The store of one queue: one method per verb, and a few reads.
+
+A method sends nothing: it returns the `Call` that a sender of connection.py carries to Redis, alone or in a batch
+with others, from a program with an event loop or without one. `now` is a test's clock; None is Redis's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, cast
+
+from msgspec import Struct
+
+from evsched import keys
+from evsched.call import Call, T, Word, raw, text, texts
+from evsched.job import Buried, Done, JobStatus, Place, Retried, Taken, read_status
+from evsched.scripts import script
+
+
+class New(Struct, frozen=True):
+    """A job to enqueue. `due` in Unix seconds, or `delay` in seconds from Redis's now."""
+
+    id: str
+    payload: bytes
+    priority: int | None = None
+    group: str | None = None
+    due: float | None = None
+    delay: float = 0.0
+
+
+class Step(Struct, frozen=True):
+    """What one dispatch did. Seconds, on Redis's clock."""
+
+    now: float
+    sleep: float
+    """Until the next due: 0 = more is due now, inf = nothing is scheduled."""
+    moved: list[float]
+    """The dues of the jobs that left the schedule."""
+    buried: list[tuple[str, str]]
+    """(id, reason) of those that went to dead."""
+
+
+class Take(Struct, frozen=True):
+    """What one start handed out."""
+
+    now: float
+    more: bool
+    """Ready holds more: ask again when slots are free, without blocking."""
+    leased: bool
+    """False: the worker had no lease any more, what it held before is others'."""
+    jobs: list[Taken]
+    buried: list[tuple[str, str]]
+
+
+class Lease(Struct, frozen=True):
+    """A worker's lease as it stands."""
+
+    worker: str
+    end: bytes
+    """The score as Redis wrote it: requeue compares it to the letter."""
+    left: float
+    """Seconds until then, on Redis's clock; negative = it has ended."""
+    held: int
+    """Jobs in the worker's list."""
+
+
+def _stamp(now: float | None) -> str:
+    return "" if now is None else f"{now:.6f}"
+
+
+def _pairs(flat: list[bytes]) -> list[tuple[str, str]]:
+    return [(text(flat[i]), text(flat[i + 1])) for i in range(0, len(flat), 2)]
+
+
+class Store:
+    """The calls of one queue.
+
+    Raises:
+        ConfigError: that is no name for a queue.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self.queue = keys.check_queue(queue)
+        self._root = keys.root(queue)
+
+    def _verb(self, verb: str, read: Callable[[Any], T], *arguments: Word) -> Call[T]:
+        return Call((1, self._root, *arguments), read, script(verb))
+
+    # The verbs, in the order of the state machine.
+
+    def enqueue(self, jobs: Iterable[New], *, now: float | None = None) -> Call[list[float]]:
+        """Put jobs on the schedule; the reply is their dues. At most 1,000 in one call.
+
+        Raises (when sent):
+            JobExists: one of the ids is that of a job that has not ended; then none was written.
+        """
+        words: list[Word] = [_stamp(now)]
+        for job in jobs:
+            words += (
+                job.id,
+                job.payload,
+                "" if job.priority is None else job.priority,
+                job.group or "",
+                "" if job.due is None else repr(job.due),
+                repr(job.delay),
+            )
+
+        def dues(reply: list[bytes]) -> list[float]:
+            return [float(due) for due in reply]
+
+        return self._verb("enqueue", dues, *words)
+
+    def dispatch(self, *, limit: int, cap: int, canary: str = "", now: float | None = None) -> Call[Step]:
+        """Move what is due to the backlog and through the gate; tell how long to sleep.
+
+        With a `canary`, a dispatcher's id, its subscription hears a message and a keyspace event.
+        """
+
+        def step(reply: list[Any]) -> Step:
+            moment, sleep, moved, buried = reply
+            return Step(
+                float(moment), float(sleep) if sleep else float("inf"), [float(due) for due in moved], _pairs(buried)
+            )
+
+        return self._verb("dispatch", step, _stamp(now), limit, cap, canary)
+
+    def take(self, worker: str, block: float) -> Call[str | None]:
+        """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, the first half of a take."""
+
+        def one(reply: bytes | None) -> str | None:
+            return None if reply is None else text(reply)
+
+        return Call(
+            ("BLMOVE", keys.ready(self.queue), keys.processing(self.queue, worker), "LEFT", "RIGHT", block), one
+        )
+
+    def start(
+        self, worker: str, ids: Sequence[str], *, hold: int, lease: float, now: float | None = None
+    ) -> Call[Take]:
+        """Count the attempts of the jobs that BLMOVE took, take more up to `hold`, and hand them all out."""
+
+        def take(reply: list[Any]) -> Take:
+            moment, more, leased, flat, buried = reply
+            jobs = [
+                Taken(flat[i].decode(), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3])
+                for i in range(0, len(flat), 4)
+            ]
+            return Take(float(moment), more == b"1", leased == b"1", jobs, _pairs(buried))
+
+        return self._verb("start", take, _stamp(now), worker, lease, hold, *ids)
+
+    def complete(self, worker: str, runs: Iterable[tuple[Taken, Done]], *, now: float | None = None) -> Call[list[str]]:
+        """End runs that are done; the reply is the ids of those that were lost."""
+        words: list[Word] = [_stamp(now), worker]
+        for job, done in runs:
+            words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
+        return self._verb("complete", texts, *words)
+
+    def retry(self, worker: str, runs: Iterable[tuple[Taken, Retried]], *, now: float | None = None) -> Call[list[str]]:
+        """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
+        words: list[Word] = [_stamp(now), worker]
+        for job, retried in runs:
+            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
+        return self._verb("retry", texts, *words)
+
+    def bury(self, worker: str, runs: Iterable[tuple[Taken, Buried]], *, now: float | None = None) -> Call[list[str]]:
+        """Give jobs up; the reply is the ids of those that were lost."""
+        words: list[Word] = [_stamp(now), worker]
+        for job, buried in runs:
+            words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "")
+        return self._verb("bury", texts, *words)
+
+    def requeue(
+        self, worker: str, reason: str, *, ids: Sequence[str] = (), lease: bytes = b"", limit: int = 250
+    ) -> Call[tuple[Literal["moved", "more", "all"], list[str]]]:
+        """Put what a worker holds back to the front of ready. `lease`: only if that still is its lease."""
+
+        def put(reply: list[Any]) -> tuple[Literal["moved", "more", "all"], list[str]]:
+            return cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1])
+
+        return self._verb("requeue", put, worker, lease, limit, reason, *ids)
+
+    def beat(
+        self, worker: str, lease: float, *, fresh: bool = False, now: float | None = None
+    ) -> Call[tuple[bool, int]]:
+        """Renew a lease, or begin one; the reply: was it there, and how many jobs the worker's list holds."""
+
+        def kept(reply: list[Any]) -> tuple[bool, int]:
+            return reply[0] == b"1", reply[1]
+
+        return self._verb("beat", kept, _stamp(now), worker, lease, "1" if fresh else "")
+
+    def cancel(self, job_id: str) -> Call[Place]:
+        """Take a job that waits away; the reply is the place where it was.
+
+        Raises (when sent):
+            JobMissing, JobRunning: nothing was written.
+        """
+        return self._verb("cancel", _place, job_id)
+
+    def reschedule(self, job_id: str, due: float | None, *, now: float | None = None) -> Call[float]:
+        """Give a job that waits another due, None = now; the reply is the due.
+
+        Raises (when sent):
+            JobMissing, JobRunning: nothing was written.
+        """
+        return self._verb("reschedule", float, _stamp(now), job_id, "" if due is None else repr(due))
+
+    def revive(
+        self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500, now: float | None = None
+    ) -> Call[list[str]]:
+        """Put dead jobs back on the schedule, due now: those, or the oldest that died up to `before`.
+
+        Raises (when sent):
+            JobMissing: one of the ids is not dead; then none was revived.
+        """
+        return self._verb("revive", texts, _stamp(now), _stamp(before), limit, *ids)
+
+    def drop(self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500) -> Call[list[str]]:
+        """Delete dead jobs: those, or the oldest that died up to `before`.
+
+        Raises (when sent):
+            JobMissing: one of the ids is not dead; then none was dropped.
+        """
+        return self._verb("drop", texts, _stamp(before), limit, *ids)
+
+    # What moves nothing.
+
+    def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
+        """Read where a job is, and its record, in one moment."""
+
+        def status(reply: list[Any]) -> JobStatus | None:
+            _, place, score, flat = reply
+            if not place:
+                return None
+            fields = {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+            return read_status(self.queue, job_id, _place(place), text(score), fields)
+
+        return self._verb("look", status, _stamp(now), job_id)
+
+    def ask(self, job_id: str) -> Call[tuple[str, bytes, str]]:
+        """Ask for a reply; when the job has ended already: its outcome, result (JSON), reason, else three empty ones.
+
+        Raises (when sent):
+            JobMissing: the job never was, or its retention has ended.
+        """
+
+        def ended(reply: list[bytes]) -> tuple[str, bytes, str]:
+            return text(reply[0]), reply[1], text(reply[2])
+
+        return self._verb("ask", ended, job_id)
+
+    def listen(self, job_id: str, block: float) -> Call[bytes | None]:
+        """Wait up to `block` seconds for a job's reply, and leave it there for others who wait (so not BLPOP)."""
+        reply = keys.reply(self.queue, job_id)
+        return Call(("BLMOVE", reply, reply, "LEFT", "LEFT", block), raw)
+
+    def replied(self, job_id: str) -> Call[bytes | None]:
+        """Read a job's reply, if there is one."""
+        return Call(("LINDEX", keys.reply(self.queue, job_id), 0), raw)
+
+    def held(self, worker: str) -> Call[list[str]]:
+        """Read the ids in a worker's list."""
+        return Call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
+
+    def survey(self, *, now: float | None = None) -> Call[list[Lease]]:
+        """Read all leases of the queue, the earliest end first."""
+
+        def read(reply: list[Any]) -> list[Lease]:
+            return [
+                Lease(text(reply[i]), reply[i + 1], float(reply[i + 2]), reply[i + 3]) for i in range(0, len(reply), 4)
+            ]
+
+        return self._verb("survey", read, _stamp(now))
+
+    def count(self, place: Literal["schedule", "backlog", "ready", "dead"]) -> Call[int]:
+        """Count the jobs of a place."""
+        command = "LLEN" if place == "ready" else "ZCARD"
+        return Call((command, self._root + place), int)
+
+    def count_due(self) -> Call[int]:
+        """Count the scheduled jobs that are due by this host's clock: for a person, or to end a burst."""
+        return Call(("ZCOUNT", keys.schedule(self.queue), "-inf", f"{time.time():.6f}"), int)
+
+    def front(self, place: Literal["schedule", "backlog", "dead"], limit: int) -> Call[list[tuple[str, float]]]:
+        """Read the first jobs of a place with their scores."""
+
+        def read(reply: list[bytes]) -> list[tuple[str, float]]:
+            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+
+        return Call(("ZRANGE", self._root + place, 0, limit - 1, "WITHSCORES"), read)
+
+    def line(self, limit: int) -> Call[list[str]]:
+        """Read the first ids in ready."""
+        return Call(("LRANGE", keys.ready(self.queue), 0, limit - 1), texts)
+
+
+def _place(reply: bytes) -> Place:
+    return cast(Place, text(reply))
+
+
+def scan(cursor: int) -> Call[tuple[int, list[bytes]]]:
+    """Read a slice of the keys that show that a queue exists."""
+
+    def read(reply: list[Any]) -> tuple[int, list[bytes]]:
+        return int(reply[0]), reply[1]
+
+    return Call(("SCAN", cursor, "MATCH", keys.EVERY_PLACE, "COUNT", 1000), read)
+
+
+def clock() -> Call[float]:
+    """Read Redis's clock, in Unix seconds."""
+
+    def read(reply: list[bytes]) -> float:
+        return int(reply[0]) + int(reply[1]) / 1e6
+
+    return Call(("TIME",), read)
+
+
+def server() -> Call[dict[str, str]]:
+    """Read INFO server."""
+
+    def read(reply: bytes) -> dict[str, str]:
+        lines = (line.partition(":") for line in text(reply).splitlines())
+        return {name: value for name, colon, value in lines if colon}
+
+    return Call(("INFO", "server"), read)
+
+
+def notification_flags() -> Call[str]:
+    """Read notify-keyspace-events."""
+
+    def read(reply: list[bytes]) -> str:
+        return text(reply[1]) if len(reply) > 1 else ""
+
+    return Call(("CONFIG", "GET", "notify-keyspace-events"), read)
+
+
+def set_notification_flags(flags: str) -> Call[Any]:
+    """Set notify-keyspace-events; it holds until Redis starts anew or fails over."""
+    return Call(("CONFIG", "SET", "notify-keyspace-events", flags), raw)
+
+
+def unblock(client: int) -> Call[Any]:
+    """End a client's blocking command, as if its time were up."""
+    return Call(("CLIENT", "UNBLOCK", client), raw)

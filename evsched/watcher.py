@@ -1,0 +1,174 @@
+"""The watcher: a dispatcher's ear. It keeps the subscription to the schedules alive, and proves that it is.
+
+Three things go wrong with subscriptions, and none of them may go unnoticed: the connection is closed (then it is built
+anew, and everything is looked at after the confirmation), it is half open (then the canary does not come back), or
+Redis tells no events (then the canary's message comes back, but not its keyspace event).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from evsched import events, keys, store
+from evsched.config import Config
+from evsched.connection import Commands, Subscription, database
+from evsched.errors import StoreError
+from evsched.events import Emit
+from evsched.outage import Outage
+
+FLAGS: Final = "Kzg"
+"""K: the channel is named after the key. z: sorted set commands. g: commands of any type (RENAME, COPY, RESTORE)."""
+
+_FLOOD: Final = 1000
+_FLOOD_WITHIN: Final = 0.1
+"""So many events in so many seconds are a flood: reading each of them (6 us) would cost more than looking."""
+
+_ASIDE: Final = 0.25
+"""Seconds for which the subscription is then set aside, as network drivers do with interrupts."""
+
+FLOOD_GAP: Final = 0.005
+"""Seconds between two steps of a queue meanwhile."""
+
+
+class Watcher:
+    """Hears the events of the schedules.
+
+    `heard(queue)` is called for each event that may have brought a due nearer, `look()` when something may have been
+    missed: step every queue then.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        commands: Commands,
+        dispatcher: str,
+        emit: Emit,
+        heard: Callable[[str], None],
+        look: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._commands = commands
+        self._emit = emit
+        self._heard = heard
+        self._look = look
+        db = database(config.url)
+        names = config.queues or ("*",)
+        self._patterns = [keys.events(db, keys.schedule(name)) for name in names]
+        self._patterns.append(keys.events(db, keys.canary_event(dispatcher)))
+        self._channel = keys.canary_message(dispatcher)
+        self._prefix = len(keys.events(db, ""))
+        self._subscription: Subscription | None = None
+        self._outage = Outage("subscription", emit)
+        self._last = 0.0
+        """When anything was heard, by the monotonic clock."""
+        self._proof: asyncio.TimerHandle | None = None
+        self._event_came = False
+        self._proven: bool | None = None
+        self._mend = ""
+        self.flooded = False
+        """The subscription is set aside: step every FLOOD_GAP."""
+
+    def proof_at(self) -> float:
+        """Return when the next proof is wanted, by the monotonic clock: after a silence, or at once when it is new."""
+        if self._subscription is None or self._proof is not None:
+            return float("inf")
+        return self._last + self._config.probe
+
+    def expect(self) -> None:
+        """Note that a canary is being sent: it must be heard within the deadline."""
+        if self._subscription is not None and self._proof is None:
+            loop = asyncio.get_running_loop()
+            self._proof = loop.call_later(self._config.deadline, self._silent, self._subscription)
+
+    def _silent(self, subscription: Subscription) -> None:
+        self._proof = None
+        if subscription is self._subscription:
+            self._emit(events.SubscriptionLost(f"silent for {self._config.deadline:g} s after a canary"))
+            subscription.cut()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        again = False
+        while True:
+            async with self._outage:
+                await self._watch(again)
+            again = True
+
+    async def _watch(self, again: bool) -> None:
+        subscription = Subscription(self._config.url)
+        try:
+            await subscription.open(self._patterns, [self._channel])
+            await self._check_flags()
+            self._outage.passed()
+            self._subscription = subscription
+            self._last = -self._config.probe  # new: to be proved by the next step
+            if not self.flooded:
+                self._emit(events.Subscribed(again))
+            self._look()
+            await self._listen(subscription)
+        except StoreError as error:
+            if not self._outage.failures:
+                self._emit(events.SubscriptionLost(str(error)))
+            raise
+        finally:
+            self._subscription = None
+            if self._proof is not None:
+                self._proof.cancel()
+                self._proof = None
+            await subscription.close()
+        # Only a flood comes here.
+        self._look()
+        await asyncio.sleep(_ASIDE)
+
+    async def _listen(self, subscription: Subscription) -> None:
+        """Hear until the connection is cut, or a flood of events makes it cheaper not to."""
+        count, since = 0, time.monotonic()
+        async for channel, message in subscription.messages():
+            self._last = time.monotonic()
+            if channel.endswith(b"}:schedule"):
+                # A removal, most often our own, brings no due nearer.
+                if message != b"zrem":
+                    self._hear(channel)
+                count += 1
+                if count == _FLOOD:
+                    self.flooded = self._last - since < _FLOOD_WITHIN
+                    if self.flooded:
+                        return
+                    count, since = 0, self._last
+            elif channel.startswith(b"__keyspace@"):
+                self._event_came = True
+            else:
+                self._prove()
+            if self.flooded and self._last - since > _FLOOD_WITHIN:
+                self.flooded = False
+                count, since = 0, self._last
+
+    def _hear(self, channel: bytes) -> None:
+        found = keys.parse(channel[self._prefix :])
+        if found is not None:
+            self._heard(found[0])
+
+    def _prove(self) -> None:
+        """Take the canary's message as the proof: its event must have come before it."""
+        if self._proof is not None:
+            self._proof.cancel()
+            self._proof = None
+        came, self._event_came = self._event_came, False
+        if came != self._proven:
+            self._proven = came
+            self._emit(events.NotificationsProven() if came else events.NotificationsMissing(self._mend))
+
+    async def _check_flags(self) -> None:
+        """Set the flags where Redis lets us. They survive neither its restart nor a failover: so at each connect."""
+        mend = f"CONFIG SET notify-keyspace-events {FLAGS}, and put it into redis.conf"
+        try:
+            flags = set(await self._commands.send(store.notification_flags()))
+            wanted = set(FLAGS) - (set("zg") if "A" in flags else set())
+            if not wanted <= flags:
+                await self._commands.send(store.set_notification_flags("".join(sorted(flags | wanted))))
+            self._mend = mend
+        except StoreError as error:
+            self._mend = f"{mend}, as an administrator ({error})"

@@ -1,0 +1,152 @@
+"""The worker: a process that takes jobs from its queues and runs them.
+
+It has a lane for each queue, one pool of slots, one executor, and a beat in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import socket
+from typing import Any
+
+from evsched import events
+from evsched.beat import Beat
+from evsched.config import Config
+from evsched.connection import Commands, SyncCommands
+from evsched.errors import StoreError
+from evsched.events import Emit
+from evsched.executor import Executor
+from evsched.lane import Lane, Slots
+from evsched.outage import Outage
+from evsched.store import Store
+from evsched.tasks import Tasks
+
+STUCK: int = 70
+"""Exit code of a worker that a job held past its timeout and grace (EX_SOFTWARE of sysexits)."""
+
+
+def new_id() -> str:
+    """Return an id for a worker: where it runs, for people; random, since hosts and containers share names and pids."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Worker:
+    """Runs the jobs of `queues` with the registered tasks."""
+
+    def __init__(self, config: Config, commands: Commands, emit: Emit, tasks: Tasks, queues: list[str]) -> None:
+        self.id = new_id()
+        self._config = config
+        self._commands = commands
+        self._emit = emit
+        self._tasks = tasks
+        self._executor = Executor(tasks, config.concurrency)
+        self._slots = Slots(config.concurrency)
+        self._outage = Outage("worker", emit)
+        self._stop = asyncio.Event()
+        self._beat = Beat(
+            config,
+            self.id,
+            [Store(queue) for queue in queues],
+            busy=self._busy,
+            lost=self._lost,
+            counted=self._counted,
+            watch=self._watch,
+        )
+        self.lanes = {
+            queue: Lane(config, commands, emit, queue, self.id, self._executor, self._slots, self._beat.attend)
+            for queue in queues
+        }
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        """Run until `stop` was called and what ran has ended, or has had its grace."""
+        for lane in self.lanes.values():
+            await self._begin_lease(lane)
+        self._beat.start()
+        self._emit(events.WorkerStarted(self.id, list(self.lanes), self._config.concurrency, sorted(self._tasks)))
+        running: list[asyncio.Future[Any]] = [asyncio.ensure_future(lane.run()) for lane in self.lanes.values()]
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+            # A lane ends by itself only by an error of ours.
+            for lane in running:
+                if lane.done():
+                    lane.result()
+            await self._drain(running)
+        finally:
+            self._beat.stop()
+            stopping.cancel()
+            for lane in running:
+                lane.cancel()
+            await asyncio.gather(*running, stopping, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Take no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
+        self._stop.set()
+
+    async def idle(self) -> bool:
+        """Look once: nothing runs here, and nothing is due in the queues.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        if any(lane.busy for lane in self.lanes.values()):
+            return False
+        for lane in self.lanes.values():
+            store = lane.store
+            waiting = await self._commands.send_all([store.count("ready"), store.count("backlog"), store.count_due()])
+            if any(waiting):
+                return False
+        return True
+
+    async def _begin_lease(self, lane: Lane) -> None:
+        while True:
+            async with self._outage:
+                await self._commands.send(lane.store.beat(self.id, self._config.idle_lease, fresh=True))
+                return
+
+    async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
+        held = sum(len(lane.held) for lane in self.lanes.values())
+        self._emit(events.WorkerDraining(self.id, held, self._config.grace))
+        for lane in self.lanes.values():
+            await lane.stop_taking()
+        await asyncio.wait(running, timeout=self._config.grace)
+        self._beat.stop()
+        back = 0
+        try:
+            async with asyncio.timeout(self._config.grace):
+                for lane in self.lanes.values():
+                    back += await lane.hand_back()
+        except (StoreError, TimeoutError):
+            # Redis is away: the janitor puts back what is left, when the lease ends.
+            pass
+        self._emit(events.WorkerStopped(self.id, back))
+
+    # Called from the beat's thread.
+
+    def _busy(self) -> bool:
+        return any(lane.busy for lane in list(self.lanes.values()))
+
+    def _lost(self, queue: str) -> None:
+        self._loop.call_soon_threadsafe(self.lanes[queue].lose)
+
+    def _counted(self, queue: str, count: int) -> None:
+        self._loop.call_soon_threadsafe(self.lanes[queue].counted, count)
+
+    def _watch(self, commands: SyncCommands) -> None:
+        stuck = self._executor.stuck(self._config.grace)
+        if stuck is None:
+            return
+        self._emit(events.WorkerStuck(self.id, stuck.job.id, stuck.task))
+        reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"
+        try:
+            for lane in self.lanes.values():
+                while commands.send(lane.store.requeue(self.id, reason))[0] == "more":
+                    pass
+        except StoreError:
+            pass  # then they wait for the lease to end
+        os._exit(STUCK)
