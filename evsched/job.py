@@ -10,8 +10,6 @@ from msgspec import UNSET, Struct, UnsetType
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
 PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
 
-NOT_KEPT: Final = 0.0
-
 
 class RetryFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The payload's `retry`: what it names stands in for the task's own policy (`backoff.Retry`)."""
@@ -86,7 +84,8 @@ decode = msgspec.json.Decoder[Any]().decode
 
 
 def shorten(reason: str) -> str:
-    """Return `reason` as it may be stored: its beginning and its end, when it is long."""
+    """Return `reason` as it may be stored: as UTF-8, and its beginning and end alone when it is long."""
+    reason = reason.encode(errors="backslashreplace").decode()
     if len(reason) <= _REASON_MOST:
         return reason
     half = _REASON_MOST // 2

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from evsched import events
 from evsched.call import Call
@@ -29,6 +29,10 @@ from evsched.store import Store, Take, unblock
 
 _Outgoing = tuple[Call[Any], list[tuple[Run, Outcome]] | None]
 """A call, and the runs whose end it writes; None is the start of the next."""
+
+
+_UNBLOCK: Final = 0.05
+"""Seconds between two tries to end a BLMOVE that waits."""
 
 
 class Slots:
@@ -94,6 +98,7 @@ class Lane:
         self._hungry = asyncio.Event()
         """Slots are free and ready was empty: block."""
         self._stopping = False
+        self._blocked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._news.set()
         slots.lanes.append(self)
 
@@ -110,7 +115,7 @@ class Lane:
         """Take and run jobs until `drain` has ended."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._block())
+                self._blocked = group.create_task(self._block())
                 group.create_task(self._exchange_all())
         finally:
             await self._blocking.close()
@@ -303,9 +308,12 @@ class Lane:
         self._stopping = True
         self._hungry.set()
         self._news.set()
-        if self._blocking.client is not None:
-            with contextlib.suppress(StoreError):
-                await self._commands.send(unblock(self._blocking.client))
+        while not self._blocked.done():
+            # Once may be too early: the BLMOVE travels on another connection, and may arrive after this.
+            if self._blocking.client is not None:
+                with contextlib.suppress(StoreError):
+                    await self._commands.send(unblock(self._blocking.client))
+            await asyncio.wait([self._blocked], timeout=_UNBLOCK)
 
     async def hand_back(self) -> int:
         """Put all that is still held back to ready, give up the lease; return how many jobs that were.

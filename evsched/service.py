@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Coroutine
@@ -88,22 +89,38 @@ async def run_worker(config: Config, app: App, *, burst: bool = False) -> None:
     commands, events = Commands(config.url), Events(log.listen)
     server = await check_server(commands, config.url)
     if burst:
-        async with asyncio.TaskGroup() as group:
-            dispatching = group.create_task(_dispatch(config, commands, events, server))
-            await _work(config, commands, events, app, burst=True)
-            dispatching.cancel()
+        await _both(config, commands, events, app, server, burst=True)
     else:
-        await _work(config, commands, events, app)
+        _leave(await _work(config, commands, events, app))
 
 
 async def run_dev(config: Config, app: App) -> None:
     """Run a dispatcher, a janitor and a worker in one process, until SIGTERM or SIGINT."""
     commands, events = Commands(config.url), Events(log.listen)
-    server = await check_server(commands, config.url)
-    async with asyncio.TaskGroup() as group:
-        dispatching = group.create_task(_dispatch(config, commands, events, server))
-        await _work(config, commands, events, app)
-        dispatching.cancel()
+    await _both(config, commands, events, app, await check_server(commands, config.url))
+
+
+async def _both(
+    config: Config, commands: Commands, events: Events, app: App, server: str, *, burst: bool = False
+) -> None:
+    dispatching = asyncio.ensure_future(_dispatch(config, commands, events, server))
+    working = asyncio.ensure_future(_work(config, commands, events, app, burst=burst))
+    try:
+        await asyncio.wait([dispatching, working], return_when=asyncio.FIRST_COMPLETED)
+        if dispatching.done():
+            dispatching.result()
+        lingering = await working
+    finally:
+        for half in (dispatching, working):
+            half.cancel()
+        await asyncio.gather(dispatching, working, return_exceptions=True)
+    _leave(lingering)
+
+
+def _leave(lingering: bool) -> None:
+    """End the process at once when a job's thread goes on past its grace: Python would wait for it for ever."""
+    if lingering:
+        os._exit(0)
 
 
 async def _dispatch(config: Config, commands: Commands, events: Events, server: str) -> None:
@@ -120,7 +137,8 @@ async def _dispatch(config: Config, commands: Commands, events: Events, server: 
         group.create_task(janitor.run())
 
 
-async def _work(config: Config, commands: Commands, events: Events, app: App, *, burst: bool = False) -> None:
+async def _work(config: Config, commands: Commands, events: Events, app: App, *, burst: bool = False) -> bool:
+    """Run a worker until it is stopped; return whether threads of it go on that cannot be ended."""
     app.move_to(config.url)
     worker = Worker(config, commands, events.emit, app.tasks, list(config.queues or (app.queue,)))
     loop = asyncio.get_running_loop()
@@ -139,6 +157,7 @@ async def _work(config: Config, commands: Commands, events: Events, app: App, *,
             loop.remove_signal_handler(number)
         await app.close()
         await commands.close()
+    return worker.lingering
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:

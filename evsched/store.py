@@ -143,8 +143,7 @@ class Store:
         def take(reply: list[Any]) -> Take:
             moment, more, leased, flat, buried = reply
             jobs = [
-                Taken(flat[i].decode(), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3])
-                for i in range(0, len(flat), 4)
+                Taken(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3]) for i in range(0, len(flat), 4)
             ]
             return Take(float(moment), more == b"1", leased == b"1", jobs, _pairs(buried))
 

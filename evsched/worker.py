@@ -84,6 +84,11 @@ class Worker:
                 lane.cancel()
             await asyncio.gather(*running, stopping, return_exceptions=True)
 
+    @property
+    def lingering(self) -> bool:
+        """Handlers go on that were given up: plain functions, whose threads cannot be ended."""
+        return bool(self._executor.running)
+
     def stop(self) -> None:
         """Take no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
         self._stop.set()
@@ -112,9 +117,10 @@ class Worker:
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
         held = sum(len(lane.held) for lane in self.lanes.values())
         self._emit(events.WorkerDraining(self.id, held, self._config.grace))
-        for lane in self.lanes.values():
-            await lane.stop_taking()
-        await asyncio.wait(running, timeout=self._config.grace)
+        quiet = [asyncio.ensure_future(lane.stop_taking()) for lane in self.lanes.values()]
+        await asyncio.wait([*quiet, *running], timeout=self._config.grace)
+        for lane in quiet:
+            lane.cancel()
         self._beat.stop()
         back = 0
         try:

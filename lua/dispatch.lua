@@ -188,6 +188,8 @@ local function pass(id, score)
     redis.call('HDEL', key, 'worker')
   end
   if not is_ready[id] then
+    -- A score of 0, or under it, means "now": from here on, that is a time.
+    score = tonumber(score) > 0 and score or seconds(now)
     redis.call('HSET', key, 'due', score)
     places[#places + 1] = position(tonumber(priority), group)
     places[#places + 1] = id

@@ -29,7 +29,8 @@ for id in rows(5, 1) do
 end
 local all = rows(5, 1)() == nil
 if all then
-  ids = redis.call('LRANGE', list, 0, tonumber(limit) - 1)
+  -- From the end, so that slice by slice the whole list keeps its order.
+  ids = redis.call('LRANGE', list, -tonumber(limit), -1)
 end
 
 -- From the last to the first, each to the front: their order stays.
@@ -46,7 +47,7 @@ for i = #ids, 1, -1 do
       redis.call('HDEL', record(id), 'worker')
     end
   end
-  redis.call('LREM', list, 1, id)
+  redis.call('LREM', list, -1, id)
 end
 admit(0)
 

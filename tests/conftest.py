@@ -1,0 +1,59 @@
+"""What every test stands on: one real server for each test process, and a queue of its own for each test."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncGenerator, Generator
+from typing import Any, cast
+
+import pytest
+import redis
+
+from evsched.connection import Commands
+from evsched.embedded import EmbeddedRedis, Kind, find_server
+from evsched.store import Store
+from tests.support.recorder import Recorder
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def server() -> Generator[EmbeddedRedis]:
+    """The server of this test process, booted from the redis.conf that ships."""
+    kind = cast("Kind | None", os.environ.get("EVSCHED_TEST_SERVER"))
+    with EmbeddedRedis(find_server(kind)) as server:
+        yield server
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"t-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def store(queue: str) -> Store:
+    return Store(queue)
+
+
+@pytest.fixture
+async def commands(server: EmbeddedRedis) -> AsyncGenerator[Commands]:
+    commands = Commands(server.url)
+    yield commands
+    await commands.close()
+
+
+@pytest.fixture
+def raw(server: EmbeddedRedis) -> Generator[Any]:
+    """A client that is not ours."""
+    client: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()

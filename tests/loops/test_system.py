@@ -1,0 +1,246 @@
+"""The main job, end to end in one loop: what is enqueued runs, on time, and its end is written."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from evsched import App, GiveUp, JobDead, JobExists, JobMissing, Retry, RetryLater, current_job, events
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from tests.support.system import system
+
+
+@pytest.fixture
+def config(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=20, grace=2.0)
+
+
+@pytest.fixture
+def app(queue: str) -> App:
+    return App(queue=queue)
+
+
+async def test_a_job_runs_and_its_result_comes_back(config: Config, app: App) -> None:
+    @app.task
+    async def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    async with system(config, app):
+        job = await add.enqueue(2, b=3)
+        assert await job.result(5) == 5
+        status = await job.status()
+    assert (status.place, status.outcome, status.result, status.attempt) == ("finished", "done", 5, 1)
+
+
+async def test_nothing_starts_early_and_lateness_is_told(config: Config, app: App) -> None:
+    @app.task
+    async def lateness() -> float:
+        return current_job().lateness
+
+    async with system(config, app):
+        jobs = [await lateness.using(delay=0.02 * n).enqueue() for n in range(1, 20)]
+        late = [await job.result(5) for job in jobs]
+    assert min(late) >= 0
+    assert max(late) < 1
+
+
+async def test_a_nearer_job_shortens_the_sleep(config: Config, app: App) -> None:
+    @app.task
+    async def lateness() -> float:
+        return current_job().lateness
+
+    async with system(config, app) as running:
+        await lateness.using(delay=3600).enqueue()
+        await running.recorder.wait(events.Woken, lambda event: event.reason == "event")
+        job = await lateness.using(due=datetime.now(UTC) + timedelta(milliseconds=50)).enqueue()
+        assert 0 <= await job.result(5) < 1
+
+
+async def test_a_plain_function_runs_in_a_thread(config: Config, app: App) -> None:
+    @app.task
+    def name() -> str:
+        return threading.current_thread().name
+
+    async with system(config, app):
+        assert await (await name.enqueue()).result(5) != threading.current_thread().name
+
+
+async def test_a_failure_is_tried_again_and_then_dead_with_the_reason(config: Config, app: App) -> None:
+    attempts: list[int] = []
+
+    @app.task(retry=Retry(attempts=3, interval=0.01, jitter=0))
+    async def fail() -> None:
+        attempts.append(current_job().attempt)
+        raise ValueError("no luck")
+
+    async with system(config, app) as running:
+        job = await fail.enqueue()
+        with pytest.raises(JobDead, match="attempt 3 of 3: ValueError: no luck"):
+            await job.result(5)
+        assert [event.attempt for event in running.recorder.of(events.Retrying)] == [1, 2]
+        status = await job.status()
+    assert attempts == [1, 2, 3]
+    assert (status.place, status.outcome) == ("dead", "dead")
+
+
+async def test_handlers_steer(config: Config, app: App) -> None:
+    @app.task
+    async def later() -> int:
+        if current_job().attempt == 1:
+            raise RetryLater(0.01)
+        return current_job().attempt
+
+    @app.task
+    async def never() -> None:
+        raise GiveUp("the account is closed")
+
+    async with system(config, app):
+        assert await (await later.enqueue()).result(5) == 2
+        with pytest.raises(JobDead, match="the account is closed"):
+            await (await never.enqueue()).result(5)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])
+async def test_a_timeout_ends_a_run_and_counts_as_an_attempt(config: Config, app: App, plain: bool) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    def spin() -> None:
+        job, wait = current_job(), threading.Event()
+        while not job.cancelled:
+            wait.wait(0.005)
+
+    task: Any = app.task(name="slow", timeout=0.05, retry=Retry(attempts=1))(spin if plain else hang)
+    async with system(config, app):
+        with pytest.raises(JobDead, match="timeout"):
+            await (await task.enqueue()).result(5)
+
+
+async def test_a_handler_that_is_cancelled_from_inside_fails_as_others_do(config: Config, app: App) -> None:
+    @app.task(retry=Retry(attempts=1))
+    async def inner() -> None:
+        raise asyncio.CancelledError
+
+    async with system(config, app):
+        with pytest.raises(JobDead, match="cancelled from inside"):
+            await (await inner.enqueue()).result(5)
+
+
+async def test_an_id_is_one_job_until_it_ends(config: Config, app: App) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app):
+        job = await noop.using(id="once", delay=3600).enqueue()
+        with pytest.raises(JobExists):
+            await noop.using(id="once").enqueue()
+        await job.reschedule()
+        await job.result(5)
+        await (await noop.using(id="once").enqueue()).result(5)
+
+
+async def test_cancel_tells_who_waits(config: Config, app: App) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app):
+        job = await noop.using(delay=3600).enqueue()
+        waiting = asyncio.create_task(job.result(5))
+        while not (await app.client.send(_asked(config.queues[0], job.id))):
+            await asyncio.wait([waiting], timeout=0.01)
+        assert await job.cancel() == "schedule"
+        with pytest.raises(JobDead, match="cancelled"):
+            await waiting
+        with pytest.raises(JobMissing):
+            await job.status()
+
+
+def _asked(queue: str, job_id: str) -> Any:
+    from evsched.call import Call, raw
+
+    return Call(("HGET", f"evsched:{{{queue}}}:job:{job_id}", "reply"), raw)
+
+
+async def test_two_who_wait_both_get_the_result(config: Config, app: App) -> None:
+    gate = asyncio.Event()
+
+    @app.task
+    async def gated() -> str:
+        await gate.wait()
+        return "open"
+
+    async with system(config, app) as running:
+        job = await gated.enqueue()
+        await running.recorder.wait(events.Started)
+        waiting = [asyncio.create_task(job.result(5)) for _ in range(2)]
+        gate.set()
+        assert await asyncio.gather(*waiting) == ["open", "open"]
+
+
+async def test_a_result_can_be_waited_for_without_a_loop(config: Config, app: App) -> None:
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    def program() -> int:
+        with app.sync() as client:
+            return client.enqueue(double.using(delay=0.01), 21).result(5)
+
+    async with system(config, app):
+        assert await asyncio.to_thread(program) == 42
+
+
+async def test_more_jobs_than_slots(config: Config, app: App) -> None:
+    most, now = 0, 0
+
+    @app.task
+    async def count() -> None:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.get_running_loop().run_in_executor(None, time.monotonic)
+        now -= 1
+
+    async with system(config, app) as running:
+        jobs = await count.enqueue_many([()] * 500)
+        await running.recorder.until(
+            lambda: sum(len(event.ids) for event in running.recorder.of(events.Completed)) == len(jobs)
+        )
+    assert most <= config.concurrency
+
+
+async def test_five_of_each_do_each_job_once(config: Config, app: App) -> None:
+    runs: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        runs.append(n)
+
+    async with system(config, app, workers=5) as first, system(config, app, first.recorder, workers=0) as second:
+        assert first.recorder is second.recorder
+        await note.enqueue_many([(n,) for n in range(1000)])
+        await first.recorder.until(lambda: len(runs) >= 1000)
+    assert sorted(runs) == list(range(1000))
+
+
+async def test_two_queues_share_the_slots(server: EmbeddedRedis, queue: str) -> None:
+    app, runs = App(queue=queue), list[str]()
+    other = f"{queue}-b"
+
+    @app.task
+    async def note() -> None:
+        runs.append(current_job().queue)
+
+    config = Config(url=server.url, queues=(queue, other), concurrency=1, grace=2.0)
+    async with system(config, app) as running:
+        for _ in range(20):
+            await note.enqueue()
+            await note.using(queue=other).enqueue()
+        await running.recorder.until(lambda: len(runs) == 40)
+    assert runs.count(queue) == runs.count(other) == 20

@@ -1,0 +1,131 @@
+"""A worker's hard moments: it stops, it loses its lease, a reply is lost, its handlers misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from evsched import App, current_job, events
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from tests.support.system import system
+
+
+@pytest.fixture
+def config(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
+
+
+@pytest.fixture
+def app(queue: str) -> App:
+    return App(queue=queue)
+
+
+@pytest.fixture
+def hold(app: App) -> Any:
+    """A task whose runs wait until the test says so."""
+    gate = asyncio.Event()
+
+    @app.task
+    async def hold() -> int:
+        await gate.wait()
+        return current_job().attempt
+
+    hold.gate = gate  # pyright: ignore[reportAttributeAccessIssue]
+    return hold
+
+
+async def test_stopping_hands_back_what_does_not_end(config: Config, app: App, hold: Any, raw: Any, queue: str) -> None:
+    async with system(config, app) as running:
+        job = await hold.enqueue()
+        await running.recorder.wait(events.Started)
+        running.workers[0].stop()
+        stopped = await running.recorder.wait(events.WorkerStopped)
+        assert stopped.handed_back == 1
+        assert not raw.exists(f"evsched:{{{queue}}}:leases", f"evsched:{{{queue}}}:processing:{stopped.worker}")
+        assert raw.lrange(f"evsched:{{{queue}}}:ready", 0, -1) == [job.id.encode()]
+        hold.gate.set()
+        running.work()
+        assert await job.result(5) == 2
+
+
+async def test_stopping_lets_what_runs_end(server: EmbeddedRedis, app: App, hold: Any, queue: str) -> None:
+    config = Config(url=server.url, queues=(queue,), grace=10.0)
+    async with system(config, app) as running:
+        job = await hold.enqueue()
+        await running.recorder.wait(events.Started)
+        running.workers[0].stop()
+        await running.recorder.wait(events.WorkerDraining)
+        hold.gate.set()
+        stopped = await running.recorder.wait(events.WorkerStopped)
+        assert stopped.handed_back == 0
+        assert await job.result(5) == 1
+
+
+async def test_a_lost_lease_stops_what_runs_and_the_newer_run_stands(
+    config: Config, app: App, hold: Any, raw: Any, queue: str
+) -> None:
+    async with system(config, app) as running:
+        job = await hold.enqueue()
+        await running.recorder.wait(events.Started)
+        worker = running.workers[0]
+        await running.commands.send(worker.lanes[queue].store.requeue(worker.id, "the test says so"))
+        # The worker takes it again: its own start tells it that its lease was gone.
+        await running.recorder.wait(events.LeaseLost)
+        await running.recorder.wait(events.Started, count=2)
+        hold.gate.set()
+        assert await job.result(5) == 2
+    assert not running.recorder.of(events.RunLost)
+
+
+async def test_what_a_lost_reply_left_in_the_list_is_started(
+    config: Config, app: App, raw: Any, queue: str, server: EmbeddedRedis
+) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app, dispatch=False) as running:
+        worker = running.workers[0]
+        raw.hset(f"evsched:{{{queue}}}:job:lost", "payload", '{"task":"noop"}')
+        raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", "lost")
+        lane = worker.lanes[queue]
+        lane.counted(1)
+        lane.counted(1)
+        await running.recorder.wait(events.Completed, lambda event: event.ids == ["lost"])
+    assert not raw.exists(f"evsched:{{{queue}}}:processing:{worker.id}")
+
+
+async def test_a_cut_connection_loses_nothing(config: Config, app: App, raw: Any) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app) as running:
+        for n in range(1, 6):
+            await noop.enqueue()
+            raw.client_kill_filter(_type="normal", skipme=True)
+            await running.recorder.until(
+                lambda: sum(len(event.ids) for event in running.recorder.of(events.Completed)) >= n  # noqa: B023
+            )
+
+
+async def test_what_runs_outlives_a_redis_that_is_away(server: EmbeddedRedis, queue: str) -> None:
+    app, gate = App(queue=queue), asyncio.Event()
+
+    @app.task
+    async def hold() -> int:
+        await gate.wait()
+        return current_job().attempt
+
+    with EmbeddedRedis(appendfsync="always") as own:
+        config = Config(url=own.url, queues=(queue,), grace=5.0)
+        async with system(config, app) as running:
+            job = await hold.enqueue()
+            await running.recorder.wait(events.Started)
+            own.kill()
+            gate.set()
+            await running.recorder.wait(events.RedisDown)
+            await asyncio.to_thread(own.restart)
+            assert await job.result(20) == 1
+            await running.recorder.wait(events.RedisUp)

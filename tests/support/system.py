@@ -1,0 +1,79 @@
+"""A whole system in the test's own loop: a dispatcher, a janitor and workers on one queue, and what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from evsched.app import App
+from evsched.config import Config
+from evsched.connection import Commands
+from evsched.dispatcher import Dispatcher
+from evsched.events import Events, Subscribed, WorkerStarted
+from evsched.janitor import Janitor
+from evsched.worker import Worker
+from tests.support.recorder import Recorder
+
+
+class System:
+    """What a test may look at."""
+
+    def __init__(self, config: Config, app: App, recorder: Recorder) -> None:
+        self.config = config
+        self.app = app
+        self.recorder = recorder
+        self.events = Events(recorder)
+        self.commands = Commands(config.url)
+        self.dispatcher = Dispatcher(config, self.commands, self.events.emit)
+        self.janitor = Janitor(config, self.commands, self.events.emit, lambda: self.dispatcher.queues)
+        self.events.listen(self.janitor.listen)
+        self.workers: list[Worker] = []
+        self._working: list[asyncio.Task[None]] = []
+        self._dispatching: list[asyncio.Task[None]] = []
+
+    def work(self) -> Worker:
+        """Start one more worker."""
+        queues = list(self.config.queues or (self.app.queue,))
+        worker = Worker(self.config, self.commands, self.events.emit, self.app.tasks, queues)
+        self.workers.append(worker)
+        self._working.append(asyncio.create_task(worker.run()))
+        return worker
+
+    def dispatch(self) -> None:
+        """Start the dispatcher and the janitor."""
+        self._dispatching += [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.janitor.run())]
+
+    async def stop(self) -> None:
+        """Stop the workers as SIGTERM does, then cancel the rest. What failed is raised."""
+        for worker in self.workers:
+            worker.stop()
+        ended = await asyncio.gather(*self._working, return_exceptions=True)
+        for task in self._dispatching:
+            task.cancel()
+        ended += await asyncio.gather(*self._dispatching, return_exceptions=True)
+        await self.app.close()
+        await self.commands.close()
+        for outcome in ended:
+            if isinstance(outcome, Exception):
+                raise outcome
+
+
+@asynccontextmanager
+async def system(
+    config: Config, app: App, recorder: Recorder | None = None, *, workers: int = 1, dispatch: bool = True
+) -> AsyncGenerator[System]:
+    """Run a system; what it needs to be ready has happened when it is yielded."""
+    recorder = recorder or Recorder()
+    app.move_to(config.url)
+    running = System(config, app, recorder)
+    try:
+        if dispatch:
+            running.dispatch()
+            await recorder.wait(Subscribed)
+        for n in range(workers):
+            running.work()
+            await recorder.wait(WorkerStarted, count=n + 1)
+        yield running
+    finally:
+        await running.stop()
