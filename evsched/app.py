@@ -209,7 +209,7 @@ class App:
     its app there.
     """
 
-    def __init__(self, url: str | None = None, *, queue: str = "default") -> None:
+    def __init__(self, url: str | None = None, *, queue: str = config.DEFAULT_QUEUE) -> None:
         self.url = (
             url or config.load({"EVSCHED_URL": os.environ["EVSCHED_URL"]} if "EVSCHED_URL" in os.environ else {}).url
         )

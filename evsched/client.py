@@ -21,7 +21,7 @@ from evsched.call import Call, T
 from evsched.connection import Blocking, Commands, SyncCommands
 from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
 from evsched.job import JobStatus, Payload, Place, RetryFields, decode, encode
-from evsched.store import New, Store
+from evsched.store import New, Store, clock
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -280,6 +280,10 @@ class SyncClient:
             reply = self.send(store.listen(job_id, min(left, _BLOCK)), min(left, _BLOCK))
             if reply is not None:
                 return _read_reply(job_id, reply)
+
+    def now(self) -> float:
+        """Return Redis's clock, in Unix seconds."""
+        return self.send(clock())
 
     def close(self) -> None:
         """Close the connection. A later call opens a new one."""

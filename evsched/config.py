@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from evsched import keys
 from evsched.errors import ConfigError
+
+DEFAULT_QUEUE: Final = "default"
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

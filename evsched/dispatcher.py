@@ -15,14 +15,12 @@ from typing import Final
 
 from evsched import events, keys, store
 from evsched.alarm import Alarm
-from evsched.config import Config
+from evsched.config import DEFAULT_QUEUE, Config
 from evsched.connection import Commands
 from evsched.events import Emit, Reason
 from evsched.outage import Outage
 from evsched.store import Step, Store
 from evsched.watcher import FLOOD_GAP, Watcher
-
-DEFAULT_QUEUE: Final = "default"
 
 _GAP: Final = 0.001
 """Seconds between two steps that events ask for: a producer that schedules without pause must not keep Redis busy

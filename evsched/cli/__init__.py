@@ -1,1 +1,55 @@
-def main() -> None: ...
+"""The commands: `evsched ...`. One small module for each family of them.
+
+Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from cyclopts import CycloptsError
+
+from evsched.cli import dead, jobs, queues, run
+from evsched.cli.root import UsageError, root
+from evsched.errors import EvschedError
+from evsched.log import escape
+
+__all__ = ["main"]
+
+root.command(run.dispatcher)
+root.command(run.worker)
+root.command(run.dev)
+root.command(run.demo)
+root.command(jobs.enqueue)
+root.command(jobs.show)
+root.command(jobs.cancel)
+root.command(jobs.reschedule)
+root.command(jobs.run_now)
+root.command(jobs.jobs)
+root.command(queues.queues)
+root.command(queues.workers)
+root.command(dead.app)
+
+
+def main() -> None:
+    """Run what the command line says, and exit."""
+    try:
+        sys.exit(root(print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"))
+    except CycloptsError as error:
+        _end(f"{error} (see evsched --help)", 2)
+    except UsageError as error:
+        _end(str(error), 2)
+    except EvschedError as error:
+        _end(str(error), 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Who read our output has gone: `evsched jobs | head`.
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    print(f"evsched: {escape(' '.join(message.split()))}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,82 @@
+"""The commands about dead jobs: list, revive, drop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from evsched.call import Call
+from evsched.cli import output
+from evsched.cli.root import Ids, Json, Queue, Url, UsageError, client
+from evsched.config import DEFAULT_QUEUE
+from evsched.store import Store
+
+app = App(name="dead", help="The jobs that were given up: list, revive, drop.")
+
+All = Annotated[bool, Parameter(name="--all", negative="", help="All that are dead now.")]
+
+
+@app.default
+@app.command(name="list")
+def list_dead(
+    *,
+    limit: Annotated[int, Parameter(help="How many at the most.")] = 50,
+    queue: Queue = DEFAULT_QUEUE,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """List dead jobs, the oldest first, with their reasons."""
+    store = Store(queue)
+    with client(url) as redis:
+        front = redis.send(store.front("dead", max(limit, 1)))
+        rows = [(job, died, redis.status(queue, job)) for job, died in front]
+    if json:
+        output.as_json(
+            [
+                {
+                    "id": job,
+                    "died": died,
+                    "task": status.task if status else None,
+                    "reason": status.reason if status else None,
+                }
+                for job, died, status in rows
+            ]
+        )
+        return
+    shown = [(job, output.moment(died), status and status.task, status and status.reason) for job, died, status in rows]
+    output.table(("job", "died", "task", "reason"), shown, f"no dead jobs in queue {queue}")
+
+
+@app.command
+def revive(ids: Ids = None, /, *, all_: All = False, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Put dead jobs back on the schedule, due now, with all their attempts."""
+    store = Store(queue)
+    print(f"{_each(ids, all_, url, store.revive, lambda now: store.revive(before=now))} revived")
+
+
+@app.command
+def drop(ids: Ids = None, /, *, all_: All = False, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Delete dead jobs."""
+    store = Store(queue)
+    print(f"{_each(ids, all_, url, store.drop, lambda now: store.drop(before=now))} dropped")
+
+
+def _each(
+    ids: list[str] | None,
+    every: bool,
+    url: str | None,
+    some: Callable[[list[str]], Call[list[str]]],
+    slice_: Callable[[float], Call[list[str]]],
+) -> int:
+    """Do it to those that are named, or slice by slice to all that were dead when it began; return how many."""
+    if bool(ids) == every:
+        raise UsageError("name the jobs by their ids, or all with --all")
+    with client(url) as redis:
+        if ids:
+            return len(redis.send(some(ids)))
+        now, done = redis.now(), 0
+        while part := len(redis.send(slice_(now))):
+            done += part
+        return done

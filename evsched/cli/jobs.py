@@ -1,0 +1,126 @@
+"""The commands about one job, and the list of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from cyclopts import Parameter
+
+from evsched.cli import output
+from evsched.cli.root import Json, Queue, Url, UsageError, client
+from evsched.cli.when import parse_due
+from evsched.client import Options, new_job
+from evsched.config import DEFAULT_QUEUE
+from evsched.errors import ConfigError, JobMissing
+from evsched.store import Store
+
+Id = Annotated[str, Parameter(help="The id of the job.")]
+At = Annotated[str | None, Parameter(name="--at", help="When: ISO 8601 or Unix seconds.")]
+In = Annotated[str | None, Parameter(name="--in", help="In how long: 10s, 250ms, 5m, 1.5h, 7d.")]
+Listed = Literal["schedule", "backlog", "ready", "dead"]
+
+
+def enqueue(
+    task: Annotated[str, Parameter(help="The task's name.")],
+    arguments: Annotated[list[str] | None, Parameter(help="Its arguments, each as JSON.", negative="")] = None,
+    /,
+    *,
+    after: In = None,
+    at: At = None,
+    queue: Queue = DEFAULT_QUEUE,
+    id: Annotated[str | None, Parameter(help="The job's id; else a random one.")] = None,  # noqa: A002
+    priority: Annotated[int | None, Parameter(help="0 to 9, higher first.")] = None,
+    group: Annotated[str | None, Parameter(help="A group that gets a fair share.")] = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Schedule a job: now, at a time, or in a while."""
+    due, delay = parse_due(at, after)
+    try:
+        job = new_job(
+            task,
+            [_argument(text) for text in arguments or ()],
+            {},
+            Options(id=id, due=due, delay=delay, priority=priority, group=group),
+        )
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    with client(url) as redis:
+        (when,) = redis.send(Store(queue).enqueue([job]))
+    if json:
+        output.as_json({"id": job.id, "queue": queue, "due": when})
+    else:
+        print(job.id)
+
+
+def _argument(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"argument {text!r} is not JSON ({error}): write a string as '\"text\"'") from None
+
+
+def show(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
+    """Show where a job is, and its record."""
+    with client(url) as redis:
+        status = redis.status(queue, job)
+    if status is None:
+        raise JobMissing(f"no job {job} in queue {queue}: it never was, or it ended longer ago than its retention")
+    fields = msgspec.to_builtins(status)
+    if json:
+        output.as_json(fields)
+        return
+    for name in ("due", "started", "finished"):
+        fields[name] = output.moment(fields[name])
+    fields["payload"] = "" if status.payload is None else msgspec.json.encode(status.payload).decode()
+    output.table(("field", "value"), [(k, v) for k, v in fields.items() if v not in (None, "")], "")
+
+
+def cancel(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Take a job away that waits."""
+    with client(url) as redis:
+        place = redis.cancel(queue, job)
+    print(f"{job} cancelled, it was in {place}")
+
+
+def reschedule(job: Id, /, *, at: At = None, after: In = None, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Give a job that waits another time."""
+    due, delay = parse_due(at, after)
+    if due is None and delay is None:
+        raise UsageError("reschedule: say when with --at or --in; `evsched run-now` is at once")
+    with client(url) as redis:
+        if delay is not None:
+            due = redis.now() + delay
+        print(f"{job} is due {output.moment(redis.reschedule(queue, job, due))}")
+
+
+def run_now(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Make a job that waits due at once."""
+    with client(url) as redis:
+        print(f"{job} is due {output.moment(redis.reschedule(queue, job, None))}")
+
+
+def jobs(
+    *,
+    place: Annotated[Listed | None, Parameter(help="Only that place.")] = None,
+    limit: Annotated[int, Parameter(help="Jobs of each place at the most.")] = 50,
+    queue: Queue = DEFAULT_QUEUE,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """List the jobs of a queue, those first that are next."""
+    if limit < 1:
+        raise UsageError("--limit: at least 1")
+    store, rows = Store(queue), list[tuple[str, str, float | None]]()
+    with client(url) as redis:
+        for of in (place,) if place else get_args(Listed):
+            if of == "ready":
+                rows += [(of, job, None) for job in redis.send(store.line(limit))]
+            else:
+                rows += [(of, job, score) for job, score in redis.send(store.front(of, limit))]
+    if json:
+        output.as_json([{"place": of, "id": job, "at": at if of != "backlog" else None} for of, job, at in rows])
+    else:
+        shown = [(of, job, output.moment(at) if of in ("schedule", "dead") else "") for of, job, at in rows]
+        output.table(("place", "job", "due / died"), shown, f"no jobs in queue {queue}")

@@ -1,0 +1,51 @@
+"""What the commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from evsched.log import escape
+
+
+def as_json(value: Any) -> None:
+    """Print one JSON document."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """Print a table, or what to say when there are no rows. What Redis holds cannot steer the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(escape("" if cell is None else str(cell))) for cell in row))
+    console = Console()
+    console.print(drawn if drawn.row_count else empty, highlight=False)
+
+
+def moment(unix: float | None) -> str:
+    """Return a time as a person reads it: local, with milliseconds and zone."""
+    if unix is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(unix).astimezone().isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{unix}"
+
+
+def length(seconds: float) -> str:
+    """Return a length as a person reads it."""
+    sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if rest >= size:
+            return f"{sign}{rest / size:.1f} {unit}"
+    return f"{sign}{rest:.1f} s"

@@ -1,0 +1,61 @@
+"""What all commands share: the root, the options that many take, and the way to the settings and to Redis."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+import evsched
+from evsched import config
+from evsched.client import SyncClient
+from evsched.config import Config
+from evsched.connection import database
+from evsched.errors import ConfigError, EvschedError
+
+root = App(
+    name="evsched",
+    help="An event-driven job scheduler on Redis.",
+    version=evsched.__version__,
+    suppress_keyboard_interrupt=False,
+)
+
+Url = Annotated[str | None, Parameter(help="Redis; else EVSCHED_URL, else redis://localhost:6379/0.")]
+Queue = Annotated[str, Parameter(help="The queue.")]
+Queues = Annotated[
+    list[str] | None,
+    Parameter(name="--queue", negative="", help="A queue; may be repeated. Else all, or the app's."),
+]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
+Ids = Annotated[list[str] | None, Parameter(help="Ids of jobs.", negative="")]
+
+
+class UsageError(EvschedError):
+    """The command line makes no sense."""
+
+
+def settings(url: str | None = None, **flags: Any) -> Config:
+    """Return the settings of this process.
+
+    Raises:
+        UsageError: one of them cannot be.
+    """
+    try:
+        found = config.load(os.environ, url=url, **flags)
+        database(found.url)  # is it a URL at all?
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    return found
+
+
+@contextmanager
+def client(url: str | None) -> Generator[SyncClient]:
+    """Yield a client of the Redis that the command is about."""
+    found = SyncClient(settings(url).url)
+    try:
+        yield found
+    finally:
+        found.close()

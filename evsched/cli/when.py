@@ -1,0 +1,54 @@
+"""Lengths and times as people write them on a command line."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+
+from evsched.cli.root import UsageError
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+
+
+def parse_length(text: str) -> float:
+    """Return the seconds of "10s", "1.5h", "250ms", "7d", or of a plain number.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)", text.strip())
+    if not found:
+        raise UsageError(f"{text!r} is no length: write 10s, 250ms, 5m, 1.5h or 7d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def parse_time(text: str) -> float:
+    """Return the Unix seconds of an ISO 8601 time, or of a plain number. Without a zone it is this host's own.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        try:
+            return datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError):
+            raise UsageError(
+                f"{text!r} is no time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"
+            ) from None
+    if not math.isfinite(number):
+        raise UsageError(f"{text!r} is no time: write Unix seconds")
+    return number
+
+
+def parse_due(at: str | None, after: str | None) -> tuple[float | None, float | None]:
+    """Return (due, delay) of --at and --in, of which at most one may be given.
+
+    Raises:
+        UsageError: both are given, or one does not parse.
+    """
+    if at is not None and after is not None:
+        raise UsageError("--at and --in: give one of them")
+    return None if at is None else parse_time(at), None if after is None else parse_length(after)

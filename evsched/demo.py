@@ -1,0 +1,180 @@
+"""The demo: the main job, seen. Real processes, a real Redis, three doors, and each job's lateness.
+
+The demo itself plays a foreign client: but for its first door it knows the wire protocol only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from typing import Any, Final
+
+import msgspec
+import redis
+
+from evsched import keys
+from evsched.app import App
+from evsched.client import Options, SyncClient, new_job
+from evsched.errors import EvschedError
+from evsched.executor import current_job
+
+app = App(queue="demo")
+
+_READY: Final = 30.0
+"""Seconds in which both processes must have come up."""
+
+_PATIENCE: Final = 10.0
+"""Seconds after the last due in which a job must have ended, or it counts as lost."""
+
+
+_SETTLE: Final = 6.0
+"""Seconds until the leases of a worker that has just been busy are the long ones of an idle one."""
+
+
+@app.task
+async def lateness() -> float:
+    """Return the seconds from the due to this handler, by Redis's clock."""
+    return current_job().lateness
+
+
+@contextlib.contextmanager
+def _process(url: str, *words: str) -> Generator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "evsched", *words, "--log-level", "WARNING"],
+        env={**os.environ, "EVSCHED_URL": url},
+        start_new_session=True,  # Ctrl-C is for the demo, which then ends them
+    )
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait(15)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def run_demo(url: str, jobs: int, seconds: float, idle: float) -> int:
+    """Run the demo on the Redis at `url`; return 0 when nothing was lost and nothing was early.
+
+    Raises:
+        EvschedError: a process did not come up.
+    """
+    client: Any = redis.Redis.from_url(url, protocol=2, driver_info=None, socket_timeout=30)
+    ours = SyncClient(url)
+    with _process(url, "dispatcher", "--queue", app.queue) as one, _process(url, "worker", "evsched.demo:app") as two:
+        try:
+            print("a dispatcher process and a worker process are starting", flush=True)
+            _wait_until_ready(ours, one, two)
+            late = _watch(client, _schedule(client, ours, jobs, seconds), seconds)
+            print(f"idle now: after {_SETTLE:g} s, counting the commands that reach Redis for {idle:g} s", flush=True)
+            time.sleep(_SETTLE if idle > 0 else 0)
+            sent = _count_commands(client, idle) / idle if idle > 0 else 0.0
+        finally:
+            ours.close()
+            client.close()
+    return _report(jobs, late, sent)
+
+
+def _wait_until_ready(ours: SyncClient, *children: subprocess.Popen[bytes]) -> None:
+    job = new_job(lateness.name, (), {}, Options())
+    ours.enqueue(app.queue, [job])
+    end = time.monotonic() + _READY
+    while True:
+        for child in children:
+            if child.poll() is not None:
+                raise EvschedError(f"a process of the demo ended with code {child.returncode}: its words stand above")
+        try:
+            ours.result(app.queue, job.id, 0.5)
+        except TimeoutError:
+            if time.monotonic() > end:
+                raise EvschedError(f"no job ran within {_READY:g} s") from None
+        else:
+            return
+
+
+def _schedule(client: Any, ours: SyncClient, jobs: int, seconds: float) -> dict[bytes, str]:
+    """Schedule through three doors in turn; return each job's reply list and its door."""
+    rng, replies = random.Random(), dict[bytes, str]()  # noqa: S311 - no secret
+    base = time.time() + 0.3  # to have scheduled all before the first is due
+    schedule = keys.schedule(app.queue)
+    for n in range(jobs):
+        job_id, due = f"demo-{n}-{rng.randrange(10**9)}", base + rng.uniform(0, seconds)
+        door = ("Python", "inline", "record")[n % 3]
+        payload: dict[str, Any] = {"task": lateness.name, "reply": True}
+        if door == "Python":
+            ours.enqueue(app.queue, [new_job(lateness.name, (), {}, Options(id=job_id, due=due, reply=True))])
+        elif door == "inline":
+            client.zadd(schedule, {msgspec.json.encode({**payload, "id": job_id}): due})
+        else:
+            client.hset(keys.job(app.queue, job_id), "payload", msgspec.json.encode(payload))
+            client.zadd(schedule, {job_id: due})
+        replies[keys.reply(app.queue, job_id).encode()] = door
+    print(f"{jobs} jobs scheduled over {seconds:g} s: by the Python client, by ZADD, by HSET and ZADD", flush=True)
+    return replies
+
+
+def _watch(client: Any, replies: dict[bytes, str], seconds: float) -> list[float]:
+    """Wait for each job's reply, and show its lateness as it comes."""
+    waiting, late = dict(replies), list[float]()
+    end = time.monotonic() + seconds + _PATIENCE
+    live = sys.stdout.isatty()
+    while waiting and time.monotonic() < end:
+        answer = client.blpop(list(waiting), timeout=1)
+        if answer is None:
+            continue
+        door, told = waiting.pop(answer[0]), msgspec.json.decode(answer[1])
+        if told["outcome"] != "done":
+            continue
+        late.append(told["result"])
+        line = f"{len(late):4} of {len(replies)}  {told['id']:24} {door:8} {told['result'] * 1e3:7.2f} ms late"
+        if live:
+            print(f"\r{line}", end="", flush=True)
+        elif len(late) % 20 == 0:
+            print(line, flush=True)
+    if live:
+        print()
+    return late
+
+
+def _count_commands(client: Any, seconds: float) -> int:
+    """Count what clients send to Redis, by MONITOR; the commands inside scripts are not sent."""
+    sent, end = 0, time.monotonic() + seconds
+    with client.monitor() as monitor:
+        while (left := end - time.monotonic()) > 0:
+            if monitor.connection.can_read(timeout=left):
+                sent += monitor.next_command()["client_type"] != "lua"
+    return sent
+
+
+def _report(jobs: int, late: list[float], sent: float) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    late = sorted(late)
+    early = sum(value < 0 for value in late)
+    table = Table(title="evsched demo", title_justify="left")
+    names = ("jobs", "lost", "early", "lateness p50", "p99", "max", "idle commands/s")
+    for name in names:
+        table.add_column(name, justify="right")
+
+    def share(of: float) -> str:
+        return f"{late[min(int(len(late) * of), len(late) - 1)] * 1e3:.2f} ms" if late else "-"
+
+    table.add_row(
+        f"{len(late)} of {jobs}",
+        str(jobs - len(late)),
+        str(early),
+        share(0.5),
+        share(0.99),
+        share(1),
+        f"{sent:.2f} commands/s",
+    )
+    Console().print(table)
+    return 0 if len(late) == jobs and not early else 1
