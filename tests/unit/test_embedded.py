@@ -166,9 +166,7 @@ def test_a_bad_setting_says_what_the_server_said() -> None:
     assert not server.folder.exists()
 
 
-def test_a_long_temporary_folder_still_gives_a_short_socket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_temporary_folder_still_gives_a_short_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
