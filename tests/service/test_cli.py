@@ -1,0 +1,219 @@
+"""The commands, as processes: what they print, their exit codes, and one clear line for a user's mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.embedded import EmbeddedRedis
+
+TASKS = """
+from evsched import App, current_job
+
+app = App()
+
+@app.task
+async def add(a: int, b: int = 0) -> int:
+    return a + b
+
+@app.task
+async def fail() -> None:
+    raise ValueError("no luck\\x1b[31m")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "broken.py").write_text("import nowhere_to_be_found")
+    (tmp_path / "empty.py").write_text("")
+    return tmp_path
+
+
+class Cli:
+    def __init__(self, url: str, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "EVSCHED_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])}
+        self.environment.pop("EVSCHED_TEST_SERVER", None)
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "evsched", *words]
+
+    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words),
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def json(self, *words: str) -> Any:
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    @contextmanager
+    def running(self, *words: str, until: str) -> Generator[subprocess.Popen[str]]:
+        """Run a service until its log has said `until`; end it with SIGTERM, and see that it ends well."""
+        child = subprocess.Popen(
+            self.command(*words), env=self.environment, cwd=self.folder, stderr=subprocess.PIPE, text=True
+        )
+        assert child.stderr is not None
+        try:
+            said = ""
+            for line in child.stderr:
+                said += line
+                if until in line:
+                    break
+            else:
+                raise AssertionError(f"it never said {until!r}: {said}")
+            yield child
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(30) == 0, child.stderr.read()
+        finally:
+            child.kill()
+            child.wait()
+            child.stderr.close()
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, folder: Path) -> Cli:
+    return Cli(server.url, folder)
+
+
+def test_a_job_from_the_command_line_to_its_end(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    assert cli.run("enqueue", "add", "1", "--in", "1h", "--id", "one", *of).stdout == "one\n"
+    assert cli.json("enqueue", "add", "2", "3", "--id", "two", *of)["id"] == "two"
+    cli.run("enqueue", "fail", "--id", "bad", "--at", "2001-01-01T00:00:00+00:00", *of)
+    assert [row["id"] for row in cli.json("jobs", "--place", "schedule", *of)] == ["bad", "two", "one"]
+    assert cli.run("reschedule", "bad", "--in", "2h", *of).returncode == 0
+    assert cli.json("show", "bad", *of)["place"] == "schedule"
+    assert cli.run("run-now", "one", *of).returncode == 0
+    assert "it was in schedule" in cli.run("cancel", "bad", *of).stdout
+    done = cli.run("worker", "tasks:app", "--burst", *of)
+    assert done.returncode == 0, done.stderr
+    shown = cli.json("show", "two", *of)
+    assert (shown["place"], shown["result"], shown["attempt"]) == ("finished", 5, 1)
+    assert cli.json("show", "one", *of)["result"] == 1
+    assert "finished" in cli.run("show", "one", *of).stdout
+
+
+def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    for job in ("a", "b", "c"):
+        cli.run("enqueue", "nothing", "--id", job, *of)
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
+    rows = cli.json("dead", *of)
+    assert sorted(row["id"] for row in rows) == ["a", "b", "c"]
+    assert "unknown task 'nothing'" in rows[0]["reason"]
+    assert cli.run("dead", "drop", "a", *of).stdout == "1 dropped\n"
+    assert cli.run("dead", "revive", "b", *of).stdout == "1 revived\n"
+    assert cli.run("dead", "revive", "--all", *of).stdout == "1 revived\n"
+    assert cli.run("dead", "drop", "--all", *of).stdout == "0 dropped\n"
+    missing = cli.run("dead", "revive", "a", *of)
+    assert (missing.returncode, missing.stderr) == (1, "evsched: a is not dead\n")
+
+
+def test_services_run_and_stop(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    with (
+        cli.running("dispatcher", *of, until="keyspace events arrive"),
+        cli.running("worker", "tasks:app", *of, "--concurrency", "5", until="5 slots"),
+    ):
+        (worker,) = cli.json("workers", *of)
+        assert (worker["queue"], worker["held"]) == (queue, 0)
+        (row,) = cli.json("queues", *of)
+        assert (row["workers"], row["next_due"]) == (1, None)
+    assert cli.json("workers", *of) == []
+
+
+def test_dev_with_a_private_redis(folder: Path) -> None:
+    cli = Cli("", folder)
+    del cli.environment["EVSCHED_URL"]
+    with cli.running("dev", "tasks:app", until="keyspace events arrive"):
+        pass
+
+
+def test_the_demo(folder: Path) -> None:
+    cli = Cli("", folder)
+    del cli.environment["EVSCHED_URL"]
+    done = cli.run("demo", "--jobs", "30", "--seconds", "1", "--idle", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "30 of 30" in done.stdout
+
+
+MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
+    (2, "Write redis://HOST:PORT/DB", ("queues", "--url", "localhost:6379")),
+    (1, "start one, or name another with --url", ("dispatcher", "--url", "redis://127.0.0.1:1/0")),
+    (1, "Connection refused", ("queues", "--url", "redis://127.0.0.1:1/0")),
+    (1, "looked in this folder", ("worker", "nothing:app")),
+    (1, "No module named 'nowhere_to_be_found'", ("worker", "broken:app")),
+    (1, "make one with app = evsched.App()", ("worker", "empty:app")),
+    (1, "it has app", ("worker", "tasks:application")),
+    (1, "write MODULE:APP", ("worker", "tasks")),
+    (2, "--nonsense", ("queues", "--nonsense")),
+    (2, "nonsense", ("nonsense",)),
+    (2, "from 1 to 999", ("worker", "tasks:app", "--concurrency", "0")),
+    (2, "a queue's name is", ("dispatcher", "--queue", "a b")),
+    (2, "write a string as", ("enqueue", "add", "text")),
+    (2, "is no time", ("enqueue", "add", "1", "--at", "soon")),
+    (2, "is no length", ("enqueue", "add", "1", "--in", "soon")),
+    (2, "give one of them", ("enqueue", "add", "1", "--in", "1s", "--at", "0")),
+    (2, "from 0 to 9", ("enqueue", "add", "1", "--priority", "10")),
+    (2, "an id is 1 to 200", ("enqueue", "add", "1", "--id", "a b")),
+    (2, "with --at or --in", ("reschedule", "x")),
+    (2, "all with --all", ("dead", "drop")),
+    (1, "it never was", ("show", "nobody")),
+    (1, "is not on the schedule", ("cancel", "nobody")),
+    (1, "is not on the schedule", ("run-now", "nobody")),
+]
+
+
+@pytest.mark.parametrize(("code", "words", "command"), MISTAKES, ids=[" ".join(row[2]) for row in MISTAKES])
+def test_a_mistake_is_told_in_one_line(cli: Cli, code: int, words: str, command: tuple[str, ...]) -> None:
+    done = cli.run(*command)
+    line = done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (code, 1, ""), done.stderr
+    assert line.startswith("evsched: ")
+    assert words in line
+
+
+def test_a_setting_that_is_none(cli: Cli) -> None:
+    done = cli.run("queues", EVSCHED_SAFTY_CAP="3")
+    assert done.returncode == 2
+    assert "did you mean EVSCHED_SAFETY_CAP?" in done.stderr
+
+
+async def test_a_redis_that_is_too_old(cli: Cli) -> None:
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            text = b"redis_version:6.2.14\r\n"
+            writer.write(b"$%d\r\n%s\r\n" % (len(text), text))
+        writer.close()
+
+    server = await asyncio.start_server(old, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    done = await asyncio.to_thread(cli.run, "dispatcher", "--url", f"redis://127.0.0.1:{port}/0")
+    server.close()
+    assert done.returncode == 1
+    assert "redis 6.2.14" in done.stderr
+    assert "needs redis 7.0 or newer" in done.stderr
+
+
+def test_help_and_version(cli: Cli) -> None:
+    assert "run-now" in cli.run("--help").stdout
+    assert cli.run("--version").stdout == "0.1.0\n"
