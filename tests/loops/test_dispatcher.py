@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
 from evsched import App, current_job, events
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
+from evsched.store import New, Store, set_notification_flags
 from tests.support.proxy import Proxy
 from tests.support.system import system
 
@@ -77,8 +79,6 @@ async def test_without_notifications_the_cap_does_the_work_and_it_is_said(
 
 
 def _enqueue(queue: str) -> Any:
-    from evsched.store import New, Store
-
     return Store(queue).enqueue([New("late", b'{"task":"lateness"}')])
 
 
@@ -87,8 +87,6 @@ async def test_flags_that_vanish_are_noticed(queue: str, app: App) -> None:
         config = Config(url=own.url, queues=(queue,), probe=0.1)
         async with system(config, app) as running:
             await running.recorder.wait(events.NotificationsProven)
-            from evsched.store import set_notification_flags
-
             await running.commands.send(set_notification_flags(""))
             await running.recorder.wait(events.NotificationsMissing)
 
@@ -103,8 +101,6 @@ async def test_new_queues_are_found_by_their_first_event(app: App, raw: Any) -> 
 
 async def test_queues_that_are_there_are_found_by_one_scan(app: App, raw: Any, queue: str) -> None:
     with EmbeddedRedis() as own:
-        import redis
-
         client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
         client.zadd("evsched:{one}:schedule", {"x": 4e9})
         client.zadd("evsched:{two}:backlog", {"x": 1})
@@ -121,8 +117,6 @@ async def test_queues_that_are_there_are_found_by_one_scan(app: App, raw: Any, q
 
 async def test_a_flood_of_far_jobs_costs_few_script_calls(queue: str, app: App) -> None:
     with EmbeddedRedis() as own:
-        import redis
-
         client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
         async with system(Config(url=own.url, queues=(queue,)), app) as running:
             await running.recorder.wait(events.NotificationsProven)

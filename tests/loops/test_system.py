@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from evsched import App, GiveUp, JobDead, JobExists, JobMissing, Retry, RetryLater, current_job, events
+from evsched.call import Call, raw
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
 from tests.support.system import system
@@ -162,8 +163,6 @@ async def test_cancel_tells_who_waits(config: Config, app: App) -> None:
 
 
 def _asked(queue: str, job_id: str) -> Any:
-    from evsched.call import Call, raw
-
     return Call(("HGET", f"evsched:{{{queue}}}:job:{job_id}", "reply"), raw)
 
 

@@ -1,0 +1,145 @@
+"""enqueue, cancel, reschedule, revive, drop, look, ask: what clients do; each refusal changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.errors import JobExists, JobMissing, JobRunning
+from evsched.job import Buried, Done
+from evsched.store import New, Store
+
+NOW = 1_900_000_000.0
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+
+def put(send: Send, store: Store, place: str, job_id: str = "a") -> None:
+    """Bring a job to a place."""
+    send(store.enqueue([New(job_id, b'{"task":"t","reply":true}', due=NOW)], now=NOW))
+    if place == "schedule":
+        return
+    if place == "backlog":
+        send(store.enqueue([New(f"{job_id}-{n}", b'{"task":"t"}', due=NOW - 1) for n in range(16)]))
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    if place in ("ready", "backlog"):
+        return
+    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    if place == "finished":
+        send(store.complete("w", [(run, Done(b"1", 60.0, False))], now=NOW))
+    elif place == "dead":
+        send(store.bury("w", [(run, Buried("no luck", False))], now=NOW))
+
+
+def test_enqueue_writes_the_record_and_the_place(send: Send, store: Store, state: State) -> None:
+    jobs = [New("a", b"{}", due=NOW + 1), New("b", b"{}", priority=0, group="g", delay=2.5)]
+    assert send(store.enqueue(jobs, now=NOW)) == [NOW + 1, NOW + 2.5]
+    assert state() == {
+        "schedule": {"a": NOW + 1, "b": NOW + 2.5},
+        "job:a": {"payload": "{}"},
+        "job:b": {"payload": "{}", "priority": "0", "group": "g"},
+    }
+
+
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "processing", "dead"])
+def test_enqueue_of_an_id_that_has_not_ended_is_refused_whole(
+    send: Send, store: Store, state: State, place: str
+) -> None:
+    put(send, store, place)
+    before = state()
+    with pytest.raises(JobExists, match="a "):
+        send(store.enqueue([New("new", b"{}"), New("a", b"{}")]))
+    with pytest.raises(JobExists, match="twice"):
+        send(store.enqueue([New("new", b"{}"), New("new", b"{}")]))
+    assert state() == before
+
+
+def test_enqueue_of_an_id_that_has_ended_begins_anew(send: Send, store: Store, state: State, raw: Any) -> None:
+    put(send, store, "finished")
+    send(store.enqueue([New("a", b"{}", due=NOW)]))
+    assert state()["job:a"] == {"payload": "{}"}
+    assert raw.pttl(f"evsched:{{{store.queue}}}:job:a") == -1
+
+
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
+def test_cancel_of_what_waits(send: Send, store: Store, state: State, place: str) -> None:
+    put(send, store, place)
+    assert send(store.cancel("a")) == place
+    after = state()
+    assert json.loads(after.pop("reply:a")[0]) == {"id": "a", "outcome": "cancelled", "result": None}
+    assert not [name for name, value in after.items() if name == "job:a" or "a" in value]
+    with pytest.raises(JobMissing):
+        send(store.cancel("a"))
+
+
+@pytest.mark.parametrize(
+    ("place", "error"), [("processing", JobRunning), ("finished", JobMissing), ("dead", JobMissing)]
+)
+def test_what_does_not_wait_can_be_neither_cancelled_nor_rescheduled(
+    send: Send, store: Store, state: State, place: str, error: type[Exception]
+) -> None:
+    put(send, store, place)
+    before = state()
+    with pytest.raises(error):
+        send(store.cancel("a"))
+    with pytest.raises(error):
+        send(store.reschedule("a", NOW))
+    assert state() == before
+
+
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
+def test_reschedule_of_what_waits(send: Send, store: Store, state: State, place: str) -> None:
+    put(send, store, place)
+    assert send(store.reschedule("a", NOW + 60.25)) == NOW + 60.25
+    assert state()["schedule"]["a"] == NOW + 60.25
+    assert "a" not in state().get("ready", [])
+    assert "a" not in state().get("backlog", {})
+    assert send(store.reschedule("a", None, now=NOW)) == NOW
+
+
+def test_revive_and_drop_are_whole_or_nothing_and_bounded(send: Send, store: Store, state: State) -> None:
+    for n in range(4):
+        put(send, store, "dead", f"d{n}")
+    before = state()
+    for verb in (store.revive, store.drop):
+        with pytest.raises(JobMissing, match="nobody"):
+            send(verb(["d0", "nobody"]))
+    assert state() == before
+    assert send(store.drop(before=NOW - 1)) == []
+    assert send(store.drop(before=NOW, limit=2)) == ["d0", "d1"]
+    assert send(store.revive(before=NOW, limit=5, now=NOW)) == ["d2", "d3"]
+    after = state()
+    assert (sorted(after["schedule"]), "dead" in after, "job:d0" in after) == (["d2", "d3"], False, False)
+
+
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "processing", "finished", "dead"])
+def test_look_tells_the_place_and_moves_nothing(send: Send, store: Store, state: State, place: str) -> None:
+    put(send, store, place)
+    before = state()
+    status = send(store.look("a"))
+    assert (status.place, status.task, status.queue) == (place, "t", store.queue)
+    assert send(store.look("nobody")) is None
+    assert state() == before
+
+
+def test_ask_answers_at_once_or_asks_for_a_reply(send: Send, store: Store, state: State) -> None:
+    put(send, store, "finished")
+    assert send(store.ask("a")) == ("done", b"1", "")
+    put(send, store, "dead", "d")
+    assert send(store.ask("d")) == ("dead", b"", "no luck")
+    put(send, store, "schedule", "s")
+    assert send(store.ask("s")) == ("", b"", "")
+    assert state()["job:s"]["reply"] == "1"
+    with pytest.raises(JobMissing):
+        send(store.ask("nobody"))
+
+
+def test_the_dead_set_is_bounded_by_age(send: Send, store: Store, state: State, raw: Any) -> None:
+    put(send, store, "dead", "old")
+    raw.zadd(f"evsched:{{{store.queue}}}:dead", {"old": NOW - 181 * 86400})
+    put(send, store, "dead", "new")
+    assert list(state()["dead"]) == ["new"]
+    assert "job:old" not in state()

@@ -1,0 +1,184 @@
+"""dispatch.lua: what is due moves on, in its order, and never before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.errors import StoreRefused
+from evsched.job import Done
+from evsched.store import New, Store
+
+NOW = 1_900_000_000.0
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+
+def jobs(*ids: str, due: float = NOW, **more: Any) -> list[New]:
+    return [New(job_id, b'{"task":"t"}', due=due, **more) for job_id in ids]
+
+
+def dispatch(store: Store, now: float = NOW, limit: int = 250, cap: int = 1000) -> Any:
+    return store.dispatch(limit=limit, cap=cap, now=now)
+
+
+def test_only_what_is_due_moves_and_the_rest_is_told(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue([*jobs("a"), *jobs("b", due=NOW + 0.000001), *jobs("c", due=NOW + 7.25)]))
+    step = send(dispatch(store))
+    assert (step.now, step.moved, step.buried) == (NOW, [NOW], [])
+    assert step.sleep == pytest.approx(0.000001, abs=1e-6)
+    after = state()
+    assert after["ready"] == ["a"]
+    assert list(after["schedule"]) == ["b", "c"]
+    assert send(dispatch(store, NOW + 1)).sleep == 6.25
+
+
+def test_nothing_scheduled_and_nothing_near(send: Send, store: Store, raw: Any, queue: str) -> None:
+    assert send(dispatch(store)).sleep == float("inf")
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"never": "+inf"})
+    assert send(dispatch(store)).sleep == float("inf")
+
+
+def test_the_second_call_changes_nothing(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue([*jobs("a", "b"), *jobs("c", due=NOW + 1)]))
+    send(dispatch(store))
+    before = state()
+    assert send(dispatch(store)).moved == []
+    assert state() == before
+
+
+def test_it_is_bounded_and_says_that_more_is_due(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue(jobs(*(f"j{n}" for n in range(30)))))
+    step = send(dispatch(store, limit=10))
+    assert (len(step.moved), step.sleep) == (10, 0)
+    assert len(state()["schedule"]) == 20
+
+
+def test_ready_is_kept_short(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue(jobs(*(f"j{n:02}" for n in range(40)))))
+    send(dispatch(store))
+    assert (len(state()["ready"]), len(state()["backlog"])) == (16, 24)
+
+
+def test_priority_then_fair_shares_in_the_backlog(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue(jobs(*(f"fill{n:02}" for n in range(16)))))
+    send(dispatch(store))
+    send(
+        store.enqueue(
+            [
+                *jobs("a1", "a2", "a3", group="alice"),
+                *jobs("b1", group="bob"),
+                *jobs("high", priority=9),
+                *jobs("low", priority=0),
+            ]
+        )
+    )
+    send(dispatch(store))
+    assert list(state()["backlog"]) == ["high", "a1", "b1", "a2", "a3", "low"]
+    assert send(store.start("w", (), hold=40, lease=15)).jobs[16].id == "high"
+    assert "order" not in state()
+
+
+def test_an_inline_job_becomes_a_record(send: Send, store: Store, state: State, raw: Any, queue: str) -> None:
+    member = '{"task":"t","id":"x","priority":9,"group":"g"}'
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {member: NOW})
+    send(dispatch(store))
+    due = "1900000000"
+    assert state() == {
+        "ready": ["x"],
+        "job:x": {"payload": member, "priority": "9", "group": "g", "due": due},
+    }
+
+
+def test_a_due_of_zero_is_now(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue(jobs("a", due=0)))
+    send(dispatch(store))
+    assert float(state()["job:a"]["due"]) == NOW
+
+
+def test_a_missing_record_is_waited_for_in_growing_steps(
+    send: Send, store: Store, state: State, raw: Any, queue: str
+) -> None:
+    schedule = f"evsched:{{{queue}}}:schedule"
+    raw.zadd(schedule, {"x": NOW - 3})
+    looks, now = 0, NOW
+    while now - NOW < 1.5:
+        step = send(dispatch(store, now))
+        assert (step.moved, step.buried) == ([], [])
+        looks, now = looks + 1, state()["schedule"]["x"]
+    assert looks < 12
+    raw.hset(f"evsched:{{{queue}}}:job:x", "payload", '{"task":"t"}')
+    assert send(dispatch(store, now)).moved == [NOW - 3]
+    assert state() == {"ready": ["x"], "job:x": {"payload": '{"task":"t"}', "due": "1899999997"}}
+
+
+def test_a_record_that_does_not_come_in_two_seconds_is_dead(
+    send: Send, store: Store, state: State, raw: Any, queue: str
+) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"x": NOW})
+    send(dispatch(store))
+    ((job_id, reason),) = send(dispatch(store, NOW + 2)).buried
+    assert (job_id, "no payload in its record" in reason) == ("x", True)
+    assert state()["dead"] == {"x": NOW + 2}
+
+
+@pytest.mark.parametrize("place", ["backlog", "ready", "dead", "schedule"])
+def test_a_place_of_a_wrong_type_moves_nothing(
+    send: Send, store: Store, state: State, raw: Any, queue: str, place: str
+) -> None:
+    send(store.enqueue(jobs("a", "b")))
+    key = f"evsched:{{{queue}}}:{place}"
+    if place == "schedule":
+        raw.rename(key, f"{key}-kept")
+    raw.set(key, "wrong")
+    before = state()
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        send(dispatch(store))
+    assert state() == before
+    raw.delete(key)
+    if place == "schedule":
+        raw.rename(f"{key}-kept", key)
+    assert len(send(dispatch(store)).moved) == 2
+
+
+def test_an_id_again_while_it_is_ready_or_in_the_backlog_is_one_job(
+    send: Send, store: Store, state: State, raw: Any, queue: str
+) -> None:
+    ids = [f"j{n:02}" for n in range(20)]
+    send(store.enqueue(jobs(*ids)))
+    send(dispatch(store))
+    before = state()
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"j00": NOW, "j19": NOW})
+    send(dispatch(store))
+    after = state()
+    assert (after["ready"], list(after["backlog"])) == (before["ready"], list(before["backlog"]))
+
+
+def test_an_id_again_while_it_runs_runs_again_afterwards(
+    send: Send, store: Store, state: State, raw: Any, queue: str
+) -> None:
+    send(store.enqueue(jobs("a")))
+    send(dispatch(store))
+    (run,) = send(store.start("w", (), hold=1, lease=15)).jobs
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"a": NOW})
+    send(dispatch(store))
+    assert "ready" not in state()
+    assert state()["job:a"]["again"] == "1900000000"
+    assert send(store.complete("w", [(run, Done(b"1", 0, False))])) == []
+    assert state()["schedule"] == {"a": NOW}
+    send(dispatch(store))
+    (again,) = send(store.start("w", (), hold=1, lease=15)).jobs
+    assert (again.id, again.attempt) == ("a", 1)
+
+
+def test_a_dead_id_again_leaves_the_dead_set(send: Send, store: Store, state: State, raw: Any, queue: str) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"x": NOW})
+    send(dispatch(store))
+    send(dispatch(store, NOW + 2))
+    raw.hset(f"evsched:{{{queue}}}:job:x", "payload", '{"task":"t"}')
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"x": NOW + 3})
+    send(dispatch(store, NOW + 3))
+    after = state()
+    assert (after["ready"], "dead" in after, "reason" in after["job:x"]) == (["x"], False, False)

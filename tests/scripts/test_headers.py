@@ -1,0 +1,57 @@
+"""The header of each script says what the code does."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from evsched.scripts import folder
+from evsched.store import Store
+
+VERBS = sorted(path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_"))
+MARKS = ("KEYS", "ARGV", "ROWS", "REPLY", "FAILS", "TWICE")
+
+
+def read(verb: str) -> tuple[list[str], str, dict[str, list[str]]]:
+    """Return the header's lines, the code, and the names under each mark."""
+    lines = (folder() / f"{verb}.lua").read_text().splitlines()
+    end = next(n for n, line in enumerate(lines[1:], 1) if not line.startswith("--"))
+    names: dict[str, list[str]] = {}
+    mark = ""
+    for line in lines[1:end]:
+        found = re.match(r"-- (\w+)  +(.*)|--        (\w+)  +(.*)", line)
+        if found and found[1] in MARKS:
+            mark = found[1]
+            names[mark] = [found[2].split()[0]]
+        elif found and found[3] and mark in ("ARGV", "ROWS", "FAILS"):
+            names[mark].append(found[3])
+        elif line == "--":
+            mark = ""
+    return lines[1:end], "\n".join(lines[end:]), names
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_header_is_whole_and_true(verb: str) -> None:
+    lines, code, names = read(verb)
+    first = (folder() / f"{verb}.lua").read_text().splitlines()[0]
+    assert re.fullmatch(r"#!lua( flags=(allow-oom|no-writes))?", first)
+    assert lines[0].startswith(f"-- {verb}: ")
+    for mark in ("KEYS", "ARGV", "REPLY", "FAILS", "TWICE"):
+        assert mark in names, mark
+    assert names["KEYS"] == ["root"]
+    unpacked = re.search(r"^local ([\w, ]+) = unpack\(ARGV, 1, (\d+)\)$", code, re.MULTILINE)
+    assert unpacked
+    assert unpacked[1].split(", ") == names["ARGV"]
+    assert int(unpacked[2]) == len(names["ARGV"])
+    for start, width in re.findall(r"rows\((\d+), (\d+)\)", code):
+        assert int(start) == len(names["ARGV"]) + 1
+        assert int(width) == len(names["ROWS"])
+    codes = set(re.findall(r"fail\('(\w+)'", code))
+    assert codes == set(names["FAILS"]) - {"none"}
+    assert not re.search(r"\b(KEYS|ARGV)\[", code)
+
+
+def test_each_verb_is_a_method_of_the_store() -> None:
+    for verb in VERBS:
+        assert callable(getattr(Store, verb)), verb

@@ -1,0 +1,227 @@
+"""start, complete, retry, bury, requeue, beat, survey: a run, from the worker's taking it to its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from evsched.connection import SyncCommands
+from evsched.embedded import EmbeddedRedis
+from evsched.errors import StoreDown, StoreRefused
+from evsched.job import Buried, Done, Retried, Taken
+from evsched.store import New, Store
+from tests.support.snapshot import snapshot
+
+NOW = 1_900_000_000.0
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+DONE = Done(b'{"n":1}', 300.0, False)
+
+
+@pytest.fixture
+def run(send: Send, store: Store) -> Taken:
+    """A run of job "a" in the hands of worker "w"."""
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    (taken,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    return taken
+
+
+def test_start_counts_the_attempt_and_begins_the_lease(run: Taken, state: State) -> None:
+    assert run == Taken("a", 1, NOW, b'{"task":"t"}')
+    assert state() == {
+        "processing:w": ["a"],
+        "leases": {"w": NOW + 15},
+        "job:a": {
+            "payload": '{"task":"t"}',
+            "due": "1900000000",
+            "attempt": "1",
+            "worker": "w",
+            "started": "1900000000.000000",
+        },
+    }
+
+
+def test_start_twice_is_the_same_run_and_an_ended_one_is_not_started(
+    run: Taken, send: Send, store: Store, state: State
+) -> None:
+    before = state()
+    again = send(store.start("w", ["a"], hold=1, lease=15, now=NOW))
+    assert (again.jobs, again.leased) == ([run], True)
+    assert state() == before
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    assert send(store.start("w", ["a"], hold=1, lease=15, now=NOW)).jobs == []
+
+
+def test_start_takes_up_to_hold(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue([New(f"j{n:02}", b'{"task":"t"}', due=NOW) for n in range(50)]))
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    take = send(store.start("w", (), hold=20, lease=15))
+    assert ([job.id for job in take.jobs], take.more, take.leased) == ([f"j{n:02}" for n in range(20)], True, False)
+    assert len(state()["ready"]) == 16
+    assert send(store.start("w", (), hold=20, lease=15)).jobs == []
+
+
+def test_start_of_a_job_without_a_record_is_dead_with_the_reason(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "gone")
+    take = send(store.start("w", ["gone"], hold=1, lease=15, now=NOW))
+    assert take.jobs == []
+    assert "its record was gone" in take.buried[0][1]
+    assert state()["dead"] == {"gone": NOW}
+    assert "processing:w" not in state()
+
+
+def test_complete_keeps_the_record_for_its_retention(
+    run: Taken, send: Send, store: Store, state: State, raw: Any
+) -> None:
+    assert send(store.complete("w", [(run, DONE)], now=NOW + 1)) == []
+    after = state()
+    assert after["job:a"]["outcome"] == "done"
+    assert after["job:a"]["result"] == '{"n":1}'
+    assert after["job:a"]["finished"] == "1900000001.000000"
+    assert "processing:w" not in after
+    assert 299_000 < raw.pttl(f"evsched:{{{store.queue}}}:job:a") <= 300_000
+
+
+def test_complete_without_retention_keeps_nothing_but_the_reply(
+    run: Taken, send: Send, store: Store, state: State, raw: Any
+) -> None:
+    send(store.complete("w", [(run, Done(b"7", 0.0, True))], now=NOW))
+    after = state()
+    assert [json.loads(item) for item in after.pop("reply:a")] == [{"id": "a", "outcome": "done", "result": 7}]
+    assert after == {"leases": {"w": NOW + 15}}
+    assert raw.pttl(f"evsched:{{{store.queue}}}:reply:a") > 0
+
+
+def test_what_is_not_the_workers_any_more_is_lost_and_nothing_is_written(
+    run: Taken, send: Send, store: Store, state: State
+) -> None:
+    send(store.requeue("w", "it died"))
+    (newer,) = send(store.start("v", (), hold=1, lease=15, now=NOW)).jobs
+    assert newer.attempt == 2
+    before = state()
+    assert send(store.complete("w", [(run, DONE)])) == ["a"]
+    assert send(store.retry("w", [(run, Retried(1.0, "x"))])) == ["a"]
+    assert send(store.bury("w", [(run, Buried("x", True))])) == ["a"]
+    assert send(store.complete("v", [(run, DONE)])) == ["a"]
+    assert state() == before
+    assert send(store.complete("v", [(newer, DONE)])) == []
+
+
+def test_each_end_twice_is_lost_the_second_time(run: Taken, send: Send, store: Store, state: State) -> None:
+    assert send(store.retry("w", [(run, Retried(5.0, "no luck"))], now=NOW)) == []
+    before = state()
+    assert before["schedule"] == {"a": NOW + 5}
+    assert before["job:a"]["reason"] == "no luck"
+    assert send(store.retry("w", [(run, Retried(5.0, "no luck"))], now=NOW)) == ["a"]
+    assert state() == before
+
+
+def test_bury_tells_who_waits(run: Taken, send: Send, store: Store, state: State) -> None:
+    assert send(store.bury("w", [(run, Buried('"quoted" \u20ac', True))], now=NOW)) == []
+    after = state()
+    assert after["dead"] == {"a": NOW}
+    assert json.loads(after["reply:a"][0])["reason"] == '"quoted" \u20ac'
+    assert send(store.revive(["a"], now=NOW + 1)) == ["a"]
+    assert state()["schedule"] == {"a": NOW + 1}
+    assert "attempt" not in state()["job:a"]
+
+
+def test_an_end_of_an_id_that_is_scheduled_again_does_not_remove_it(
+    run: Taken, send: Send, store: Store, state: State, raw: Any
+) -> None:
+    schedule = f"evsched:{{{store.queue}}}:schedule"
+    raw.zadd(schedule, {"a": NOW + 60})
+    send(store.complete("w", [(run, Done(b"1", 1.0, False))], now=NOW))
+    after = state()
+    assert (after["schedule"], after["job:a"]["payload"]) == ({"a": NOW + 60}, '{"task":"t"}')
+    assert raw.pttl(f"evsched:{{{store.queue}}}:job:a") == -1
+
+
+def test_a_retry_of_an_id_that_is_scheduled_again_keeps_both_times(
+    run: Taken, send: Send, store: Store, state: State, raw: Any
+) -> None:
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
+    send(store.retry("w", [(run, Retried(1.0, "x"))], now=NOW))
+    after = state()
+    assert (after["schedule"], float(after["job:a"]["again"])) == ({"a": NOW + 1}, NOW + 60)
+
+
+def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(5)]))
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    send(store.start("w", (), hold=3, lease=15, now=NOW))
+    (lease,) = send(store.survey(now=NOW))
+    assert (lease.worker, lease.left, lease.held) == ("w", 15.0, 3)
+    assert send(store.requeue("w", "it died", lease=b"1", limit=10)) == ("moved", [])
+    assert send(store.requeue("w", "it died", lease=lease.end, limit=2)) == ("more", ["j1", "j2"])
+    assert send(store.requeue("w", "it died", lease=lease.end, limit=2)) == ("all", ["j0"])
+    after = state()
+    assert after["ready"] == [f"j{n}" for n in range(5)]
+    assert "leases" not in after
+    assert ("worker" in after["job:j0"], after["job:j0"]["reason"], after["job:j0"]["attempt"]) == (
+        False,
+        "it died",
+        "1",
+    )
+    assert send(store.requeue("w", "it died", limit=2)) == ("all", [])
+
+
+def test_a_job_in_two_lists_runs_in_one_and_then_again(
+    run: Taken, send: Send, store: Store, state: State, raw: Any
+) -> None:
+    raw.rpush(f"evsched:{{{store.queue}}}:processing:v", "a")
+    assert send(store.start("v", ["a"], hold=1, lease=15, now=NOW)).jobs == []
+    after = state()
+    assert "processing:v" not in after
+    assert after["job:a"]["again"] == "1900000000"
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    assert state()["schedule"] == {"a": NOW}
+
+
+def test_a_beat_renews_and_says_when_there_is_nothing_to_renew(send: Send, store: Store, state: State) -> None:
+    assert send(store.beat("w", 15, now=NOW)) == (False, 0)
+    assert state() == {}
+    assert send(store.beat("w", 15, fresh=True, now=NOW)) == (True, 0)
+    assert send(store.beat("w", 15, now=NOW + 5)) == (True, 0)
+    assert state() == {"leases": {"w": NOW + 20}}
+
+
+@pytest.mark.parametrize("verb", ["bury", "start"])
+def test_a_dead_set_of_a_wrong_type_moves_nothing(
+    run: Taken, send: Send, store: Store, state: State, raw: Any, verb: str
+) -> None:
+    raw.set(f"evsched:{{{store.queue}}}:dead", "wrong")
+    before = state()
+    call = store.bury("w", [(run, Buried("x", False))]) if verb == "bury" else store.start("w", ["a"], hold=5, lease=1)
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        send(call)
+    assert state() == before
+
+
+def test_when_memory_is_full_work_goes_on_and_new_work_is_refused() -> None:
+
+    store = Store("full")
+    with EmbeddedRedis() as own:
+        raw: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+        commands = SyncCommands(own.url)
+        commands.send(store.enqueue([New(name, b'{"task":"t"}', due=NOW) for name in "abcd"]))
+        raw.config_set("maxmemory", 1)
+        with pytest.raises(StoreDown, match=r"OOM|memory"):
+            commands.send(store.enqueue([New("e", b"{}")]))
+        commands.send(store.dispatch(limit=10, cap=100, now=NOW))
+        a, b, c, _ = commands.send(store.start("w", (), hold=4, lease=15)).jobs
+        assert commands.send(store.complete("w", [(a, DONE)])) == []
+        assert commands.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []
+        assert commands.send(store.bury("w", [(c, Buried("x", False))])) == []
+        assert commands.send(store.beat("w", 15)) == (True, 1)
+        assert commands.send(store.requeue("w", "x")) == ("all", ["d"])
+        assert snapshot(raw, "full")["ready"] == ["d"]
+        commands.close()
+        raw.close()
