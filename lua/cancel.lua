@@ -15,16 +15,20 @@ local key = record(id)
 local run = redis.call('HMGET', key, 'worker', 'finished', 'reply', 'payload')
 local running = run[1] and not run[2] and redis.call('LPOS', processing(run[1]), id)
 
+-- From all of them: an id that waits in one may have been scheduled again.
 local place
-if redis.call('ZREM', schedule, id) == 1 or redis.call('HDEL', key, 'again') == 1 then
-  place = 'schedule'
-elseif redis.call('ZREM', backlog, id) == 1 then
-  place = 'backlog'
-elseif redis.call('LREM', ready, 1, id) == 1 then
+if redis.call('LREM', ready, 1, id) == 1 then
   place = 'ready'
-elseif running then
+end
+if redis.call('ZREM', backlog, id) == 1 then
+  place = 'backlog'
+end
+if redis.call('ZREM', schedule, id) + redis.call('HDEL', key, 'again') > 0 then
+  place = 'schedule'
+end
+if not place and running then
   return fail('RUNNING', id .. ' is held by worker ' .. run[1])
-else
+elseif not place then
   return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
 end
 

@@ -56,6 +56,9 @@ for _, id in ipairs(ids) do
     entomb(id, reason, now)
     buried[#buried + 1] = id
     buried[#buried + 1] = reason
+  elseif not due and redis.call('ZSCORE', schedule, id) then
+    -- The job of this id was cancelled between BLMOVE and start, and a new one waits for its own time.
+    redis.call('LREM', list, 1, id)
   elseif elsewhere then
     redis.call('HSET', key, 'again', due or moment)
     redis.call('LREM', list, -1, id)

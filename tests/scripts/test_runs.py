@@ -77,6 +77,16 @@ def test_start_of_a_job_without_a_record_is_dead_with_the_reason(
     assert "processing:w" not in state()
 
 
+def test_start_does_not_run_a_new_job_in_the_place_of_one_that_was_cancelled(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW + 60)]))
+    assert send(store.start("w", ["a"], hold=1, lease=15, now=NOW)).jobs == []
+    after = state()
+    assert (after["schedule"], "processing:w" in after) == ({"a": NOW + 60}, False)
+
+
 def test_complete_keeps_the_record_for_its_retention(
     run: Taken, send: Send, store: Store, state: State, raw: Any
 ) -> None:

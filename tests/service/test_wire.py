@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -72,7 +72,7 @@ def job(task: str = "lateness", **more: Any) -> str:
 
 def record(reply: Any) -> dict[str, str]:
     """Return a HGETALL's reply as Node and redis-cli give it."""
-    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+    return cast("dict[str, str]", reply) if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 async def ended(running: System, job_id: str) -> None:

@@ -104,7 +104,15 @@ class Model:
         self.admit(0)
         started: list[tuple[str, int]] = []
         for job in ids:
-            record = self.jobs[job]
+            record = self.jobs.get(job)
+            if record is None:
+                held.remove(job)
+                self.jobs[job] = Record(finished=True)
+                self.dead.add(job)
+                continue
+            if record.due is None and job in self.schedule:
+                held.remove(job)
+                continue
             if record.worker != worker and not record.finished and self.holds(record.worker, job):
                 record.again = record.due
                 held.remove(job)
@@ -169,7 +177,7 @@ class Model:
     def requeue(self, worker: str, limit: int) -> None:
         held = self.processing.get(worker, [])
         for job in reversed(held[-limit:]):
-            record = self.jobs[job]
+            record = self.jobs.get(job, Record())
             holder = None if record.finished else record.worker
             if holder != worker and self.holds(holder, job):
                 record.again = record.due
@@ -183,16 +191,17 @@ class Model:
     def cancel(self, job: str) -> str:
         record = self.jobs.get(job)
         running = record is not None and not record.finished and self.holds(record.worker, job)
-        if self.schedule.pop(job, None) is not None:
-            place = "schedule"
-        elif record is not None and record.again is not None:
-            record.again, place = None, "schedule"
-        elif self.backlog.pop(job, None) is not None:
-            place = "backlog"
-        elif job in self.ready:
+        place = ""
+        if job in self.ready:
             self.ready.remove(job)
             place = "ready"
-        else:
+        if self.backlog.pop(job, None) is not None:
+            place = "backlog"
+        if self.schedule.pop(job, None) is not None:
+            place = "schedule"
+        if record is not None and record.again is not None:
+            record.again, place = None, "schedule"
+        if not place:
             return "RUNNING" if running else "MISSING"
         if not running:
             self.jobs.pop(job, None)
