@@ -66,6 +66,7 @@ for _, id in ipairs(ids) do
     if finished then
       redis.call('PERSIST', key)
       redis.call('HDEL', key, 'outcome', 'result', 'reason', 'finished')
+      redis.call('ZREM', dead, id)
       attempt = nil
     end
     if finished or holder ~= worker then

@@ -119,6 +119,7 @@ class Model:
                 continue
             if record.finished:
                 record.attempt, record.finished = 0, False
+                self.dead.discard(job)
                 record.worker = None
             if record.worker != worker:
                 record.attempt, record.worker = record.attempt + 1, worker
@@ -165,7 +166,8 @@ class Model:
     def bury(self, worker: str, job: str, attempt: int) -> bool:
         own = self._own(worker, job, attempt)
         if own:
-            if self.jobs[job].again is not None or job in self.schedule:
+            waits = job in self.schedule or job in self.backlog or job in self.ready
+            if self.jobs[job].again is not None or waits:
                 self._renew(job)
             else:
                 self.jobs[job].finished = True
