@@ -26,7 +26,9 @@ for id, attempt, reason, reply in rows(3, 4) do
     if reply == '1' or extra[1] then
       answer(id, 'dead', 'null', reason, 0)
     end
-    local waits = redis.call('ZSCORE', schedule, id) or redis.call('ZSCORE', backlog, id) or redis.call('LPOS', ready, id)
+    local waits = redis.call('ZSCORE', schedule, id)
+      or redis.call('ZSCORE', backlog, id)
+      or redis.call('LPOS', ready, id)
     if extra[2] or waits then
       redis.call('HSET', record(id), 'reason', reason)
       renew(id, extra[2])

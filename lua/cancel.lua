@@ -32,7 +32,8 @@ elseif not place then
   return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
 end
 
-if not running then
+-- The record of a dead job that was scheduled again stays the dead job's.
+if not running and not redis.call('ZSCORE', dead, id) then
   local good, payload = pcall(cjson.decode, run[4] or '')
   if run[3] or (good and type(payload) == 'table' and payload.reply == true) then
     answer(id, 'cancelled', 'null', nil, 0)

@@ -205,7 +205,7 @@ class Model:
             record.again, place = None, "schedule"
         if not place:
             return "RUNNING" if running else "MISSING"
-        if not running:
+        if not running and job not in self.dead:
             self.jobs.pop(job, None)
         self.admit(0)
         return place
