@@ -42,8 +42,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline: float = 1.5
     """How long an answer may take before the connection counts as dead."""
 
-    lease: float = 15.0
-    """Of a worker that holds jobs: the time after which they start elsewhere when it dies."""
+    lease: float = 14.0
+    """Of a worker that holds jobs. When it dies they start elsewhere within 15 s: the lease, and the janitor's step."""
     beat: float = 5.0
     """How often that lease is renewed: twice may fail."""
     idle_lease: float = 135.0

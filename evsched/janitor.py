@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from msgspec import Struct
 
@@ -26,6 +27,9 @@ class _Seen(Struct, frozen=True):
     since: float
 
 
+NO_LEASE: Final = b"none"
+
+
 class Janitor:
     """Watches the leases of the queues that `queues()` names."""
 
@@ -37,6 +41,9 @@ class Janitor:
         self._alarm = Alarm()
         self._outage = Outage("janitor", emit)
         self._seen: dict[tuple[str, str], _Seen] = {}
+        self._gone: dict[tuple[str, str], float] = {}
+        """Workers that were judged dead, and until when they are watched all the same. One that hangs may still stand
+        in line with a BLMOVE, and Redis would move the very job that was put back into its list again."""
         self._at = 0.0
 
     def listen(self, event: Event) -> None:
@@ -74,12 +81,18 @@ class Janitor:
                 seen = self._seen[key] = _Seen(lease.end, now)
             wait = self._verdict(lease, now - seen.since)
             if wait <= 0:
-                await self._put_back(store, lease)
+                await self._put_back(store, lease.worker, lease.end)
+                self._gone[key] = now + self._config.probe + self._config.beat
             else:
                 alive.add(key)
                 rest = min(rest, wait)
         for key in [key for key in self._seen if key[0] == queue and key not in alive]:
             del self._seen[key]
+        for key in [key for key in self._gone if key[0] == queue]:
+            if not await self._put_back(store, key[1], NO_LEASE) or self._gone[key] < now:
+                del self._gone[key]
+            else:
+                rest = min(rest, self._config.beat)
         return rest
 
     def _verdict(self, lease: Lease, unmoved: float) -> float:
@@ -93,12 +106,12 @@ class Janitor:
         # To have watched for a beat when it ends.
         return max(lease.left - config.beat, min(lease.left, config.beat))
 
-    async def _put_back(self, store: Store, lease: Lease) -> None:
-        reason = f"worker {lease.worker} died or hung: its lease ended"
+    async def _put_back(self, store: Store, worker: str, lease: bytes) -> bool:
+        """Put back what a worker holds, while its lease is the one that was judged; return whether it still was."""
+        reason = f"worker {worker} died or hung: its lease ended"
         rest = "more"
         while rest == "more":
-            rest, ids = await self._commands.send(
-                store.requeue(lease.worker, reason, lease=lease.end, limit=self._config.batch)
-            )
+            rest, ids = await self._commands.send(store.requeue(worker, reason, lease=lease, limit=self._config.batch))
             if ids:
-                self._emit(events.Requeued(store.queue, lease.worker, ids, reason))
+                self._emit(events.Requeued(store.queue, worker, ids, reason))
+        return rest == "all"

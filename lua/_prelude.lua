@@ -29,6 +29,11 @@ local function seconds(number)
   return string.format('%.6f', number)
 end
 
+-- A length of time as PEXPIRE takes it. It refuses what does not fit 64 bits: 1e10 s, 317 years, does.
+local function milliseconds(length)
+  return string.format('%.0f', math.min(length, 1e10) * 1000)
+end
+
 -- '' is Redis's own clock, read once per script; a number is a test's.
 local function clock(now)
   if now ~= '' then
@@ -62,8 +67,10 @@ local function answer(id, outcome, result, reason, retention)
     text = text .. ',"reason":' .. cjson.encode(reason)
   end
   local reply = root .. 'reply:' .. id
-  redis.call('RPUSH', reply, text .. '}')
-  redis.call('PEXPIRE', reply, string.format('%.0f', math.max(retention, 10) * 1000))
+  -- A key of another type in its place: nobody can wait on it, and the job must end all the same.
+  if type(redis.pcall('RPUSH', reply, text .. '}')) == 'number' then
+    redis.call('PEXPIRE', reply, milliseconds(math.max(retention, 10)))
+  end
 end
 
 -- Put a job into the dead set. The caller takes it out of the place where it was, afterwards.
@@ -73,7 +80,9 @@ local function entomb(id, reason, now)
   redis.call('ZADD', dead, seconds(now), id)
   local oldest = redis.call('ZRANGE', dead, 0, 0, 'WITHSCORES')
   if redis.call('ZCARD', dead) > DEAD_MOST or tonumber(oldest[2]) < now - DEAD_AGE then
-    redis.call('DEL', record(oldest[1]))
+    if not redis.call('ZSCORE', schedule, oldest[1]) then
+      redis.call('DEL', record(oldest[1]))
+    end
     redis.call('ZREM', dead, oldest[1])
   end
 end

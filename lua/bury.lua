@@ -17,7 +17,11 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 local list = processing(worker)
-redis.call('ZCARD', dead) -- refuses a key of the wrong type before anything is written
+-- These reads refuse a key of the wrong type before anything is written.
+redis.call('ZCARD', dead)
+redis.call('ZCARD', schedule)
+redis.call('ZCARD', backlog)
+redis.call('LLEN', ready)
 
 local lost = {}
 for id, attempt, reason, reply in rows(3, 4) do

@@ -15,6 +15,11 @@ local key = record(id)
 local run = redis.call('HMGET', key, 'worker', 'finished', 'reply', 'payload')
 local running = run[1] and not run[2] and redis.call('LPOS', processing(run[1]), id)
 
+-- These reads also refuse a key of the wrong type before anything is written.
+redis.call('ZCARD', schedule)
+redis.call('ZCARD', backlog)
+redis.call('ZCARD', dead)
+
 -- From all of them: an id that waits in one may have been scheduled again.
 local place
 if redis.call('LREM', ready, 1, id) == 1 then

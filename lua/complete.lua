@@ -18,6 +18,10 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 local list, moment = processing(worker), seconds(now)
+-- These reads refuse a key of the wrong type before anything is written.
+redis.call('ZCARD', schedule)
+redis.call('ZCARD', backlog)
+redis.call('LLEN', ready)
 
 local lost = {}
 for id, attempt, result, retention, reply in rows(3, 5) do
@@ -33,7 +37,7 @@ for id, attempt, result, retention, reply in rows(3, 5) do
       redis.call('DEL', key)
     else
       redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
-      redis.call('PEXPIRE', key, string.format('%.0f', tonumber(retention) * 1000))
+      redis.call('PEXPIRE', key, milliseconds(tonumber(retention)))
     end
   else
     lost[#lost + 1] = id

@@ -40,8 +40,11 @@ end
 
 local moved, buried, places, gone, last = {}, {}, {}, {}, {}
 
+-- An id that waits already has the same record: it is out of there too, not in two places.
 local function bury(id, reason)
   entomb(id, reason, now)
+  redis.call('LREM', ready, 1, id)
+  redis.call('ZREM', backlog, id)
   buried[#buried + 1] = id
   buried[#buried + 1] = reason
 end
@@ -110,7 +113,12 @@ local function adopt(member)
     fields[#fields + 1] = 'group'
     fields[#fields + 1] = job.group
   end
-  redis.call('HSET', record(id), unpack(fields))
+  if type(redis.pcall('HSET', record(id), unpack(fields))) == 'table' then
+    local safe = redis.sha1hex(member)
+    redis.call('HSET', record(safe), 'payload', member)
+    bury(safe, 'the key of the record of ' .. id .. ' is not a hash: DEL it and schedule the job again')
+    return nil
+  end
   return id
 end
 
@@ -148,6 +156,14 @@ local function pass(id, score)
   end
   local run = redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due')
   local worker, finished, priority, group, awaited = run[1], run[2], run[3] or '5', run[4] or '', run[5]
+  if worker and not finished then
+    if redis.call('LPOS', processing(worker), id) then
+      -- It runs now: the verb that ends the run puts it on the schedule again, and only then is it judged.
+      redis.call('HSET', key, 'again', score)
+      return true
+    end
+    redis.call('HDEL', key, 'worker')
+  end
   if size == 0 then
     if not finished and await(id, awaited and run[6] or score, awaited) then
       return false
@@ -179,13 +195,6 @@ local function pass(id, score)
     redis.call('PERSIST', key)
     redis.call('HDEL', key, 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started', 'reply')
     redis.call('ZREM', dead, id)
-  elseif worker then
-    if redis.call('LPOS', processing(worker), id) then
-      -- It runs now: the verb that ends the run puts it on the schedule again.
-      redis.call('HSET', key, 'again', score)
-      return true
-    end
-    redis.call('HDEL', key, 'worker')
   end
   if not is_ready[id] then
     -- A score of 0, or under it, means "now": from here on, that is a time.

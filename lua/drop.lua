@@ -11,6 +11,8 @@
 
 local before, limit = unpack(ARGV, 1, 2)
 
+-- This read also refuses a key of the wrong type before anything is written.
+redis.call('ZCARD', schedule)
 local ids = {}
 for id in rows(3, 1) do
   if not redis.call('ZSCORE', dead, id) then

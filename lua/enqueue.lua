@@ -19,8 +19,8 @@
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
 
-local seen = {}
-for id in rows(2, 6) do
+local seen, places, dues = {}, {}, {}
+for id, _, _, _, due, delay in rows(2, 6) do
   if seen[id] then
     return fail('EXISTS', id .. ' stands twice in this call')
   end
@@ -33,13 +33,17 @@ for id in rows(2, 6) do
       return fail('EXISTS', id .. ' has not ended yet')
     end
   end
-end
-
-local places, dues = {}, {}
-for id, payload, priority, group, due, delay in rows(2, 6) do
   if due == '' then
     due = seconds(now + tonumber(delay))
   end
+  places[#places + 1] = due
+  places[#places + 1] = id
+  dues[#dues + 1] = due
+end
+
+-- The schedule first: ZADD refuses a due that is no number, and a key of the wrong type, before it writes.
+redis.call('ZADD', schedule, unpack(places))
+for id, payload, priority, group in rows(2, 6) do
   local fields = { 'payload', payload }
   if priority ~= '' then
     fields[#fields + 1] = 'priority'
@@ -51,9 +55,5 @@ for id, payload, priority, group, due, delay in rows(2, 6) do
   end
   redis.call('DEL', record(id))
   redis.call('HSET', record(id), unpack(fields))
-  places[#places + 1] = due
-  places[#places + 1] = id
-  dues[#dues + 1] = due
 end
-redis.call('ZADD', schedule, unpack(places))
 return dues

@@ -3,7 +3,8 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   worker    who held the jobs
---        lease     the lease end that the janitor judged, as it read it; '' = the worker itself hands back
+--        lease     the lease end that the janitor judged, as it read it; 'none' = it had judged before, and the
+--                  worker has not come back; '' = the worker itself hands back
 --        limit     how many at most, under 1000
 --        reason    kept in the record of each job that had been started
 -- ROWS   id        what is handed back; none = all that the worker holds
@@ -17,7 +18,7 @@
 local worker, lease, limit, reason = unpack(ARGV, 1, 4)
 local list = processing(worker)
 
-if lease ~= '' and redis.call('ZSCORE', leases, worker) ~= lease then
+if lease ~= '' and (redis.call('ZSCORE', leases, worker) or 'none') ~= lease then
   return { 'moved', {} }
 end
 

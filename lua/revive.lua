@@ -24,8 +24,8 @@ if #ids == 0 then
   ids = redis.call('ZRANGE', dead, '-inf', before == '' and '+inf' or before, 'BYSCORE', 'LIMIT', 0, limit)
 end
 for _, id in ipairs(ids) do
-  redis.call('HDEL', record(id), 'outcome', 'reason', 'finished', 'attempt', 'worker', 'started', 'awaited')
   redis.call('ZADD', schedule, seconds(now), id)
+  redis.call('HDEL', record(id), 'outcome', 'reason', 'finished', 'attempt', 'worker', 'started', 'awaited')
   redis.call('ZREM', dead, id)
 end
 return ids

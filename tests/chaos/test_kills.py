@@ -1,0 +1,197 @@
+"""kill -9, again and again: nothing is lost, and what was held starts elsewhere within one lease."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from evsched.client import Options, SyncClient, new_job
+from evsched.embedded import EmbeddedRedis
+
+LEASE = 15.0
+"""The default, in seconds."""
+
+KILLS = 20
+JOBS = 2000
+
+
+class Fleet:
+    """Processes of evsched on one server, and the oracle."""
+
+    def __init__(self, server: EmbeddedRedis, oracle: Path) -> None:
+        self.url = server.url
+        self.oracle = oracle
+        self.children: list[subprocess.Popen[bytes]] = []
+        oracle.touch()
+
+    def start(self, *words: str, **settings: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "EVSCHED_URL": self.url, "ORACLE": str(self.oracle), **settings}
+        command = [sys.executable, "-m", "evsched", *words, "--log-level", "CRITICAL"]
+        child = subprocess.Popen(command, env=environment)
+        self.children.append(child)
+        return child
+
+    def lines(self) -> list[tuple[str, str, int, int, float]]:
+        rows = [line.split() for line in self.oracle.read_text().splitlines()]
+        return [(what, job, int(attempt), int(pid), float(at)) for what, job, attempt, pid, at in rows]
+
+    def stop(self) -> None:
+        for child in self.children:
+            child.kill()
+            child.wait()
+
+
+@pytest.fixture
+def fleet(server: EmbeddedRedis, tmp_path: Path) -> Generator[Fleet]:
+    fleet = Fleet(server, tmp_path / "oracle")
+    yield fleet
+    fleet.stop()
+
+
+@pytest.fixture
+def client(server: EmbeddedRedis) -> Generator[SyncClient]:
+    client = SyncClient(server.url)
+    yield client
+    client.close()
+
+
+@pytest.mark.timeout(240)
+def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient) -> None:
+    fleet.start("dispatcher")
+    workers = [fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10") for _ in range(2)]
+    jobs = [new_job("work", (0.2,), {}, Options(id=f"k{n}")) for n in range(JOBS)]
+    client.enqueue("chaos", jobs)
+    killed: dict[int, float] = {}
+    rng = random.Random(7)
+    while len(killed) < KILLS:
+        time.sleep(rng.uniform(0.5, 1.2))
+        victim = rng.randrange(2)
+        workers[victim].kill()
+        killed[workers[victim].pid] = time.time()
+        workers[victim].wait()
+        workers[victim] = fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10")
+    end = time.monotonic() + 120
+    while True:
+        lines = fleet.lines()
+        done = {job for what, job, *_ in lines if what == "end"}
+        if len(done) == JOBS or time.monotonic() > end:
+            break
+        time.sleep(0.2)
+    assert len(done) == JOBS, f"{JOBS - len(done)} lost"
+    starts: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
+    for what, job, attempt, pid, at in lines:
+        if what == "start":
+            starts[job].append((at, attempt, pid))
+    assert starts.keys() == {job.id for job in jobs}
+    waits = list[float]()
+    for runs in starts.values():
+        runs.sort()
+        assert [attempt for _, attempt, _ in runs] == list(range(1, len(runs) + 1))
+        waits += [later[0] - killed[run[2]] for run, later in pairwise(runs)]
+    print(f"{len(waits)} runs were cut short and started again {min(waits):.1f} to {max(waits):.1f} s after the kill")
+    assert waits
+    assert max(waits) < LEASE + 0.5
+
+
+@pytest.mark.timeout(240)
+def test_a_job_that_kills_its_worker_ends_in_dead_after_its_attempts(fleet: Fleet, client: SyncClient) -> None:
+    short = {"EVSCHED_LEASE": "2", "EVSCHED_BEAT": "0.5"}
+    fleet.start("dispatcher", **short)
+    client.enqueue("chaos", [new_job("suicide", (), {}, Options(id="s"))])
+    end = time.monotonic() + 60
+    while (status := client.status("chaos", "s")) is None or status.place != "dead":
+        assert time.monotonic() < end
+        worker = fleet.start("worker", "tests.chaos.app:app", **short)
+        while worker.poll() is None:
+            status = client.status("chaos", "s")
+            if status is not None and status.place == "dead":
+                break
+            time.sleep(0.1)
+            assert time.monotonic() < end
+    assert [attempt for what, _, attempt, *_ in fleet.lines() if what == "start"] == [1, 2, 3]
+    assert "all 3 attempts are spent" in (status.reason or "")
+
+
+@pytest.mark.timeout(120)
+def test_the_subscription_is_killed_in_the_instant_of_a_zadd(fleet: Fleet, server: EmbeddedRedis) -> None:
+    raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+    fleet.start("dispatcher", EVSCHED_SAFETY_CAP="60", EVSCHED_PROBE="50")
+    fleet.start("worker", "tests.chaos.app:app")
+    time.sleep(2)
+    late = list[float]()
+    for n in range(50):
+        pipe = raw.pipeline(transaction=False)
+        pipe.client_kill_filter(_type="pubsub")
+        seconds, micros = raw.time()
+        sent = seconds + micros / 1e6
+        pipe.zadd("evsched:{chaos}:schedule", {f'{{"task":"lateness","id":"c{n}","reply":true}}': sent})
+        pipe.execute()
+        assert raw.blpop(f"evsched:{{chaos}}:reply:c{n}", timeout=5), n
+        late.append(float(raw.hget(f"evsched:{{chaos}}:job:c{n}", "result")))
+        time.sleep(0.05)
+    raw.close()
+    print(f"lateness after a killed subscription: max {max(late) * 1e3:.0f} ms")
+    assert max(late) < 0.5
+
+
+@pytest.mark.timeout(180)
+def test_a_stopped_worker_completes_nothing_when_it_wakes(fleet: Fleet, client: SyncClient) -> None:
+    short = {"EVSCHED_LEASE": "2", "EVSCHED_BEAT": "0.5"}
+    fleet.start("dispatcher", **short)
+    first = fleet.start("worker", "tests.chaos.app:app", **short)
+    client.enqueue("chaos", [new_job("work", (1.0,), {}, Options(id="w"))])
+    until = time.monotonic() + 20
+    while not fleet.lines():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    first.send_signal(19)
+    fleet.start("worker", "tests.chaos.app:app", **short)
+    assert client.result("chaos", "w", 20) is None
+    first.send_signal(18)
+    time.sleep(2)
+    status = client.status("chaos", "w")
+    assert status is not None
+    assert (status.place, status.attempt, status.outcome) == ("finished", 2, "done")
+    ends = [(attempt, pid) for what, _, attempt, pid, _ in fleet.lines() if what == "end"]
+    assert (2, first.pid) not in ends
+
+
+@pytest.mark.timeout(120)
+def test_ten_thousand_jobs_and_none_early(fleet: Fleet, client: SyncClient, server: EmbeddedRedis) -> None:
+    raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+    fleet.start("dispatcher")
+    fleet.start("worker", "tests.chaos.app:app")
+    rng, now = random.Random(3), client.now() + 2
+    client.enqueue(
+        "chaos",
+        [new_job("lateness", (), {}, Options(id=f"e{n}", due=now + rng.uniform(0, 20))) for n in range(10_000)],
+    )
+    end = time.monotonic() + 60
+    pipe = raw.pipeline(transaction=False)
+    while (
+        raw.zcard("evsched:{chaos}:schedule") + raw.zcard("evsched:{chaos}:backlog") + raw.llen("evsched:{chaos}:ready")
+    ):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    time.sleep(0.5)
+    for n in range(10_000):
+        pipe.hmget(f"evsched:{{chaos}}:job:e{n}", "due", "started", "result")
+    late = list[float]()
+    for due, started, result in pipe.execute():
+        assert float(started) >= float(due)
+        late.append(float(result))
+    late.sort()
+    raw.close()
+    print(f"10,000 jobs: p50 {late[5000] * 1e3:.2f} ms, p99 {late[9900] * 1e3:.2f} ms, min {late[0] * 1e3:.3f} ms")
+    assert late[0] >= 0

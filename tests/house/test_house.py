@@ -1,0 +1,46 @@
+"""The rules of the house that no other tool checks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import evsched
+import evsched.config
+from evsched import events
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "evsched").rglob("*.py"))
+
+
+def test_the_public_names_are_there_and_sorted() -> None:
+    assert sorted(evsched.__all__) == sorted(set(evsched.__all__))
+    assert all(hasattr(evsched, name) for name in evsched.__all__)
+
+
+def test_no_file_hides_what_it_is() -> None:
+    hidden = {"utils", "helpers", "common", "base", "types", "constants", "misc"}
+    assert not hidden & {path.stem for path in SOURCES}
+    assert all(path.read_text().startswith('"""') for path in SOURCES)
+
+
+def test_every_event_is_emitted_somewhere() -> None:
+    text = "\n".join(path.read_text() for path in SOURCES if path.stem not in ("events", "log"))
+    names = [name for name, kind in vars(events).items() if isinstance(kind, type) and issubclass(kind, events.Event)]
+    silent = [name for name in names if name != "Event" and not re.search(rf"\b{name}\(", text)]
+    assert not silent
+
+
+def test_only_the_store_knows_scripts_and_only_the_connection_redis() -> None:
+    for path in SOURCES:
+        text = path.read_text()
+        if path.stem not in ("store", "scripts"):
+            assert "from evsched.scripts" not in text, path
+        if path.stem not in ("connection", "demo"):
+            assert not re.search(r"^(import|from) redis", text, re.MULTILINE), path
+
+
+def test_the_settings_in_the_docs_are_the_settings() -> None:
+    table = (ROOT / "docs/operations.md").read_text().partition("## Settings")[2].partition("## ")[0]
+    told = {name.lower() for name in re.findall(r"`([A-Z_]+)`", table)}
+    assert told == set(evsched.config.Config.__struct_fields__)

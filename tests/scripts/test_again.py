@@ -1,0 +1,146 @@
+"""An id that is scheduled again, well or badly, while it is somewhere already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.job import Buried, Done, Retried, Taken
+from evsched.store import New, Store
+
+NOW = 1_900_000_000.0
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+DONE = Done(b"1", 300.0, False)
+
+BAD: dict[str, tuple[str, str]] = {
+    "priority 12": ("priority", "12"),
+    "group too long": ("group", "g" * 201),
+    "payload too large": ("payload", '{"task":"' + "x" * 1000 + '"}'),
+}
+"""What a second producer may write into the record of an id in use."""
+
+
+def dispatch(store: Store, now: float = NOW) -> Any:
+    return store.dispatch(limit=100, cap=1000, now=now)
+
+
+def take(send: Send, store: Store, hold: int = 1) -> list[Taken]:
+    return send(store.start("w", (), hold=hold, lease=15, now=NOW)).jobs
+
+
+def again(raw: Any, store: Store, due: float = NOW, **fields: str) -> None:
+    """Schedule "a" a second time, as any client may."""
+    root = f"evsched:{{{store.queue}}}:"
+    if fields:
+        raw.hset(f"{root}job:a", mapping=fields)
+    raw.zadd(f"{root}schedule", {"a": due})
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_bad_while_it_runs_is_judged_when_the_run_has_ended(
+    send: Send, store: Store, state: State, raw: Any, bad: str
+) -> None:
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(dispatch(store))
+    (run,) = take(send, store)
+    again(raw, store, **dict([BAD[bad]]))
+    assert send(dispatch(store)).buried == []
+    assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
+    assert state()["schedule"] == {"a": NOW}
+    ((job_id, reason),) = send(dispatch(store)).buried
+    assert (job_id, bool(reason)) == ("a", True)
+    after = state()
+    assert (after["dead"], "processing:w" in after, "ready" in after) == ({"a": NOW}, False, False)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("place", ["ready", "backlog"])
+def test_bad_while_it_waits_is_dead_and_nowhere_else(
+    send: Send, store: Store, state: State, raw: Any, bad: str, place: str
+) -> None:
+    others = [New(f"j{n:02}", b'{"task":"t"}', due=NOW - 1) for n in range(16)] if place == "backlog" else []
+    send(store.enqueue([*others, New("a", b'{"task":"t"}', due=NOW)]))
+    send(dispatch(store))
+    assert "a" in state()[place]
+    again(raw, store, **dict([BAD[bad]]))
+    assert [job_id for job_id, _ in send(dispatch(store)).buried] == ["a"]
+    after = state()
+    assert [name for name in ("schedule", "backlog", "ready", "dead") if "a" in after.get(name, ())] == ["dead"]
+    assert [job.id for job in take(send, store, 20)] == [job.id for job in others]
+
+
+def test_finished_begins_anew_and_its_record_does_not_expire(send: Send, store: Store, state: State, raw: Any) -> None:
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(dispatch(store))
+    (run,) = take(send, store)
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    again(raw, store, NOW + 1)
+    send(dispatch(store, NOW + 1))
+    after = state()
+    assert (after["ready"], after["job:a"]) == (["a"], {"payload": '{"task":"t"}', "due": "1900000001"})
+    assert raw.pttl(f"evsched:{{{store.queue}}}:job:a") == -1
+    assert [(job.id, job.attempt, job.due) for job in take(send, store)] == [("a", 1, NOW + 1)]
+
+
+@pytest.mark.parametrize("end", ["complete", "retry", "bury"])
+@pytest.mark.parametrize("dispatched", [True, False])
+def test_running_it_runs_once_more_however_the_run_ends(
+    send: Send, store: Store, state: State, raw: Any, end: str, dispatched: bool
+) -> None:
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(dispatch(store))
+    (run,) = take(send, store)
+    again(raw, store)
+    if dispatched:
+        send(dispatch(store))
+    calls = {
+        "complete": store.complete("w", [(run, DONE)], now=NOW),
+        "retry": store.retry("w", [(run, Retried(5.0, "x"))], now=NOW),
+        "bury": store.bury("w", [(run, Buried("x", False))], now=NOW),
+    }
+    assert send(calls[end]) == []
+    after = state()
+    assert "dead" not in after
+    assert "processing:w" not in after
+    if end == "retry":
+        assert (after["schedule"], after["job:a"]["again"]) == ({"a": NOW + 5}, "1900000000")
+        send(dispatch(store, NOW + 5))
+        (second,) = take(send, store)
+        assert second.attempt == 2
+        send(store.complete("w", [(second, DONE)], now=NOW))
+    assert state()["schedule"] == {"a": NOW}
+    send(dispatch(store))
+    assert [job.attempt for job in take(send, store)] == [1]
+
+
+def test_of_two_times_while_it_runs_the_earlier_holds(send: Send, store: Store, state: State, raw: Any) -> None:
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(dispatch(store))
+    (run,) = take(send, store)
+    again(raw, store, NOW)
+    send(dispatch(store))
+    again(raw, store, NOW + 60)
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    assert state()["schedule"] == {"a": NOW}
+
+
+@pytest.mark.parametrize("by", ["age", "drop"])
+def test_a_dead_job_that_was_scheduled_again_keeps_its_record(
+    send: Send, store: Store, state: State, raw: Any, by: str
+) -> None:
+    old = NOW - 181 * 86400
+    send(store.enqueue([New("a", b'{"task":"t"}', due=old), New("b", b'{"task":"t"}', due=old)]))
+    send(dispatch(store, old))
+    a, b = take(send, store, 2)
+    send(store.bury("w", [(a, Buried("x", False))], now=old))
+    again(raw, store, NOW)
+    if by == "age":
+        send(store.bury("w", [(b, Buried("x", False))], now=NOW))
+    else:
+        assert send(store.drop(["a"])) == ["a"]
+    assert "a" not in state().get("dead", {})
+    send(dispatch(store))
+    assert [job.id for job in take(send, store, 2)] == (["a"] if by == "age" else ["a"])
