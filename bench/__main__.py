@@ -14,12 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 
-import redis
-
 from bench.place import Place, cpu, percentile, place
 from bench.tasks import app, noop
 from evsched import App
 from evsched.client import Client, Options, new_job
+from evsched.demo import count_commands
 from evsched.store import New
 
 _RUNS = 3
@@ -109,16 +108,9 @@ def idle(seconds: float = 60.0) -> list[str]:
     """What an idle fleet costs: one dispatcher and one worker."""
     with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app") as two:
         where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
-        time.sleep(3)
-        sent, before = 0, cpu(one.pid) + cpu(two.pid)
-        with where.redis.monitor() as monitor:
-            monitor.connection._sock.settimeout(0.5)
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                try:
-                    sent += monitor.next_command()["client_type"] != "lua"
-                except (TimeoutError, redis.TimeoutError):
-                    continue
+        time.sleep(8)
+        before = cpu(one.pid) + cpu(two.pid)
+        sent = count_commands(where.redis, seconds)
         used = cpu(one.pid) + cpu(two.pid) - before
     return [f"idle for {seconds:g} s: {sent / seconds:.3f} commands/s, {used / seconds:.3%} CPU"]
 

@@ -138,7 +138,10 @@ class Link:
             async with asyncio.timeout(deadline):
                 # redis-py packs in Python, at 0.8 us a word; hiredis in C.
                 await link.send_packed_command([_pack(words) for words in commands], check_health=False)
-                return [await self._reply() for _ in commands]
+                replies = [await self._reply() for _ in commands]
+            if any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies):
+                await self.close()  # it is a replica now: who is asked next may be another host of the same name
+            return replies
         except TimeoutError:
             await self.close()
             raise StoreDown(f"no answer within {deadline:g} s") from None

@@ -75,7 +75,7 @@ def run_demo(url: str, jobs: int, seconds: float, idle: float) -> int:
             late = _watch(client, _schedule(client, ours, jobs, seconds), seconds)
             print(f"idle now: after {_SETTLE:g} s, counting the commands that reach Redis for {idle:g} s", flush=True)
             time.sleep(_SETTLE if idle > 0 else 0)
-            sent = _count_commands(client, idle) / idle if idle > 0 else 0.0
+            sent = count_commands(client, idle) / idle if idle > 0 else 0.0
         finally:
             ours.close()
             client.close()
@@ -143,7 +143,7 @@ def _watch(client: Any, replies: dict[bytes, str], seconds: float) -> list[float
     return late
 
 
-def _count_commands(client: Any, seconds: float) -> int:
+def count_commands(client: Any, seconds: float) -> int:
     """Count what clients send to Redis, by MONITOR; the commands inside scripts are not sent."""
     sent, end = 0, time.monotonic() + seconds
     with client.monitor() as monitor:

@@ -182,7 +182,7 @@ class Executor:
             self.running.discard(run)
         if job.attempt >= policy.attempts:
             return Buried(shorten(f"attempt {job.attempt} of {policy.attempts}: {reason}"), payload.reply)
-        return Retried(policy.delay(job.attempt) if delay is None else max(delay, 0.0), shorten(reason))
+        return Retried(policy.delay(job.attempt) if delay is None else max(0.0, delay), shorten(reason))  # NaN: 0
 
     def _begin(self, run: Run, timeout: float | None) -> None:
         # One timer for all runs, at the earliest deadline: a timer for each would cost more than a short job.

@@ -1,4 +1,6 @@
-"""The name of every Redis key: the contract of docs/protocol.md, one function each.
+"""The names of the Redis keys that Python uses, one function each; docs/protocol.md is the contract.
+
+The scripts make theirs from the root, which is passed to each.
 
 The braces are a Redis Cluster hash tag: all keys of a queue live in one slot.
 """
@@ -31,24 +33,12 @@ def schedule(queue: str) -> str:
     return root(queue) + "schedule"
 
 
-def backlog(queue: str) -> str:
-    return root(queue) + "backlog"
-
-
 def ready(queue: str) -> str:
     return root(queue) + "ready"
 
 
 def processing(queue: str, worker: str) -> str:
     return f"{root(queue)}processing:{worker}"
-
-
-def leases(queue: str) -> str:
-    return root(queue) + "leases"
-
-
-def dead(queue: str) -> str:
-    return root(queue) + "dead"
 
 
 def job(queue: str, job_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from typing import Final
@@ -69,7 +70,9 @@ class _Json(logging.Formatter):
         if isinstance(event, Event):
             line["event"] = type(event).__name__
             line.update(msgspec.to_builtins(event))
-        return msgspec.json.encode(line).decode()
+        # JSON escapes what lies below a space, but not DEL, the C1 controls or marks that turn the text's direction.
+        text = msgspec.json.encode(line).decode()
+        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def configure(level: str = "INFO") -> None:

@@ -87,9 +87,10 @@ local function entomb(id, reason, now)
   end
 end
 
--- Does run (id, attempt) belong to this worker, by its record?
+-- Does run (id, attempt) belong to this worker, by its record? A record that somebody overwrote (pcall) says no,
+-- and keeps no other run of the batch from its end.
 local function runs(worker, id, attempt)
-  local run = redis.call('HMGET', record(id), 'worker', 'attempt', 'finished')
+  local run = redis.pcall('HMGET', record(id), 'worker', 'attempt', 'finished')
   return run[1] == worker and run[2] == attempt and not run[3]
 end
 

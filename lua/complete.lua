@@ -26,7 +26,7 @@ redis.call('LLEN', ready)
 local lost = {}
 for id, attempt, result, retention, reply in rows(3, 5) do
   local key = record(id)
-  local run = redis.call('HMGET', key, 'worker', 'attempt', 'reply', 'again', 'finished')
+  local run = redis.pcall('HMGET', key, 'worker', 'attempt', 'reply', 'again', 'finished') -- pcall: see runs()
   if run[1] == worker and run[2] == attempt and not run[5] and redis.call('LREM', list, 1, id) == 1 then
     if reply == '1' or run[3] then
       answer(id, 'done', result, nil, tonumber(retention))

@@ -195,6 +195,7 @@ local function pass(id, score)
     redis.call('PERSIST', key)
     redis.call('HDEL', key, 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started', 'reply')
     redis.call('ZREM', dead, id)
+    redis.call('DEL', root .. 'reply:' .. id)
   end
   if not is_ready[id] then
     -- A score of 0, or under it, means "now": from here on, that is a time.

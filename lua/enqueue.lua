@@ -53,7 +53,8 @@ for id, payload, priority, group in rows(2, 6) do
     fields[#fields + 1] = 'group'
     fields[#fields + 1] = group
   end
-  redis.call('DEL', record(id))
+  -- The reply of an earlier job of this id is no answer to who waits for this one.
+  redis.call('DEL', record(id), root .. 'reply:' .. id)
   redis.call('HSET', record(id), unpack(fields))
 end
 return dues

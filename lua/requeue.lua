@@ -37,7 +37,7 @@ end
 -- From the last to the first, each to the front: their order stays.
 for i = #ids, 1, -1 do
   local id = ids[i]
-  local run = redis.call('HMGET', record(id), 'worker', 'finished', 'due')
+  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'due') -- pcall: start judges a wrong type
   local holder = not run[2] and run[1]
   if holder and holder ~= worker and redis.call('LPOS', processing(holder), id) then
     redis.call('HSET', record(id), 'again', run[3])

@@ -47,14 +47,19 @@ local started, buried = {}, {}
 local moment = seconds(now)
 for _, id in ipairs(ids) do
   local key = record(id)
-  local run = redis.call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished')
+  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished')
   local payload, attempt, due, holder, finished = unpack(run)
   local elsewhere = holder and not finished and holder ~= worker and redis.call('LPOS', processing(holder), id)
   if not payload then
-    local reason = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id'
+    local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
+    if run.err then
+      reason = 'the key of its record is not a hash: DEL it and schedule the job again'
+      kept = 'bad-' .. redis.sha1hex(id)
+      redis.call('HSET', record(kept), 'member', id)
+    end
     redis.call('LREM', list, 1, id)
-    entomb(id, reason, now)
-    buried[#buried + 1] = id
+    entomb(kept, reason, now)
+    buried[#buried + 1] = kept
     buried[#buried + 1] = reason
   elseif not due and redis.call('ZSCORE', schedule, id) then
     -- The job of this id was cancelled between BLMOVE and start, and a new one waits for its own time.

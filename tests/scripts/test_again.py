@@ -31,11 +31,11 @@ def take(send: Send, store: Store, hold: int = 1) -> list[Taken]:
     return send(store.start("w", (), hold=hold, lease=15, now=NOW)).jobs
 
 
-def again(raw: Any, store: Store, due: float | str = NOW, **fields: str) -> None:
+def again(raw: Any, store: Store, due: float = NOW, *fields: tuple[str, str]) -> None:
     """Schedule "a" a second time, as any client may."""
     root = f"evsched:{{{store.queue}}}:"
     if fields:
-        raw.hset(f"{root}job:a", mapping=fields)
+        raw.hset(f"{root}job:a", mapping=dict(fields))
     raw.zadd(f"{root}schedule", {"a": due})
 
 
@@ -46,7 +46,7 @@ def test_bad_while_it_runs_is_judged_when_the_run_has_ended(
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
     (run,) = take(send, store)
-    again(raw, store, **dict([BAD[bad]]))
+    again(raw, store, NOW, BAD[bad])
     assert send(dispatch(store)).buried == []
     assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
     assert state()["schedule"] == {"a": NOW}
@@ -65,7 +65,7 @@ def test_bad_while_it_waits_is_dead_and_nowhere_else(
     send(store.enqueue([*others, New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
     assert "a" in state()[place]
-    again(raw, store, **dict([BAD[bad]]))
+    again(raw, store, NOW, BAD[bad])
     assert [job_id for job_id, _ in send(dispatch(store)).buried] == ["a"]
     after = state()
     assert [name for name in ("schedule", "backlog", "ready", "dead") if "a" in after.get(name, ())] == ["dead"]

@@ -59,8 +59,10 @@ def test_enqueue_of_an_id_that_has_not_ended_is_refused_whole(
 
 def test_enqueue_of_an_id_that_has_ended_begins_anew(send: Send, store: Store, state: State, raw: Any) -> None:
     put(send, store, "finished")
+    raw.rpush(f"evsched:{{{store.queue}}}:reply:a", "that of the earlier job")
     send(store.enqueue([New("a", b"{}", due=NOW)]))
     assert state()["job:a"] == {"payload": "{}"}
+    assert "reply:a" not in state()
     assert raw.pttl(f"evsched:{{{store.queue}}}:job:a") == -1
 
 

@@ -150,3 +150,43 @@ def test_an_inline_job_whose_record_is_of_the_wrong_type_stops_no_other(
     after = state()
     assert (after["ready"], list(after["dead"]), "schedule" in after) == (["next"], [job_id], False)
     assert after[f"job:{job_id}"]["payload"] == '{"task":"t","id":"x"}'
+
+
+@pytest.fixture
+def runs(send: Send, store: Store, raw: Any) -> list[Taken]:
+    """Three runs of worker "w"; the record of the second was overwritten meanwhile."""
+    send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in "abc"]))
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    runs = send(store.start("w", (), hold=3, lease=15, now=NOW)).jobs
+    raw.set(f"evsched:{{{store.queue}}}:job:b", "wrong")
+    return runs
+
+
+@pytest.mark.parametrize("end", ["complete", "retry", "bury"])
+def test_a_record_that_was_overwritten_keeps_no_other_run_from_its_end(
+    send: Send, store: Store, state: State, runs: list[Taken], end: str
+) -> None:
+    calls = {
+        "complete": store.complete("w", [(run, DONE) for run in runs], now=NOW),
+        "retry": store.retry("w", [(run, Retried(1.0, "x")) for run in runs], now=NOW),
+        "bury": store.bury("w", [(run, Buried("x", False)) for run in runs], now=NOW),
+    }
+    assert send(calls[end]) == ["b"]
+    assert state()["processing:w"] == ["b"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_record_that_was_overwritten_is_dead_when_it_starts_again_and_the_others_run(
+    send: Send, store: Store, state: State
+) -> None:
+    assert send(store.requeue("w", "it died")) == ("all", ["a", "b", "c"])
+    take = send(store.start("v", (), hold=9, lease=15, now=NOW))
+    assert [job.id for job in take.jobs] == ["a", "c"]
+    ((job_id, reason),) = take.buried
+    assert "is not a hash" in reason
+    after = state()
+    assert (after["dead"], after["processing:v"], after[f"job:{job_id}"]["member"]) == (
+        {job_id: NOW},
+        ["a", "c"],
+        "b",
+    )

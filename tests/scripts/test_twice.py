@@ -1,0 +1,122 @@
+"""A call whose reply was lost is sent again: what each header says under TWICE is what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.errors import JobExists, JobMissing
+from evsched.job import Buried, Done, Retried, Taken
+from evsched.store import New, Store
+
+NOW = 1_900_000_000.0
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+
+def new(*ids: str) -> list[New]:
+    return [New(job_id, b'{"task":"t"}', due=NOW) for job_id in ids]
+
+
+@pytest.fixture
+def runs(send: Send, store: Store) -> list[Taken]:
+    """Three runs in the hands of worker "w", and three jobs in ready."""
+    send(store.enqueue(new("a", "b", "c", "x", "y", "z")))
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    return send(store.start("w", (), hold=3, lease=15, now=NOW)).jobs
+
+
+def test_enqueue_is_refused(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue(new("a")))
+    before = state()
+    with pytest.raises(JobExists):
+        send(store.enqueue(new("a")))
+    assert state() == before
+
+
+def test_the_ends_are_lost(send: Send, store: Store, state: State, runs: list[Taken]) -> None:
+    a, b, c = runs
+    calls = [
+        store.complete("w", [(a, Done(b"1", 300.0, True))], now=NOW),
+        store.retry("w", [(b, Retried(1.0, "x"))], now=NOW),
+        store.bury("w", [(c, Buried("x", True))], now=NOW),
+    ]
+    assert [send(call) for call in calls] == [[], [], []]
+    before = state()
+    assert [send(call) for call in calls] == [["a"], ["b"], ["c"]]
+    assert state() == before
+
+
+def test_a_run_that_stands_twice_in_one_call_ends_once(
+    send: Send, store: Store, state: State, runs: list[Taken]
+) -> None:
+    a, b, _ = runs
+    done = Done(b"1", 300.0, True)
+    assert send(store.complete("w", [(a, done), (a, done), (b, done)], now=NOW)) == ["a"]
+    assert len(state()["reply:a"]) == 1
+
+
+def test_one_lost_run_does_not_keep_the_others(send: Send, store: Store, state: State, runs: list[Taken]) -> None:
+    a, b, c = runs
+    stale = Taken("b", b.attempt + 1, b.due, b.payload)
+    done = Done(b"1", 0.0, False)
+    assert send(store.complete("w", [(a, done), (stale, done), (c, done)], now=NOW)) == ["b"]
+    assert state()["processing:w"] == ["b"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_requeue_finds_nothing(send: Send, store: Store, state: State) -> None:
+    assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == ("more", ["b", "a"])
+    before = state()
+    assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == ("more", [])
+    assert state() == before
+    assert (before["ready"], before["processing:w"]) == (["b", "a", "x", "y", "z"], ["c"])
+    assert before["leases"] == {"w": NOW + 15}
+
+
+@pytest.mark.usefixtures("runs")
+def test_cancel_is_missing_and_reschedule_sets_the_same_due(send: Send, store: Store, state: State) -> None:
+    send(store.cancel("x"))
+    send(store.reschedule("y", NOW + 9))
+    before = state()
+    with pytest.raises(JobMissing):
+        send(store.cancel("x"))
+    assert send(store.reschedule("y", NOW + 9)) == NOW + 9
+    assert state() == before
+
+
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_revive_and_drop_are_missing(send: Send, store: Store, state: State, runs: list[Taken], verb: str) -> None:
+    send(store.bury("w", [(run, Buried("x", False)) for run in runs], now=NOW))
+    call = store.revive(["a", "b"], now=NOW) if verb == "revive" else store.drop(["a", "b"])
+    assert send(call) == ["a", "b"]
+    before = state()
+    with pytest.raises(JobMissing):
+        send(call)
+    assert state() == before
+    assert list(before["dead"]) == ["c"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_start_hands_out_the_same_runs(send: Send, store: Store, state: State, runs: list[Taken]) -> None:
+    before = state()
+    assert send(store.start("w", ["a", "b", "c"], hold=3, lease=15, now=NOW)).jobs == runs
+    assert state() == before
+
+
+@pytest.mark.usefixtures("runs")
+def test_what_only_reads_changes_nothing(send: Send, store: Store, state: State) -> None:
+    before = state()
+    for call in (store.survey(now=NOW), store.look("a", now=NOW), store.look("x", now=NOW), store.held("w")):
+        assert send(call) == send(call)
+    assert state() == before
+
+
+def test_ask_asks_once(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue(new("a")))
+    send(store.ask("a"))
+    before = state()
+    assert send(store.ask("a")) == ("", b"", "")
+    assert state() == before

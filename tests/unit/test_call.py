@@ -1,0 +1,77 @@
+"""A call as a value: what is sent first, what is sent when Redis has forgotten the script, how replies are read."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+
+import pytest
+
+from evsched.call import Call, Script, text, texts
+from evsched.errors import ConfigError
+from evsched.job import Buried, Done, Retried, Taken
+from evsched.scripts import folder, script
+from evsched.store import New, Store
+
+RUN = Taken("a", 2, 1.0, b"{}")
+
+
+def test_a_plain_command_is_sent_as_it_is() -> None:
+    call = Call(("GET", "key"), text)
+    assert call.by_sha() == call.by_source() == ("GET", "key")
+
+
+def test_a_script_goes_by_its_sha_then_by_its_source() -> None:
+    call = Call((1, "root", "x"), text, Script("verb", "return 1", "abc"))
+    assert call.by_sha() == ("EVALSHA", "abc", 1, "root", "x")
+    assert call.by_source() == ("EVAL", "return 1", 1, "root", "x")
+
+
+def test_the_sha_is_that_of_the_source_and_the_flags_come_first() -> None:
+    for path in folder().glob("[a-z]*.lua"):
+        found = script(path.stem)
+        assert found.sha == sha1(found.source.encode()).hexdigest()
+        assert found.source.startswith("#!lua"), path
+        assert found.source.count("#!lua") == 1, path
+
+
+def test_every_verb_has_one_key_the_root() -> None:
+    store = Store("mail")
+    calls = [
+        store.enqueue([New("a", b"{}")]),
+        store.dispatch(limit=1, cap=1),
+        store.start("w", ["a"], hold=1, lease=1),
+        store.complete("w", [(RUN, Done(b"1", 0.0, False))]),
+        store.retry("w", [(RUN, Retried(1.0, "x"))]),
+        store.bury("w", [(RUN, Buried("x", False))]),
+        store.requeue("w", "x"),
+        store.beat("w", 1.0),
+        store.cancel("a"),
+        store.reschedule("a", None),
+        store.revive(["a"]),
+        store.drop(["a"]),
+        store.look("a"),
+        store.ask("a"),
+        store.survey(),
+    ]
+    assert {call.words[:2] for call in calls} == {(1, "evsched:{mail}:")}
+    assert len({call.script for call in calls}) == len(calls)
+
+
+def test_numbers_lose_nothing_on_the_way() -> None:
+    store = Store("mail")
+    assert store.enqueue([New("a", b"{}", due=1900000000.123457)]).words[-2:] == ("1900000000.123457", "0.0")
+    assert store.enqueue([New("a", b"{}", priority=0, delay=1e-6)], now=1.5).words == (
+        *(1, "evsched:{mail}:", "1.500000"),
+        *("a", b"{}", 0, "", "", "1e-06"),
+    )
+    assert store.complete("w", [(RUN, Done(b"7", 0.0, True))]).words[3:] == ("w", "a", 2, b"7", "0", "1")
+
+
+def test_replies_that_are_not_utf8_show_as_escapes() -> None:
+    assert texts([b"a", b"\xff", "\u20ac".encode()]) == ["a", "\\xff", "\u20ac"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "{q}", "q\n", "x" * 201, "\u00fc"])
+def test_a_store_of_a_queue_that_cannot_be(name: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 200"):
+        Store(name)

@@ -1,0 +1,65 @@
+"""The name of every key: the contract that other clients rely on, and no name that nobody uses."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from evsched import keys
+from evsched.errors import ConfigError
+
+PACKAGE = Path(keys.__file__).parent
+
+
+def test_the_names_are_the_contract() -> None:
+    assert keys.schedule("mail") == "evsched:{mail}:schedule"
+    assert keys.ready("mail") == "evsched:{mail}:ready"
+    assert keys.processing("mail", "w1") == "evsched:{mail}:processing:w1"
+    assert keys.job("mail", "42") == "evsched:{mail}:job:42"
+    assert keys.reply("mail", "42") == "evsched:{mail}:reply:42"
+    assert keys.events(3, keys.EVERY_SCHEDULE) == "__keyspace@3__:evsched:{*}:schedule"
+
+
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "leases"])
+def test_what_shows_a_queue_is_read_back(place: str) -> None:
+    assert keys.parse(f"{keys.root('a.b:c')}{place}".encode()) == ("a.b:c", None)
+    assert keys.parse(keys.processing("q", "host:1@x").encode()) == ("q", "host:1@x")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"",
+        b"evsched:{}:schedule",
+        b"evsched:{q}:schedules",
+        b"evsched:{q}:schedule\n",
+        b"evsched:{\xff}:schedule",
+        b"evsched:{q\x1b}:ready",
+        b"evsched:{q}:processing:",
+        b"evsched:{q}:processing:a b",
+        b"evsched:{" + b"q" * 201 + b"}:ready",
+        b"evsched:{q}:dead",
+    ],
+)
+def test_any_other_key_shows_none(key: bytes) -> None:
+    assert keys.parse(key) is None
+
+
+@pytest.mark.parametrize("name", ["q", "a.b_c:d@e-f", "x" * 200])
+def test_a_queue_that_may_be(name: str) -> None:
+    assert keys.check_queue(name) == name
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "{q}", "q\n", "x" * 201, "\u00fc"])
+def test_a_queue_that_may_not_be(name: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 200"):
+        keys.check_queue(name)
+
+
+def test_every_name_is_used() -> None:
+    text = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "keys.py")
+    public = [name for name, _ in inspect.getmembers(keys, inspect.isfunction) if not name.startswith("_")]
+    assert [name for name in public if not re.search(rf"\bkeys\.{name}\b", text)] == []

@@ -1,0 +1,85 @@
+"""Events as lines: each line can be written, and nothing that a job says steers a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Generator
+
+import pytest
+
+from evsched import events, log
+
+
+class Terminal(io.StringIO):
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
+def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[Terminal]:
+    """What the log writes; the program's own logging is as it was, afterwards."""
+    logger = logging.getLogger("evsched")
+    before = logger.handlers, logger.level, logger.propagate
+    out = Terminal(request.param)
+    monkeypatch.setattr(sys, "stderr", out)
+    log.configure("DEBUG")
+    yield out
+    logger.handlers, logger.level, logger.propagate = before
+
+
+EVENTS = [
+    events.DispatcherStarted("7.0.15", ["a", "b"]),
+    events.QueueFound("q"),
+    events.SubscriptionLost("cut"),
+    events.NotificationsMissing("set it"),
+    events.NotificationsProven(),
+    events.Retrying("q", "a", "t", 1, 0.25, "no luck"),
+    events.Buried("q", "a", "t", "no luck"),
+    events.Requeued("q", "w", [f"j{n}" for n in range(30)], "it died"),
+    events.RunLost("q", "w", "a"),
+    events.LeaseLost("q", "w"),
+    events.WorkerStarted("w", ["q"], 8, ["t"]),
+    events.WorkerDraining("w", 3, 10.0),
+    events.WorkerStopped("w", 2),
+    events.WorkerStuck("w", "a", "t"),
+    events.RedisDown("worker", "no answer"),
+    events.RedisUp("worker", 1.25),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_each_fact_is_one_line(out: Terminal, event: events.Event) -> None:
+    log.listen(event)
+    (line,) = out.getvalue().splitlines()
+    assert "{" not in line or not out.isatty()
+    if not out.isatty():
+        assert json.loads(line)["event"] == type(event).__name__
+
+
+def test_what_happens_all_the_time_has_no_line(out: Terminal) -> None:
+    log.listen(events.Woken("q", "event", 1))
+    log.listen(events.Completed("q", "w", ["a"]))
+    assert out.getvalue() == ""
+
+
+def test_control_characters_never_reach_the_line(out: Terminal) -> None:
+    log.listen(events.Buried("q", "bad", "\x1b[2J\r\n\x00", "say \u202e \x9b31m\nERROR forged line"))
+    (line,) = out.getvalue().splitlines()
+    assert line.isprintable()
+    assert "forged" in line
+
+
+def test_a_person_sees_eight_of_many_and_a_program_all(out: Terminal) -> None:
+    ids = [f"j{n}" for n in range(30)]
+    log.listen(events.Requeued("q", "w", ids, "it died"))
+    if out.isatty():
+        assert "j7 and 22 more" in out.getvalue()
+    else:
+        assert json.loads(out.getvalue())["ids"] == ids

@@ -1,0 +1,120 @@
+"""A task: what its function's signature says, and what a payload may name in its stead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from evsched.backoff import Retry
+from evsched.errors import ConfigError, UnknownTask
+from evsched.job import Payload, RetryFields
+from evsched.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Tasks, define
+
+
+class Address(msgspec.Struct):
+    street: str
+    numbers: list[int]
+
+
+async def deliver(to: Address, /, weight: float = 1.0, *, express: bool = False) -> int:
+    return len(to.street) + int(weight) + express
+
+
+def anything(*values: int, **named: str) -> None: ...
+
+
+def untyped(a: Any, b: object = None) -> Any:
+    return a, b
+
+
+def bind(handler: Any, *args: Any, **kwargs: Any) -> Any:
+    return define(handler).bind(Payload("t", list(args), kwargs))
+
+
+def test_the_signature_is_read_once() -> None:
+    task = define(deliver)
+    assert (task.name, task.awaits, task.returns) == ("deliver", True, int)
+    assert (task.timeout, task.retention, task.retry) == (DEFAULT_TIMEOUT, DEFAULT_RETENTION, Retry())
+    assert (task.required, sorted(task.named)) == (frozenset({"to"}), ["express", "weight"])
+    assert define(anything).awaits is False
+
+
+def test_arguments_become_what_the_annotations_say() -> None:
+    assert bind(deliver, {"street": "s", "numbers": [1]}, weight=2, express=True) == (
+        [Address("s", [1])],
+        {"weight": 2.0, "express": True},
+    )
+    assert bind(anything, 1, 2, a="x") == ([1, 2], {"a": "x"})
+    assert bind(untyped, {"as": "it is"}, b=[1]) == ([{"as": "it is"}], {"b": [1]})
+
+
+GOOD = {"street": "s", "numbers": [1]}
+
+
+MISFITS: list[tuple[Any, list[Any], dict[str, Any], str]] = [
+    (deliver, [], {}, "deliver needs 'to' - at `$.args`"),
+    (deliver, [], {"to": GOOD}, "deliver takes no 'to' - at `$.kwargs.to`"),
+    (deliver, [GOOD, 1.0, True], {}, "deliver takes 2 arguments, got 3 - at `$.args`"),
+    (deliver, [GOOD, "x"], {}, "Expected `float`, got `str` - at `$.args[1]`"),
+    (deliver, [{"street": "s", "numbers": [1, "2"]}], {}, "Expected `int`, got `str` - at `$.args[0].numbers[1]`"),
+    (deliver, [{"numbers": []}], {}, "Object missing required field `street` - at `$.args[0]`"),
+    (deliver, [GOOD, 1.0], {"weight": 2.0}, "deliver got 'weight' twice - at `$.kwargs.weight`"),
+    (deliver, [GOOD], {"wieght": 2.0}, "deliver takes no 'wieght', did you mean 'weight'? - at `$.kwargs.wieght`"),
+    (deliver, [GOOD], {"express": 1}, "Expected `bool`, got `int` - at `$.kwargs.express`"),
+    (anything, [1, "x"], {}, "Expected `int`, got `str` - at `$.args[1]`"),
+    (anything, [], {"a": 1}, "Expected `str`, got `int` - at `$.kwargs.a`"),
+]
+
+
+@pytest.mark.parametrize(("handler", "args", "kwargs", "message"), MISFITS)
+def test_each_misfit_names_its_place(handler: Any, args: list[Any], kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        bind(handler, *args, **kwargs)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": float("inf")}, "None for no limit"),
+        ({"retention": -1}, "retention is -1"),
+        ({"retention": float("nan")}, "retention is nan"),
+        ({"name": "a\nb"}, "printable"),
+        ({"name": "x" * 201}, "1 to 200"),
+    ],
+)
+def test_limits_that_cannot_be(limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        define(deliver, **limits)
+
+
+def test_annotations_that_cannot_be_read() -> None:
+    def handler(a: int) -> None: ...
+
+    handler.__annotations__["a"] = "Nowhere"
+    with pytest.raises(ConfigError, match="Nowhere"):
+        define(handler)
+
+
+def test_what_a_payload_names_stands_in_for_the_tasks_policy() -> None:
+    task = define(deliver, retry=Retry(attempts=5, interval=1.0))
+    assert task.policy(Payload("t")) is task.retry
+    assert task.policy(Payload("t", retry=RetryFields(attempts=2))) == Retry(attempts=2, interval=1.0)
+    with pytest.raises(ConfigError, match="factor is 0"):
+        task.policy(Payload("t", retry=RetryFields(factor=0.5)))
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    tasks = Tasks()
+    with pytest.raises(UnknownTask, match="this worker has none"):
+        tasks.find("os.system")
+    for n in range(12):
+        tasks.add(define(deliver, name=f"task{n:02}"))
+    with pytest.raises(UnknownTask, match=r"'task00', .* and 2 more"):
+        tasks.find("zzz")
+    with pytest.raises(UnknownTask) as caught:
+        tasks.find("x" * 1_000_000)
+    assert len(str(caught.value)) < 1000
