@@ -46,9 +46,16 @@ class Beat(threading.Thread):
         self._commands = SyncCommands(config.url, deadline=config.deadline)
         self._stir = threading.Event()
         self._stopping = False
+        self._attended = False
+        self._short = False
+        """The leases that were set last are the short ones, and have to be renewed soon."""
 
     def attend(self) -> None:
-        """Note that the worker holds jobs from now on: beat often."""
+        """Note that the worker holds jobs from now on: beat soon, even if it holds none any more by then.
+
+        The start has made its lease the short one, and only a beat makes it long again.
+        """
+        self._attended = True
         self._stir.set()
 
     def stop(self) -> None:
@@ -65,6 +72,7 @@ class Beat(threading.Thread):
             if rest > 0 and self._stir.wait(rest):
                 self._stir.clear()
                 continue
+            self._attended, self._short = False, self._busy()
             try:
                 for store in self._stores:
                     self.step(store)
@@ -83,7 +91,7 @@ class Beat(threading.Thread):
         Raises:
             StoreDown, StoreRefused
         """
-        lease = self._config.lease if self._busy() else self._config.idle_lease
+        lease = self._config.lease if self._short else self._config.idle_lease
         kept, held = self._commands.send(store.beat(self._worker, lease))
         if not kept:
             self._lost(store.queue)
@@ -91,4 +99,4 @@ class Beat(threading.Thread):
         self._counted(store.queue, held)
 
     def _interval(self) -> float:
-        return self._config.beat if self._busy() else self._config.idle_beat
+        return self._config.beat if self._attended or self._short else self._config.idle_beat

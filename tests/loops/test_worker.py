@@ -80,6 +80,24 @@ async def test_a_lost_lease_stops_what_runs_and_the_newer_run_stands(
     assert not running.recorder.of(events.RunLost)
 
 
+async def test_an_idle_worker_keeps_its_long_lease(server: EmbeddedRedis, queue: str) -> None:
+    app = App(queue=queue)
+
+    @app.task
+    async def noop() -> None: ...
+
+    config = Config(url=server.url, queues=(queue,), lease=0.5, beat=0.1, idle_lease=60, idle_beat=20)
+    async with system(config, app) as running:
+        store = running.workers[0].lanes[queue].store
+        for _ in range(10):
+            await (await noop.enqueue()).result(5)
+            # The start made it short; a beat makes it long again, before it ends.
+            async with asyncio.timeout(2):
+                while (await running.commands.send(store.survey()))[0].left < 1:
+                    pass
+    assert not running.recorder.of(events.LeaseLost)
+
+
 async def test_what_a_lost_reply_left_in_the_list_is_started(
     config: Config, app: App, raw: Any, queue: str, server: EmbeddedRedis
 ) -> None:
