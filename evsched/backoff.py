@@ -43,8 +43,10 @@ class Retry(Struct, frozen=True, kw_only=True):
         return self._interval(attempt) + random.uniform(0, self.jitter)  # noqa: S311 - no secret
 
     def _interval(self, attempt: int) -> float:
-        # The exponent is bounded: a float overflows at 2^1024.
-        return min(self.interval * self.factor ** min(attempt - 1, 500), self.max_interval)
+        try:
+            return min(self.interval * self.factor ** (attempt - 1), self.max_interval)
+        except OverflowError:  # a payload may name any factor; a float ends at 2^1024
+            return self.max_interval if self.interval else 0.0
 
 
 def reconnect_delay(failures: int) -> float:
