@@ -6,8 +6,8 @@ import asyncio
 import sys
 import time
 
-from evsched.connection import Commands
 from evsched.job import Done, Taken, decode_payload
+from evsched.sender import Commands
 from evsched.store import Store
 
 _BATCH = 256

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from evsched.backoff import reconnect_delay
 from evsched.config import Config
-from evsched.connection import SyncCommands
 from evsched.errors import StoreError
+from evsched.sender import SyncCommands
 from evsched.store import Store
 
 
@@ -59,7 +59,7 @@ class Beat(threading.Thread):
         self._stir.set()
 
     def stop(self) -> None:
-        """End the thread; its leases run on."""
+        """End the thread soon; its leases run on."""
         self._stopping = True
         self._stir.set()
 
@@ -72,6 +72,8 @@ class Beat(threading.Thread):
             if rest > 0 and self._stir.wait(rest):
                 self._stir.clear()
                 continue
+            if self._stopping:
+                break
             self._attended, self._short = False, self._busy()
             try:
                 for store in self._stores:
@@ -81,7 +83,8 @@ class Beat(threading.Thread):
             except StoreError:
                 # The worker's own loop says that Redis is down.
                 failures += 1
-                self._stir.wait(reconnect_delay(failures))
+                if not self._stopping:
+                    self._stir.wait(reconnect_delay(failures))
             self._watch(self._commands)
         self._commands.close()
 

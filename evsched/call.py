@@ -1,4 +1,4 @@
-"""A call: what to send to Redis, and how to read its answer. A value; connection.py sends it."""
+"""A call: what to send to Redis, and how to read its answer. A value; sender.py sends it."""
 
 from __future__ import annotations
 

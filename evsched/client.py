@@ -18,9 +18,9 @@ from msgspec import Struct
 from evsched import keys
 from evsched.backoff import Retry, reconnect_delay
 from evsched.call import Call, T
-from evsched.connection import Blocking, Commands, SyncCommands
 from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
 from evsched.job import JobStatus, Payload, Place, RetryFields, decode, encode
+from evsched.sender import Blocking, Commands, SyncCommands
 from evsched.store import New, Store, clock
 
 MANY: Final = 1000

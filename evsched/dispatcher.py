@@ -16,9 +16,9 @@ from typing import Final
 from evsched import events, keys, store
 from evsched.alarm import Alarm
 from evsched.config import DEFAULT_QUEUE, Config
-from evsched.connection import Commands
 from evsched.events import Emit, Reason
 from evsched.outage import Outage
+from evsched.sender import Commands
 from evsched.store import Step, Store
 from evsched.watcher import FLOOD_GAP, Watcher
 

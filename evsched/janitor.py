@@ -16,9 +16,9 @@ from msgspec import Struct
 from evsched import events
 from evsched.alarm import Alarm
 from evsched.config import Config
-from evsched.connection import Commands
 from evsched.events import Dispatched, Emit, Event
 from evsched.outage import Outage
+from evsched.sender import Commands
 from evsched.store import Lease, Store
 
 

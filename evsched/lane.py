@@ -19,12 +19,12 @@ from typing import Any, Final
 from evsched import events
 from evsched.call import Call
 from evsched.config import Config
-from evsched.connection import Blocking, Commands, Direct
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.executor import Executor, Run
 from evsched.job import Buried, Done, Outcome, Retried
 from evsched.outage import Outage
+from evsched.sender import Blocking, Commands, Direct
 from evsched.store import Store, Take, unblock
 
 _Outgoing = tuple[Call[Any], list[tuple[Run, Outcome]] | None]

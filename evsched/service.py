@@ -14,12 +14,13 @@ from typing import Any, Final
 from evsched import log, store
 from evsched.app import App
 from evsched.config import Config
-from evsched.connection import Commands, hide_password
+from evsched.connection import hide_password
 from evsched.dispatcher import Dispatcher
 from evsched.embedded import MINIMUM, Kind
 from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.janitor import Janitor
+from evsched.sender import Commands
 from evsched.worker import Worker
 
 _BURST_LOOK: Final = 0.2

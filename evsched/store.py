@@ -1,6 +1,6 @@
 """The store of one queue: one method per verb, and a few reads.
 
-A method sends nothing: it returns the `Call` that a sender of connection.py carries to Redis, alone or in a batch
+A method sends nothing: it returns the `Call` that a sender (sender.py) carries to Redis, alone or in a batch
 with others, from a program with an event loop or without one. `now` is a test's clock; None is Redis's own.
 """
 

@@ -14,10 +14,11 @@ from typing import Final
 
 from evsched import events, keys, store
 from evsched.config import Config
-from evsched.connection import Commands, Subscription, database
+from evsched.connection import Subscription, database
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.outage import Outage
+from evsched.sender import Commands
 
 FLAGS: Final = "Kzg"
 """K: the channel is named after the key. z: sorted set commands. g: commands of any type (RENAME, COPY, RESTORE)."""

@@ -15,12 +15,12 @@ from typing import Any
 from evsched import events
 from evsched.beat import Beat
 from evsched.config import Config
-from evsched.connection import Commands, SyncCommands
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.executor import Executor
 from evsched.lane import Lane, Slots
 from evsched.outage import Outage
+from evsched.sender import Commands, SyncCommands
 from evsched.store import Store
 from evsched.tasks import Tasks
 
@@ -78,7 +78,7 @@ class Worker:
                     lane.result()
             await self._drain(running)
         finally:
-            self._beat.stop()
+            await self._end_beat()
             stopping.cancel()
             for lane in running:
                 lane.cancel()
@@ -121,7 +121,7 @@ class Worker:
         await asyncio.wait([*quiet, *running], timeout=self._config.grace)
         for lane in quiet:
             lane.cancel()
-        self._beat.stop()
+        await self._end_beat()
         back = 0
         try:
             async with asyncio.timeout(self._config.grace):
@@ -131,6 +131,13 @@ class Worker:
             # Redis is away: the janitor puts back what is left, when the lease ends.
             pass
         self._emit(events.WorkerStopped(self.id, back))
+
+    async def _end_beat(self) -> None:
+        # Its thread calls into this loop, and would begin anew the lease that hand_back ends. Each of its calls has a
+        # deadline, so it does end.
+        self._beat.stop()
+        if self._beat.is_alive():
+            await asyncio.to_thread(self._beat.join)
 
     # Called from the beat's thread.
 

@@ -87,6 +87,22 @@ local function entomb(id, reason, now)
   end
 end
 
+-- The dead jobs that revive and drop are to move: those in the rows from `first` on, or without rows the oldest that
+-- died up to `before` ('' = no bound). On a row that is not dead: nil, and the refusal.
+local function pick_dead(first, before, limit)
+  local ids = {}
+  for id in rows(first, 1) do
+    if not redis.call('ZSCORE', dead, id) then
+      return nil, fail('MISSING', id .. ' is not dead')
+    end
+    ids[#ids + 1] = id
+  end
+  if #ids == 0 then
+    ids = redis.call('ZRANGE', dead, '-inf', before == '' and '+inf' or before, 'BYSCORE', 'LIMIT', 0, limit)
+  end
+  return ids
+end
+
 -- Does run (id, attempt) belong to this worker, by its record? A record that somebody overwrote (pcall) says no,
 -- and keeps no other run of the batch from its end.
 local function runs(worker, id, attempt)

@@ -13,15 +13,9 @@ local before, limit = unpack(ARGV, 1, 2)
 
 -- This read also refuses a key of the wrong type before anything is written.
 redis.call('ZCARD', schedule)
-local ids = {}
-for id in rows(3, 1) do
-  if not redis.call('ZSCORE', dead, id) then
-    return fail('MISSING', id .. ' is not dead')
-  end
-  ids[#ids + 1] = id
-end
-if #ids == 0 then
-  ids = redis.call('ZRANGE', dead, '-inf', before == '' and '+inf' or before, 'BYSCORE', 'LIMIT', 0, limit)
+local ids, refusal = pick_dead(3, before, limit)
+if refusal then
+  return refusal
 end
 for _, id in ipairs(ids) do
   redis.call('ZREM', dead, id)

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 import redis
 
-from evsched.connection import Commands
 from evsched.embedded import EmbeddedRedis, Kind, find_server
+from evsched.sender import Commands
 from evsched.store import Store
 from tests.support.recorder import Recorder
 

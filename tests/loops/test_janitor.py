@@ -9,10 +9,10 @@ import pytest
 
 from evsched import events
 from evsched.config import Config
-from evsched.connection import Commands
 from evsched.embedded import EmbeddedRedis
 from evsched.events import Dispatched
 from evsched.janitor import Janitor
+from evsched.sender import Commands
 from evsched.store import New, Store
 from tests.support.recorder import Recorder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -147,3 +148,10 @@ async def test_what_runs_outlives_a_redis_that_is_away(server: EmbeddedRedis, qu
             await asyncio.to_thread(own.restart)
             assert await job.result(20) == 1
             await running.recorder.wait(events.RedisUp)
+
+
+async def test_a_worker_that_has_ended_leaves_no_beat_behind(config: Config, app: App, hold: Any) -> None:
+    async with system(config, app) as running:
+        await hold.enqueue()
+        await running.recorder.wait(events.Started)
+    assert not [thread for thread in threading.enumerate() if thread.name == "evsched-beat"]

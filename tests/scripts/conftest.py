@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evsched.call import Call
-from evsched.connection import SyncCommands
 from evsched.embedded import EmbeddedRedis
+from evsched.sender import SyncCommands
 from tests.support.snapshot import snapshot
 
 

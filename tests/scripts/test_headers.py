@@ -10,6 +10,8 @@ from evsched.scripts import folder
 from evsched.store import Store
 
 VERBS = sorted(path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_"))
+PRELUDE = (folder() / "_prelude.lua").read_text()
+FAIL = r"fail\('(\w+)'"
 MARKS = ("KEYS", "ARGV", "ROWS", "REPLY", "FAILS", "TWICE")
 
 
@@ -47,7 +49,10 @@ def test_a_header_is_whole_and_true(verb: str) -> None:
     for start, width in re.findall(r"rows\((\d+), (\d+)\)", code):
         assert int(start) == len(names["ARGV"]) + 1
         assert int(width) == len(names["ROWS"])
-    codes = set(re.findall(r"fail\('(\w+)'", code))
+    codes = set(re.findall(FAIL, code))
+    for name, body in re.findall(r"^local function (\w+)(.*?)^end", PRELUDE, re.MULTILINE | re.DOTALL):
+        if re.search(rf"\b{name}\(", code):
+            codes.update(re.findall(FAIL, body))
     assert codes == set(names["FAILS"]) - {"none"}
     assert not re.search(r"\b(KEYS|ARGV)\[", code)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from evsched.connection import SyncCommands
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import StoreDown, StoreRefused
 from evsched.job import Buried, Done, Retried, Taken
+from evsched.sender import SyncCommands
 from evsched.store import New, Store
 from tests.support.snapshot import snapshot
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 import redis
 
-from evsched.connection import SyncCommands
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.job import Buried, Done, Retried, Taken
+from evsched.sender import SyncCommands
 from evsched.store import New, Store
 from tests.support.model import Model
 from tests.support.snapshot import snapshot

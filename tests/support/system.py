@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from evsched.app import App
 from evsched.config import Config
-from evsched.connection import Commands
 from evsched.dispatcher import Dispatcher
 from evsched.events import Events, Subscribed, WorkerStarted
 from evsched.janitor import Janitor
+from evsched.sender import Commands
 from evsched.worker import Worker
 from tests.support.recorder import Recorder
 
