@@ -4,17 +4,19 @@ max_line_length = 120
 -- What Redis gives to a script.
 read_globals = { "redis", "cjson", "cmsgpack", "bit", "struct", "KEYS", "ARGV" }
 
--- The prelude stands before every verb, so its locals are known there: read them from it.
-local prelude = io.open("lua/_prelude.lua")
-if prelude then
-  for line in prelude:lines() do
-    local list = line:match("^local function ([%w_]+)") or line:match("^local ([%w_, ]+)")
-    for name in (list or ""):gmatch("[%w_]+") do
-      read_globals[#read_globals + 1] = name
+-- These stand before every verb, so their locals are known there: read them from the files.
+local before = { "lua/_prelude.lua", "lua/_limits.lua", "lua/_gate.lua" }
+for _, name in ipairs(before) do
+  local file = io.open(name)
+  if file then
+    for line in file:lines() do
+      local list = line:match("^local function ([%w_]+)") or line:match("^local ([%w_, ]+)")
+      for found in (list or ""):gmatch("[%w_]+") do
+        read_globals[#read_globals + 1] = found
+      end
     end
+    file:close()
   end
-  prelude:close()
+  -- They do not use all that they define themselves.
+  files[name].ignore = { "211", "431" }
 end
-
--- The prelude itself does not use all that it defines.
-files["lua/_prelude.lua"].ignore = { "211" }

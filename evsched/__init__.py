@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from evsched.app import App, Job, SyncJob, TaskHandle
 from evsched.backoff import Retry
+from evsched.current import CurrentJob, GiveUp, RetryLater, current_job
 from evsched.errors import (
     ConfigError,
     EvschedError,
@@ -32,7 +33,6 @@ from evsched.errors import (
     StoreRefused,
     UnknownTask,
 )
-from evsched.executor import CurrentJob, GiveUp, RetryLater, current_job
 from evsched.job import JobStatus
 
 __version__ = "0.1.0"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +15,8 @@ from evsched import config
 from evsched.backoff import Retry
 from evsched.client import Client, Options, SyncClient, new_job
 from evsched.errors import JobMissing
-from evsched.job import JobStatus, Place
+from evsched.executor import Lifespan, Middleware, Program, no_lifespan
+from evsched.job import JobStatus, OnConflict, Place
 from evsched.keys import check_queue
 from evsched.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Task, Tasks, define
 
@@ -61,10 +62,13 @@ class Job(_Ref, Generic[R], frozen=True):
         return cast(R, _convert(self.task, await self._client.result(self.queue, self.id, timeout)))
 
     async def cancel(self) -> Place:
-        """Take the job away if it waits; return the place where it was.
+        """Take the job away if it waits, or stop it if it runs; return the place where it was.
+
+        "processing": its worker is told at once, and the outcome will be "cancelled". An async handler is cancelled
+        where it waits, a process is ended, a thread has to look at `current_job().cancelled`.
 
         Raises:
-            JobMissing, JobRunning
+            JobMissing: it has ended.
         """
         return await self._client.cancel(self.queue, self.id)
 
@@ -91,7 +95,7 @@ class SyncJob(_Ref, Generic[R], frozen=True):
         return cast(R, _convert(self.task, self._client.result(self.queue, self.id, timeout)))
 
     def cancel(self) -> Place:
-        """Take the job away if it waits, as `Job.cancel`."""
+        """Take the job away if it waits, or stop it, as `Job.cancel`."""
         return self._client.cancel(self.queue, self.id)
 
     def reschedule(self, due: datetime | float | None = None) -> float:
@@ -123,19 +127,19 @@ class Enqueuer(Generic[P, R]):
             StoreDown: Redis stayed away for 5 s; the job may have been written.
         """
         job = new_job(self._task.name, args, kwargs, self._options)
-        await self._app.client.enqueue(self._queue, [job])
+        await self._app.client.enqueue(self._queue, [job], self._options.on_conflict)
         return Job(job.id, self._queue, self._task, self._app.client)
 
     async def enqueue_many(self, calls: Sequence[tuple[Any, ...]]) -> list[Job[R]]:
         """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip. As `enqueue`."""
         jobs = [new_job(self._task.name, args, {}, self._options) for args in calls]
-        await self._app.client.enqueue(self._queue, jobs)
+        await self._app.client.enqueue(self._queue, jobs, self._options.on_conflict)
         return [Job(job.id, self._queue, self._task, self._app.client) for job in jobs]
 
     def enqueue_sync(self, client: SyncClient, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Put a job on the schedule through a client without an event loop."""
         job = new_job(self._task.name, args, kwargs, self._options)
-        client.enqueue(self._queue, [job])
+        client.enqueue(self._queue, [job], self._options.on_conflict)
         return SyncJob(job.id, self._queue, self._task, client)
 
 
@@ -145,10 +149,12 @@ class TaskHandle(Enqueuer[P, R]):
     def __init__(self, app: App, task: Task) -> None:
         super().__init__(app, task, Options())
         self.name = task.name
+        self.handler = task.handler
+        """The function itself."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Call the function itself, here and now; an async one returns its coroutine."""
-        return self._task.handler(*args, **kwargs)
+        return self.handler(*args, **kwargs)
 
     def using(
         self,
@@ -165,11 +171,14 @@ class TaskHandle(Enqueuer[P, R]):
         expires: datetime | float | None = None,
         reply: bool = False,
         meta: dict[str, Any] | None = None,
+        on_conflict: OnConflict | None = None,
     ) -> Enqueuer[P, R]:
         """Return this task with options for its jobs.
 
         `due` is an aware datetime or Unix seconds, `delay` a timedelta or seconds from Redis's now; lengths are in
-        seconds. An `id` makes a second job of that id fail with JobExists until the first has ended.
+        seconds. An `id` makes a second job of that id fail with JobExists until the first has ended; with `on_conflict`
+        the first one's payload and time are replaced, or it is kept and the second is not made. To replace with a later
+        due is to debounce.
         """
         return Enqueuer(
             self._app,
@@ -187,6 +196,7 @@ class TaskHandle(Enqueuer[P, R]):
                 expires=expires,
                 reply=reply,
                 meta=meta,
+                on_conflict=on_conflict,
             ),
         )
 
@@ -206,16 +216,34 @@ class App:
     """A set of tasks and where their jobs go. Lazy: it connects on first use.
 
     `url`: without it, EVSCHED_URL, else redis://localhost:6379/0. A worker that is started with another URL takes
-    its app there.
+    its app there. `lifespan`: called by each worker, returns an async context manager around all that it runs; what
+    that yields is `current_job().state`.
     """
 
-    def __init__(self, url: str | None = None, *, queue: str = config.DEFAULT_QUEUE) -> None:
+    def __init__(
+        self, url: str | None = None, *, queue: str = config.DEFAULT_QUEUE, lifespan: Lifespan | None = None
+    ) -> None:
         self.url = (
             url or config.load({"EVSCHED_URL": os.environ["EVSCHED_URL"]} if "EVSCHED_URL" in os.environ else {}).url
         )
         self.queue = check_queue(queue)
-        self.tasks = Tasks()
+        self.program = Program(Tasks(), [], lifespan or no_lifespan)
+        """What a worker runs."""
         self._client: Client | None = None
+
+    @property
+    def tasks(self) -> Tasks:
+        """The registered tasks, by name."""
+        return self.program.tasks
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Put an async function around each run of a task: it gets the job, and what runs it or the next middleware.
+
+        The first that is registered is the outermost. What it returns is the job's result, what it raises counts as
+        raised by the handler.
+        """
+        self.program.middleware.append(function)
+        return function
 
     @property
     def client(self) -> Client:
@@ -256,6 +284,7 @@ class App:
         retry: Retry | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
         retention: float = DEFAULT_RETENTION,
+        on: Literal["thread", "process"] | None = None,
     ) -> _Decorator: ...
     def task(
         self,
@@ -266,8 +295,9 @@ class App:
         retry: Retry | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
         retention: float = DEFAULT_RETENTION,
+        on: Literal["thread", "process"] | None = None,
     ) -> Any:
-        """Register a function as a task, async or plain (a plain one runs in a thread).
+        """Register a function as a task, async or plain (a plain one runs in a thread, or with `on` in a process).
 
         `name`: else the function's. `timeout`: seconds that a run may take, None = no limit. `retention`: seconds for
         which the result is kept, 0 = not at all.
@@ -277,7 +307,7 @@ class App:
         """
 
         def register(function: Callable[..., Any]) -> Any:
-            task = define(function, name=name, retry=retry, timeout=timeout, retention=retention)
+            task = define(function, name=name, retry=retry, timeout=timeout, retention=retention, on=on)
             self.tasks.add(task)
             return TaskHandle[Any, Any](self, task)
 

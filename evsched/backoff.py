@@ -42,6 +42,20 @@ class Retry(Struct, frozen=True, kw_only=True):
         """Return the seconds from the end of `attempt` to the next."""
         return self._interval(attempt) + random.uniform(0, self.jitter)  # noqa: S311 - no secret
 
+    def worst_case(self) -> float:
+        """Return the longest that the policy waits in all, in seconds: one delay for each attempt.
+
+        The rule counts the delay after the last attempt too, though that is not waited: room for the runs themselves.
+        Three attempts, interval 0.2 s, jitter 0.5 s: (0.2 + 0.4 + 0.8) + 3 * 0.5 = 2.9 s.
+        """
+        total = self.attempts * self.jitter
+        for attempt in range(1, self.attempts + 1):
+            wait = self._interval(attempt)
+            if wait == self._interval(attempt + 1):  # it grows no more
+                return total + wait * (self.attempts - attempt + 1)
+            total += wait
+        return total
+
     def _interval(self, attempt: int) -> float:
         try:
             return min(self.interval * self.factor ** (attempt - 1), self.max_interval)

@@ -21,7 +21,8 @@ class Beat(threading.Thread):
     """Beats while the worker lives.
 
     The callables run in this thread. `busy()`: does the worker hold jobs? `lost(queue)`: its lease there had ended;
-    it has a new one. `counted(queue, n)`: its list there holds n jobs. `watch()` looks for a job that is stuck.
+    it has a new one. `counted(queue, n)`: its list there holds n jobs. `stops(queue, ids)`: those of its jobs are
+    to stop. `watch()` looks for a job that is stuck.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Beat(threading.Thread):
         busy: Callable[[], bool],
         lost: Callable[[str], None],
         counted: Callable[[str, int], None],
+        stops: Callable[[str, list[str]], None],
         watch: Callable[[SyncCommands], None],
     ) -> None:
         super().__init__(name="evsched-beat", daemon=True)
@@ -42,6 +44,7 @@ class Beat(threading.Thread):
         self._busy = busy
         self._lost = lost
         self._counted = counted
+        self._stops = stops
         self._watch = watch
         self._commands = SyncCommands(config.url, deadline=config.deadline)
         self._stir = threading.Event()
@@ -95,11 +98,13 @@ class Beat(threading.Thread):
             StoreDown, StoreRefused
         """
         lease = self._config.lease if self._short else self._config.idle_lease
-        kept, held = self._commands.send(store.beat(self._worker, lease))
+        kept, held, stops = self._commands.send(store.beat(self._worker, lease))
         if not kept:
             self._lost(store.queue)
             self._commands.send(store.beat(self._worker, lease, fresh=True))
         self._counted(store.queue, held)
+        if stops:
+            self._stops(store.queue, stops)
 
     def _interval(self) -> float:
         return self._config.beat if self._attended or self._short else self._config.idle_beat

@@ -19,7 +19,7 @@ from evsched import keys
 from evsched.backoff import Retry, reconnect_delay
 from evsched.call import Call, T
 from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
-from evsched.job import JobStatus, Payload, Place, RetryFields, decode, encode
+from evsched.job import JobStatus, OnConflict, Payload, Place, RetryFields, decode, encode
 from evsched.sender import Blocking, Commands, SyncCommands
 from evsched.store import New, Store, clock
 
@@ -51,6 +51,7 @@ class Options(Struct, frozen=True, kw_only=True):
     expires: datetime | float | None = None
     reply: bool = False
     meta: dict[str, Any] | None = None
+    on_conflict: OnConflict | None = None
 
 
 def _unix(moment: datetime | float) -> float:
@@ -103,9 +104,9 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
     )
 
 
-def _enqueue_calls(queue: str, jobs: Sequence[New]) -> list[Call[list[float]]]:
+def _enqueue_calls(queue: str, jobs: Sequence[New], on_conflict: OnConflict | None) -> list[Call[list[float]]]:
     store = Store(queue)
-    return [store.enqueue(jobs[at : at + MANY]) for at in range(0, len(jobs), MANY)]
+    return [store.enqueue(jobs[at : at + MANY], on_conflict=on_conflict) for at in range(0, len(jobs), MANY)]
 
 
 def _result(job_id: str, outcome: str, result: Any, reason: str | None) -> Any:
@@ -155,14 +156,14 @@ class Client:
                     raise
                 await asyncio.sleep(wait)
 
-    async def enqueue(self, queue: str, jobs: Sequence[New]) -> None:
+    async def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> None:
         """Put jobs on a queue's schedule, 1,000 in one round trip.
 
         Raises:
             JobExists: a job of one of the ids has not ended; then none of its thousand was written. After Redis was
                 away in the middle of the call, it may be the very job that was to be enqueued.
         """
-        for call in _enqueue_calls(queue, jobs):
+        for call in _enqueue_calls(queue, jobs, on_conflict):
             await self.send(call)
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
@@ -170,10 +171,10 @@ class Client:
         return await self.send(Store(queue).look(job_id))
 
     async def cancel(self, queue: str, job_id: str) -> Place:
-        """Take a job that waits away; return the place where it was.
+        """Take a job that waits away, or have its worker stop it; return the place where it was.
 
         Raises:
-            JobMissing, JobRunning
+            JobMissing
         """
         return await self.send(Store(queue).cancel(job_id))
 
@@ -244,9 +245,9 @@ class SyncClient:
                     raise
                 time.sleep(wait)
 
-    def enqueue(self, queue: str, jobs: Sequence[New]) -> None:
+    def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> None:
         """Put jobs on a queue's schedule, as `Client.enqueue`."""
-        for call in _enqueue_calls(queue, jobs):
+        for call in _enqueue_calls(queue, jobs, on_conflict):
             self.send(call)
 
     def status(self, queue: str, job_id: str) -> JobStatus | None:
@@ -254,7 +255,7 @@ class SyncClient:
         return self.send(Store(queue).look(job_id))
 
     def cancel(self, queue: str, job_id: str) -> Place:
-        """Take a job that waits away, as `Client.cancel`."""
+        """Take a job that waits away, or have it stopped, as `Client.cancel`."""
         return self.send(Store(queue).cancel(job_id))
 
     def reschedule(self, queue: str, job_id: str, due: datetime | float | None) -> float:

@@ -6,6 +6,7 @@ Every field can be set as EVSCHED_<NAME>. Lengths are in seconds.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     concurrency: int = 256
     """Slots of a worker process: enough that a batch of short jobs hides the round trips."""
+    pool: int = os.cpu_count() or 1
+    """Processes for the tasks that run on processes."""
     grace: float = 10.0
     """What running jobs get to end in, after SIGTERM and after their timeout."""
 
@@ -54,6 +57,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             keys.check_queue(name)
         if not 1 <= self.concurrency < 1000:
             raise ConfigError(f"concurrency is {self.concurrency}: from 1 to 999, then start more worker processes")
+        if not 1 <= self.pool < 1000:
+            raise ConfigError(f"pool is {self.pool}: from 1 to 999 processes")
         if not 1 <= self.batch < 1000:
             raise ConfigError(f"batch is {self.batch}: from 1 to 999")
         if not self.lease > 2 * self.beat > 0:

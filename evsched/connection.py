@@ -224,8 +224,9 @@ class Subscription:
         try:
             async with asyncio.timeout(2 * _CONNECT):
                 await link.connect()
-                await link.send_command("PSUBSCRIBE", *patterns, check_health=False)
-                await link.send_command("SUBSCRIBE", *channels, check_health=False)
+                for command, names in (("PSUBSCRIBE", patterns), ("SUBSCRIBE", channels)):
+                    if names:
+                        await link.send_command(command, *names, check_health=False)
                 for _ in (*patterns, *channels):
                     await link.read_response()
         except TimeoutError:

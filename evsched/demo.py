@@ -20,8 +20,8 @@ import redis
 from evsched import keys
 from evsched.app import App
 from evsched.client import Options, SyncClient, new_job
+from evsched.current import current_job
 from evsched.errors import EvschedError
-from evsched.executor import current_job
 
 app = App(queue="demo")
 

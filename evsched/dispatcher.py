@@ -160,4 +160,4 @@ class Dispatcher:
         if done.moved:
             self._emit(events.Dispatched(queue, [done.now - due for due in done.moved]))
         for job_id, why in done.buried:
-            self._emit(events.Buried(queue, job_id, "?", why))
+            self._emit(events.Buried(queue, job_id, "?", why, "dead"))

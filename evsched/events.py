@@ -90,12 +90,21 @@ class Retrying(Event, frozen=True):
 
 
 class Buried(Event, frozen=True):
-    """A job was given up."""
+    """A job was given up, or not started by the time that it names: `outcome` tells them apart."""
 
     queue: str
     id: str
     task: str
     reason: str
+    outcome: Literal["dead", "expired"]
+
+
+class Aborted(Event, frozen=True):
+    """A run ended since its job was cancelled."""
+
+    queue: str
+    id: str
+    task: str
 
 
 class Requeued(Event, frozen=True):

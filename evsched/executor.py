@@ -7,77 +7,69 @@ is data; the worker writes it.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, cast
 
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec import Struct
 
-from evsched.errors import ConfigError, EvschedError, UnknownTask
-from evsched.job import Buried, Done, Outcome, Payload, Retried, Taken, decode_payload, encode, shorten
+from evsched import processes
+from evsched.backoff import Retry
+from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, explain, set_current_job
+from evsched.errors import ConfigError, UnknownTask
+from evsched.job import Aborted, Buried, Done, Outcome, Payload, Retried, Taken, decode_payload, encode, shorten
+from evsched.processes import HandlerFailed
 from evsched.tasks import Task, Tasks
 
+Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Gets the job and what runs it (or the next middleware), and returns the result."""
 
-class RetryLater(EvschedError):
-    """Raised by a handler: run this job again, after `delay` seconds or as its retry policy says.
-
-    It counts as an attempt: the last allowed one goes to dead all the same.
-    """
-
-    def __init__(self, delay: float | None = None, reason: str = "the handler asked for another attempt") -> None:
-        super().__init__(reason)
-        self.delay = delay
+Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
+"""Makes what the tasks of a worker share; `current_job().state` is what it yields."""
 
 
-class GiveUp(EvschedError):
-    """Raised by a handler: never run this job again, it goes to dead with this reason."""
+@asynccontextmanager
+async def no_lifespan() -> AsyncGenerator[None]:
+    """Share nothing."""
+    yield
 
 
-class CurrentJob:
-    """What a handler may know of the job that it runs. Times in seconds, the due in Unix seconds."""
+class Program(Struct, frozen=True):
+    """What an app brings to a worker: its tasks, and what stands around each run of them."""
 
-    __slots__ = ("_payload", "attempt", "cancelled", "due", "id", "lateness", "queue", "task")
-
-    def __init__(self, run: Run, task: Task, payload: Payload) -> None:
-        self.id = run.job.id
-        self.queue = run.queue
-        self.task = task.name
-        self.attempt = run.job.attempt
-        self.due = run.job.due
-        self.lateness = run.now - run.job.due + time.monotonic() - run.handed
-        """From the due to this moment, by Redis's clock."""
-        self.cancelled = False
-        """True: the timeout has passed, the worker stops or has lost the job. A plain function looks at this, since
-        a thread cannot be ended from outside."""
-        self._payload = payload
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The payload's `meta`."""
-        return self._payload.meta
-
-
-_current: Final[contextvars.ContextVar[CurrentJob]] = contextvars.ContextVar("evsched_current_job")
-
-
-def current_job() -> CurrentJob:
-    """Return the job that the calling handler runs.
-
-    Raises:
-        LookupError: no handler is running here.
-    """
-    return _current.get()
+    tasks: Tasks
+    middleware: list[Middleware] = []
+    lifespan: Lifespan = no_lifespan
 
 
 class Run:
     """A run in a worker's hands: `(job.id, job.attempt)` names it."""
 
-    __slots__ = ("abandoned", "awaits", "current", "deadline", "handed", "job", "late", "now", "queue", "task", "work")
+    __slots__ = (
+        "abandoned",
+        "aborted",
+        "current",
+        "deadline",
+        "ends",
+        "handed",
+        "job",
+        "late",
+        "now",
+        "progress",
+        "queue",
+        "report",
+        "task",
+        "work",
+    )
 
-    def __init__(self, queue: str, job: Taken, now: float, handed: float) -> None:
+    def __init__(
+        self, queue: str, job: Taken, now: float, handed: float, report: Callable[[], None] | None = None
+    ) -> None:
         self.queue = queue
         self.job = job
         self.now = now
@@ -85,13 +77,18 @@ class Run:
         self.handed = handed
         """The same by this host's monotonic clock."""
         self.task = "?"
-        self.awaits = True
+        self.ends = True
+        """Cancelling its asyncio task ends it; not so with a thread."""
+        self.report = report
+        self.progress: Progress | None = None
         self.current: CurrentJob | None = None
         self.work: asyncio.Task[None] | None = None
         self.deadline = float("inf")
         """By the monotonic clock: when the timeout passes."""
         self.late: str | None = None
         """The timeout has passed: what to say of it."""
+        self.aborted = False
+        """The job was cancelled: that is what comes of the run."""
         self.abandoned = False
         """The job is not this worker's any more: whatever comes of the run is forgotten."""
 
@@ -100,12 +97,29 @@ class Run:
         """Seconds from the due to the hand-out, by Redis's clock."""
         return self.now - self.job.due
 
+    def tell(self, progress: Progress) -> None:
+        """Note how far the run is. For any thread."""
+        self.progress = progress
+        if self.report is not None:
+            self.report()
+
     def stop(self) -> None:
-        """Tell the run to stop: an async handler is cancelled where it waits, a thread must look at `cancelled`."""
-        if self.current is not None:
-            self.current.cancelled = True
-        if self.work is not None and self.awaits:
+        """Tell the run to stop.
+
+        An async handler is cancelled where it waits, a process is ended, a thread must look at `cancelled`. A run that
+        has not begun sees it when it begins.
+        """
+        if self.current is None:
+            return
+        self.current.cancelled = True
+        if self.work is not None and self.ends:
             self.work.cancel()
+
+    def abort(self) -> None:
+        """Stop the run: its job was cancelled."""
+        if not self.aborted:
+            self.aborted = True
+            self.stop()
 
     def abandon(self) -> None:
         """Stop the run, and forget what comes of it."""
@@ -114,11 +128,15 @@ class Run:
 
 
 class Executor:
-    """Runs handlers. `threads` bounds the plain functions that run at one time."""
+    """Runs handlers. `threads` bounds the plain functions that run at one time, `processes` the tasks on processes."""
 
-    def __init__(self, tasks: Tasks, threads: int) -> None:
-        self._tasks = tasks
+    def __init__(self, program: Program, threads: int, processes: int = 1) -> None:
+        self._tasks = program.tasks
+        self._middleware = program.middleware
         self._threads = anyio.CapacityLimiter(threads)
+        self._processes = anyio.CapacityLimiter(processes)
+        self.state: Any = None
+        """What the app's lifespan yields."""
         self.running: set[Run] = set()
         """Runs whose handler has begun and not ended, those abandoned included."""
         self._watch: asyncio.TimerHandle | None = None
@@ -130,6 +148,58 @@ class Executor:
         Raises:
             asyncio.CancelledError: the run was abandoned.
         """
+        prepared = self._prepare(run)
+        if isinstance(prepared, Buried):
+            return prepared
+        payload, task, policy, args, kwargs = prepared
+        retention = max(0.0, task.retention if payload.retention is None else payload.retention)
+        if run.abandoned:
+            raise asyncio.CancelledError
+        if run.aborted:
+            return Aborted(retention, payload.reply)
+        current = run.current = self._current(run, task, payload)
+        set_current_job(current)  # each run is an asyncio task, with a context of its own
+        run.ends = task.on != "thread"
+        timeout = task.timeout if payload.timeout is None else payload.timeout
+        reason: str | None = None
+        delay, given_up, text = None, False, b""
+        try:
+            if task.on == "loop" and not self._middleware:
+                self._begin(run, timeout)
+                text = encode(await task.handler(*args, **kwargs))
+            else:
+                call = partial(self._call, run, task, args, kwargs, timeout)
+                for middleware in reversed(self._middleware):
+                    call = partial(middleware, current, call)
+                text = encode(await call())
+            reason = run.late
+        except asyncio.CancelledError:
+            if run.abandoned:
+                raise
+            reason = run.late or "the handler was cancelled from inside"
+        except GiveUp as error:
+            reason, given_up = str(error), True
+        except RetryLater as error:
+            reason, delay = str(error), error.delay
+        # The one place that catches all: what a handler does must not end its worker.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            reason = run.late or (str(error) if isinstance(error, HandlerFailed) else explain(error))
+        finally:
+            self.running.discard(run)
+        if run.aborted:
+            return Aborted(retention, payload.reply)
+        if reason is None:
+            return Done(text, retention, payload.reply)
+        if given_up:
+            return Buried(shorten(reason), payload.reply)
+        reason = f"attempt {run.job.attempt} of {policy.attempts}: {reason}"
+        if run.job.attempt >= policy.attempts:
+            return Buried(shorten(reason), payload.reply)
+        wait = policy.delay(run.job.attempt) if delay is None else max(0.0, delay)  # NaN: 0
+        return Retried(wait, shorten(reason))
+
+    def _prepare(self, run: Run) -> tuple[Payload, Task, Retry, list[Any], dict[str, Any]] | Buried:
+        """Read what is to be run, or why it cannot or must not be."""
         job = run.job
         try:
             payload = decode_payload(job.payload)
@@ -144,45 +214,35 @@ class Executor:
             return Buried(shorten(str(error)), payload.reply)
         except (msgspec.ValidationError, ConfigError, RecursionError) as error:
             return Buried(shorten(f"the arguments do not fit: {error}: mend the payload"), payload.reply)
-        if payload.expires is not None and run.now > payload.expires:
-            late = run.now - payload.expires
-            return Buried(f"expired {late:.3g} s before a worker took it", payload.reply)
+        if payload.expires is not None:
+            late = run.now + time.monotonic() - run.handed - payload.expires
+            if late > 0:
+                return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
         if job.attempt > policy.attempts:
             return Buried(
                 f"all {policy.attempts} attempts are spent: the last began and never ended, its worker died or hung",
                 payload.reply,
             )
+        return payload, task, policy, args, kwargs
 
-        run.current = CurrentJob(run, task, payload)
-        run.awaits = task.awaits
-        _current.set(run.current)  # each run is an asyncio task, with a context of its own
-        self._begin(run, task.timeout if payload.timeout is None else payload.timeout)
-        retention = task.retention if payload.retention is None else payload.retention
-        delay: float | None = None
-        try:
-            if task.awaits:
-                result = await task.handler(*args, **kwargs)
-            else:
-                result = await anyio.to_thread.run_sync(partial(task.handler, *args, **kwargs), limiter=self._threads)
-            if run.late is None:
-                return Done(encode(result), max(retention, 0.0), payload.reply)
-            reason = run.late
-        except asyncio.CancelledError:
-            if run.abandoned:
-                raise
-            reason = run.late or "the handler was cancelled from inside"
-        except GiveUp as error:
-            return Buried(shorten(str(error)), payload.reply)
-        except RetryLater as error:
-            reason, delay = str(error), error.delay
-        # The one place that catches all: what a handler does must not end its worker.
-        except (Exception, SystemExit) as error:  # noqa: BLE001
-            reason = run.late or _explain(error)
-        finally:
-            self.running.discard(run)
-        if job.attempt >= policy.attempts:
-            return Buried(shorten(f"attempt {job.attempt} of {policy.attempts}: {reason}"), payload.reply)
-        return Retried(policy.delay(job.attempt) if delay is None else max(0.0, delay), shorten(reason))  # NaN: 0
+    def _current(self, run: Run, task: Task, payload: Payload) -> CurrentJob:
+        job = run.job
+        lateness = run.now - job.due + time.monotonic() - run.handed
+        return CurrentJob(
+            job.id, run.queue, task.name, job.attempt, job.due, lateness, payload.meta, self.state, run.tell
+        )
+
+    async def _call(self, run: Run, task: Task, args: list[Any], kwargs: dict[str, Any], timeout: float | None) -> Any:
+        """Call the handler where its task says."""
+        if task.on == "process":
+            began = partial(self._begin, run, timeout)  # not before there is a process: to wait for one is no run
+            return await processes.run(
+                task.handler, args, kwargs, cast(CurrentJob, run.current), began, self._processes
+            )
+        self._begin(run, timeout)
+        if task.on == "loop":
+            return await task.handler(*args, **kwargs)
+        return await anyio.to_thread.run_sync(partial(task.handler, *args, **kwargs), limiter=self._threads)
 
     def _begin(self, run: Run, timeout: float | None) -> None:
         # One timer for all runs, at the earliest deadline: a timer for each would cost more than a short job.
@@ -211,12 +271,3 @@ class Executor:
         """Return a run that went on for `grace` seconds past its timeout, if there is one. For any thread."""
         now = time.monotonic()
         return next((run for run in list(self.running) if run.deadline + grace < now), None)
-
-
-def _explain(error: BaseException) -> str:
-    """Return what an operator needs to know of an exception: its type, its message, and where it was raised."""
-    where, trace = "", error.__traceback__
-    while trace is not None:
-        where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{type(error).__name__}: {error}{where}"

@@ -71,9 +71,20 @@ class Buried(Struct, frozen=True):
 
     reason: str
     reply: bool
+    outcome: Literal["dead", "expired"] = "dead"
 
 
-Outcome = Done | Retried | Buried
+class Aborted(Struct, frozen=True):
+    """The run was told to stop, and has."""
+
+    retention: float
+    reply: bool
+
+
+Outcome = Done | Retried | Buried | Aborted
+
+OnConflict = Literal["replace", "keep"]
+"""What becomes of an id whose job has not ended: its payload and time are replaced, or it is kept as it is."""
 
 _REASON_MOST: Final = 2000
 """Characters of a reason that are stored: the end of a traceback and its message."""
@@ -110,6 +121,10 @@ class JobStatus(Struct, frozen=True):
     reason: str | None = None
     result: Any = None
     payload: Any = None
+    progress: Any = None
+    """What the handler told last: done, total, note."""
+    stopping: bool = False
+    """Its worker was told to stop it."""
 
 
 def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
@@ -146,4 +161,6 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         reason=string("reason"),
         result=json("result"),
         payload=payload,
+        progress=json("progress"),
+        stopping="stop" in fields and "finished" not in fields,
     )

@@ -21,7 +21,7 @@ EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 EVERY_PLACE: Final = "evsched:{*}:[sblrp]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
-_QUEUE: Final = re.compile(rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|leases|processing:(.+))", re.DOTALL)
+_QUEUE: Final = re.compile(rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|leases|gate|processing:(.+))", re.DOTALL)
 
 
 def root(queue: str) -> str:
@@ -47,6 +47,21 @@ def job(queue: str, job_id: str) -> str:
 
 def reply(queue: str, job_id: str) -> str:
     return f"{root(queue)}reply:{job_id}"
+
+
+def control(queue: str, worker: str) -> str:
+    """Return the channel on which a worker hears that a job of its own is to stop."""
+    return f"{root(queue)}control:{worker}"
+
+
+def progress(queue: str, job_id: str) -> str:
+    """Return the channel on which a run's progress is told."""
+    return f"{root(queue)}progress:{job_id}"
+
+
+def gate(queue: str) -> str:
+    """Return the channel on which dispatchers hear that a gate will open by its rate. `queue` may be a glob."""
+    return root(queue) + "gate"
 
 
 def events(db: int, key: str) -> str:

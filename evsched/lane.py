@@ -22,7 +22,7 @@ from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.executor import Executor, Run
-from evsched.job import Buried, Done, Outcome, Retried
+from evsched.job import Aborted, Buried, Done, Outcome, Retried
 from evsched.outage import Outage
 from evsched.sender import Blocking, Commands, Direct
 from evsched.store import Store, Take, unblock
@@ -30,6 +30,9 @@ from evsched.store import Store, Take, unblock
 _Outgoing = tuple[Call[Any], list[tuple[Run, Outcome]] | None]
 """A call, and the runs whose end it writes; None is the start of the next."""
 
+
+_PROGRESS: Final = 0.25
+"""Seconds between two writes of the progress of runs."""
 
 _UNBLOCK: Final = 0.05
 """Seconds between two tries to end a BLMOVE that waits."""
@@ -94,6 +97,8 @@ class Lane:
         self._unsure = True
         """The list may hold what we do not know of."""
         self._surplus = 0
+        self._telling: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._hungry = asyncio.Event()
         """Slots are free and ready was empty: block."""
@@ -215,7 +220,12 @@ class Lane:
 
     def _outcomes(self, ended: list[tuple[Run, Outcome]]) -> list[_Outgoing]:
         calls: list[_Outgoing] = []
-        verbs = ((Done, self.store.complete), (Retried, self.store.retry), (Buried, self.store.bury))
+        verbs = (
+            (Done, self.store.complete),
+            (Retried, self.store.retry),
+            (Buried, self.store.bury),
+            (Aborted, self.store.abort),
+        )
         for kind, verb in verbs:
             runs = [(run, outcome) for run, outcome in ended if type(outcome) is kind]
             if runs:
@@ -235,9 +245,9 @@ class Lane:
         if not take.leased and self.held:
             self.lose()
         self._more = take.more
-        queue, held, create = self.store.queue, self.held, asyncio.get_running_loop().create_task
+        queue, held, create, report = self.store.queue, self.held, self._loop.create_task, self._report
         was_busy = bool(held)
-        runs = [Run(queue, job, take.now, handed) for job in take.jobs if job.id not in held]
+        runs = [Run(queue, job, take.now, handed, report) for job in take.jobs if job.id not in held]
         for run in runs:
             held[run.job.id] = run
             run.work = create(self._run(run))
@@ -249,7 +259,7 @@ class Lane:
                 events.Started(queue, self._worker, [run.job.id for run in runs], [run.lateness for run in runs])
             )
         for job_id, why in take.buried:
-            self._emit(events.Buried(queue, job_id, "?", why))
+            self._emit(events.Buried(queue, job_id, "?", why, "dead"))
         return len(runs)
 
     async def _run(self, run: Run) -> None:
@@ -278,11 +288,40 @@ class Lane:
             elif type(outcome) is Retried:
                 self._emit(events.Retrying(queue, job_id, run.task, run.job.attempt, outcome.delay, outcome.reason))
             elif type(outcome) is Buried:
-                self._emit(events.Buried(queue, job_id, run.task, outcome.reason))
+                self._emit(events.Buried(queue, job_id, run.task, outcome.reason, outcome.outcome))
+            elif type(outcome) is Aborted:
+                self._emit(events.Aborted(queue, job_id, run.task))
         if done:
             self._emit(events.Completed(queue, self._worker, done))
 
+    # What runs say on their way.
+
+    def _report(self) -> None:
+        """Have the progress of runs written. For any thread."""
+        self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if self._telling is None or self._telling.done():
+            self._telling = self._loop.create_task(self._write_progress())
+
+    async def _write_progress(self) -> None:
+        while told := [(run.job, run.progress) for run in self.held.values() if run.progress is not None]:
+            for run in self.held.values():
+                run.progress = None
+            # Redis is away: the next one tells more.
+            with contextlib.suppress(StoreError):
+                await self._commands.send(self.store.progress(self._worker, told))
+            await asyncio.sleep(_PROGRESS)
+
     # What other threads and the end of the process bring.
+
+    def abort(self, job_id: str) -> bool:
+        """Stop a run, since its job was cancelled; return whether that was news. One not started is start's to end."""
+        run = self.held.get(job_id)
+        if run is None or run.aborted:
+            return False
+        run.abort()
+        return True
 
     def counted(self, count: int) -> None:
         """Note how many jobs Redis has in the worker's list: more than are known, twice in a row, is a lost reply."""

@@ -22,8 +22,8 @@ def folder() -> Path:
 
 @cache
 def script(verb: str) -> Script:
-    """Return the script of a verb: its own first line (the flags), the prelude, the rest."""
+    """Return the script of a verb: its own first line (the flags), what stands before all, the rest."""
     flags, _, body = (folder() / f"{verb}.lua").read_text(encoding="utf-8").partition("\n")
-    prelude = (folder() / "_prelude.lua").read_text(encoding="utf-8")
-    source = f"{flags}\n{prelude}\n{body}"
+    before = [(folder() / name).read_text(encoding="utf-8") for name in ("_prelude.lua", "_limits.lua", "_gate.lua")]
+    source = "\n".join((flags, *before, body))
     return Script(verb, source, sha1(source.encode(), usedforsecurity=False).hexdigest())

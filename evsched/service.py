@@ -141,7 +141,7 @@ async def _dispatch(config: Config, commands: Commands, events: Events, server: 
 async def _work(config: Config, commands: Commands, events: Events, app: App, *, burst: bool = False) -> bool:
     """Run a worker until it is stopped; return whether threads of it go on that cannot be ended."""
     app.move_to(config.url)
-    worker = Worker(config, commands, events.emit, app.tasks, list(config.queues or (app.queue,)))
+    worker = Worker(config, commands, events.emit, app.program, list(config.queues or (app.queue,)))
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:

@@ -7,14 +7,17 @@ with others, from a program with an event loop or without one. `now` is a test's
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from msgspec import Struct
 
 from evsched import keys
 from evsched.call import Call, T, Word, raw, text, texts
-from evsched.job import Buried, Done, JobStatus, Place, Retried, Taken, read_status
+from evsched.current import Progress
+from evsched.explain import Facts
+from evsched.job import Aborted, Buried, Done, JobStatus, OnConflict, Place, Retried, Taken, encode, read_status
+from evsched.limits import Limits, read_limits
 from evsched.scripts import script
 
 
@@ -89,13 +92,16 @@ class Store:
 
     # The verbs, in the order of the state machine.
 
-    def enqueue(self, jobs: Iterable[New], *, now: float | None = None) -> Call[list[float]]:
+    def enqueue(
+        self, jobs: Iterable[New], *, on_conflict: OnConflict | None = None, now: float | None = None
+    ) -> Call[list[float]]:
         """Put jobs on the schedule; the reply is their dues. At most 1,000 in one call.
 
         Raises (when sent):
-            JobExists: one of the ids is that of a job that has not ended; then none was written.
+            JobExists: one of the ids is that of a job that has not ended; then none was written. With `on_conflict`
+                that job's payload and time are replaced instead, or it is kept as it is.
         """
-        words: list[Word] = [_stamp(now)]
+        words: list[Word] = [_stamp(now), on_conflict or ""]
         for job in jobs:
             words += (
                 job.id,
@@ -167,36 +173,60 @@ class Store:
         """Give jobs up; the reply is the ids of those that were lost."""
         words: list[Word] = [_stamp(now), worker]
         for job, buried in runs:
-            words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "")
+            words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
         return self._verb("bury", texts, *words)
 
+    def abort(self, worker: str, runs: Iterable[tuple[Taken, Aborted]], *, now: float | None = None) -> Call[list[str]]:
+        """End runs that were told to stop; the reply is the ids of those that were lost."""
+        words: list[Word] = [_stamp(now), worker]
+        for job, aborted in runs:
+            words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
+        return self._verb("abort", texts, *words)
+
     def requeue(
-        self, worker: str, reason: str, *, ids: Sequence[str] = (), lease: bytes = b"", limit: int = 250
+        self,
+        worker: str,
+        reason: str,
+        *,
+        ids: Sequence[str] = (),
+        lease: bytes = b"",
+        limit: int = 250,
+        now: float | None = None,
     ) -> Call[tuple[Literal["moved", "more", "all"], list[str]]]:
         """Put what a worker holds back to the front of ready. `lease`: only if that still is its lease."""
 
         def put(reply: list[Any]) -> tuple[Literal["moved", "more", "all"], list[str]]:
             return cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1])
 
-        return self._verb("requeue", put, worker, lease, limit, reason, *ids)
+        return self._verb("requeue", put, _stamp(now), worker, lease, limit, reason, *ids)
 
     def beat(
         self, worker: str, lease: float, *, fresh: bool = False, now: float | None = None
-    ) -> Call[tuple[bool, int]]:
-        """Renew a lease, or begin one; the reply: was it there, and how many jobs the worker's list holds."""
+    ) -> Call[tuple[bool, int, list[str]]]:
+        """Renew a lease, or begin one.
 
-        def kept(reply: list[Any]) -> tuple[bool, int]:
-            return reply[0] == b"1", reply[1]
+        The reply: was it there, how many jobs the worker's list holds, and which of them are to stop.
+        """
+
+        def kept(reply: list[Any]) -> tuple[bool, int, list[str]]:
+            return reply[0] == b"1", reply[1], texts(reply[2])
 
         return self._verb("beat", kept, _stamp(now), worker, lease, "1" if fresh else "")
 
-    def cancel(self, job_id: str) -> Call[Place]:
-        """Take a job that waits away; the reply is the place where it was.
+    def progress(self, worker: str, runs: Iterable[tuple[Taken, Progress]]) -> Call[int]:
+        """Keep how far runs are; the reply is how many of them were still this worker's."""
+        words: list[Word] = [worker]
+        for job, progress in runs:
+            words += (job.id, job.attempt, encode(progress))
+        return self._verb("progress", int, *words)
+
+    def cancel(self, job_id: str, *, now: float | None = None) -> Call[Place]:
+        """Take a job that waits away, or tell its worker to stop it; the reply is the place where it was.
 
         Raises (when sent):
-            JobMissing, JobRunning: nothing was written.
+            JobMissing: nothing was written.
         """
-        return self._verb("cancel", _place, job_id)
+        return self._verb("cancel", _place, _stamp(now), job_id)
 
     def reschedule(self, job_id: str, due: float | None, *, now: float | None = None) -> Call[float]:
         """Give a job that waits another due, None = now; the reply is the due.
@@ -224,6 +254,29 @@ class Store:
         """
         return self._verb("drop", texts, _stamp(before), limit, *ids)
 
+    def pause(self, *, limit: int = 500, now: float | None = None) -> Call[tuple[float, int, int]]:
+        """Close the gate; the reply: since when it is, how many went back to the backlog, how many are still ready."""
+
+        def told(reply: list[Any]) -> tuple[float, int, int]:
+            return float(reply[0]), reply[1], reply[2]
+
+        return self._verb("pause", told, _stamp(now), limit)
+
+    def resume(self, *, now: float | None = None) -> Call[float | None]:
+        """Open the gate; the reply is since when it was closed, None = it was not."""
+
+        def since(reply: bytes) -> float | None:
+            return float(reply) if reply else None
+
+        return self._verb("resume", since, _stamp(now))
+
+    def limit(self, limits: Mapping[str, float | None] | None = None, *, now: float | None = None) -> Call[Limits]:
+        """Set limits by their field names (`limits.py`), None = no such limit; the reply is all there are."""
+        words: list[Word] = [_stamp(now)]
+        for name, value in (limits or {}).items():
+            words += (name, "" if value is None else f"{value:.12g}")
+        return self._verb("limit", read_limits, *words)
+
     # What moves nothing.
 
     def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
@@ -237,6 +290,34 @@ class Store:
             return read_status(self.queue, job_id, _place(place), text(score), fields)
 
         return self._verb("look", status, _stamp(now), job_id)
+
+    def explain(self, job_id: str, *, now: float | None = None) -> Call[Facts]:
+        """Read why a job has not run yet, in one moment."""
+
+        def facts(reply: list[Any]) -> Facts:
+            moment, place, score, flat, limits, named = reply
+            fields = {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+            told = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
+            holder, parked = told.pop("holder", None), fields.get("parked")
+            return Facts(
+                float(moment),
+                read_status(self.queue, job_id, _place(place), text(score), fields) if place else None,
+                read_limits(limits),
+                None if parked is None else text(parked),
+                {name: float(value) for name, value in told.items()},
+                None if holder is None else text(holder),
+            )
+
+        return self._verb("explain", facts, _stamp(now), job_id)
+
+    def ids(self, cursor: int) -> Call[tuple[int, list[str]]]:
+        """Read a slice of the ids that have records."""
+        prefix = self._root + "job:"
+
+        def read(reply: list[Any]) -> tuple[int, list[str]]:
+            return int(reply[0]), [text(key)[len(prefix) :] for key in reply[1]]
+
+        return Call(("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000), read)
 
     def ask(self, job_id: str) -> Call[tuple[str, bytes, str]]:
         """Ask for a reply; when the job has ended already: its outcome, result (JSON), reason, else three empty ones.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -23,13 +23,16 @@ DEFAULT_RETENTION: Final = 300.0
 _ANY: Final = (inspect.Parameter.empty, Any, object)
 
 
+On = Literal["loop", "thread", "process"]
+
+
 class Task(Struct, frozen=True):
     """A registered function and its limits. Make one with `define`."""
 
     name: str
     handler: Callable[..., Any]
-    awaits: bool
-    """False: the handler is a plain function, and runs in a thread."""
+    on: On
+    """Where the handler runs: an async one in the worker's event loop, a plain one in a thread or a process."""
     retry: Retry
     timeout: float | None
     retention: float
@@ -102,8 +105,11 @@ def define(
     retry: Retry | None = None,
     timeout: float | None = DEFAULT_TIMEOUT,
     retention: float = DEFAULT_RETENTION,
+    on: Literal["thread", "process"] | None = None,
 ) -> Task:
     """Make a task of a function, async or plain. `timeout` None = no limit; seconds.
+
+    `on`: where a plain function runs, in a thread or in a process.
 
     Raises:
         ConfigError: the limits, the name or the annotations make no sense.
@@ -115,6 +121,13 @@ def define(
         raise ConfigError(f"task {name}: timeout is {timeout!r}, must be over 0 s, or None for no limit")
     if not 0 <= retention < float("inf"):
         raise ConfigError(f"task {name}: retention is {retention!r}, must be 0 s or more")
+    awaits = inspect.iscoroutinefunction(handler)
+    if on not in (None, "thread", "process") or (on and awaits):
+        raise ConfigError(f"task {name}: on={on!r} is for plain functions, and 'thread' or 'process'")
+    if on == "process" and "<" in getattr(handler, "__qualname__", "<"):
+        raise ConfigError(
+            f"task {name}: on='process' needs a function of a module, that a process can find by its name"
+        )
     try:
         signature = inspect.signature(handler, eval_str=True)
     except (NameError, TypeError, ValueError) as error:
@@ -144,7 +157,7 @@ def define(
     return Task(
         name=name,
         handler=handler,
-        awaits=inspect.iscoroutinefunction(handler),
+        on="loop" if awaits else on or "thread",
         retry=retry or Retry(),
         timeout=timeout,
         retention=retention,

@@ -37,8 +37,8 @@ FLOOD_GAP: Final = 0.005
 class Watcher:
     """Hears the events of the schedules.
 
-    `heard(queue)` is called for each event that may have brought a due nearer, `look()` when something may have been
-    missed: step every queue then.
+    `heard(queue)` is called for each event that may have brought a due, or the opening of a gate, nearer; `look()` when
+    something may have been missed: step every queue then.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Watcher:
         db = database(config.url)
         names = config.queues or ("*",)
         self._patterns = [keys.events(db, keys.schedule(name)) for name in names]
+        self._patterns += [keys.gate(name) for name in names]
         self._patterns.append(keys.events(db, keys.canary_event(dispatcher)))
         self._channel = keys.canary_message(dispatcher)
         self._prefix = len(keys.events(db, ""))
@@ -139,6 +140,10 @@ class Watcher:
                     if self.flooded:
                         return
                     count, since = 0, self._last
+            elif channel.endswith(b"}:gate"):
+                found = keys.parse(channel)
+                if found is not None:
+                    self._heard(found[0])
             elif channel.startswith(b"__keyspace@"):
                 self._event_came = True
             else:

@@ -15,14 +15,14 @@ from typing import Any
 from evsched import events
 from evsched.beat import Beat
 from evsched.config import Config
+from evsched.control import Control
 from evsched.errors import StoreError
 from evsched.events import Emit
-from evsched.executor import Executor
+from evsched.executor import Executor, Program
 from evsched.lane import Lane, Slots
 from evsched.outage import Outage
 from evsched.sender import Commands, SyncCommands
 from evsched.store import Store
-from evsched.tasks import Tasks
 
 STUCK: int = 70
 """Exit code of a worker that a job held past its timeout and grace (EX_SOFTWARE of sysexits)."""
@@ -37,13 +37,13 @@ def new_id() -> str:
 class Worker:
     """Runs the jobs of `queues` with the registered tasks."""
 
-    def __init__(self, config: Config, commands: Commands, emit: Emit, tasks: Tasks, queues: list[str]) -> None:
+    def __init__(self, config: Config, commands: Commands, emit: Emit, program: Program, queues: list[str]) -> None:
         self.id = new_id()
         self._config = config
         self._commands = commands
         self._emit = emit
-        self._tasks = tasks
-        self._executor = Executor(tasks, config.concurrency)
+        self._program = program
+        self._executor = Executor(program, config.concurrency, config.pool)
         self._slots = Slots(config.concurrency)
         self._outage = Outage("worker", emit)
         self._stop = asyncio.Event()
@@ -54,35 +54,43 @@ class Worker:
             busy=self._busy,
             lost=self._lost,
             counted=self._counted,
+            stops=self._stops,
             watch=self._watch,
         )
         self.lanes = {
             queue: Lane(config, commands, emit, queue, self.id, self._executor, self._slots, self._beat.attend)
             for queue in queues
         }
+        self._control = Control(config, self.id, queues, emit, self._abort)
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
         """Run until `stop` was called and what ran has ended, or has had its grace."""
+        async with self._program.lifespan() as self._executor.state:
+            await self._run()
+
+    async def _run(self) -> None:
         for lane in self.lanes.values():
             await self._begin_lease(lane)
         self._beat.start()
-        self._emit(events.WorkerStarted(self.id, list(self.lanes), self._config.concurrency, sorted(self._tasks)))
+        self._emit(
+            events.WorkerStarted(self.id, list(self.lanes), self._config.concurrency, sorted(self._program.tasks))
+        )
         running: list[asyncio.Future[Any]] = [asyncio.ensure_future(lane.run()) for lane in self.lanes.values()]
+        control = asyncio.ensure_future(self._control.run())
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-            # A lane ends by itself only by an error of ours.
-            for lane in running:
-                if lane.done():
-                    lane.result()
+            await asyncio.wait([stopping, control, *running], return_when=asyncio.FIRST_COMPLETED)
+            # These end by themselves only by an error of ours.
+            for loop in (control, *running):
+                if loop.done():
+                    loop.result()
             await self._drain(running)
         finally:
             await self._end_beat()
-            stopping.cancel()
-            for lane in running:
-                lane.cancel()
-            await asyncio.gather(*running, stopping, return_exceptions=True)
+            for loop in (stopping, control, *running):
+                loop.cancel()
+            await asyncio.gather(stopping, control, *running, return_exceptions=True)
 
     @property
     def lingering(self) -> bool:
@@ -132,6 +140,9 @@ class Worker:
             pass
         self._emit(events.WorkerStopped(self.id, back))
 
+    def _abort(self, queue: str, job_id: str) -> None:
+        self.lanes[queue].abort(job_id)
+
     async def _end_beat(self) -> None:
         # Its thread calls into this loop, and would begin anew the lease that hand_back ends. Each of its calls has a
         # deadline, so it does end.
@@ -149,6 +160,14 @@ class Worker:
 
     def _counted(self, queue: str, count: int) -> None:
         self._loop.call_soon_threadsafe(self.lanes[queue].counted, count)
+
+    def _stops(self, queue: str, ids: list[str]) -> None:
+        self._loop.call_soon_threadsafe(self._told_late, queue, ids)
+
+    def _told_late(self, queue: str, ids: list[str]) -> None:
+        news = [job_id for job_id in ids if self.lanes[queue].abort(job_id)]
+        if news:
+            self._control.renew()
 
     def _watch(self, commands: SyncCommands) -> None:
         stuck = self._executor.stuck(self._config.grace)

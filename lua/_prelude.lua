@@ -1,20 +1,17 @@
--- Stands before every verb: the names of the places, the clock, refusal, and the gate.
+-- Stands before every verb: the names of the places, the clock, refusal, and the ends of a job.
+-- Behind it stand _limits.lua and _gate.lua, before every verb too.
 -- One key is passed, the root of the queue's keys `evsched:{q}:`; all other names are made from it, and the
 -- hash tag keeps them in one Redis Cluster slot.
 
 local root = KEYS[1]
 local schedule, backlog, ready = root .. 'schedule', root .. 'backlog', root .. 'ready'
 local dead, leases = root .. 'dead', root .. 'leases'
-local order = root .. 'order' -- hash: the fair queueing's state, only while the backlog holds jobs
 
--- How many jobs lie in ready beyond what is asked for: enough that workers which block on it never wait for a
--- dispatcher, short enough that a later job of a higher priority is not stuck behind it.
-local READY_AHEAD = 16
 -- The dead set is bounded, so that a broken producer cannot fill Redis: the oldest beyond either bound go.
 local DEAD_MOST = 100000
 local DEAD_AGE = 180 * 86400
--- Backlog scores: -priority * STRIDE + v. Ten priorities of 1e12 stay exact in a double (below 2^53).
-local STRIDE = 1e12
+-- How long the record of a job is kept that ends without a worker to say how long, in seconds: a task's default.
+local RETENTION = 300
 
 local function record(id)
   return root .. 'job:' .. id
@@ -41,6 +38,12 @@ local function clock(now)
   end
   local time = redis.call('TIME')
   return tonumber(time[1]) + tonumber(time[2]) / 1e6
+end
+
+-- A field of a job's record, nil when it is absent or the record is not a hash.
+local function field_of(id, field)
+  local value = redis.pcall('HGET', record(id), field)
+  return type(value) == 'string' and value or nil
 end
 
 -- A refusal. INFO errorstats counts it under its code.
@@ -73,9 +76,10 @@ local function answer(id, outcome, result, reason, retention)
   end
 end
 
--- Put a job into the dead set. The caller takes it out of the place where it was, afterwards.
-local function entomb(id, reason, now)
-  redis.call('HSET', record(id), 'outcome', 'dead', 'reason', reason, 'finished', seconds(now))
+-- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller takes it out of the place where it was,
+-- afterwards.
+local function entomb(id, outcome, reason, now)
+  redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
   redis.call('PERSIST', record(id))
   redis.call('ZADD', dead, seconds(now), id)
   local oldest = redis.call('ZRANGE', dead, 0, 0, 'WITHSCORES')
@@ -110,35 +114,45 @@ local function runs(worker, id, attempt)
   return run[1] == worker and run[2] == attempt and not run[3]
 end
 
+-- Take what is of a job that has ended, and of its runs, out of its record: the id is used again.
+local function clear_ended(id)
+  redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
+  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited')
+end
+
 -- The run has ended, and its id was scheduled again meanwhile: make the record that of the next run. `again` is
 -- the due of one that was dispatched during the run.
 local function renew(id, again)
-  redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply')
+  redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress')
   if again then
     redis.call('ZADD', schedule, 'LT', again, id)
   end
 end
 
--- The gate: the one way from the backlog to ready. `asked` is how many the caller takes in this same script.
--- V, in `order`, is the v of the last job that passed (self-clocked fair queueing, Golestani 1994).
-local function admit(asked)
-  local room = READY_AHEAD + asked - redis.call('LLEN', ready)
-  if room <= 0 then
-    return
+-- A job that was to stop has ended: cancelled. Its record is kept, or is the next run's when its id was scheduled
+-- again. The caller takes it out of the place where it was, afterwards.
+local function abort(id, reason, retention, reply, now)
+  local extra = redis.call('HMGET', record(id), 'reply', 'again')
+  if reply == '1' or extra[1] then
+    answer(id, 'cancelled', 'null', reason, retention)
   end
-  local front = redis.call('ZRANGE', backlog, 0, room - 1, 'WITHSCORES')
-  if #front == 0 then
-    return
-  end
-  local ids = {}
-  for i = 1, #front, 2 do
-    ids[#ids + 1] = front[i]
-  end
-  redis.call('RPUSH', ready, unpack(ids))
-  redis.call('ZREMRANGEBYRANK', backlog, 0, #ids - 1)
-  if redis.call('EXISTS', backlog) == 0 then
-    redis.call('DEL', order)
+  if extra[2] or redis.call('ZSCORE', schedule, id) then
+    renew(id, extra[2])
   else
-    redis.call('HSET', order, 'passed', tonumber(front[#front]) % STRIDE)
+    redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
+    redis.call('PEXPIRE', record(id), milliseconds(retention))
+  end
+end
+
+-- The worker that holds the job in its list, or nil. One that took it and has not started it yet is not named in the
+-- record: then all lists are looked at, O(workers).
+local function holder_of(id, named)
+  if named and redis.call('LPOS', processing(named), id) then
+    return named
+  end
+  for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+    if worker ~= named and redis.call('LPOS', processing(worker), id) then
+      return worker
+    end
   end
 end

@@ -7,7 +7,7 @@
 --        lease     seconds from now to its end
 --        fresh     '1' = begin a lease, '' = renew one
 -- REPLY  '1', or '0' when there was no lease to renew: it was lost, and what the worker held is others' now;
---        how many jobs the worker's list holds
+--        how many jobs the worker's list holds; ids of those among them that are to stop
 -- FAILS  none
 -- TWICE  the second call renews once more
 
@@ -18,4 +18,11 @@ local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
 if kept then
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
-return { kept and '1' or '0', redis.call('LLEN', processing(worker)) }
+-- In case that the message which told the worker was lost. At most 1 us a job, each few seconds.
+local stops, held = {}, redis.call('LRANGE', processing(worker), 0, -1)
+for _, id in ipairs(held) do
+  if redis.call('HEXISTS', record(id), 'stop') == 1 then
+    stops[#stops + 1] = id
+  end
+end
+return { kept and '1' or '0', #held, stops }

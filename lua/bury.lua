@@ -8,6 +8,7 @@
 --        attempt   of the run that ends
 --        reason    why it is given up
 --        reply     '1' = push the outcome to the job's reply list
+--        outcome   'dead', or 'expired'
 -- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
@@ -24,25 +25,23 @@ redis.call('ZCARD', backlog)
 redis.call('LLEN', ready)
 
 local lost = {}
-for id, attempt, reason, reply in rows(3, 4) do
+for id, attempt, reason, reply, outcome in rows(3, 5) do
   if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
     local extra = redis.call('HMGET', record(id), 'reply', 'again')
     if reply == '1' or extra[1] then
-      answer(id, 'dead', 'null', reason, 0)
+      answer(id, outcome, 'null', reason, 0)
     end
-    local waits = redis.call('ZSCORE', schedule, id)
-      or redis.call('ZSCORE', backlog, id)
-      or redis.call('LPOS', ready, id)
-    if extra[2] or waits then
+    if extra[2] or redis.call('ZSCORE', schedule, id) or lined(id) then
       redis.call('HSET', record(id), 'reason', reason)
       renew(id, extra[2])
     else
-      entomb(id, reason, now)
+      entomb(id, outcome, reason, now)
     end
     redis.call('LREM', list, 1, id)
+    leave(id)
   else
     lost[#lost + 1] = id
   end
 end
-admit(0)
+admit(0, now)
 return lost

@@ -1,19 +1,20 @@
 #!lua flags=allow-oom
--- cancel: schedule, backlog or ready -> gone.
+-- cancel: schedule, backlog or ready -> gone. A worker that runs the job is told to stop it.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   id        of the job
--- REPLY  the place where it was
--- FAILS  MISSING   no job of that id waits: it has ended, is dead, or never was
---        RUNNING   a worker holds it
--- TWICE  the second call fails with MISSING
+-- ARGV   now       seconds, '' = Redis's clock
+--        id        of the job
+-- REPLY  the place where it was; 'processing' = its worker is told, by a message and by its next beat
+-- FAILS  MISSING   there is no such job, or it has ended or is dead
+-- TWICE  the second call fails with MISSING, or tells the worker again
 --
--- Who waits for a reply is told. A run of the same id that is under way goes on; its next run is what is cancelled.
+-- Who waits for a reply is told. All there is of the id goes: a run, and the next run that was scheduled meanwhile. The
+-- mark `stop` in the record sees to it that a run ends as cancelled whatever becomes of its worker.
 
-local id = unpack(ARGV, 1, 1)
+local now, id = unpack(ARGV, 1, 2)
+now = clock(now)
 local key = record(id)
 local run = redis.call('HMGET', key, 'worker', 'finished', 'reply', 'payload')
-local running = run[1] and not run[2] and redis.call('LPOS', processing(run[1]), id)
 
 -- These reads also refuse a key of the wrong type before anything is written.
 redis.call('ZCARD', schedule)
@@ -21,29 +22,26 @@ redis.call('ZCARD', backlog)
 redis.call('ZCARD', dead)
 
 -- From all of them: an id that waits in one may have been scheduled again.
-local place
-if redis.call('LREM', ready, 1, id) == 1 then
-  place = 'ready'
-end
-if redis.call('ZREM', backlog, id) == 1 then
-  place = 'backlog'
-end
+local place = unline(id)
 if redis.call('ZREM', schedule, id) + redis.call('HDEL', key, 'again') > 0 then
   place = 'schedule'
 end
-if not place and running then
-  return fail('RUNNING', id .. ' is held by worker ' .. run[1])
+local holder = run[4] and not run[2] and holder_of(id, run[1])
+if holder then
+  redis.call('HSET', key, 'stop', '1')
+  redis.call('PUBLISH', root .. 'control:' .. holder, id)
+  place = 'processing'
 elseif not place then
-  return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
+  return fail('MISSING', id .. ' does not wait and does not run: it has ended, or never was')
 end
 
 -- The record of a dead job that was scheduled again stays the dead job's.
-if not running and not redis.call('ZSCORE', dead, id) then
+if not holder and not redis.call('ZSCORE', dead, id) then
   local good, payload = pcall(cjson.decode, run[4] or '')
   if run[3] or (good and type(payload) == 'table' and payload.reply == true) then
     answer(id, 'cancelled', 'null', nil, 0)
   end
   redis.call('DEL', key)
 end
-admit(0)
+admit(0, now)
 return place

@@ -28,6 +28,7 @@ for id, attempt, result, retention, reply in rows(3, 5) do
   local key = record(id)
   local run = redis.pcall('HMGET', key, 'worker', 'attempt', 'reply', 'again', 'finished') -- pcall: see runs()
   if run[1] == worker and run[2] == attempt and not run[5] and redis.call('LREM', list, 1, id) == 1 then
+    leave(id)
     if reply == '1' or run[3] then
       answer(id, 'done', result, nil, tonumber(retention))
     end
@@ -43,5 +44,5 @@ for id, attempt, result, retention, reply in rows(3, 5) do
     lost[#lost + 1] = id
   end
 end
-admit(0)
+admit(0, now)
 return lost

@@ -7,7 +7,8 @@
 --        cap       bytes that a payload may have
 --        canary    the dispatcher's id, '' = no proof: a message that proves its subscription, and a keyspace event
 --                  that proves the notifications, in the same round trip
--- REPLY  now; the sleep until the next due in seconds, '0' = more is due already, '' = nothing is scheduled;
+-- REPLY  now; the sleep in seconds until the next due or until the gate opens by its rate, '0' = more is due already,
+--        '' = nothing is scheduled;
 --        list of the dues moved on; list of id, reason of what went to dead
 -- FAILS  none
 -- TWICE  the second call finds nothing due
@@ -20,6 +21,8 @@ now, limit, cap = clock(now), tonumber(limit), tonumber(cap)
 
 -- How long a record may come after its ZADD.
 local GRACE = 2
+-- Of a group's share.
+local WEIGHT_LEAST = 0.001
 
 if canary ~= '' then
   redis.call('ZADD', root .. 'canary:' .. canary, 0, '')
@@ -38,13 +41,12 @@ if #due > 0 then
   end
 end
 
-local moved, buried, places, gone, last = {}, {}, {}, {}, {}
+local moved, buried, places, gone, last, weights = {}, {}, {}, {}, {}, {}
 
 -- An id that waits already has the same record: it is out of there too, not in two places.
 local function bury(id, reason)
-  entomb(id, reason, now)
-  redis.call('LREM', ready, 1, id)
-  redis.call('ZREM', backlog, id)
+  unline(id)
+  entomb(id, 'dead', reason, now)
   buried[#buried + 1] = id
   buried[#buried + 1] = reason
 end
@@ -122,17 +124,37 @@ local function adopt(member)
   return id
 end
 
+local function weight_of(group)
+  if not policy.grouped or group == '' then
+    return 1
+  end
+  weights[group] = weights[group] or limit_of(redis.call('HGET', limits, 'weight:' .. group)) or 1
+  return math.max(weights[group], WEIGHT_LEAST)
+end
+
 -- A field of the fair queueing's state, read once.
 local function state(field)
   last[field] = last[field] or tonumber(redis.call('HGET', order, field) or 0)
   return last[field]
 end
 
--- The job's order in the backlog: its priority, then its group's turn (self-clocked fair queueing).
+-- The job's order in the backlog: its priority, then its group's turn (self-clocked fair queueing; a group of weight
+-- 2 has its turns half as far apart).
 local function position(priority, group)
-  local field = 'last:' .. group
-  last[field] = math.max(state('passed'), state(field)) + 1
+  local field = 'last:' .. priority .. ':' .. group
+  last[field] = math.max(state('passed:' .. priority), state(field)) + 1 / weight_of(group)
   return -priority * STRIDE + last[field]
+end
+
+-- Groups whose last turn has passed say nothing: some of them go when there are very many.
+local function sweep()
+  local fields = redis.call('HRANDFIELD', order, 2 * limit, 'WITHVALUES')
+  for i = 1, #fields, 2 do
+    local priority = fields[i]:match('^last:(%d):')
+    if priority and tonumber(fields[i + 1]) <= state('passed:' .. priority) then
+      redis.call('HDEL', order, fields[i])
+    end
+  end
 end
 
 -- No payload yet: look again soon, twice as late each time, so that it starts at most twice as late as it came.
@@ -154,7 +176,7 @@ local function pass(id, score)
     bury_member(id, 'the key of its record is not a hash: DEL it and schedule the job again')
     return true
   end
-  local run = redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due')
+  local run = redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due', 'parked')
   local worker, finished, priority, group, awaited = run[1], run[2], run[3] or '5', run[4] or '', run[5]
   if worker and not finished then
     if redis.call('LPOS', processing(worker), id) then
@@ -193,11 +215,11 @@ local function pass(id, score)
   if finished then
     -- An id used again after its job ended.
     redis.call('PERSIST', key)
-    redis.call('HDEL', key, 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started', 'reply')
+    clear_ended(id)
     redis.call('ZREM', dead, id)
     redis.call('DEL', root .. 'reply:' .. id)
   end
-  if not is_ready[id] then
+  if not is_ready[id] and not run[7] then
     -- A score of 0, or under it, means "now": from here on, that is a time.
     score = tonumber(score) > 0 and score or seconds(now)
     redis.call('HSET', key, 'due', score)
@@ -230,15 +252,18 @@ if #places > 0 then
   for field, v in pairs(last) do
     redis.call('HSET', order, field, v)
   end
+  if redis.call('HLEN', order) > ORDER_MOST then
+    sweep()
+  end
 end
 if #gone > 0 then
   redis.call('ZREM', schedule, unpack(gone))
 end
-admit(0)
+local opens = open(0, now)
 
 local sleep = ''
-local nearest = redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')
-if nearest[2] then
-  sleep = seconds(math.max(0, tonumber(nearest[2]) - now))
+local nearest = tonumber(redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2])
+if nearest or opens then
+  sleep = seconds(math.max(0, math.min(nearest or opens, opens or nearest) - now))
 end
 return { seconds(now), sleep, moved, buried }

@@ -2,7 +2,8 @@
 -- requeue: processing -> ready, to its front. What a worker that died held, or what a live one hands back.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   worker    who held the jobs
+-- ARGV   now       seconds, '' = Redis's clock
+--        worker    who held the jobs
 --        lease     the lease end that the janitor judged, as it read it; 'none' = it had judged before, and the
 --                  worker has not come back; '' = the worker itself hands back
 --        limit     how many at most, under 1000
@@ -12,10 +13,12 @@
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 --
+-- While the queue is paused they go to the backlog, to its front. A job that was to stop ends there, as cancelled.
 -- When all was asked for and the list is empty, the lease goes too. A job that was never started has not used an
 -- attempt.
 
-local worker, lease, limit, reason = unpack(ARGV, 1, 4)
+local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
+now = clock(now)
 local list = processing(worker)
 
 if lease ~= '' and (redis.call('ZSCORE', leases, worker) or 'none') ~= lease then
@@ -23,26 +26,37 @@ if lease ~= '' and (redis.call('ZSCORE', leases, worker) or 'none') ~= lease the
 end
 
 local ids = {}
-for id in rows(5, 1) do
+for id in rows(6, 1) do
   if redis.call('LPOS', list, id) then
     ids[#ids + 1] = id
   end
 end
-local all = rows(5, 1)() == nil
+local all = rows(6, 1)() == nil
 if all then
   -- From the end, so that slice by slice the whole list keeps its order.
   ids = redis.call('LRANGE', list, -tonumber(limit), -1)
 end
 
 -- From the last to the first, each to the front: their order stays.
+local back = {}
 for i = #ids, 1, -1 do
   local id = ids[i]
-  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'due') -- pcall: start judges a wrong type
+  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'due', 'stop') -- pcall: start judges a wrong type
   local holder = not run[2] and run[1]
   if holder and holder ~= worker and redis.call('LPOS', processing(holder), id) then
     redis.call('HSET', record(id), 'again', run[3])
+  elseif run[4] and not run[2] then
+    abort(id, reason, RETENTION, '', now)
+    leave(id)
   elseif not redis.call('LPOS', ready, id) then
-    redis.call('LPUSH', ready, id)
+    if policy.paused then
+      table.insert(back, 1, id)
+    else
+      redis.call('LPUSH', ready, id)
+      if counting then
+        enter(id, field_of(id, 'group') or '')
+      end
+    end
     if holder then
       redis.call('HSET', record(id), 'reason', reason)
       redis.call('HDEL', record(id), 'worker')
@@ -50,7 +64,8 @@ for i = #ids, 1, -1 do
   end
   redis.call('LREM', list, -1, id)
 end
-admit(0)
+step_back(back)
+admit(0, now)
 
 if redis.call('EXISTS', list) == 1 then
   return { 'more', ids }

@@ -11,12 +11,12 @@
 -- TWICE  the second call sets the same due
 
 local now, id, due = unpack(ARGV, 1, 3)
+now = clock(now)
 if due == '' then
-  due = seconds(clock(now))
+  due = seconds(now)
 end
 
-local waits = redis.call('ZSCORE', schedule, id) or redis.call('ZSCORE', backlog, id) or redis.call('LPOS', ready, id)
-if not waits then
+if not (redis.call('ZSCORE', schedule, id) or lined(id)) then
   local run = redis.call('HMGET', record(id), 'worker', 'finished')
   if run[1] and not run[2] then
     return fail('RUNNING', id .. ' is held by worker ' .. run[1])
@@ -24,7 +24,6 @@ if not waits then
   return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
 end
 redis.call('ZADD', schedule, due, id)
-redis.call('ZREM', backlog, id)
-redis.call('LREM', ready, 1, id)
-admit(0)
+unline(id)
+admit(0, now)
 return due

@@ -12,7 +12,8 @@
 -- FAILS  none
 -- TWICE  the second call finds every run lost
 --
--- When the same id was scheduled again meanwhile, that time is kept for a run after this one ends.
+-- When the same id was scheduled again meanwhile, that time is kept for a run after this one ends. One that was to stop
+-- is not run again: it ends as cancelled.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
@@ -20,7 +21,13 @@ local list = processing(worker)
 
 local lost = {}
 for id, attempt, delay, reason in rows(3, 4) do
-  if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
+  if not (runs(worker, id, attempt) and redis.call('LPOS', list, id)) then
+    lost[#lost + 1] = id
+  elseif redis.call('HEXISTS', record(id), 'stop') == 1 then
+    abort(id, 'cancelled while it ran', RETENTION, '', now)
+    redis.call('LREM', list, 1, id)
+    leave(id)
+  else
     local again = redis.call('ZSCORE', schedule, id)
     if again then
       redis.call('HSET', record(id), 'again', again)
@@ -29,9 +36,8 @@ for id, attempt, delay, reason in rows(3, 4) do
     redis.call('HSET', record(id), 'reason', reason)
     redis.call('HDEL', record(id), 'worker')
     redis.call('LREM', list, 1, id)
-  else
-    lost[#lost + 1] = id
+    leave(id)
   end
 end
-admit(0)
+admit(0, now)
 return lost

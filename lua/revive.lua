@@ -19,7 +19,7 @@ if refusal then
 end
 for _, id in ipairs(ids) do
   redis.call('ZADD', schedule, seconds(now), id)
-  redis.call('HDEL', record(id), 'outcome', 'reason', 'finished', 'attempt', 'worker', 'started', 'awaited')
+  clear_ended(id)
   redis.call('ZREM', dead, id)
 end
 return ids

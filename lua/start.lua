@@ -31,7 +31,7 @@ for id in rows(5, 1) do
   end
 end
 if more > 0 then
-  admit(more)
+  admit(more, now)
   local taken = redis.call('LRANGE', ready, 0, more - 1)
   if #taken > 0 then
     redis.call('RPUSH', list, unpack(taken))
@@ -41,14 +41,14 @@ if more > 0 then
     end
   end
 end
-admit(0)
+admit(0, now)
 
 local started, buried = {}, {}
 local moment = seconds(now)
 for _, id in ipairs(ids) do
   local key = record(id)
-  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished')
-  local payload, attempt, due, holder, finished = unpack(run)
+  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop')
+  local payload, attempt, due, holder, finished, stop = unpack(run)
   local elsewhere = holder and not finished and holder ~= worker and redis.call('LPOS', processing(holder), id)
   if not payload then
     local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
@@ -58,19 +58,25 @@ for _, id in ipairs(ids) do
       redis.call('HSET', record(kept), 'member', id)
     end
     redis.call('LREM', list, 1, id)
-    entomb(kept, reason, now)
+    leave(id)
+    entomb(kept, 'dead', reason, now)
     buried[#buried + 1] = kept
     buried[#buried + 1] = reason
   elseif not due and redis.call('ZSCORE', schedule, id) then
-    -- The job of this id was cancelled between BLMOVE and start, and a new one waits for its own time.
+    -- The job of this id was replaced between BLMOVE and start, and a new one waits for its own time.
     redis.call('LREM', list, 1, id)
+    leave(id)
+  elseif stop and not finished then
+    abort(id, 'cancelled before it ran', RETENTION, '', now)
+    redis.call('LREM', list, 1, id)
+    leave(id)
   elseif elsewhere then
     redis.call('HSET', key, 'again', due or moment)
     redis.call('LREM', list, -1, id)
   else
     if finished then
       redis.call('PERSIST', key)
-      redis.call('HDEL', key, 'outcome', 'result', 'reason', 'finished')
+      clear_ended(id)
       redis.call('ZREM', dead, id)
       attempt = nil
     end

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from evsched.cli import dead, jobs, queues, run
+from evsched.cli import dead, follow, jobs, policy, queues, run
 from evsched.cli.root import UsageError, root
 from evsched.errors import EvschedError
 from evsched.log import escape
@@ -22,13 +22,17 @@ root.command(run.worker)
 root.command(run.dev)
 root.command(run.demo)
 root.command(jobs.enqueue)
-root.command(jobs.show)
+root.command(follow.show)
+root.command(follow.explain)
 root.command(jobs.cancel)
 root.command(jobs.reschedule)
 root.command(jobs.run_now)
 root.command(jobs.jobs)
 root.command(queues.queues)
 root.command(queues.workers)
+root.command(policy.pause)
+root.command(policy.resume)
+root.command(policy.limit)
 root.command(dead.app)
 
 

@@ -12,7 +12,8 @@ from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.when import parse_due
 from evsched.client import Options, new_job
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError, JobMissing
+from evsched.errors import ConfigError
+from evsched.job import OnConflict
 from evsched.store import Store
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -32,6 +33,7 @@ def enqueue(
     id: Annotated[str | None, Parameter(help="The job's id; else a random one.")] = None,  # noqa: A002
     priority: Annotated[int | None, Parameter(help="0 to 9, higher first.")] = None,
     group: Annotated[str | None, Parameter(help="A group that gets a fair share.")] = None,
+    on_conflict: Annotated[OnConflict | None, Parameter(help="What of a job of that id that has not ended.")] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
@@ -47,7 +49,7 @@ def enqueue(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
-        (when,) = redis.send(Store(queue).enqueue([job]))
+        (when,) = redis.send(Store(queue).enqueue([job], on_conflict=on_conflict))
     if json:
         output.as_json({"id": job.id, "queue": queue, "due": when})
     else:
@@ -61,27 +63,13 @@ def _argument(text: str) -> Any:
         raise UsageError(f"argument {text!r} is not JSON ({error}): write a string as '\"text\"'") from None
 
 
-def show(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
-    """Show where a job is, and its record."""
-    with client(url) as redis:
-        status = redis.status(queue, job)
-    if status is None:
-        raise JobMissing(f"no job {job} in queue {queue}: it never was, or it ended longer ago than its retention")
-    fields = msgspec.to_builtins(status)
-    if json:
-        output.as_json(fields)
-        return
-    for name in ("due", "started", "finished"):
-        fields[name] = output.moment(fields[name])
-    fields["payload"] = "" if status.payload is None else msgspec.json.encode(status.payload).decode()
-    output.table(("field", "value"), [(k, v) for k, v in fields.items() if v not in (None, "")], "")
-
-
 def cancel(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Take a job away that waits."""
+    """Take a job away that waits, or stop it if it runs."""
     with client(url) as redis:
         place = redis.cancel(queue, job)
-    print(f"{job} cancelled, it was in {place}")
+    print(
+        f"{job} runs: its worker is told to stop it" if place == "processing" else f"{job} cancelled, it was in {place}"
+    )
 
 
 def reschedule(job: Id, /, *, at: At = None, after: In = None, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:

@@ -40,12 +40,3 @@ def moment(unix: float | None) -> str:
         return datetime.fromtimestamp(unix).astimezone().isoformat(" ", "milliseconds")
     except (ValueError, OverflowError, OSError):
         return f"{unix}"
-
-
-def length(seconds: float) -> str:
-    """Return a length as a person reads it."""
-    sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
-        if rest >= size:
-            return f"{sign}{rest / size:.1f} {unit}"
-    return f"{sign}{rest:.1f} s"

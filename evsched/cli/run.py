@@ -31,6 +31,7 @@ def worker(
     *,
     queue: Queues = None,
     concurrency: Annotated[int | None, Parameter(help="Jobs that run at one time, 1 to 999; 256.")] = None,
+    pool: Annotated[int | None, Parameter(help="Processes for tasks on processes; the processors' number.")] = None,
     burst: Annotated[bool, Parameter(negative="", help="Run what is due, dispatching too, and end.")] = False,
     url: Url = None,
     log_level: Level = "INFO",
@@ -38,11 +39,11 @@ def worker(
     """Take jobs and run them. Run any number of them."""
     from evsched.service import find_app, run_worker
 
-    found = settings(url, queues=_queues(queue), concurrency=concurrency)
+    found = settings(url, queues=_queues(queue), concurrency=concurrency, pool=pool)
     log.configure(log_level.upper())
     app = find_app(module)
     if url is None and "EVSCHED_URL" not in os.environ:
-        found = settings(app.url, queues=_queues(queue), concurrency=concurrency)
+        found = settings(app.url, queues=_queues(queue), concurrency=concurrency, pool=pool)
     asyncio.run(run_worker(found, app, burst=burst))
 
 

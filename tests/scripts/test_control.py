@@ -77,10 +77,8 @@ def test_cancel_of_what_waits(send: Send, store: Store, state: State, place: str
         send(store.cancel("a"))
 
 
-@pytest.mark.parametrize(
-    ("place", "error"), [("processing", JobRunning), ("finished", JobMissing), ("dead", JobMissing)]
-)
-def test_what_does_not_wait_can_be_neither_cancelled_nor_rescheduled(
+@pytest.mark.parametrize(("place", "error"), [("finished", JobMissing), ("dead", JobMissing)])
+def test_what_has_ended_can_be_neither_cancelled_nor_rescheduled(
     send: Send, store: Store, state: State, place: str, error: type[Exception]
 ) -> None:
     put(send, store, place)
@@ -90,6 +88,22 @@ def test_what_does_not_wait_can_be_neither_cancelled_nor_rescheduled(
     with pytest.raises(error):
         send(store.reschedule("a", NOW))
     assert state() == before
+
+
+def test_what_runs_is_told_to_stop_and_not_rescheduled(send: Send, store: Store, state: State, raw: Any) -> None:
+    put(send, store, "processing")
+    before = state()
+    with pytest.raises(JobRunning):
+        send(store.reschedule("a", NOW))
+    assert state() == before
+    with raw.pubsub() as heard:
+        heard.subscribe(f"evsched:{{{store.queue}}}:control:w")
+        heard.get_message(timeout=5)
+        assert send(store.cancel("a")) == "processing"
+        assert heard.get_message(timeout=5)["data"] == b"a"
+    before["job:a"]["stop"] = "1"
+    assert state() == before
+    assert send(store.beat("w", 15, now=NOW))[2] == ["a"]
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])

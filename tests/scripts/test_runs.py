@@ -196,10 +196,10 @@ def test_a_job_in_two_lists_runs_in_one_and_then_again(
 
 
 def test_a_beat_renews_and_says_when_there_is_nothing_to_renew(send: Send, store: Store, state: State) -> None:
-    assert send(store.beat("w", 15, now=NOW)) == (False, 0)
+    assert send(store.beat("w", 15, now=NOW)) == (False, 0, [])
     assert state() == {}
-    assert send(store.beat("w", 15, fresh=True, now=NOW)) == (True, 0)
-    assert send(store.beat("w", 15, now=NOW + 5)) == (True, 0)
+    assert send(store.beat("w", 15, fresh=True, now=NOW)) == (True, 0, [])
+    assert send(store.beat("w", 15, now=NOW + 5)) == (True, 0, [])
     assert state() == {"leases": {"w": NOW + 20}}
 
 
@@ -230,7 +230,7 @@ def test_when_memory_is_full_work_goes_on_and_new_work_is_refused() -> None:
         assert commands.send(store.complete("w", [(a, DONE)])) == []
         assert commands.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []
         assert commands.send(store.bury("w", [(c, Buried("x", False))])) == []
-        assert commands.send(store.beat("w", 15)) == (True, 1)
+        assert commands.send(store.beat("w", 15)) == (True, 1, [])
         assert commands.send(store.requeue("w", "x")) == ("all", ["d"])
         assert snapshot(raw, "full")["ready"] == ["d"]
         commands.close()

@@ -12,7 +12,7 @@ import redis
 
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.job import Buried, Done, Retried, Taken
+from evsched.job import Aborted, Buried, Done, OnConflict, Retried, Taken
 from evsched.sender import SyncCommands
 from evsched.store import New, Store
 from tests.support.model import Model
@@ -36,6 +36,19 @@ WEIGHTS = {
     "cancel": 2,
     "reschedule": 1,
     "revive_or_drop": 2,
+    "limit": 1,
+    "pause": 0.4,
+    "resume": 1,
+}
+
+LIMITS: dict[str, list[float | None]] = {
+    "concurrency": [None, None, 3, 20],
+    "rate": [None, None, 2, 100],
+    "burst": [None, 4],
+    "concurrency:a": [None, 1, 4],
+    "rate:b": [None, 1, 60],
+    "burst:b": [None, 3],
+    "weight:a": [None, 2, 0.5],
 }
 
 
@@ -53,6 +66,7 @@ class Walk:
         self.now = START
         self.runs: list[tuple[str, Taken]] = []
         self.done = Counter[str]()
+        self.before = 0
 
     def close(self) -> None:
         self.raw.close()
@@ -73,13 +87,17 @@ class Walk:
     def enqueue(self) -> None:
         due = self.now + self.pick.choice([0, 0, 1, 5])
         priority, group = self.pick.choice([5, 5, 9]), self.pick.choice(["", "a", "b"])
+        conflict: OnConflict | None = self.pick.choice([None, None, None, "keep", "replace"])
         for job in self.pick.sample(IDS, self.pick.randint(1, 25)):
+            if conflict and self.taken(job):
+                continue
+            new = New(job, b'{"task":"t"}', priority=priority, group=group, due=due)
             try:
-                self.send(self.store.enqueue([New(job, b'{"task":"t"}', priority=priority, group=group, due=due)]))
+                self.send(self.store.enqueue([new], on_conflict=conflict, now=self.now))
                 written = True
             except JobExists:
                 written = False
-            assert self.model.enqueue(job, due, priority, group) is written
+            assert self.model.enqueue(job, due, priority, group, conflict or "", self.now) is written
 
     def schedule_raw(self) -> None:
         job, due = self.recent(), self.now + self.pick.choice([0, 2])
@@ -102,10 +120,12 @@ class Walk:
             taken = self.take(worker)
         hold = self.pick.choice([2, 5, 30])
         take = self.send(self.store.start(worker, taken, hold=hold, lease=15, now=self.now))
-        assert [(job.id, job.attempt) for job in take.jobs] == self.model.start(worker, taken, hold)
+        expected = self.model.start(worker, taken, hold, self.now)
+        assert [(job.id, job.attempt) for job in take.jobs] == expected
         self.runs += [(worker, job) for job in take.jobs]
 
     def take(self, worker: str) -> list[str]:
+        self.send(self.store.beat(worker, 15, fresh=True, now=self.now))  # as every worker does first
         one = self.raw.lmove(f"{self.root}ready", f"{self.root}processing:{worker}", "LEFT", "RIGHT")
         expected = self.model.take(worker)
         assert (one.decode() if one else None) == expected
@@ -122,35 +142,37 @@ class Walk:
         worker, job = self.pick.choice(self.runs[-9:])
         if self.pick.random() < 0.1:
             worker = self.pick.choice(WORKERS)
-        end = self.pick.choice(["complete", "complete", "retry", "bury"])
+        end = self.pick.choice(["complete", "complete", "retry", "bury", "abort"])
         if end == "complete":
             lost = self.send(self.store.complete(worker, [(job, Done(b"1", 1000, False))], now=self.now))
-            own = self.model.complete(worker, job.id, job.attempt)
+            own = self.model.complete(worker, job.id, job.attempt, self.now)
         elif end == "retry":
             lost = self.send(self.store.retry(worker, [(job, Retried(1.0, "x"))], now=self.now))
-            own = self.model.retry(worker, job.id, job.attempt, self.now + 1)
+            own = self.model.retry(worker, job.id, job.attempt, self.now + 1, self.now)
+        elif end == "abort":
+            lost = self.send(self.store.abort(worker, [(job, Aborted(1000, False))], now=self.now))
+            own = self.model.abort(worker, job.id, job.attempt, self.now)
         else:
             lost = self.send(self.store.bury(worker, [(job, Buried("x", False))], now=self.now))
-            own = self.model.bury(worker, job.id, job.attempt)
+            own = self.model.bury(worker, job.id, job.attempt, self.now)
         assert lost == ([] if own else [job.id])
         self.done[f"{end}, {'own' if own else 'lost'}"] += 1
 
     def requeue(self) -> None:
         worker, limit = self.pick.choice(WORKERS), self.pick.choice([2, 100])
-        self.send(self.store.requeue(worker, "x", limit=limit))
-        self.model.requeue(worker, limit)
+        self.send(self.store.requeue(worker, "x", limit=limit, now=self.now))
+        self.model.requeue(worker, limit, self.now)
 
     def cancel(self) -> None:
         job = self.recent()
         if self.taken(job):
             return
         try:
-            told = cast("str", self.send(self.store.cancel(job)))
-        except JobRunning:
-            told = "RUNNING"
+            told = cast("str", self.send(self.store.cancel(job, now=self.now)))
         except JobMissing:
             told = "MISSING"
-        assert told == self.model.cancel(job)
+        assert told == self.model.cancel(job, self.now)
+        self.done[f"cancel, {told}"] += 1
 
     def taken(self, job: str) -> bool:
         """Lies the id in a worker's list, not started?
@@ -169,7 +191,7 @@ class Walk:
             moved = True
         except (JobMissing, JobRunning):
             moved = False
-        assert moved is self.model.reschedule(job, due)
+        assert moved is self.model.reschedule(job, due, self.now)
 
     def revive_or_drop(self) -> None:
         job = self.pick.choice(sorted(self.model.dead) or IDS)
@@ -183,6 +205,21 @@ class Walk:
             moved = False
         assert moved is (self.model.drop(job) if drop else self.model.revive(job, self.now))
 
+    def limit(self) -> None:
+        name = self.pick.choice(list(LIMITS))
+        value = self.pick.choice(LIMITS[name])
+        self.send(self.store.limit({name: value}, now=self.now))
+        self.model.limit(name, value, self.now)
+
+    def pause(self) -> None:
+        self.send(self.store.pause(limit=999, now=self.now))
+        self.model.pause(self.now)
+
+    def resume(self) -> None:
+        was = self.send(self.store.resume(now=self.now))
+        assert (was is not None) is ("paused" in self.model.limits)
+        self.model.resume(self.now)
+
     def the_state_is_the_models(self) -> None:
         state, model = snapshot(self.raw, self.store.queue), self.model
         assert state.get("schedule", {}) == model.schedule
@@ -191,6 +228,12 @@ class Walk:
         assert set(state.get("dead", {})) == model.dead
         for worker in WORKERS:
             assert state.get(f"processing:{worker}", []) == model.processing.get(worker, [])
+        assert state.get("closed", {}) == model.closed
+        turns = {f"passed:{p}": v for p, v in model.passed.items()}
+        turns |= {f"last:{p}:{group}": v for (p, group), v in model.last.items()}
+        assert {field: float(v) for field, v in state.get("order", {}).items() if float(v)} == turns
+        for group in ("a", "b"):
+            assert state.get(f"backlog:{group}", {}) == model.sides.get(group, {})
         records = {name[4:]: fields for name, fields in state.items() if name.startswith("job:")}
         assert records.keys() == model.jobs.keys()
         for job, record in model.jobs.items():
@@ -200,35 +243,60 @@ class Walk:
             assert (None if record.finished else fields.get("worker")) == (None if record.finished else record.worker)
             assert (float(fields["again"]) if "again" in fields else None) == record.again, job
 
+    def the_counters_are_a_recount(self) -> None:
+        told = {key.decode(): value.decode() for key, value in self.raw.hgetall(f"{self.root}inside").items()}
+        limited = any(name == "concurrency" or ":" in name for name in self.model.limits)
+        if not told:
+            return
+        inside = {*self.model.ready, *(job for held in self.model.processing.values() for job in held)}
+        groups = {job: group for job, group in told.items() if job[0] not in "*#"}
+        assert groups.keys() == inside
+        assert told["*"] == str(len(inside))
+        assert {k[1:]: int(v) for k, v in told.items() if k[0] == "#"} == Counter(groups.values())
+        self.done["counted"] += limited
+
+    def the_limits_hold(self) -> None:
+        """No more pass than a limit lets; those that had passed before it was set stay."""
+        inside = len({*self.model.ready, *(job for held in self.model.processing.values() for job in held)})
+        most = self.model.limits.get("concurrency", 999)
+        assert inside <= max(most, self.before)
+        self.before = inside
+
     def the_gate_does_not_strand_the_backlog(self) -> None:
         held = any(self.model.processing.values())
-        assert not self.model.backlog or self.model.ready or held
+        assert not self.model.backlog or self.model.ready or held or self.model.limits
+        for side in self.model.sides.values():
+            assert side
 
     def no_job_waits_in_two_places(self) -> None:
-        waiting = Counter([*self.model.backlog, *self.model.ready])
+        waiting = Counter([*self.model.backlog, *self.model.ready, *(j for s in self.model.sides.values() for j in s)])
         assert max(waiting.values(), default=1) == 1
         assert not self.model.dead & waiting.keys()
 
     def check(self) -> None:
         self.the_state_is_the_models()
+        self.the_counters_are_a_recount()
+        self.the_limits_hold()
         self.the_gate_does_not_strand_the_backlog()
         self.no_job_waits_in_two_places()
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_random_walk(server: EmbeddedRedis, seed: int) -> None:
-    walk = Walk(server.url, seed)
-    try:
-        for n in range(STEPS):
-            name = walk.step()
-            try:
-                walk.check()
-            except AssertionError as error:
-                error.add_note(f"seed {seed}, step {n}: {name}")
-                raise
-    finally:
-        walk.close()
-    # The walk went where it matters.
-    assert min(walk.done[name] for name in ("complete, own", "complete, lost", "retry, own", "bury, own")) > 0, (
-        walk.done
-    )
+@pytest.mark.parametrize("of", range(4))
+def test_random_walks(server: EmbeddedRedis, of: int) -> None:
+    done = Counter[str]()
+    for seed in range(3 * of, 3 * of + 3):
+        walk = Walk(server.url, seed)
+        try:
+            for n in range(STEPS):
+                name = walk.step()
+                try:
+                    walk.check()
+                except AssertionError as error:
+                    error.add_note(f"seed {seed}, step {n}: {name}")
+                    raise
+        finally:
+            walk.close()
+        done += walk.done
+    # The walks went where it matters.
+    met = ("complete, own", "complete, lost", "retry, own", "bury, own", "abort, own", "counted", "cancel, processing")
+    assert all(done[name] for name in met), done

@@ -178,7 +178,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "with --at or --in", ("reschedule", "x")),
     (2, "all with --all", ("dead", "drop")),
     (1, "it never was", ("show", "nobody")),
-    (1, "is not on the schedule", ("cancel", "nobody")),
+    (1, "does not wait and does not run", ("cancel", "nobody")),
     (1, "is not on the schedule", ("run-now", "nobody")),
 ]
 

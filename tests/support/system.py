@@ -35,7 +35,7 @@ class System:
     def work(self) -> Worker:
         """Start one more worker."""
         queues = list(self.config.queues or (self.app.queue,))
-        worker = Worker(self.config, self.commands, self.events.emit, self.app.tasks, queues)
+        worker = Worker(self.config, self.commands, self.events.emit, self.app.program, queues)
         self.workers.append(worker)
         self._working.append(asyncio.create_task(worker.run()))
         return worker

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from evsched.backoff import Retry
-from evsched.executor import Executor, RetryLater, Run
+from evsched.current import RetryLater
+from evsched.executor import Executor, Program, Run
 from evsched.job import Outcome, Retried, Taken
 from evsched.tasks import Tasks, define
 
@@ -17,7 +18,7 @@ from evsched.tasks import Tasks, define
 async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) -> Outcome:
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=9, jitter=0)))
-    return await Executor(tasks, 1).run(Run("q", Taken("a", attempt, 1.0, payload), 1.0, time.monotonic()))
+    return await Executor(Program(tasks), 1).run(Run("q", Taken("a", attempt, 1.0, payload), 1.0, time.monotonic()))
 
 
 @pytest.mark.parametrize(("asked", "delay"), [(2.5, 2.5), (0, 0.0), (-1.0, 0.0), (math.nan, 0.0)])
@@ -25,7 +26,7 @@ async def test_a_delay_that_a_handler_asks_for_is_one_that_redis_takes(asked: fl
     async def later() -> None:
         raise RetryLater(asked)
 
-    assert await run(later) == Retried(delay, "the handler asked for another attempt")
+    assert await run(later) == Retried(delay, "attempt 1 of 9: the handler asked for another attempt")
 
 
 @pytest.mark.parametrize(

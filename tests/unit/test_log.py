@@ -41,7 +41,8 @@ EVENTS = [
     events.NotificationsMissing("set it"),
     events.NotificationsProven(),
     events.Retrying("q", "a", "t", 1, 0.25, "no luck"),
-    events.Buried("q", "a", "t", "no luck"),
+    events.Buried("q", "a", "t", "no luck", "dead"),
+    events.Aborted("q", "a", "t"),
     events.Requeued("q", "w", [f"j{n}" for n in range(30)], "it died"),
     events.RunLost("q", "w", "a"),
     events.LeaseLost("q", "w"),
@@ -70,7 +71,7 @@ def test_what_happens_all_the_time_has_no_line(out: Terminal) -> None:
 
 
 def test_control_characters_never_reach_the_line(out: Terminal) -> None:
-    log.listen(events.Buried("q", "bad", "\x1b[2J\r\n\x00", "say \u202e \x9b31m\nERROR forged line"))
+    log.listen(events.Buried("q", "bad", "\x1b[2J\r\n\x00", "say \u202e \x9b31m\nERROR forged line", "dead"))
     (line,) = out.getvalue().splitlines()
     assert line.isprintable()
     assert "forged" in line

@@ -35,10 +35,10 @@ def bind(handler: Any, *args: Any, **kwargs: Any) -> Any:
 
 def test_the_signature_is_read_once() -> None:
     task = define(deliver)
-    assert (task.name, task.awaits, task.returns) == ("deliver", True, int)
+    assert (task.name, task.on, task.returns) == ("deliver", "loop", int)
     assert (task.timeout, task.retention, task.retry) == (DEFAULT_TIMEOUT, DEFAULT_RETENTION, Retry())
     assert (task.required, sorted(task.named)) == (frozenset({"to"}), ["express", "weight"])
-    assert define(anything).awaits is False
+    assert define(anything).on == "thread"
 
 
 def test_arguments_become_what_the_annotations_say() -> None:

@@ -1,0 +1,131 @@
+"""The commands that look at one job: show it, follow it to its end, explain why it has not run yet."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from evsched import keys
+from evsched.cli import output
+from evsched.cli.jobs import Id
+from evsched.cli.root import Json, Queue, Url, client, settings
+from evsched.client import Client, SyncClient
+from evsched.config import DEFAULT_QUEUE
+from evsched.connection import Subscription
+from evsched.current import Progress
+from evsched.errors import JobDead, JobMissing
+from evsched.explain import explain as say
+from evsched.job import JobStatus
+from evsched.log import escape
+from evsched.store import Store
+
+_SLICES = 20
+"""How many thousand ids are looked at for one that is like the one that is not there."""
+
+_PATIENCE = 7 * 86400.0
+"""Seconds for which a job is followed."""
+
+
+def show(
+    job: Id,
+    /,
+    *,
+    follow: Annotated[bool, Parameter(negative="", help="Draw its progress until it has ended.")] = False,
+    queue: Queue = DEFAULT_QUEUE,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Show where a job is, and its record."""
+    if follow:
+        asyncio.run(_follow(settings(url).url, queue, job))
+    with client(url) as redis:
+        status = redis.status(queue, job)
+    if status is None:
+        raise _missing(job, queue)
+    if json:
+        output.as_json(status)
+        return
+    fields = msgspec.to_builtins(status)
+    for name in ("due", "started", "finished"):
+        fields[name] = output.moment(fields[name])
+    for name in ("payload", "progress"):
+        fields[name] = "" if fields[name] is None else msgspec.json.encode(fields[name]).decode()
+    output.table(("field", "value"), [(k, v) for k, v in fields.items() if v not in (None, "", False)], "")
+
+
+def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
+    """Say why a job has not run yet, and by what facts. Exit code 1 when there is no such job."""
+    store = Store(queue)
+    with client(url) as redis:
+        facts = redis.send(store.explain(job))
+        nearest = _nearest(redis, store, job) if facts.status is None else []
+    told = say(job, queue, facts, nearest)
+    if facts.status is None and not json:
+        raise JobMissing(told.sentence)
+    if json:
+        output.as_json(told)
+    else:
+        print(escape(f"{job}: {told.sentence}"))
+        output.table(("fact", "value"), list(told.facts.items()), "")
+    return int(facts.status is None)
+
+
+def _nearest(redis: SyncClient, store: Store, job: str) -> list[str]:
+    found, cursor = list[str](), 0
+    for _ in range(_SLICES):
+        cursor, ids = redis.send(store.ids(cursor))
+        found += ids
+        if cursor == 0:
+            break
+    return difflib.get_close_matches(job, found, n=3)
+
+
+def _missing(job: str, queue: str) -> JobMissing:
+    return JobMissing(f"no job {job} in queue {queue}: it never was, or it ended longer ago than its retention")
+
+
+async def _follow(url: str, queue: str, job: str) -> None:
+    """Draw a job's progress until it has ended. Nothing is polled: its progress is told, and so is its end."""
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    subscription, redis = Subscription(url), Client(url)
+    await subscription.open([], [keys.progress(queue, job)])
+    status = await redis.status(queue, job)
+    if status is None:
+        raise _missing(job, queue)
+    bars = Bars(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with bars:
+        bar = bars.add_task(escape(job), total=None)
+
+        def draw(told: Any) -> None:
+            known = msgspec.convert(told, Progress)
+            bars.update(bar, completed=known.done, total=known.total, description=escape(f"{job} {known.note}"))
+
+        async def hear() -> None:
+            async for _, message in subscription.messages():
+                draw(msgspec.json.decode(message))
+
+        if status.progress is not None:
+            draw(status.progress)
+        hearing = asyncio.ensure_future(hear())
+        try:
+            await _ended(redis, queue, job, status)
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+            await subscription.close()
+            await redis.close()
+
+
+async def _ended(redis: Client, queue: str, job: str, status: JobStatus) -> None:
+    if status.place in ("finished", "dead"):
+        return
+    try:
+        await redis.result(queue, job, _PATIENCE)
+    except JobDead:
+        pass  # the record says so

@@ -1,0 +1,88 @@
+"""The commands that rule what a queue's gate lets pass: pause, resume, limit."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from evsched import limits
+from evsched.cli import output
+from evsched.cli.root import Json, Url, UsageError, client
+from evsched.errors import ConfigError
+from evsched.keys import check_queue
+from evsched.store import Store
+
+Q = Annotated[str, Parameter(help="The queue.")]
+_LIFT = "`none` lifts it."
+
+
+def _store(queue: str) -> Store:
+    try:
+        return Store(check_queue(queue))
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+
+
+def pause(queue: Q, /, *, url: Url = None) -> None:
+    """Let nothing more start on a queue. What runs ends; what falls due waits, in fair order, until `resume`."""
+    store = _store(queue)
+    with client(url) as redis:
+        since, back, left = redis.send(store.pause())
+        while left:
+            _, put, left = redis.send(store.pause())
+            back += put
+    print(f"{queue} is paused since {output.moment(since)}, {back} jobs went back to the backlog")
+
+
+def resume(queue: Q, /, *, url: Url = None) -> None:
+    """Let jobs start again on a queue that was paused."""
+    with client(url) as redis:
+        since = redis.send(_store(queue).resume())
+    ago = "it was not paused" if since is None else f"it was paused since {output.moment(since)}"
+    print(f"{queue} goes on: {ago}")
+
+
+def limit(
+    queue: Q,
+    /,
+    *,
+    group: Annotated[str | None, Parameter(help="Limit this group of the queue, not the queue.")] = None,
+    concurrency: Annotated[str | None, Parameter(help=f"Jobs in hand, over all workers. {_LIFT}")] = None,
+    rate: Annotated[str | None, Parameter(help=f"Starts: 200/s, 30/m or 1000/h. {_LIFT}")] = None,
+    burst: Annotated[str | None, Parameter(help=f"Starts at once after a silence; else 0.1 s worth. {_LIFT}")] = None,
+    weight: Annotated[str | None, Parameter(help=f"A group's share in a backlog; else 1. {_LIFT}")] = None,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """Set the limits of a queue, or of a group of it, and show all there are. They hold at once."""
+    asked = {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight}
+    try:
+        fields = {
+            limits.field(name, group, value): value
+            for name, value in ((name, _number(name, text)) for name, text in asked.items() if text is not None)
+        }
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    with client(url) as redis:
+        found = redis.send(_store(queue).limit(fields))
+    if json:
+        output.as_json(found)
+        return
+    rows = [("", name, f"{value:g}") for name, value in found.queue.items()]
+    rows += [(of, name, f"{value:g}") for of, ruled in found.groups.items() for name, value in ruled.items()]
+    if found.paused is not None:
+        rows.append(("", "paused since", output.moment(found.paused)))
+    output.table(("group", "limit", "value"), rows, f"queue {queue} has no limits")
+
+
+def _number(name: str, text: str) -> float | None:
+    """Read a limit; a rate may be by the second, minute or hour."""
+    if text == "none":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/([smh]))?", text)
+    if not found or (found[2] and name != "rate"):
+        example = "200/s, 30/m or 1000/h" if name == "rate" else "5"
+        raise UsageError(f"--{name} {text}: write it as {example}, or none to lift it")
+    return float(found[1]) / {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]

@@ -1,0 +1,116 @@
+"""What a handler may know of the job that it runs, and what it may say of it."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from msgspec import Struct
+
+from evsched.errors import EvschedError
+
+
+class RetryLater(EvschedError):
+    """Raised by a handler: run this job again, after `delay` seconds or as its retry policy says.
+
+    It counts as an attempt: the last allowed one goes to dead all the same.
+    """
+
+    def __init__(self, delay: float | None = None, reason: str = "the handler asked for another attempt") -> None:
+        super().__init__(reason)
+        self.delay = delay
+
+
+class GiveUp(EvschedError):
+    """Raised by a handler: never run this job again, it goes to dead with this reason."""
+
+
+class Progress(Struct, frozen=True, omit_defaults=True):
+    """How far a run is, as its handler says."""
+
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+class _Noted:
+    """May be awaited, and need not be."""
+
+    def __await__(self) -> Generator[None]:
+        return
+        yield
+
+
+_NOTED: Final = _Noted()
+
+
+class CurrentJob:
+    """What a handler may know of the job that it runs. Times in seconds, the due in Unix seconds."""
+
+    __slots__ = ("_report", "attempt", "cancelled", "due", "id", "lateness", "meta", "queue", "state", "task")
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - the contract's name
+        queue: str,
+        task: str,
+        attempt: int,
+        due: float,
+        lateness: float,
+        meta: dict[str, Any],
+        state: Any = None,
+        report: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.id = id
+        self.queue = queue
+        self.task = task
+        self.attempt = attempt
+        self.due = due
+        self.lateness = lateness
+        """From the due to the handler's start, by Redis's clock."""
+        self.meta = meta
+        """The payload's `meta`."""
+        self.state = state
+        """What the app's lifespan yields; None without one, and in a task on a process."""
+        self.cancelled = False
+        """True: the timeout has passed, the job was cancelled, the worker stops or has lost the job. A plain function
+        looks at this, since a thread cannot be ended from outside."""
+        self._report = report
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> _Noted:
+        """Tell how far the run is; it is kept in the job's record, and `evsched show --follow` draws it.
+
+        Call it as often as you like: a few times a second the newest is written. May be awaited, and need not be: so
+        plain functions call it too. A task on a process cannot tell.
+        """
+        if self._report is None:
+            raise EvschedError("progress: a task on a process has no way to tell it; use a thread, or on='thread'")
+        self._report(Progress(done, total, note[:200]))
+        return _NOTED
+
+
+_current: Final[contextvars.ContextVar[CurrentJob]] = contextvars.ContextVar("evsched_current_job")
+
+
+def set_current_job(job: CurrentJob) -> None:
+    """Make `job` what `current_job` returns in this context."""
+    _current.set(job)
+
+
+def current_job() -> CurrentJob:
+    """Return the job that the calling handler runs.
+
+    Raises:
+        LookupError: no handler is running here.
+    """
+    return _current.get()
+
+
+def explain(error: BaseException) -> str:
+    """Return what an operator needs to know of an exception: its type, its message, and where it was raised."""
+    where, trace = "", error.__traceback__
+    while trace is not None:
+        where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,0 +1,165 @@
+"""Why a job has not run yet: one sentence, and the facts under it. Pure: what Redis knows comes in as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from evsched.job import JobStatus
+from evsched.limits import Limits
+
+
+class Facts(Struct, frozen=True):
+    """What Redis says of a job in one moment. Times in Unix seconds, on its clock."""
+
+    now: float
+    status: JobStatus | None
+    limits: Limits
+    parked: str | None
+    """The group whose own limits hold the job back."""
+    counts: dict[str, float]
+    """What lua/explain.lua names as facts."""
+    holder: str | None
+
+
+class Explanation(Struct, frozen=True):
+    """Why a job has not run yet."""
+
+    sentence: str
+    facts: dict[str, str]
+
+
+def length(seconds: float) -> str:
+    """Return a length as a person reads it, such as `3.0 min`."""
+    sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if rest >= size:
+            return f"{sign}{rest / size:.1f} {unit}"
+    return f"{sign}{rest:.1f} s"
+
+
+def explain(job_id: str, queue: str, facts: Facts, nearest: Sequence[str] = ()) -> Explanation:
+    """Say why a job has not run yet. `nearest`: ids that are like it, when there is none of that id."""
+    status = facts.status
+    if status is None:
+        hint = f": did you mean {', '.join(nearest)}?" if nearest else ""
+        return Explanation(
+            f"no job {job_id} in queue {queue}: it never was, or it ended longer ago than its retention{hint}", {}
+        )
+    sentence = {
+        "schedule": _scheduled,
+        "backlog": _behind_the_gate,
+        "ready": _ready,
+        "processing": _held,
+        "finished": _finished,
+        "dead": _dead,
+    }[status.place](status, facts)
+    return Explanation(sentence, _listed(status, facts))
+
+
+def _workers(facts: Facts) -> str | None:
+    return None if facts.counts.get("workers") else "no worker is on this queue: start one with `evsched worker`"
+
+
+def _scheduled(status: JobStatus, facts: Facts) -> str:
+    wait = (status.due or 0.0) - facts.now
+    if status.payload is None:
+        return "its record has not come yet: HSET its payload within 2 s of the ZADD"
+    if wait < -0.5:
+        return f"due {length(-wait)} ago and still on the schedule: no dispatcher looks at this queue"
+    again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"
+    return f"{again} in {length(max(wait, 0.0))}"
+
+
+def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
+    limits, counts = facts.limits, facts.counts
+    if no_worker := _workers(facts):
+        return f"due, but {no_worker}"
+    if limits.paused is not None:
+        return f"the queue is paused since {length(facts.now - limits.paused)}: `evsched resume` lets it pass"
+    if facts.parked is not None:
+        return _limited(
+            f"the gate is closed to group {facts.parked}",
+            limits.groups.get(facts.parked, {}),
+            counts.get("inside_group", 0),
+            counts.get("opens_group"),
+            facts.now,
+        )
+    most = limits.queue.get("concurrency")
+    if "opens" in counts or (most is not None and counts.get("inside", 0) >= most):
+        return _limited("the gate is closed", limits.queue, counts.get("inside", 0), counts.get("opens"), facts.now)
+    ahead, groups = counts.get("ahead", 0), counts.get("groups", 1)
+    share = ""
+    if groups > 1:
+        weight = limits.groups.get(status.group or "", {}).get("weight", 1.0)
+        of = f"group {status.group} has" if status.group else "jobs without a group have"
+        share = f"; {of} {weight / max(counts.get('weights', groups), weight):.0%} of the gate among {groups:g} groups"
+    return f"behind {ahead:g} of {counts.get('waiting', 0):g} jobs in the backlog{share}"
+
+
+def _limited(what: str, limits: dict[str, float], inside: float, opens: float | None, now: float) -> str:
+    if opens is not None:
+        return f"{what} by the rate limit {limits.get('rate', 0):g}/s: it opens in {length(max(opens - now, 0.0))}"
+    return f"{what} by the concurrency limit: {inside:g} of {limits.get('concurrency', 0):g}"
+
+
+def _ready(_: JobStatus, facts: Facts) -> str:
+    if no_worker := _workers(facts):
+        return f"ready, but {no_worker}"
+    ahead = facts.counts.get("ahead", 0)
+    return f"ready, behind {ahead:g} others: all slots of the {facts.counts['workers']:g} workers are taken"
+
+
+def _held(status: JobStatus, facts: Facts) -> str:
+    lease = facts.counts.get("lease")
+    left = None if lease is None else lease - facts.now
+    if left is None:
+        lasts = "which has no lease any more: the janitor puts the job back soon"
+    elif left <= 0:
+        lasts = f"whose lease ended {length(-left)} ago: the janitor puts the job back soon"
+    else:
+        lasts = f"lease for {length(left)} more"
+    if status.worker != facts.holder or status.started is None:
+        return f"taken by worker {facts.holder} and not started yet, {lasts}"
+    told = "; it was told to stop" if status.stopping else ""
+    since = length(facts.now - status.started)
+    return f"attempt {status.attempt} is held by worker {facts.holder} since {since}, {lasts}{told}"
+
+
+def _finished(status: JobStatus, facts: Facts) -> str:
+    ago = length(facts.now - (status.finished or facts.now))
+    if status.outcome == "cancelled":
+        return f"cancelled {ago} ago"
+    return f"it ran: done {ago} ago, in attempt {status.attempt}"
+
+
+def _dead(status: JobStatus, facts: Facts) -> str:
+    word = "expired" if status.outcome == "expired" else "dead"
+    return f"{word} since {length(facts.now - (status.finished or facts.now))}: {status.reason}"
+
+
+def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:
+    """List what a person may want to check the sentence by."""
+    known = {
+        "place": status.place,
+        "queue": status.queue,
+        "task": status.task,
+        "group": status.group,
+        "reason": status.reason,
+        "priority": str(status.priority),
+        "attempt": str(status.attempt) if status.attempt else None,
+    }
+    found = {name: value for name, value in known.items() if value is not None}
+    for name, moment in (("due", status.due), ("started", status.started), ("finished", status.finished)):
+        if moment is not None:
+            wait = moment - facts.now
+            found[name] = f"in {length(wait)}" if wait >= 0 else f"{length(-wait)} ago"
+    for name in ("workers", "ahead", "waiting", "groups", "inside", "inside_group"):
+        if name in facts.counts:
+            found[name] = f"{facts.counts[name]:g}"
+    for name, value in facts.limits.queue.items():
+        found[f"limit {name}"] = f"{value:g}"
+    for name, value in facts.limits.groups.get(status.group or "", {}).items():
+        found[f"limit {name} of the group"] = f"{value:g}"
+    return found

@@ -1,0 +1,79 @@
+"""Tasks on processes: for work that keeps a processor busy. A timeout or a cancellation ends the process for real.
+
+anyio keeps the pool. What crosses to the process is the handler's name and its arguments, pickled; what comes back is
+JSON or text, so that no exception and no result of a user's class has to be rebuilt here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import anyio
+import anyio.to_process
+
+from evsched.current import CurrentJob, GiveUp, RetryLater, explain, set_current_job
+from evsched.errors import EvschedError
+from evsched.job import decode, encode
+
+
+class HandlerFailed(EvschedError):
+    """The handler raised in its process; the message says what and where."""
+
+
+async def run(
+    handler: Callable[..., Any],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    job: CurrentJob,
+    began: Callable[[], None],
+    pool: anyio.CapacityLimiter,
+) -> Any:
+    """Call a handler in a process of the pool; `began` is called when one is free. Cancelling ends the process.
+
+    Raises:
+        RetryLater, GiveUp: the handler did.
+        HandlerFailed: it raised something else, or its process died.
+    """
+    known = {name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "lateness", "meta")}
+    async with pool:
+        began()
+        try:
+            kind, value, delay = await anyio.to_process.run_sync(
+                _call,
+                handler.__module__,
+                handler.__qualname__,
+                args,
+                kwargs,
+                known,
+                cancellable=True,
+                limiter=anyio.CapacityLimiter(1),  # the pool's own bound is above
+            )
+        except anyio.BrokenWorkerProcess as error:
+            raise HandlerFailed(f"its process died: {error.__cause__ or error}") from None
+    if kind == "done":
+        return decode(value)
+    if kind == "retry":
+        raise RetryLater(delay, value)
+    if kind == "give up":
+        raise GiveUp(value)
+    raise HandlerFailed(value)
+
+
+def _call(
+    module: str, name: str, args: list[Any], kwargs: dict[str, Any], known: dict[str, Any]
+) -> tuple[str, Any, float | None]:
+    """Call the handler; runs in the process. The name stands for a task there, whose function is `handler`."""
+    try:
+        found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+        set_current_job(CurrentJob(**known))
+        return "done", encode(getattr(found, "handler", found)(*args, **kwargs)), None
+    except RetryLater as error:
+        return "retry", str(error), error.delay
+    except GiveUp as error:
+        return "give up", str(error), None
+    # The handler's process has no other place that could tell what it did.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return "failed", explain(error), None

@@ -1,0 +1,134 @@
+-- The limits: what the operator rules, counted and measured. Stands behind the prelude, before the gate and every verb.
+--
+-- limits   hash    concurrency, rate, burst, paused; with `:<group>` behind the name those of a group; weight:<group>
+-- inside   hash    who has passed the gate and not ended, only while a limit needs it: id -> group; `*` -> how many;
+--                  `#<group>` -> how many of a group
+-- closed   zset    group -> when to look at it again; the groups whose own limits hold jobs back
+-- arrival  string  GCRA's state of the rate; with `:<group>` that of a group's
+
+local limits, inside, closed = root .. 'limits', root .. 'inside', root .. 'closed'
+
+-- A rate is handed out in packets of so many seconds' worth: one script call and one wake-up serve a packet.
+local PACKET = 0.05
+-- Without `burst`, so many seconds' worth may pass at once after a silence.
+local BURST = 0.1
+-- A rate under this is none: once in 11 days.
+local RATE_LEAST = 1e-6
+
+-- A limit as a number. What is none, by a hand that wrote it past `limit`, rules nothing.
+local function limit_of(text)
+  local number = tonumber(text)
+  return number and number >= 0 and number < 1e12 and number or nil
+end
+
+-- What is ruled. Its first read refuses a key of the wrong type before any verb has written.
+local policy
+local function read_policy()
+  policy = {}
+  local ruled = redis.call('HLEN', limits)
+  if ruled > 0 then
+    local fields = redis.call('HMGET', limits, 'paused', 'concurrency', 'rate', 'burst')
+    policy.paused = fields[1]
+    policy.concurrency, policy.rate, policy.burst = limit_of(fields[2]), limit_of(fields[3]), limit_of(fields[4])
+    for i = 1, 4 do
+      ruled = ruled - (fields[i] and 1 or 0)
+    end
+    policy.grouped = ruled > 0
+  end
+end
+read_policy()
+local counting = redis.call('EXISTS', inside) == 1
+
+-- Count a job that passes.
+local function enter(id, group)
+  if redis.call('HSETNX', inside, id, group) == 1 then
+    redis.call('HINCRBY', inside, '*', 1)
+    redis.call('HINCRBY', inside, '#' .. group, 1)
+  end
+end
+
+-- A job that had passed is outside again: it ended, waits for another attempt, or was taken away.
+local function leave(id)
+  local group = counting and redis.call('HGET', inside, id)
+  if group then
+    redis.call('HDEL', inside, id)
+    redis.call('HINCRBY', inside, '*', -1)
+    if redis.call('HINCRBY', inside, '#' .. group, -1) == 0 then
+      redis.call('HDEL', inside, '#' .. group)
+    end
+    redis.call('ZADD', closed, 'XX', 0, group) -- its gate may be open now
+  end
+end
+
+-- Count just while a limit needs it. To begin is O(n) in ready and in the workers' hands: once, when it is first set.
+local function keep_count()
+  local needed = policy.concurrency or policy.grouped
+  if counting and not needed then
+    redis.call('DEL', inside)
+  elseif needed and not counting then
+    redis.call('HSET', inside, '*', 0)
+    local lists = { ready }
+    for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+      lists[#lists + 1] = processing(worker)
+    end
+    for _, list in ipairs(lists) do
+      for _, id in ipairs(redis.call('LRANGE', list, 0, -1)) do
+        enter(id, field_of(id, 'group') or '')
+      end
+    end
+  end
+  counting = needed
+end
+
+-- How many may pass a rate now; and when that is none, the moment at which a packet may. The generic cell rate
+-- algorithm (ITU-T I.371): `tat` is when the next would come if all came at the rate, and may lie ahead by a burst.
+local function tokens(key, rate, burst, now)
+  local step = 1 / rate
+  local most = math.max(1, burst or rate * BURST)
+  local packet = math.max(1, math.floor(math.min(most, rate * PACKET)))
+  -- Not beyond a burst: a clock that was set back must not close the gate for longer.
+  local tat = math.min(math.max(tonumber(redis.call('GET', key) or 0), now), now + most * step)
+  local free = math.floor((now + most * step - tat) * rate + 1e-6)
+  if free >= packet then
+    return free
+  end
+  return 0, tat - (most - packet) * step
+end
+
+local function spend(key, rate, burst, count, now)
+  local most = math.max(1, burst or rate * BURST) / rate
+  local tat = math.min(math.max(tonumber(redis.call('GET', key) or 0), now), now + most) + count / rate
+  -- It says nothing once it has passed.
+  redis.call('SET', key, seconds(tat), 'PX', milliseconds(tat - now + 60))
+end
+
+-- What a group's own limits leave room for: `room`, and `opens`, when it is none by its rate.
+local rules = {}
+local function rule_of(group, now)
+  local rule = rules[group]
+  if not rule then
+    local fields = redis.call('HMGET', limits, 'concurrency:' .. group, 'rate:' .. group, 'burst:' .. group)
+    local most = limit_of(fields[1])
+    rule = { room = math.huge, rate = limit_of(fields[2]), burst = limit_of(fields[3]) }
+    if most then
+      rule.room = math.floor(most) - (redis.call('HGET', inside, '#' .. group) or 0)
+    end
+    if (rule.rate or 0) > RATE_LEAST then
+      rule.arrival = root .. 'arrival:' .. group
+      local free
+      free, rule.opens = tokens(rule.arrival, rule.rate, rule.burst, now)
+      rule.room = math.min(rule.room, free)
+    end
+    rules[group] = rule
+  end
+  return rule
+end
+
+-- So many jobs of a group have passed: take them off its rate.
+local function spend_rule(rule, count, now)
+  spend(rule.arrival, rule.rate, rule.burst, count, now)
+  if rule.room < 1 then
+    local _, opens = tokens(rule.arrival, rule.rate, rule.burst, now)
+    rule.opens = opens
+  end
+end

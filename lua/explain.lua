@@ -1,0 +1,68 @@
+#!lua flags=no-writes
+-- explain: moves nothing. Why a job has not run yet: where it is, and what stands before it, in one moment.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        id        of the job
+-- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...;
+--        all limits as field, value, ...; the facts as name, value, ...:
+--        workers, how many have a lease here; ahead, how many wait before it in its own line; waiting, in the backlog;
+--        groups, how many groups of its priority wait; weights, their sum; inside, how many have passed the gate and
+--        not ended, and inside_group; opens and opens_group, when a rate lets the next pass; holder, and its lease's end
+-- FAILS  none
+-- TWICE  it only reads
+--
+-- O(log n), and O(n) in the groups that wait, if those are not too many to be counted.
+
+local now, id = unpack(ARGV, 1, 2)
+now = clock(now)
+local key = record(id)
+local run = redis.call('HMGET', key, 'worker', 'finished', 'group', 'priority', 'parked')
+local group, priority, parked = run[3] or '', run[4] or '5', run[5]
+local place, score = place_of(id, run[1], run[2])
+
+local facts = { 'workers', redis.call('ZCARD', leases), 'waiting', redis.call('ZCARD', backlog) }
+local function fact(name, value)
+  if value then
+    facts[#facts + 1] = name
+    facts[#facts + 1] = value
+  end
+end
+
+-- How many groups share the gate at this priority, and the sum of their weights.
+local function shares()
+  if redis.call('HLEN', order) > 1000 then
+    return
+  end
+  local passed = tonumber(redis.call('HGET', order, 'passed:' .. priority) or 0)
+  local fields, groups, weights = redis.call('HGETALL', order), 0, 0
+  for i = 1, #fields, 2 do
+    local of = fields[i]:match('^last:' .. priority .. ':(.*)$')
+    if of and (tonumber(fields[i + 1]) > passed or of == group) then
+      groups = groups + 1
+      weights = weights + (limit_of(redis.call('HGET', limits, 'weight:' .. of)) or 1)
+    end
+  end
+  fact('groups', groups)
+  fact('weights', seconds(weights))
+end
+
+if place == 'backlog' then
+  fact('ahead', redis.call('ZRANK', parked and side(parked) or backlog, id))
+  fact('inside', redis.call('HGET', inside, '*'))
+  fact('inside_group', redis.call('HGET', inside, '#' .. group))
+  shares()
+  if (policy.rate or 0) > RATE_LEAST then
+    local _, opens = tokens(root .. 'arrival', policy.rate, policy.burst, now)
+    fact('opens', opens and seconds(opens))
+  end
+  local opens = parked and rule_of(parked, now).opens
+  fact('opens_group', opens and seconds(opens))
+elseif place == 'ready' then
+  fact('ahead', redis.call('LPOS', ready, id))
+elseif place == 'processing' then
+  local holder = holder_of(id, run[1])
+  fact('holder', holder)
+  fact('lease', holder and redis.call('ZSCORE', leases, holder))
+end
+return { seconds(now), place or '', score or '', redis.call('HGETALL', key), redis.call('HGETALL', limits), facts }

@@ -1,0 +1,22 @@
+#!lua flags=allow-oom
+-- pause: ready -> backlog, and closes the gate until `resume`. What runs goes on; what falls due waits in the backlog.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        limit     how many at most, under 1000
+-- REPLY  since when the queue is paused, seconds; how many went back to the backlog; how many are still ready
+-- FAILS  none
+-- TWICE  the second call keeps the first moment
+--
+-- What stood in ready stands at the front of the backlog, in its order.
+
+local now, limit = unpack(ARGV, 1, 2)
+now = clock(now)
+-- This read also refuses a key of the wrong type before anything is written.
+redis.call('ZCARD', backlog)
+
+redis.call('HSETNX', limits, 'paused', seconds(now))
+local ids = redis.call('LRANGE', ready, 0, limit - 1)
+step_back(ids)
+redis.call('LTRIM', ready, #ids, -1)
+return { redis.call('HGET', limits, 'paused'), #ids, redis.call('LLEN', ready) }

@@ -1,0 +1,23 @@
+#!lua flags=allow-oom
+-- progress: moves nothing. Keeps how far runs are, as their handlers say, and tells who follows them.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   worker    who runs the jobs
+-- ROWS   id        of the job
+--        attempt   of the run
+--        progress  JSON: done, total, note
+-- REPLY  how many runs were still this worker's; nothing is written for the others
+-- FAILS  none
+-- TWICE  the second call writes the same
+
+local worker = unpack(ARGV, 1, 1)
+
+local kept = 0
+for id, attempt, progress in rows(2, 3) do
+  if runs(worker, id, attempt) then
+    redis.call('HSET', record(id), 'progress', progress)
+    redis.call('PUBLISH', root .. 'progress:' .. id, progress)
+    kept = kept + 1
+  end
+end
+return kept

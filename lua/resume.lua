@@ -1,0 +1,19 @@
+#!lua flags=allow-oom
+-- resume: opens the gate that `pause` closed.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+-- REPLY  since when the queue was paused, seconds; '' = it was not
+-- FAILS  none
+-- TWICE  the second call finds it open
+
+local now = unpack(ARGV, 1, 1)
+now = clock(now)
+
+local since = redis.call('HGET', limits, 'paused')
+redis.call('HDEL', limits, 'paused')
+read_policy()
+admit(0, now)
+-- A dispatcher that sleeps knows nothing of a rate that was closed too.
+redis.call('PUBLISH', root .. 'gate', seconds(now))
+return since or ''
