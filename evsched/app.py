@@ -252,9 +252,9 @@ class App:
             self._client = Client(self.url)
         return self._client
 
-    def move_to(self, url: str) -> None:
-        """Let the app enqueue to another Redis from now on: that of the worker that runs it."""
-        self.url, self._client = url, None
+    def move_to(self, url: str, client: Client | None = None) -> None:
+        """Let the app enqueue to another Redis from now on: that of the worker that runs it, or through a client."""
+        self.url, self._client = url, client
 
     async def close(self) -> None:
         """Close the client's connection."""

@@ -104,8 +104,7 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
     )
 
 
-def _enqueue_calls(queue: str, jobs: Sequence[New], on_conflict: OnConflict | None) -> list[Call[list[float]]]:
-    store = Store(queue)
+def _enqueue_calls(store: Store, jobs: Sequence[New], on_conflict: OnConflict | None) -> list[Call[list[float]]]:
     return [store.enqueue(jobs[at : at + MANY], on_conflict=on_conflict) for at in range(0, len(jobs), MANY)]
 
 
@@ -143,6 +142,10 @@ class Client:
         self._url = url
         self._commands = Commands(url)
 
+    def store(self, queue: str) -> Store:
+        """Return the calls of a queue."""
+        return Store(queue)
+
     async def send(self, call: Call[T]) -> T:
         """Send a call of the store, again while Redis is away: the scripts may run twice."""
         until, failures = time.monotonic() + _PATIENCE, 0
@@ -163,12 +166,12 @@ class Client:
             JobExists: a job of one of the ids has not ended; then none of its thousand was written. After Redis was
                 away in the middle of the call, it may be the very job that was to be enqueued.
         """
-        for call in _enqueue_calls(queue, jobs, on_conflict):
+        for call in _enqueue_calls(self.store(queue), jobs, on_conflict):
             await self.send(call)
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says; None when there is none of that id."""
-        return await self.send(Store(queue).look(job_id))
+        return await self.send(self.store(queue).look(job_id))
 
     async def cancel(self, queue: str, job_id: str) -> Place:
         """Take a job that waits away, or have its worker stop it; return the place where it was.
@@ -176,7 +179,7 @@ class Client:
         Raises:
             JobMissing
         """
-        return await self.send(Store(queue).cancel(job_id))
+        return await self.send(self.store(queue).cancel(job_id))
 
     async def reschedule(self, queue: str, job_id: str, due: datetime | float | None) -> float:
         """Give a job that waits another due, None = now; return it.
@@ -184,7 +187,7 @@ class Client:
         Raises:
             JobMissing, JobRunning
         """
-        return await self.send(Store(queue).reschedule(job_id, _due(due)))
+        return await self.send(self.store(queue).reschedule(job_id, _due(due)))
 
     async def result(self, queue: str, job_id: str, timeout: float) -> Any:
         """Wait until a job has ended, and return its result. It never polls: Redis answers when the job ends.
@@ -194,7 +197,7 @@ class Client:
             JobMissing: there is none, or it ended longer ago than its retention.
             TimeoutError: it did not end in time.
         """
-        store, until = Store(queue), time.monotonic() + timeout
+        store, until = self.store(queue), time.monotonic() + timeout
         blocking = Blocking(self._url, deadline=_GRACE)
         try:
             while True:
@@ -232,6 +235,10 @@ class SyncClient:
     def __init__(self, url: str) -> None:
         self._commands = SyncCommands(url)
 
+    def store(self, queue: str) -> Store:
+        """Return the calls of a queue."""
+        return Store(queue)
+
     def send(self, call: Call[T], block: float = 0.0) -> T:
         """Send a call of the store, again while Redis is away: the scripts may run twice."""
         until, failures = time.monotonic() + _PATIENCE, 0
@@ -247,24 +254,24 @@ class SyncClient:
 
     def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> None:
         """Put jobs on a queue's schedule, as `Client.enqueue`."""
-        for call in _enqueue_calls(queue, jobs, on_conflict):
+        for call in _enqueue_calls(self.store(queue), jobs, on_conflict):
             self.send(call)
 
     def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is, as `Client.status`."""
-        return self.send(Store(queue).look(job_id))
+        return self.send(self.store(queue).look(job_id))
 
     def cancel(self, queue: str, job_id: str) -> Place:
         """Take a job that waits away, or have it stopped, as `Client.cancel`."""
-        return self.send(Store(queue).cancel(job_id))
+        return self.send(self.store(queue).cancel(job_id))
 
     def reschedule(self, queue: str, job_id: str, due: datetime | float | None) -> float:
         """Give a job that waits another due, as `Client.reschedule`."""
-        return self.send(Store(queue).reschedule(job_id, _due(due)))
+        return self.send(self.store(queue).reschedule(job_id, _due(due)))
 
     def result(self, queue: str, job_id: str, timeout: float) -> Any:
         """Wait until a job has ended, and return its result, as `Client.result`."""
-        store, until = Store(queue), time.monotonic() + timeout
+        store, until = self.store(queue), time.monotonic() + timeout
         while True:
             try:
                 ended = self.send(store.ask(job_id))

@@ -107,8 +107,7 @@ def _limited(what: str, limits: dict[str, float], inside: float, opens: float | 
 def _ready(_: JobStatus, facts: Facts) -> str:
     if no_worker := _workers(facts):
         return f"ready, but {no_worker}"
-    ahead = facts.counts.get("ahead", 0)
-    return f"ready, behind {ahead:g} others: all slots of the {facts.counts['workers']:g} workers are taken"
+    return f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when a worker here has a free slot"
 
 
 def _held(status: JobStatus, facts: Facts) -> str:

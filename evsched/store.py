@@ -68,8 +68,8 @@ class Lease(Struct, frozen=True):
     """Jobs in the worker's list."""
 
 
-def _stamp(now: float | None) -> str:
-    return "" if now is None else f"{now:.6f}"
+def _moment(unix: float | None) -> str:
+    return "" if unix is None else f"{unix:.6f}"
 
 
 def _pairs(flat: list[bytes]) -> list[tuple[str, str]]:
@@ -77,15 +77,21 @@ def _pairs(flat: list[bytes]) -> list[tuple[str, str]]:
 
 
 class Store:
-    """The calls of one queue.
+    """The calls of one queue. `clock` stands in for Redis's own: a test's.
 
     Raises:
         ConfigError: that is no name for a queue.
     """
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, clock: Callable[[], float] | None = None) -> None:
         self.queue = keys.check_queue(queue)
         self._root = keys.root(queue)
+        self._clock = clock
+
+    def _stamp(self, now: float | None) -> str:
+        if now is None and self._clock is not None:
+            now = self._clock()
+        return _moment(now)
 
     def _verb(self, verb: str, read: Callable[[Any], T], *arguments: Word) -> Call[T]:
         return Call((1, self._root, *arguments), read, script(verb))
@@ -101,7 +107,7 @@ class Store:
             JobExists: one of the ids is that of a job that has not ended; then none was written. With `on_conflict`
                 that job's payload and time are replaced instead, or it is kept as it is.
         """
-        words: list[Word] = [_stamp(now), on_conflict or ""]
+        words: list[Word] = [self._stamp(now), on_conflict or ""]
         for job in jobs:
             words += (
                 job.id,
@@ -129,7 +135,7 @@ class Store:
                 float(moment), float(sleep) if sleep else float("inf"), [float(due) for due in moved], _pairs(buried)
             )
 
-        return self._verb("dispatch", step, _stamp(now), limit, cap, canary)
+        return self._verb("dispatch", step, self._stamp(now), limit, cap, canary)
 
     def take(self, worker: str, block: float) -> Call[str | None]:
         """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, the first half of a take."""
@@ -153,32 +159,32 @@ class Store:
             ]
             return Take(float(moment), more == b"1", leased == b"1", jobs, _pairs(buried))
 
-        return self._verb("start", take, _stamp(now), worker, lease, hold, *ids)
+        return self._verb("start", take, self._stamp(now), worker, lease, hold, *ids)
 
     def complete(self, worker: str, runs: Iterable[tuple[Taken, Done]], *, now: float | None = None) -> Call[list[str]]:
         """End runs that are done; the reply is the ids of those that were lost."""
-        words: list[Word] = [_stamp(now), worker]
+        words: list[Word] = [self._stamp(now), worker]
         for job, done in runs:
             words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
         return self._verb("complete", texts, *words)
 
     def retry(self, worker: str, runs: Iterable[tuple[Taken, Retried]], *, now: float | None = None) -> Call[list[str]]:
         """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
-        words: list[Word] = [_stamp(now), worker]
+        words: list[Word] = [self._stamp(now), worker]
         for job, retried in runs:
             words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
         return self._verb("retry", texts, *words)
 
     def bury(self, worker: str, runs: Iterable[tuple[Taken, Buried]], *, now: float | None = None) -> Call[list[str]]:
         """Give jobs up; the reply is the ids of those that were lost."""
-        words: list[Word] = [_stamp(now), worker]
+        words: list[Word] = [self._stamp(now), worker]
         for job, buried in runs:
             words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
         return self._verb("bury", texts, *words)
 
     def abort(self, worker: str, runs: Iterable[tuple[Taken, Aborted]], *, now: float | None = None) -> Call[list[str]]:
         """End runs that were told to stop; the reply is the ids of those that were lost."""
-        words: list[Word] = [_stamp(now), worker]
+        words: list[Word] = [self._stamp(now), worker]
         for job, aborted in runs:
             words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
         return self._verb("abort", texts, *words)
@@ -198,7 +204,7 @@ class Store:
         def put(reply: list[Any]) -> tuple[Literal["moved", "more", "all"], list[str]]:
             return cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1])
 
-        return self._verb("requeue", put, _stamp(now), worker, lease, limit, reason, *ids)
+        return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
 
     def beat(
         self, worker: str, lease: float, *, fresh: bool = False, now: float | None = None
@@ -211,7 +217,7 @@ class Store:
         def kept(reply: list[Any]) -> tuple[bool, int, list[str]]:
             return reply[0] == b"1", reply[1], texts(reply[2])
 
-        return self._verb("beat", kept, _stamp(now), worker, lease, "1" if fresh else "")
+        return self._verb("beat", kept, self._stamp(now), worker, lease, "1" if fresh else "")
 
     def progress(self, worker: str, runs: Iterable[tuple[Taken, Progress]]) -> Call[int]:
         """Keep how far runs are; the reply is how many of them were still this worker's."""
@@ -226,7 +232,7 @@ class Store:
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", _place, _stamp(now), job_id)
+        return self._verb("cancel", _place, self._stamp(now), job_id)
 
     def reschedule(self, job_id: str, due: float | None, *, now: float | None = None) -> Call[float]:
         """Give a job that waits another due, None = now; the reply is the due.
@@ -234,7 +240,7 @@ class Store:
         Raises (when sent):
             JobMissing, JobRunning: nothing was written.
         """
-        return self._verb("reschedule", float, _stamp(now), job_id, "" if due is None else repr(due))
+        return self._verb("reschedule", float, self._stamp(now), job_id, "" if due is None else repr(due))
 
     def revive(
         self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500, now: float | None = None
@@ -244,7 +250,7 @@ class Store:
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was revived.
         """
-        return self._verb("revive", texts, _stamp(now), _stamp(before), limit, *ids)
+        return self._verb("revive", texts, self._stamp(now), _moment(before), limit, *ids)
 
     def drop(self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500) -> Call[list[str]]:
         """Delete dead jobs: those, or the oldest that died up to `before`.
@@ -252,7 +258,7 @@ class Store:
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was dropped.
         """
-        return self._verb("drop", texts, _stamp(before), limit, *ids)
+        return self._verb("drop", texts, _moment(before), limit, *ids)
 
     def pause(self, *, limit: int = 500, now: float | None = None) -> Call[tuple[float, int, int]]:
         """Close the gate; the reply: since when it is, how many went back to the backlog, how many are still ready."""
@@ -260,7 +266,7 @@ class Store:
         def told(reply: list[Any]) -> tuple[float, int, int]:
             return float(reply[0]), reply[1], reply[2]
 
-        return self._verb("pause", told, _stamp(now), limit)
+        return self._verb("pause", told, self._stamp(now), limit)
 
     def resume(self, *, now: float | None = None) -> Call[float | None]:
         """Open the gate; the reply is since when it was closed, None = it was not."""
@@ -268,11 +274,11 @@ class Store:
         def since(reply: bytes) -> float | None:
             return float(reply) if reply else None
 
-        return self._verb("resume", since, _stamp(now))
+        return self._verb("resume", since, self._stamp(now))
 
     def limit(self, limits: Mapping[str, float | None] | None = None, *, now: float | None = None) -> Call[Limits]:
         """Set limits by their field names (`limits.py`), None = no such limit; the reply is all there are."""
-        words: list[Word] = [_stamp(now)]
+        words: list[Word] = [self._stamp(now)]
         for name, value in (limits or {}).items():
             words += (name, "" if value is None else f"{value:.12g}")
         return self._verb("limit", read_limits, *words)
@@ -289,7 +295,7 @@ class Store:
             fields = {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
             return read_status(self.queue, job_id, _place(place), text(score), fields)
 
-        return self._verb("look", status, _stamp(now), job_id)
+        return self._verb("look", status, self._stamp(now), job_id)
 
     def explain(self, job_id: str, *, now: float | None = None) -> Call[Facts]:
         """Read why a job has not run yet, in one moment."""
@@ -308,7 +314,7 @@ class Store:
                 None if holder is None else text(holder),
             )
 
-        return self._verb("explain", facts, _stamp(now), job_id)
+        return self._verb("explain", facts, self._stamp(now), job_id)
 
     def ids(self, cursor: int) -> Call[tuple[int, list[str]]]:
         """Read a slice of the ids that have records."""
@@ -352,7 +358,7 @@ class Store:
                 Lease(text(reply[i]), reply[i + 1], float(reply[i + 2]), reply[i + 3]) for i in range(0, len(reply), 4)
             ]
 
-        return self._verb("survey", read, _stamp(now))
+        return self._verb("survey", read, self._stamp(now))
 
     def count(self, place: Literal["schedule", "backlog", "ready", "dead"]) -> Call[int]:
         """Count the jobs of a place."""
@@ -387,6 +393,11 @@ def scan(cursor: int) -> Call[tuple[int, list[bytes]]]:
         return int(reply[0]), reply[1]
 
     return Call(("SCAN", cursor, "MATCH", keys.EVERY_PLACE, "COUNT", 1000), read)
+
+
+def flush() -> Call[Any]:
+    """Delete all that the database holds: for a Redis of tests alone."""
+    return Call(("FLUSHDB",), raw)
 
 
 def clock() -> Call[float]:

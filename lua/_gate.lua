@@ -82,6 +82,10 @@ local function pass(room, now)
     local group = counting and field_of(id, 'group') or ''
     local rule = policy.grouped and group ~= '' and rule_of(group, now)
     if rule and rule.room < 1 then
+      if spent[rule] then -- it closes just now: until when?
+        spend_rule(rule, spent[rule], now)
+        spent[rule] = nil
+      end
       redis.call('ZADD', side(group), front[i + 1], id)
       redis.pcall('HSET', record(id), 'parked', group)
       redis.call('ZADD', closed, 'NX', rule.opens or '+inf', group)

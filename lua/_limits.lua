@@ -80,24 +80,34 @@ local function keep_count()
   counting = needed
 end
 
--- How many may pass a rate now; and when that is none, the moment at which a packet may. The generic cell rate
--- algorithm (ITU-T I.371): `tat` is when the next would come if all came at the rate, and may lie ahead by a burst.
-local function tokens(key, rate, burst, now)
-  local step = 1 / rate
+-- When the next job would come if all came at the rate; it may lie ahead by a burst. What lies further ahead was
+-- written by a clock that has been set back since, or under another rate: it says nothing.
+local function arrival_of(key, rate, most, now)
+  local tat = tonumber(redis.call('GET', key) or 0)
+  return tat > now and tat <= now + most / rate + 1 and tat or now
+end
+
+-- How many may pass at once at the most, and how many a packet has.
+local function sizes(rate, burst)
   local most = math.max(1, burst or rate * BURST)
-  local packet = math.max(1, math.floor(math.min(most, rate * PACKET)))
-  -- Not beyond a burst: a clock that was set back must not close the gate for longer.
-  local tat = math.min(math.max(tonumber(redis.call('GET', key) or 0), now), now + most * step)
-  local free = math.floor((now + most * step - tat) * rate + 1e-6)
+  return most, math.max(1, math.floor(math.min(most, rate * PACKET)))
+end
+
+-- How many may pass a rate now; and when that is none, the moment at which a packet may. The generic cell rate
+-- algorithm (ITU-T I.371). Moments are kept in microseconds: two of them are forgiven, so that what is whole is not
+-- missed by a rounding.
+local function tokens(key, rate, burst, now)
+  local most, packet = sizes(rate, burst)
+  local tat = arrival_of(key, rate, most, now)
+  local free = math.floor(most - (tat - now) * rate + 2e-6 * rate + 1e-9)
   if free >= packet then
     return free
   end
-  return 0, tat - (most - packet) * step
+  return 0, tat - (most - packet) / rate
 end
 
 local function spend(key, rate, burst, count, now)
-  local most = math.max(1, burst or rate * BURST) / rate
-  local tat = math.min(math.max(tonumber(redis.call('GET', key) or 0), now), now + most) + count / rate
+  local tat = arrival_of(key, rate, (sizes(rate, burst)), now) + count / rate
   -- It says nothing once it has passed.
   redis.call('SET', key, seconds(tat), 'PX', milliseconds(tat - now + 60))
 end

@@ -8,7 +8,8 @@
 --        all limits as field, value, ...; the facts as name, value, ...:
 --        workers, how many have a lease here; ahead, how many wait before it in its own line; waiting, in the backlog;
 --        groups, how many groups of its priority wait; weights, their sum; inside, how many have passed the gate and
---        not ended, and inside_group; opens and opens_group, when a rate lets the next pass; holder, and its lease's end
+--        not ended, and inside_group; opens and opens_group, when a rate lets the next pass; holder, and when its
+--        lease ends
 -- FAILS  none
 -- TWICE  it only reads
 --

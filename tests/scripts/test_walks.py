@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections import Counter
@@ -265,8 +266,11 @@ class Walk:
     def the_gate_does_not_strand_the_backlog(self) -> None:
         held = any(self.model.processing.values())
         assert not self.model.backlog or self.model.ready or held or self.model.limits
-        for side in self.model.sides.values():
+        for group, side in self.model.sides.items():
+            # What no end of a job will open has a moment at which it opens.
+            limits, inside = self.model.limits, [of for of in (self.model.inside or {}).values() if of == group]
             assert side
+            assert inside or self.model.closed[group] < math.inf or not limits
 
     def no_job_waits_in_two_places(self) -> None:
         waiting = Counter([*self.model.backlog, *self.model.ready, *(j for s in self.model.sides.values() for j in s)])

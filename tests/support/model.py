@@ -144,16 +144,19 @@ class Model:
         if group in self.closed:
             self.closed[group] = 0
 
+    def arrival(self, key: str, rate: float, most: float, now: float) -> float:
+        arrival = self.arrivals.get(key, 0)
+        return arrival if now < arrival <= now + most / rate + 1 else now
+
     def tokens(self, key: str, rate: float, burst: float | None, now: float) -> tuple[int, float | None]:
         most = max(1.0, burst or rate * BURST)
         packet = max(1, math.floor(min(most, rate * PACKET)))
-        arrival = min(max(self.arrivals.get(key, 0), now), now + most * (1 / rate))
-        free = math.floor((now + most * (1 / rate) - arrival) * rate + 1e-6)
-        return (free, None) if free >= packet else (0, arrival - (most - packet) * (1 / rate))
+        arrival = self.arrival(key, rate, most, now)
+        free = math.floor(most - (arrival - now) * rate + 2e-6 * rate + 1e-9)
+        return (free, None) if free >= packet else (0, arrival - (most - packet) / rate)
 
     def spend(self, key: str, rate: float, burst: float | None, count: int, now: float) -> None:
-        most = max(1.0, burst or rate * BURST) / rate
-        arrival = min(max(self.arrivals.get(key, 0), now), now + most) + count / rate
+        arrival = self.arrival(key, rate, max(1.0, burst or rate * BURST), now) + count / rate
         self.arrivals[key] = float(f"{arrival:.6f}")
 
     def rule(self, group: str, now: float) -> Rule:
@@ -166,6 +169,13 @@ class Model:
                 free, rule.opens = self.tokens(group, rate, burst, now)
                 rule.room = min(rule.room, free)
         return self.rules[group]
+
+    def spend_rule(self, group: str, count: int, now: float) -> None:
+        rule = self.rules[group]
+        if count:
+            self.spend(group, rule.rate or 0, rule.burst, count, now)
+            if rule.room < 1:
+                rule.opens = self.tokens(group, rule.rate or 0, rule.burst, now)[1]
 
     def reopen(self, most: float, now: float) -> None:
         until = now if self.grouped else math.inf
@@ -190,6 +200,7 @@ class Model:
             rule = self.rule(group, now) if self.grouped and group else None
             del self.backlog[job]
             if rule is not None and rule.room < 1:
+                self.spend_rule(group, spent.pop(group, 0), now)
                 self.sides.setdefault(group, {})[job] = order
                 self.jobs[job].parked = group
                 self.closed.setdefault(group, rule.opens or math.inf)
@@ -202,10 +213,7 @@ class Model:
                 if rule.rate is not None:
                     spent[group] = spent.get(group, 0) + 1
         for group, count in spent.items():
-            rule = self.rules[group]
-            self.spend(group, rule.rate or 0, rule.burst, count, now)
-            if rule.room < 1:
-                rule.opens = self.tokens(group, rule.rate or 0, rule.burst, now)[1]
+            self.spend_rule(group, count, now)
         for order in passed:
             priority = -math.floor(order / STRIDE)
             self.passed[priority] = max(self.passed.get(priority, 0), order % STRIDE)

@@ -1,0 +1,178 @@
+"""For the tests of programs that use evsched: a real Redis of the tests' own, and a clock that the test moves.
+
+    # conftest.py
+    pytest_plugins = ["evsched.testing"]
+
+    @pytest.fixture
+    def evsched_app():
+        return tasks.app
+
+    # test_tasks.py
+    async def test_the_reminder_comes_after_three_hours(clock):
+        await tasks.remind.using(delay=timedelta(hours=3)).enqueue("bob")
+        assert await clock.advance(hours=2) == []
+        (run,) = await clock.advance(hours=1)
+        assert run.outcome == Done(...)
+
+No dispatcher and no worker run, and nothing waits: `advance` moves the clock from due to due, and runs what is due,
+one job after the other, in this process and event loop. All else is as in production: the scripts, retries, limits,
+middleware, the lifespan (around each `advance`). Retention alone goes by Redis's own clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import pytest
+from msgspec import Struct
+
+from evsched import App, keys, store
+from evsched.call import Call, T
+from evsched.client import Client
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.errors import ConfigError
+from evsched.executor import Executor, Run
+from evsched.job import Aborted, Buried, Done, Outcome, Retried
+from evsched.sender import SyncCommands
+from evsched.store import Store
+
+__all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
+
+_MOST: Final = 10_000
+"""Runs of one `advance`: more are most likely a job that schedules itself for now."""
+
+_WORKER: Final = "test"
+
+
+class Ran(Struct, frozen=True):
+    """A run that `advance` made, and what came of it. `at` in Unix seconds."""
+
+    id: str
+    queue: str
+    task: str
+    attempt: int
+    at: float
+    outcome: Outcome
+
+
+class _Client(Client):
+    """The app's client, with the test's clock. It sends at once, so it leaves nothing open in an event loop."""
+
+    def __init__(self, clock: Clock, commands: SyncCommands, url: str) -> None:
+        super().__init__(url)
+        self._clock = clock
+        self._sync = commands
+
+    def store(self, queue: str) -> Store:
+        return Store(queue, lambda: self._clock.now)
+
+    async def send(self, call: Call[T]) -> T:
+        return self._sync.send(call)
+
+    async def result(self, queue: str, job_id: str, timeout: float) -> Any:
+        """Return a job's result as `Client.result`; one that has not ended will not, until the clock is moved."""
+        status = await self.status(queue, job_id)
+        if status is not None and status.place not in ("finished", "dead"):
+            raise TimeoutError(f"{job_id} has not ended: it is in {status.place}. `await clock.advance(...)` runs jobs")
+        return await super().result(queue, job_id, timeout)
+
+
+class Clock:
+    """The clock of a test, and what runs as it moves."""
+
+    def __init__(self, app: App, url: str) -> None:
+        self.now: float = float(int(time.time()))
+        """Unix seconds. Only `advance` moves it."""
+        self._config = Config(url=url)
+        self._program = app.program
+        self._commands = SyncCommands(url)
+        self._executor = Executor(app.program, 1)
+        app.move_to(url, _Client(self, self._commands, url))
+
+    async def advance(
+        self,
+        *,
+        days: float = 0.0,
+        hours: float = 0.0,
+        minutes: float = 0.0,
+        seconds: float = 0.0,
+        until: datetime | float | None = None,
+    ) -> list[Ran]:
+        """Move the clock by a length, or to a moment, and run what falls due on the way, in order; return the runs.
+
+        Raises:
+            ConfigError: the moment lies in the past, or more than 10,000 runs were made.
+        """
+        end = self.now + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+        if until is not None:
+            end = until.timestamp() if isinstance(until, datetime) else float(until)
+        if end < self.now:
+            raise ConfigError(f"the clock stands at {self.now}, and does not go back to {end}")
+        ran = list[Ran]()
+        async with self._program.lifespan() as self._executor.state:
+            while True:
+                rest = min([await self._run_due(queue, ran) for queue in self._queues()], default=float("inf"))
+                if rest <= 0:
+                    continue
+                if self.now + rest > end:
+                    break
+                self.now += rest
+        self.now = end
+        return ran
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._commands.close()
+
+    def _queues(self) -> list[str]:
+        found, cursor = set[str](), 0
+        while True:
+            cursor, names = self._commands.send(store.scan(cursor))
+            found.update(parsed[0] for name in names if (parsed := keys.parse(name)))
+            if cursor == 0:
+                return sorted(found)
+
+    async def _run_due(self, queue: str, ran: list[Ran]) -> float:
+        """Run what is due now in a queue; return the seconds until there is more, 0 = look again."""
+        of, config = Store(queue, lambda: self.now), self._config
+        step = self._commands.send(of.dispatch(limit=config.batch, cap=config.payload_cap))
+        worked = False
+        while take := self._commands.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
+            (job,) = take
+            run = Run(queue, job, self.now, time.monotonic())
+            outcome = await self._executor.run(run)
+            for kind, verb in ((Done, of.complete), (Retried, of.retry), (Buried, of.bury), (Aborted, of.abort)):
+                if type(outcome) is kind:
+                    self._commands.send(verb(_WORKER, [(job, outcome)]))  # pyright: ignore[reportArgumentType]
+            ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))
+            worked = True
+            if len(ran) > _MOST:
+                raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
+        return 0.0 if worked else step.sleep
+
+
+@pytest.fixture(scope="session")
+def evsched_server() -> Generator[EmbeddedRedis]:
+    """Start a Redis or Valkey of the tests' own."""
+    with EmbeddedRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def evsched_app() -> App:
+    """Return the app that is tested: override this fixture to return yours."""
+    return App()
+
+
+@pytest.fixture
+def clock(evsched_app: App, evsched_server: EmbeddedRedis) -> Generator[Clock]:
+    """Put the app on the tests' Redis, which is empty, and under a clock that the test moves."""
+    found, url = Clock(evsched_app, evsched_server.url), evsched_app.url
+    found._commands.send(store.flush())  # pyright: ignore[reportPrivateUsage]
+    yield found
+    found.close()
+    evsched_app.move_to(url)

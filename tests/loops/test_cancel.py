@@ -1,0 +1,204 @@
+"""A job that runs is cancelled from outside: its worker is told at once, and the outcome says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched import App, JobDead, JobMissing, current_job, events
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.store import Store
+from tests.support import heavy
+from tests.support.system import System, system
+
+
+@pytest.fixture
+def config(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2, pool=1)
+
+
+@pytest.fixture
+def app(queue: str) -> App:
+    return App(queue=queue)
+
+
+async def cancelled(running: System, job: Any) -> None:
+    """Cancel a job that runs, and see all that must come of it."""
+    waiting = asyncio.ensure_future(job.result(10))
+    await running.recorder.wait(events.Started)
+    assert await job.cancel() == "processing"
+    ended = await running.recorder.wait(events.Aborted)
+    assert ended.id == job.id
+    with pytest.raises(JobDead, match="was cancelled"):
+        await waiting
+    status = await job.status()
+    assert (status.place, status.outcome) == ("finished", "cancelled")
+    with pytest.raises(JobMissing):
+        await job.cancel()
+
+
+async def test_an_async_task_is_cancelled_where_it_waits(config: Config, app: App) -> None:
+    told = asyncio.Event()
+
+    @app.task
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.set()
+
+    async with system(config, app) as running:
+        await cancelled(running, await hang.enqueue())
+        assert told.is_set()
+
+
+async def test_a_thread_is_told_and_ends_by_itself(config: Config, app: App) -> None:
+    begun = threading.Event()
+
+    @app.task
+    def spin() -> str:
+        job, wait = current_job(), threading.Event()
+        begun.set()
+        while not job.cancelled:
+            wait.wait(0.005)
+        return "what it returns does not count"
+
+    async with system(config, app) as running:
+        job = await spin.enqueue()
+        await asyncio.to_thread(begun.wait, 5)
+        await cancelled(running, job)
+
+
+async def test_a_process_is_ended(config: Config, queue: str, tmp_path: Path) -> None:
+    async with system(config, heavy.app) as running:
+        pid, job = await spinning(queue, tmp_path)
+        await cancelled(running, job)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        # Its place in the pool is free again.
+        assert await (await heavy.double.using(queue=queue).enqueue(21)).result(20) == 42
+
+
+async def spinning(queue: str, folder: Path, **options: Any) -> tuple[int, Any]:
+    """Return the pid of a job on a process that has begun."""
+    fifo = folder / "pid"
+    os.mkfifo(fifo)
+    job = await heavy.spin.using(queue=queue, **options).enqueue(str(fifo))
+    return int(await asyncio.to_thread(fifo.read_text)), job
+
+
+async def test_a_timeout_ends_a_process(config: Config, queue: str, tmp_path: Path) -> None:
+    async with system(config, heavy.app):
+        pid, job = await spinning(queue, tmp_path, timeout=0.5)
+        with pytest.raises(JobDead, match="timeout"):
+            await job.result(10)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Config, queue: str) -> None:
+    async with system(config, heavy.app):
+
+        async def outcome(task: Any, *args: Any) -> Any:
+            return await (await task.using(queue=queue).enqueue(*args)).result(20)
+
+        assert await outcome(heavy.pid) != os.getpid()
+        assert await outcome(heavy.steer, "later") == 2
+        for how, reason in (
+            ("never", "^.* is dead: the account is closed"),
+            ("fail", "attempt 2 of 2: ValueError: no luck .*heavy.py"),
+            ("die", "attempt 2 of 2: its process died"),
+            ("progress", "no way to tell it"),
+        ):
+            with pytest.raises(JobDead, match=reason):
+                await outcome(heavy.steer, how)
+
+
+async def test_the_worker_is_told_within_100_ms(config: Config, app: App) -> None:
+    """The median of some: the bound is a promise, the machine is shared."""
+    moments: list[float] = []
+
+    @app.task
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            moments.append(time.monotonic())
+
+    async with system(config, app) as running:
+        waits: list[float] = []
+        for n in range(9):
+            job = await hang.enqueue()
+            await running.recorder.wait(events.Started, count=n + 1)
+            sent = time.monotonic()
+            await job.cancel()
+            await running.recorder.wait(events.Aborted, count=n + 1)
+            waits.append(moments[-1] - sent)
+    assert sorted(waits)[4] < 0.1
+
+
+async def test_what_the_message_did_not_bring_the_beat_brings(
+    server: EmbeddedRedis, app: App, queue: str, raw: Any
+) -> None:
+    config = Config(url=server.url, queues=(queue,), lease=2.0, beat=0.1)
+
+    @app.task
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async with system(config, app) as running:
+        job = await hang.enqueue()
+        await running.recorder.wait(events.Started)
+        raw.hset(f"evsched:{{{queue}}}:job:{job.id}", "stop", "1")  # as cancel does, with its message lost
+        assert (await running.recorder.wait(events.Aborted)).id == job.id
+        # The channel that was silent is built anew, and works.
+        worker = running.workers[0].id
+        other = await hang.enqueue()
+        await running.recorder.wait(events.Started, count=2)
+        await running.recorder.wait(events.RedisUp, lambda event: "control" in event.who)
+        assert raw.pubsub_numsub(f"evsched:{{{queue}}}:control:{worker}")[0][1] == 1
+        await other.cancel()
+        await running.recorder.wait(events.Aborted, count=2)
+
+
+async def test_a_job_that_was_to_stop_is_cancelled_though_its_worker_died(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app, workers=0) as running:
+        job = await noop.enqueue()
+        await running.recorder.wait(events.Dispatched)
+        store = Store(queue)
+        await running.commands.send(store.beat("gone", 15, fresh=True))
+        await running.commands.send(store.start("gone", (), hold=1, lease=15))
+        assert await job.cancel() == "processing"
+        await running.commands.send(store.requeue("gone", "it died"))
+        status = await job.status()
+        assert (status.place, status.outcome) == ("finished", "cancelled")
+        assert not raw.exists(f"evsched:{{{queue}}}:ready")
+
+
+async def test_cancelled_between_the_take_and_the_start(config: Config, app: App, queue: str, raw: Any) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app, workers=0) as running:
+        job = await noop.enqueue()
+        await running.recorder.wait(events.Dispatched)
+        store = Store(queue)
+        await running.commands.send(store.beat("w", 15, fresh=True))
+        raw.lmove(f"evsched:{{{queue}}}:ready", f"evsched:{{{queue}}}:processing:w", "LEFT", "RIGHT")
+        assert await job.cancel() == "processing"
+        take = await running.commands.send(store.start("w", [job.id], hold=1, lease=15))
+        assert take.jobs == []
+        assert (await job.status()).outcome == "cancelled"
+        assert not raw.exists(f"evsched:{{{queue}}}:processing:w")

@@ -1,0 +1,222 @@
+"""Policy with a dispatcher and workers: limits, pause, expiry, identity; and what stands around a run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+
+from evsched import App, CurrentJob, JobDead, JobExists, current_job, events
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.store import Store
+from tests.support.system import system
+
+
+@pytest.fixture
+def config(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
+
+
+@pytest.fixture
+def app(queue: str) -> App:
+    return App(queue=queue)
+
+
+async def test_a_concurrency_limit_holds_over_workers_and_all_jobs_run(config: Config, app: App, queue: str) -> None:
+    running, most = 0, 0
+
+    @app.task
+    async def short() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        running -= 1
+
+    async with system(config, app, workers=3) as whole:
+        await whole.commands.send(Store(queue).limit({"concurrency": 5}))
+        jobs = await short.enqueue_many([()] * 200)
+        await asyncio.gather(*(job.result(10) for job in jobs))
+    assert most == 5
+
+
+async def test_a_rate_opens_by_the_dispatchers_sleep(config: Config, app: App, queue: str) -> None:
+    """With one job in hand at a time it is the workers that use up the rate, and the dispatcher that has to open it."""
+    moments: list[float] = []
+
+    @app.task
+    async def note() -> None:
+        moments.append(time.monotonic())
+
+    async with system(config, app) as whole:
+        await whole.commands.send(Store(queue).limit({"rate": 40, "burst": 2, "concurrency": 1}))
+        jobs = await note.enqueue_many([()] * 12)
+        await asyncio.gather(*(job.result(10) for job in jobs))
+        # No step by the safety cap, 30 s, was needed; and the machine's noise only makes it longer.
+        assert not whole.recorder.of(events.RedisDown)
+    assert 10 / 40 <= moments[-1] - moments[0] + 0.001 < 5
+
+
+async def test_nothing_starts_while_a_queue_is_paused(config: Config, app: App, queue: str) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app) as whole:
+        store = Store(queue)
+        await whole.commands.send(store.pause())
+        job = await noop.enqueue()
+        await whole.recorder.wait(events.Dispatched)
+        assert (await job.status()).place == "backlog"
+        assert not whole.recorder.of(events.Started)
+        await whole.commands.send(store.resume())
+        await job.result(5)
+
+
+async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, queue: str) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app) as whole:
+        await whole.commands.send(Store(queue).pause())
+        job = await noop.using(expires=time.time() - 1).enqueue()
+        await whole.recorder.wait(events.Dispatched)
+        await whole.commands.send(Store(queue).resume())
+        with pytest.raises(JobDead, match="is expired: expired"):
+            await job.result(5)
+        assert (await whole.recorder.wait(events.Buried)).outcome == "expired"
+        status = await job.status()
+        assert (status.place, status.outcome) == ("dead", "expired")
+
+
+async def test_an_id_refuses_keeps_or_replaces(config: Config, app: App) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def index(text: str) -> str:
+        ran.append(text)
+        return text
+
+    async with system(config, app):
+        first = await index.using(id="page-7", delay=3600).enqueue("a")
+        with pytest.raises(JobExists):
+            await index.using(id="page-7").enqueue("b")
+        await index.using(id="page-7", on_conflict="keep").enqueue("c")
+        assert (await first.status()).payload["args"] == ["a"]
+        later = index.using(id="page-7", delay=0.05, on_conflict="replace")
+        for text in "def":
+            await later.enqueue(text)  # each one puts it off: a debounce
+        assert await first.result(5) == "f"
+    assert ran == ["f"]
+
+
+async def test_replaced_while_it_runs_it_runs_again_after(config: Config, app: App) -> None:
+    gate, ran = asyncio.Event(), list[str]()
+
+    @app.task
+    async def index(text: str) -> None:
+        ran.append(text)
+        await gate.wait()
+
+    async with system(config, app) as whole:
+        await index.using(id="x").enqueue("first")
+        await whole.recorder.wait(events.Started)
+        await index.using(id="x", on_conflict="replace").enqueue("second")
+        gate.set()
+        await whole.recorder.until(lambda: len(whole.recorder.of(events.Completed)) == 2)
+    assert ran == ["first", "second"]
+
+
+async def test_lifespan_and_middleware_stand_around_the_runs(config: Config, queue: str) -> None:
+    told: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncGenerator[dict[str, int]]:
+        told.append("opened")
+        yield {"pool": 7}
+        told.append("closed")
+
+    app = App(queue=queue, lifespan=lifespan)
+
+    @app.middleware
+    async def outer(job: CurrentJob, call_next: Callable[[], Awaitable[Any]]) -> Any:
+        told.append(f"outer {job.task}")
+        return await call_next()
+
+    @app.middleware
+    async def inner(job: CurrentJob, call_next: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return 10 * await call_next()
+        except ValueError as error:
+            return f"inner caught {error}"
+
+    @app.task
+    async def state() -> int:
+        return current_job().state["pool"]
+
+    @app.task
+    def in_thread() -> int:
+        return current_job().state["pool"] + 1
+
+    @app.task
+    async def fail() -> int:
+        raise ValueError("no luck")
+
+    async with system(config, app):
+        assert await (await state.enqueue()).result(5) == 70
+        assert await (await in_thread.enqueue()).result(5) == 80
+        assert await app.client.result(queue, (await fail.enqueue()).id, 5) == "inner caught no luck"
+    assert told == ["opened", "outer state", "outer in_thread", "outer fail", "closed"]
+
+
+async def test_progress_is_kept_and_told(config: Config, app: App, queue: str, raw: Any) -> None:
+    gates = [asyncio.Event() for _ in range(2)]
+
+    @app.task
+    async def climb() -> None:
+        for n in range(100):
+            await current_job().progress(n, 100, "camp one")
+        await gates[0].wait()
+        await current_job().progress(100, 100, "the top")
+        await gates[1].wait()
+
+    with raw.pubsub() as heard:
+        heard.subscribe(f"evsched:{{{queue}}}:progress:everest")
+        heard.get_message(timeout=5)
+
+        async def next_told() -> Any:
+            return (await asyncio.to_thread(heard.get_message, timeout=5))["data"]
+
+        async with system(config, app):
+            job = await climb.using(id="everest").enqueue()
+            assert await next_told() == b'{"done":99,"total":100,"note":"camp one"}'
+            assert (await job.status()).progress["done"] == 99
+            gates[0].set()
+            assert await next_told() == b'{"done":100,"total":100,"note":"the top"}'
+            gates[1].set()
+            await job.result(5)
+
+
+async def test_a_plain_function_tells_its_progress_without_await(config: Config, app: App) -> None:
+    gate = threading.Event()
+
+    @app.task
+    def climb() -> None:
+        current_job().progress(1, 3)
+        gate.wait(5)
+
+    async with system(config, app) as whole:
+        job = await climb.enqueue()
+        async with asyncio.timeout(5):
+            while (await job.status()).progress != {"done": 1, "total": 3}:
+                pass
+        gate.set()
+        await job.result(5)
+        assert whole.recorder.of(events.Completed)

@@ -1,0 +1,201 @@
+"""Why has it not run yet? Each state a job can be in, brought about in Redis, and the sentence for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.explain import explain
+from evsched.job import Aborted, Buried, Done, Retried, Taken
+from evsched.store import New, Store
+
+NOW = 1_900_000_000.0
+
+
+class Scene:
+    """A queue that a row of the table sets up; the job that is asked about is `a`."""
+
+    def __init__(self, send: Callable[[Any], Any], store: Store, raw: Any) -> None:
+        self.send, self.store, self.raw = send, store, raw
+
+    def due(self, *ids: str, group: str | None = None) -> None:
+        self.send(self.store.enqueue([New(name, b'{"task":"t"}', due=NOW, group=group) for name in ids]))
+        self.dispatch()
+
+    def dispatch(self, now: float = NOW) -> None:
+        self.send(self.store.dispatch(limit=999, cap=999, now=now))
+
+    def worker(self) -> None:
+        self.send(self.store.beat("w", 15, fresh=True, now=NOW))
+
+    def limit(self, **limits: float) -> None:
+        self.send(self.store.limit({name.replace("_", ":"): value for name, value in limits.items()}, now=NOW))
+
+    def run(self, job: str = "a") -> Taken:
+        self.due(job)
+        return self.send(self.store.start("w", (), hold=99, lease=15, now=NOW)).jobs[-1]
+
+
+def far(scene: Scene) -> None:
+    scene.send(scene.store.enqueue([New("a", b"{}", due=NOW + 180)]))
+
+
+def overdue(scene: Scene) -> None:
+    scene.send(scene.store.enqueue([New("a", b"{}", due=NOW - 60)]))
+
+
+def awaited(scene: Scene) -> None:
+    scene.raw.zadd(f"evsched:{{{scene.store.queue}}}:schedule", {"a": NOW})
+    scene.dispatch()
+
+
+def retried(scene: Scene) -> None:
+    scene.send(scene.store.retry("w", [(scene.run(), Retried(30, "attempt 1 of 5: ValueError: no luck"))], now=NOW))
+
+
+def unmanned(scene: Scene) -> None:
+    scene.due(*(f"x{n:02}" for n in range(16)), "a")
+
+
+def paused(scene: Scene) -> None:
+    scene.worker()
+    scene.send(scene.store.pause(now=NOW - 90))
+    scene.due("a")
+
+
+def full(scene: Scene) -> None:
+    scene.limit(concurrency=5)
+    for n in range(5):
+        scene.run(f"x{n}")
+    scene.due("a")
+
+
+def full_group(scene: Scene) -> None:
+    scene.worker()
+    scene.limit(concurrency_alice=2)
+    scene.due("01", "02", "03", "a", group="alice")
+    scene.send(scene.store.start("w", (), hold=99, lease=15, now=NOW))
+
+
+def slow(scene: Scene) -> None:
+    scene.worker()
+    scene.limit(rate=0.1, burst=1)
+    scene.due("a", "0")
+
+
+def slow_group(scene: Scene) -> None:
+    scene.worker()
+    scene.limit(rate_alice=0.1)
+    scene.due("0", "a", group="alice")
+
+
+def behind(scene: Scene) -> None:
+    scene.worker()
+    scene.due(*(f"b{n:02}" for n in range(36)), group="bob")
+    scene.due(*(f"0c{n}" for n in range(5)), "a", group="alice")
+    scene.limit(weight_alice=3)
+
+
+def in_ready(scene: Scene) -> None:
+    scene.worker()
+    scene.due("0", "a")
+
+
+def in_ready_unmanned(scene: Scene) -> None:
+    scene.due("a")
+
+
+def held(scene: Scene) -> None:
+    scene.run()
+
+
+def held_too_long(scene: Scene) -> None:
+    scene.run()
+    scene.send(scene.store.beat("w", -4, now=NOW))
+
+
+def told_to_stop(scene: Scene) -> None:
+    scene.run()
+    scene.send(scene.store.cancel("a", now=NOW))
+
+
+def taken(scene: Scene) -> None:
+    scene.worker()
+    scene.due("a")
+    root = f"evsched:{{{scene.store.queue}}}:"
+    scene.raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
+
+
+def dead(scene: Scene) -> None:
+    scene.send(scene.store.bury("w", [(scene.run(), Buried("attempt 5 of 5: no luck", False))], now=NOW - 7200))
+
+
+def expired(scene: Scene) -> None:
+    scene.send(scene.store.bury("w", [(scene.run(), Buried("expired 3 s before", False, "expired"))], now=NOW - 10))
+
+
+def cancelled(scene: Scene) -> None:
+    scene.send(scene.store.abort("w", [(scene.run(), Aborted(60, False))], now=NOW - 5))
+
+
+def done(scene: Scene) -> None:
+    scene.send(scene.store.complete("w", [(scene.run(), Done(b"1", 60, False))], now=NOW - 5))
+
+
+def nobody(scene: Scene) -> None:
+    pass
+
+
+TABLE = [
+    (far, "due in 3.0 min"),
+    (overdue, "due 1.0 min ago and still on the schedule: no dispatcher looks at this queue"),
+    (awaited, "its record has not come yet: HSET its payload within 2 s of the ZADD"),
+    (retried, "retried after attempt 1 of 5: ValueError: no luck; due again in 30.0 s"),
+    (unmanned, "ready, but no worker is on this queue: start one with `evsched worker`"),
+    (in_ready_unmanned, "ready, but no worker is on this queue: start one with `evsched worker`"),
+    (paused, "the queue is paused since 1.5 min: `evsched resume` lets it pass"),
+    (full, "the gate is closed by the concurrency limit: 5 of 5"),
+    (full_group, "the gate is closed to group alice by the concurrency limit: 2 of 2"),
+    (slow, "the gate is closed by the rate limit 0.1/s: it opens in 10.0 s"),
+    (slow_group, "the gate is closed to group alice by the rate limit 0.1/s: it opens in 10.0 s"),
+    (behind, "behind 10 of 26 jobs in the backlog; group alice has 75% of the gate among 2 groups"),
+    (in_ready, "ready, behind 1 more: it starts when a worker here has a free slot"),
+    (held, "attempt 1 is held by worker w since 0.0 s, lease for 15.0 s more"),
+    (
+        held_too_long,
+        "attempt 1 is held by worker w since 0.0 s, whose lease ended 4.0 s ago: the janitor puts the job back soon",
+    ),
+    (
+        told_to_stop,
+        "attempt 1 is held by worker w since 0.0 s, lease for 15.0 s more; it was told to stop",
+    ),
+    (taken, "taken by worker w and not started yet, lease for 15.0 s more"),
+    (dead, "dead since 2.0 h: attempt 5 of 5: no luck"),
+    (expired, "expired since 10.0 s: expired 3 s before"),
+    (cancelled, "cancelled 5.0 s ago"),
+    (done, "it ran: done 5.0 s ago, in attempt 1"),
+]
+
+
+@pytest.mark.parametrize(("state", "sentence"), TABLE, ids=[state.__name__ for state, _ in TABLE])
+def test_each_state_is_explained(
+    send: Callable[[Any], Any],
+    store: Store,
+    raw: Any,
+    state: Callable[[Scene], None],
+    sentence: str,
+) -> None:
+    state(Scene(send, store, raw))
+    facts = send(store.explain("a", now=NOW))
+    told = explain("a", store.queue, facts)
+    assert told.sentence == sentence
+    assert facts.status is not None
+    assert told.facts["place"] == facts.status.place
+
+
+def test_no_such_job(send: Callable[[Any], Any], store: Store) -> None:
+    told = explain("a", store.queue, send(store.explain("a")), ["a1", "a2"])
+    assert told.sentence.endswith("its retention: did you mean a1, a2?")
+    assert told.facts == {}

@@ -1,0 +1,307 @@
+"""The gate, script by script: what passes, what waits, and when one should look again. The walks cover the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.errors import StoreRefused
+from evsched.job import Buried, Done, Taken
+from evsched.limits import Limits
+from evsched.store import New, Store
+
+NOW = 1_900_000_000.0
+DONE = Done(b"null", 60, False)
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+
+def due(send: Send, store: Store, ids: list[str], **more: Any) -> float:
+    """Have jobs wait at the gate; return how long a dispatcher would sleep then."""
+    send(store.enqueue([New(name, b'{"task":"t"}', due=NOW, **more) for name in ids]))
+    return send(store.dispatch(limit=999, cap=1000, now=NOW)).sleep
+
+
+def take(send: Send, store: Store, hold: int = 999, now: float = NOW, worker: str = "w") -> list[Taken]:
+    return send(store.start(worker, (), hold=hold, lease=15, now=now)).jobs
+
+
+def names(count: int, prefix: str = "a") -> list[str]:
+    return [f"{prefix}{n:03}" for n in range(count)]
+
+
+def test_no_more_than_the_concurrency_pass_and_each_end_lets_one_more(send: Send, store: Store, state: State) -> None:
+    send(store.limit({"concurrency": 5}, now=NOW))
+    assert due(send, store, names(20)) == math.inf  # who ends opens the gate: there is no moment to wait for
+    assert len(state()["ready"]) == 5
+    jobs = take(send, store)
+    assert [job.id for job in jobs] == names(5)
+    assert take(send, store, worker="v") == []
+    assert send(store.complete("w", [(jobs[0], DONE), (jobs[1], DONE)], now=NOW)) == []
+    assert state()["ready"] == names(20)[5:7]
+    send(store.requeue("w", "it died", now=NOW))
+    assert len(state()["ready"]) == 5
+    assert state()["inside"]["*"] == "5"
+
+
+def test_a_limit_counts_what_had_passed_before_it_was_set(send: Send, store: Store, state: State) -> None:
+    due(send, store, names(30))
+    jobs = take(send, store, hold=10)
+    send(store.limit({"concurrency": 3}, now=NOW))
+    assert state()["inside"]["*"] == "26"
+    for job in jobs:
+        send(store.complete("w", [(job, DONE)], now=NOW))
+    assert state()["inside"]["*"] == "16"
+    taken = take(send, store)
+    assert len(taken) == 16
+    send(store.complete("w", [(job, DONE) for job in taken], now=NOW))
+    assert len(take(send, store)) == 3
+
+
+def test_without_a_limit_nothing_is_counted_any_more(send: Send, store: Store, state: State) -> None:
+    send(store.limit({"concurrency": 1}, now=NOW))
+    due(send, store, names(3))
+    assert "inside" in state()
+    assert send(store.limit({"concurrency": None}, now=NOW)) == Limits()
+    assert not {"inside", "limits"} & state().keys()
+    assert len(state()["ready"]) == 3
+
+
+def test_a_group_at_its_limit_stands_in_nobodys_way(send: Send, store: Store, state: State) -> None:
+    send(store.limit({"concurrency:alice": 2}, now=NOW))
+    due(send, store, names(50, "a"), group="alice")
+    due(send, store, names(3, "b"), group="bob")
+    jobs = take(send, store)
+    assert sorted(job.id for job in jobs) == ["a000", "a001", "b000", "b001", "b002"]
+    assert len(state()["backlog:alice"]) == 48
+    assert send(store.look("a005")).place == "backlog"
+    ended = next(job for job in jobs if job.id == "a001")
+    send(store.complete("w", [(ended, DONE)], now=NOW))
+    assert state()["ready"] == ["a002"]
+    assert send(store.cancel("a003", now=NOW)) == "backlog"
+    assert send(store.reschedule("a004", NOW + 9, now=NOW)) == NOW + 9
+    send(store.limit({"concurrency:alice": None}, now=NOW))
+    assert len(take(send, store)) == 46
+    assert not {"backlog", "backlog:alice", "closed", "order", "inside"} & state().keys()
+
+
+def test_limits_that_a_foreign_hand_took_away_close_nothing(send: Send, store: Store, state: State, raw: Any) -> None:
+    send(store.limit({"concurrency:alice": 1}, now=NOW))
+    due(send, store, names(9), group="alice")
+    raw.delete(f"evsched:{{{store.queue}}}:limits")
+    send(store.dispatch(limit=9, cap=9, now=NOW))
+    assert len(state()["ready"]) == 9
+    raw.hset(f"evsched:{{{store.queue}}}:limits", mapping={"concurrency": "many", "rate": "nan", "rate:alice": "-1"})
+    assert len(take(send, store)) == 9
+
+
+def test_a_rate_passes_in_packets_and_says_when_the_next_does(send: Send, store: Store, state: State) -> None:
+    send(store.limit({"rate": 200}, now=NOW))
+    sleep = due(send, store, names(300))
+    # A burst is 0.1 s worth: 20. Of those ready holds 16, and 4 are no packet: it is whole, 10, after 30 ms more.
+    assert len(state()["ready"]) == 16
+    assert sleep == pytest.approx(0.03, abs=1e-5)
+    assert len(take(send, store)) == 16
+    assert send(store.dispatch(limit=9, cap=9, now=NOW + 0.02)).sleep == pytest.approx(0.01, abs=1e-5)
+    assert "ready" not in state()
+    assert send(store.dispatch(limit=9, cap=9, now=NOW + 0.03)).sleep == pytest.approx(0.05, abs=1e-5)
+    assert len(state()["ready"]) == 10
+
+
+def test_a_rate_with_a_burst_of_one_is_even(send: Send, store: Store) -> None:
+    send(store.limit({"rate": 10, "burst": 1}, now=NOW))
+    due(send, store, names(5))
+    assert len(take(send, store)) == 1
+    assert take(send, store, now=NOW + 0.099) == []
+    assert len(take(send, store, now=NOW + 0.1)) == 1
+
+
+def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(send: Send, store: Store) -> None:
+    send(store.limit({"rate": 1, "burst": 2}, now=NOW))
+    due(send, store, names(9))
+    assert len(take(send, store)) == 2
+    assert take(send, store) == []
+    assert len(take(send, store, now=NOW - 7200)) == 2
+    assert take(send, store, now=NOW - 7200) == []
+
+
+def test_a_group_has_its_own_rate(send: Send, store: Store, state: State) -> None:
+    send(store.limit({"rate:alice": 100, "burst:alice": 5}, now=NOW))
+    due(send, store, names(20, "a"), group="alice")
+    sleep = due(send, store, names(4, "b"))
+    jobs = take(send, store)
+    assert sorted(job.id for job in jobs) == [*names(5, "a"), *names(4, "b")]
+    assert sleep == pytest.approx(0.05, abs=1e-5)
+    assert send(store.dispatch(limit=9, cap=9, now=NOW + 0.06)).sleep == pytest.approx(0.04, abs=0.02)
+    assert len(state()["ready"]) == 5
+
+
+def test_whoever_brings_a_new_moment_tells_the_dispatchers(send: Send, store: Store, raw: Any) -> None:
+    send(store.limit({"rate": 10, "burst": 2, "concurrency": 1}, now=NOW))
+    due(send, store, names(5))
+    (job,) = take(send, store)
+    with raw.pubsub() as heard:
+        heard.subscribe(f"evsched:{{{store.queue}}}:gate")
+        heard.get_message(timeout=5)
+        send(store.complete("w", [(job, DONE)], now=NOW))  # lets the second pass, and that closes the rate
+        assert float(heard.get_message(timeout=5)["data"]) == pytest.approx(NOW + 0.1)
+        send(store.complete("w", [(job, DONE)], now=NOW))  # changes nothing
+        assert heard.get_message() is None
+
+
+def test_weights_are_shares(send: Send, store: Store) -> None:
+    send(store.limit({"weight:c": 2}, now=NOW))
+    send(store.pause(now=NOW))  # so that all of them stand in the backlog before the first passes
+    for group in "abc":
+        for at in range(0, 300, 100):
+            send(store.enqueue([New(f"{group}{n}", b"{}", due=NOW, group=group) for n in range(at, at + 100)]))
+    for _ in range(4):
+        send(store.dispatch(limit=250, cap=1000, now=NOW))
+    send(store.resume(now=NOW))
+    order = list[str]()
+    while jobs := take(send, store, hold=8):
+        order += [job.id[0] for job in jobs]
+        send(store.complete("w", [(job, DONE) for job in jobs], now=NOW))
+    assert len(order) == 900
+    # Until the heavy group has no more: 300 of it are half of 600.
+    for at in range(0, 200, 40):
+        window = order[at : at + 400]
+        assert [window.count(group) / 400 for group in "abc"] == pytest.approx([0.25, 0.25, 0.5], abs=0.05 * 0.25)
+
+
+def test_a_flood_of_a_high_priority_sets_nobody_back_below(send: Send, store: Store) -> None:
+    due(send, store, names(60, "a"), group="alice")
+    due(send, store, names(60, "x"), group="bob", priority=9)
+    assert {job.id[0] for job in take(send, store, hold=76)} == {"a", "x"}
+    due(send, store, names(1, "c"), group="carol")
+    order = [job.id for job in take(send, store, worker="v")]
+    assert order.index("c000") <= 18  # behind what was in ready, and alice's next
+
+
+def test_priorities_pass_strictly_in_order(send: Send, store: Store) -> None:
+    send(store.enqueue([New(f"j{n}", b"{}", due=NOW, priority=n % 10) for n in range(500)]))
+    for _ in range(3):
+        send(store.dispatch(limit=200, cap=1000, now=NOW))
+    passed = [int(job.id[1:]) % 10 for job in take(send, store)]
+    assert len(passed) == 500
+    assert passed[16:] == sorted(passed[16:], reverse=True)
+
+
+def test_pause_holds_all_back_and_resume_goes_on_in_order(send: Send, store: Store, state: State) -> None:
+    due(send, store, names(30))
+    held = take(send, store, hold=2)
+    before = state()
+    since, back, left = send(store.pause(now=NOW + 1))
+    assert (since, back, left) == (NOW + 1, 16, 0)
+    assert send(store.pause(now=NOW + 2))[0] == NOW + 1
+    assert "ready" not in state()
+    assert take(send, store, worker="v") == []
+    due(send, store, names(3, "z"))
+    send(store.requeue("w", "it died", now=NOW))
+    assert "ready" not in state()
+    assert send(store.resume(now=NOW)) == NOW + 1
+    assert send(store.resume(now=NOW)) is None
+    order = [job.id for job in take(send, store)]
+    assert {*order[:18]} == {*before["ready"], *(job.id for job in held)}
+    assert [name for name in order if name in before["ready"]] == before["ready"]
+    assert order[18:] == [*names(30)[18:], *names(3, "z")]
+
+
+def test_pause_goes_in_slices(send: Send, store: Store) -> None:
+    due(send, store, names(30))
+    assert send(store.pause(limit=10, now=NOW))[1:] == (10, 6)
+    assert send(store.pause(limit=10, now=NOW))[1:] == (6, 0)
+
+
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "processing", "dead"])
+def test_replace_gives_a_job_another_payload_and_time(send: Send, store: Store, state: State, place: str) -> None:
+    if place == "schedule":
+        send(store.enqueue([New("a", b"{}", due=NOW + 5, priority=9)]))
+    else:
+        if place == "backlog":
+            send(store.limit({"concurrency": 1}, now=NOW))
+            due(send, store, ["first"])
+        due(send, store, ["a"], priority=9)
+        if place in ("processing", "dead"):
+            (run,) = take(send, store)
+            if place == "dead":
+                send(store.bury("w", [(run, Buried("x", False))], now=NOW))
+    assert send(store.look("a")).place == place
+    again = New("a", b'{"task":"other"}', due=NOW + 60)
+    assert send(store.enqueue([again], on_conflict="replace", now=NOW)) == [NOW + 60]
+    after = state()
+    assert after["schedule"]["a"] == NOW + 60
+    assert after["job:a"]["payload"] == '{"task":"other"}'
+    assert "priority" not in after["job:a"]
+    assert not [name for name in ("backlog", "ready", "dead") if "a" in after.get(name, ())]
+    if place == "processing":
+        (run,) = take(send, store) or [Taken("a", 1, NOW, b"")]
+        assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
+        assert send(store.look("a")).place == "schedule"
+    send(store.dispatch(limit=9, cap=999, now=NOW + 60))
+    send(store.limit({"concurrency": None}, now=NOW))
+    assert b'{"task":"other"}' in [job.payload for job in take(send, store, now=NOW + 60)]
+
+
+@pytest.mark.parametrize("place", ["schedule", "ready", "processing"])
+def test_keep_leaves_a_job_as_it_is_and_answers_its_due(send: Send, store: Store, state: State, place: str) -> None:
+    send(store.enqueue([New("a", b"{}", due=NOW)]))
+    if place != "schedule":
+        send(store.dispatch(limit=9, cap=99, now=NOW))
+    if place == "processing":
+        take(send, store)
+    before = state()
+    again = [New("a", b'{"task":"other"}', due=NOW + 60), New("b", b"{}", due=NOW + 7)]
+    assert send(store.enqueue(again, on_conflict="keep", now=NOW)) == [NOW, NOW + 7]
+    after = state()
+    assert after.pop("job:b") == {"payload": "{}"}
+    assert after["schedule"].pop("b") == NOW + 7
+    assert {name: value for name, value in after.items() if value} == before
+
+
+def test_who_waits_for_a_replaced_job_gets_the_end_of_the_new_one(send: Send, store: Store, state: State) -> None:
+    send(store.enqueue([New("a", b"{}", due=NOW)]))
+    send(store.ask("a"))
+    send(store.enqueue([New("a", b"{}", due=NOW)], on_conflict="replace", now=NOW))
+    send(store.dispatch(limit=9, cap=99, now=NOW))
+    (run,) = take(send, store)
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    assert json.loads(state()["reply:a"][0])["outcome"] == "done"
+
+
+def test_expired_is_told_apart(send: Send, store: Store, state: State) -> None:
+    due(send, store, ["a"])
+    (run,) = take(send, store)
+    send(store.bury("w", [(run, Buried("expired 3 s before", True, "expired"))], now=NOW))
+    assert state()["job:a"]["outcome"] == "expired"
+    assert "a" in state()["dead"]
+    assert json.loads(state()["reply:a"][0])["outcome"] == "expired"
+
+
+def test_limits_of_a_wrong_type_stop_everything_before_it_is_written(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    due(send, store, names(2))
+    (run, _) = take(send, store)
+    raw.set(f"evsched:{{{store.queue}}}:limits", "wrong")
+    before = state()
+    for call in (store.complete("w", [(run, DONE)]), store.dispatch(limit=9, cap=99), store.cancel("a001")):
+        with pytest.raises(StoreRefused, match="WRONGTYPE"):
+            send(call)
+    assert state() == before
+
+
+def test_very_many_groups_do_not_stay_for_ever(send: Send, store: Store, raw: Any) -> None:
+    for at in range(0, 12000, 1000):
+        send(store.enqueue([New(f"g{n}", b"{}", due=NOW, group=f"g{n}") for n in range(at, at + 1000)]))
+        for _ in range(5):
+            send(store.dispatch(limit=250, cap=999, now=NOW))
+        jobs = take(send, store, hold=900)
+        send(store.complete("w", [(job, Done(b"null", 0, False)) for job in jobs], now=NOW))
+    order = f"evsched:{{{store.queue}}}:order"
+    assert raw.zcard(f"evsched:{{{store.queue}}}:backlog") > 0
+    assert raw.hlen(order) < 12000

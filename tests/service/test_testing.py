@@ -1,0 +1,104 @@
+"""What evsched gives to its users' tests: their clock moves, and what is due runs, in order and at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from evsched import App, ConfigError, Retry, current_job
+from evsched.job import Done
+from evsched.testing import Clock, clock, evsched_app, evsched_server
+
+__all__ = ["clock", "evsched_app", "evsched_server"]
+
+calls: list[tuple[str, int]] = []
+
+
+@asynccontextmanager
+async def lifespan() -> AsyncGenerator[str]:
+    yield "shared"
+
+
+app = App(queue="tested", lifespan=lifespan)
+
+
+@app.task(retry=Retry(attempts=3, interval=60, factor=1, jitter=0))
+async def remind(name: str, fail: int = 0) -> str:
+    calls.append((name, current_job().attempt))
+    if current_job().attempt <= fail:
+        raise ValueError("no luck")
+    return f"{name}, {current_job().state}"
+
+
+@app.task
+async def again(times: int) -> None:
+    if times:
+        await again.using(delay=60).enqueue(times - 1)
+
+
+@app.task
+async def forever() -> None:
+    await forever.enqueue()
+
+
+@pytest.fixture(name="evsched_app")
+def my_app() -> App:
+    calls.clear()
+    return app
+
+
+async def test_what_falls_due_runs_in_order_and_at_once(clock: Clock) -> None:
+    late = await remind.using(delay=timedelta(hours=3)).enqueue("late")
+    early = await remind.using(delay=60).enqueue("early")
+    assert await clock.advance(seconds=59) == []
+    with pytest.raises(TimeoutError, match="in schedule"):
+        await late.result()
+    (run,) = await clock.advance(hours=2)
+    assert (run.id, run.task, run.queue, run.attempt) == (early.id, "remind", "tested", 1)
+    assert isinstance(run.outcome, Done)
+    assert await early.result() == "early, shared"
+    began = clock.now
+    (run,) = await clock.advance(hours=1)
+    assert run.at == pytest.approx(began + 3600 - 59)
+    assert calls == [("early", 1), ("late", 1)]
+    assert await late.result() == "late, shared"
+
+
+async def test_retries_come_at_their_time(clock: Clock) -> None:
+    job = await remind.enqueue("bob", fail=2)
+    began = clock.now
+    runs = await clock.advance(minutes=5)
+    assert [run.at - began for run in runs] == [0, 60, 120]
+    assert (await job.status()).attempt == 3
+
+
+async def test_jobs_that_jobs_schedule_run_too(clock: Clock) -> None:
+    await again.enqueue(5)
+    assert len(await clock.advance(minutes=3)) == 4
+    assert len(await clock.advance(minutes=9)) == 2
+
+
+async def test_to_a_moment(clock: Clock) -> None:
+    due = datetime.now(UTC) + timedelta(days=400)
+    await remind.using(due=due).enqueue("far")
+    assert [run.at for run in await clock.advance(until=due)] == [pytest.approx(due.timestamp(), abs=1e-5)]
+    with pytest.raises(ConfigError, match="does not go back"):
+        await clock.advance(until=due - timedelta(1))
+
+
+async def test_limits_hold(clock: Clock, evsched_server: Any) -> None:
+    clock._commands.send(app.client.store("tested").limit({"rate": 1, "burst": 1}))  # pyright: ignore[reportPrivateUsage]
+    await remind.enqueue_many([(f"n{n}",) for n in range(5)])
+    began = clock.now
+    assert [round(run.at - began, 3) for run in await clock.advance(minutes=1)] == [0, 1, 2, 3, 4]
+
+
+async def test_a_job_that_schedules_itself_for_now_is_found(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evsched.testing._MOST", 50)
+    await forever.enqueue()
+    with pytest.raises(ConfigError, match=r"more than 50 runs.*task forever"):
+        await clock.advance()

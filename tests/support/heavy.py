@@ -1,0 +1,46 @@
+"""Tasks on processes: a process finds them by the name of this module."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from evsched import App, GiveUp, Retry, RetryLater, current_job
+
+app = App()
+
+
+@app.task(on="process")
+def double(number: int) -> int:
+    return 2 * number
+
+
+@app.task(on="process")
+def pid() -> int:
+    return os.getpid()
+
+
+@app.task(on="process", retry=Retry(attempts=1))
+def spin(path: str) -> None:
+    """Say who runs, and keep a processor busy for as long as it is let."""
+    with open(path, "w") as file:  # noqa: PTH123
+        file.write(f"{os.getpid()}\n")
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        pass
+
+
+@app.task(on="process", retry=Retry(attempts=2, interval=0.01, jitter=0))
+def steer(how: str) -> int:
+    job = current_job()
+    if how == "later" and job.attempt == 1:
+        raise RetryLater(0.01, "not yet")
+    if how == "never":
+        raise GiveUp("the account is closed")
+    if how == "fail":
+        raise ValueError("no luck")
+    if how == "die":
+        os._exit(3)
+    if how == "progress":
+        job.progress(1)
+    return job.attempt
