@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench.place import Place, cpu, percentile, place
+from bench import policy
+from bench.place import Place, cpu, fill, percentile, place
 from bench.tasks import app, noop
 from evsched import App
-from evsched.client import Client, Options, new_job
+from evsched.client import Options, new_job
 from evsched.demo import count_commands
 from evsched.store import New
 
@@ -29,18 +30,9 @@ def _jobs(count: int, prefix: str, task: str = "noop", due: float = 1.0) -> list
     return [New(f"{prefix}{i}", payload, due=due) for i in range(count)]
 
 
-def _fill(where: Place, queue: str, jobs: list[New]) -> None:
-    async def run() -> None:
-        client = Client(where.url)
-        await client.enqueue(queue, jobs)
-        await client.close()
-
-    asyncio.run(run())
-
-
 def _fill_backlog(where: Place, queue: str, count: int) -> None:
     """Enqueue jobs that are due, and let a dispatcher bring them to the gate."""
-    _fill(where, queue, _jobs(count, f"{queue}-"))
+    fill(where, queue, _jobs(count, f"{queue}-"))
     with where.process("dispatcher"):
         where.until(lambda: not where.redis.exists(f"evsched:{{{queue}}}:schedule"))
 
@@ -80,7 +72,7 @@ def sparse(count: int = 500) -> list[str]:
         for i in range(count):
             now += rng.uniform(0.01, 0.05)
             jobs.append(New(f"s-{i}", payload, due=now))
-        _fill(where, "default", jobs)
+        fill(where, "default", jobs)
         where.ended("default", jobs[-1].id)
         late = [values[0] for values in where.fields("default", [job.id for job in jobs], "result")]
     p50, p99 = percentile(late, 0.5) * 1e3, percentile(late, 0.99) * 1e3
@@ -96,7 +88,7 @@ def instant(count: int = 10_000) -> list[str]:
             where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
             time.sleep(1)
             due = time.time() + 2
-            _fill(where, "default", _jobs(count, "i-", due=due))
+            fill(where, "default", _jobs(count, "i-", due=due))
             time.sleep(3)
             started = where.fields("default", [f"i-{i}" for i in range(count)], "started")
             where.until(lambda: not where.redis.exists("evsched:{default}:backlog"))
@@ -153,7 +145,7 @@ def memory(count: int = 100_000) -> list[str]:
             before = where.redis.info("memory")["used_memory"]
             if kind == "record":
                 payload = b'{"task":"send_mail","args":["somebody-or-other@example.com"]}'[:60].ljust(60)
-                _fill(where, "m", [New(f"{i:024x}", payload, due=2e9 + i) for i in range(count)])
+                fill(where, "m", [New(f"{i:024x}", payload, due=2e9 + i) for i in range(count)])
             else:
                 pipe = where.redis.pipeline(transaction=False)
                 for i in range(count):
@@ -173,7 +165,7 @@ def flood(seconds: float = 5.0) -> list[str]:
         payload = new_job("lateness", (), {}, Options()).payload
         begin = time.time() + 1
         jobs = [New(f"f-{i}", payload, due=begin + i * 0.05) for i in range(int(seconds / 0.05))]
-        _fill(where, "default", jobs)
+        fill(where, "default", jobs)
         sent, before, end = 0, cpu(one.pid), begin + seconds
         while time.time() < end:
             pipe = where.redis.pipeline(transaction=False)
@@ -195,6 +187,10 @@ _ALL: dict[str, Callable[[], list[str]]] = {
     "enqueue": enqueue,
     "memory": memory,
     "flood": flood,
+    "fairness": policy.fairness,
+    "shares": policy.shares,
+    "priorities": policy.priorities,
+    "rate": policy.rate,
     "idle": idle,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 
 import redis
 
+from evsched.client import Client
 from evsched.embedded import EmbeddedRedis
+from evsched.store import New
 
 
 class Place:
@@ -53,6 +56,17 @@ class Place:
         for job_id in ids:
             pipe.hmget(f"evsched:{{{queue}}}:job:{job_id}", *names)
         return [[float(value) for value in values] for values in pipe.execute()]
+
+
+def fill(where: Place, queue: str, jobs: list[New]) -> None:
+    """Enqueue jobs."""
+
+    async def run() -> None:
+        client = Client(where.url)
+        await client.enqueue(queue, jobs)
+        await client.close()
+
+    asyncio.run(run())
 
 
 @contextmanager

@@ -74,9 +74,9 @@ def canary_message(dispatcher: str) -> str:
     return f"evsched:canary:{dispatcher}"
 
 
-def canary_event(dispatcher: str) -> str:
-    """Return the glob of the keys whose events prove that Redis tells keyspace events."""
-    return f"evsched:{{*}}:canary:{dispatcher}"
+def canary(queue: str) -> str:
+    """Return the key whose events prove that Redis tells keyspace events. Any dispatcher's proves it to all."""
+    return root(queue) + "canary"
 
 
 def parse(key: bytes) -> tuple[str, str | None] | None:

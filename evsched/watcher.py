@@ -57,10 +57,11 @@ class Watcher:
         self._look = look
         db = database(config.url)
         names = config.queues or ("*",)
-        self._patterns = [keys.events(db, keys.schedule(name)) for name in names]
-        self._patterns += [keys.gate(name) for name in names]
-        self._patterns.append(keys.events(db, keys.canary_event(dispatcher)))
-        self._channel = keys.canary_message(dispatcher)
+        told = [keys.events(db, key(name)) for key in (keys.schedule, keys.canary) for name in names]
+        told += [keys.gate(name) for name in names]
+        # An ACL compares a pattern to the letter, and a channel by its own patterns: so names are no patterns.
+        self._patterns = [] if config.queues else told
+        self._channels = [keys.canary_message(dispatcher), *(told if config.queues else ())]
         self._prefix = len(keys.events(db, ""))
         self._subscription: Subscription | None = None
         self._outage = Outage("subscription", emit)
@@ -102,7 +103,7 @@ class Watcher:
     async def _watch(self, again: bool) -> None:
         subscription = Subscription(self._config.url)
         try:
-            await subscription.open(self._patterns, [self._channel])
+            await subscription.open(self._patterns, self._channels)
             await self._check_flags()
             self._outage.passed()
             self._subscription = subscription

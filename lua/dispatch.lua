@@ -25,8 +25,8 @@ local GRACE = 2
 local WEIGHT_LEAST = 0.001
 
 if canary ~= '' then
-  redis.call('ZADD', root .. 'canary:' .. canary, 0, '')
-  redis.call('DEL', root .. 'canary:' .. canary)
+  redis.call('ZADD', root .. 'canary', 0, '')
+  redis.call('DEL', root .. 'canary')
   redis.call('PUBLISH', 'evsched:canary:' .. canary, '1')
 end
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,52 +13,13 @@ import redis
 
 from evsched.client import Options, SyncClient, new_job
 from evsched.embedded import EmbeddedRedis
+from tests.chaos.conftest import Fleet
 
 LEASE = 15.0
 """The default, in seconds."""
 
 KILLS = 20
 JOBS = 2000
-
-
-class Fleet:
-    """Processes of evsched on one server, and the oracle."""
-
-    def __init__(self, server: EmbeddedRedis, oracle: Path) -> None:
-        self.url = server.url
-        self.oracle = oracle
-        self.children: list[subprocess.Popen[bytes]] = []
-        oracle.touch()
-
-    def start(self, *words: str, **settings: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "EVSCHED_URL": self.url, "ORACLE": str(self.oracle), **settings}
-        command = [sys.executable, "-m", "evsched", *words, "--log-level", "CRITICAL"]
-        child = subprocess.Popen(command, env=environment)
-        self.children.append(child)
-        return child
-
-    def lines(self) -> list[tuple[str, str, int, int, float]]:
-        rows = [line.split() for line in self.oracle.read_text().splitlines()]
-        return [(what, job, int(attempt), int(pid), float(at)) for what, job, attempt, pid, at in rows]
-
-    def stop(self) -> None:
-        for child in self.children:
-            child.kill()
-            child.wait()
-
-
-@pytest.fixture
-def fleet(server: EmbeddedRedis, tmp_path: Path) -> Generator[Fleet]:
-    fleet = Fleet(server, tmp_path / "oracle")
-    yield fleet
-    fleet.stop()
-
-
-@pytest.fixture
-def client(server: EmbeddedRedis) -> Generator[SyncClient]:
-    client = SyncClient(server.url)
-    yield client
-    client.close()
 
 
 @pytest.mark.timeout(240)

@@ -1,0 +1,137 @@
+"""What policy does and costs: fair shares, weights, priorities, a rate. The order of starts is told by a file outside
+Redis, to which each job appends a line.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+from bench.place import Place, fill, percentile, place
+from evsched.client import Options, SyncClient, new_job
+from evsched.store import New, Store
+
+
+class _Stage:
+    """A place with a dispatcher, a worker with few slots, and the oracle."""
+
+    def __init__(self, where: Place, oracle: Path) -> None:
+        self.where = where
+        self.client = SyncClient(where.url)
+        self.store = Store("default")
+        self._oracle = oracle
+
+    def job(self, name: str, seconds: float, group: str | None = None, priority: int | None = None) -> New:
+        payload = new_job("note", (name, seconds), {}, Options(retention=0)).payload
+        return New(name, payload, priority, group)
+
+    def lines(self) -> list[tuple[str, float]]:
+        """Return (name, moment) of each start so far."""
+        rows = [line.split() for line in self._oracle.read_text().splitlines()]
+        return [(name, float(at)) for name, at in rows]
+
+    def until(self, count: int) -> list[tuple[str, float]]:
+        """Wait until so many have started and none is left."""
+        self.where.until(lambda: len(self.lines()) >= count)
+        self.where.until(lambda: not self.where.redis.keys("evsched:{default}:processing:*"))
+        return self.lines()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Pause the queue, and let it go on when all that was scheduled meanwhile is due and in the backlog."""
+        self.client.send(self.store.pause())
+        yield
+        self.where.until(lambda: not self.where.redis.exists("evsched:{default}:schedule"))
+        self.client.send(self.store.resume())
+
+
+@contextmanager
+def _stage(slots: int = 4) -> Generator[_Stage]:
+    with tempfile.TemporaryDirectory() as folder, place() as where:
+        oracle = Path(folder) / "starts"
+        oracle.touch()
+        os.environ["EVSCHED_TEST_ORACLE"] = str(oracle)
+        with where.process("dispatcher"), where.process("worker", "bench.tasks:app", "--concurrency", str(slots)):
+            where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
+            time.sleep(1)
+            stage = _Stage(where, oracle)
+            yield stage
+            stage.client.close()
+
+
+def fairness() -> list[str]:
+    """Alice's 3,000 jobs of 10 ms, and 3 s later 4 of Bob's, on 4 slots: in groups, and without.
+
+    3 s, since 3,000 jobs of 10 ms on 4 slots are through after 7.5.
+    """
+    figures = dict[bool, tuple[float, float]]()
+    for grouped in (False, True):
+        with _stage() as stage:
+            began = time.time()
+            fill(stage.where, "default", [stage.job(f"a{n}", 0.01, "alice" if grouped else None) for n in range(3000)])
+            time.sleep(max(0.0, began + 3 - time.time()))
+            asked = time.time()
+            fill(stage.where, "default", [stage.job(f"b{n}", 0.01, "bob" if grouped else None) for n in range(4)])
+            lines = stage.until(3004)
+            bob = max(at for name, at in lines if name.startswith("b")) - asked
+            figures[grouped] = bob, lines[-1][1] - lines[0][1]
+    (bob, whole), (fair_bob, fair_whole) = figures[False], figures[True]
+    told = f"Bob's last start after {fair_bob:.3f} s, without groups {bob:.3f} s"
+    cost = f"the whole {fair_whole:.2f} s, without groups {whole:.2f} s ({fair_whole / whole - 1:+.1%})"
+    return [f"3,000 of Alice's and then 4 of Bob's: {told}; {cost}"]
+
+
+def shares() -> list[str]:
+    """Three groups of 1,000 with weights 1, 1, 2: the shares of any 400 starts in a row, while all three wait."""
+    with _stage() as stage:
+        stage.client.send(stage.store.limit({"weight:c": 2.0}))
+        with stage.paused():
+            for group in "abc":
+                fill(stage.where, "default", [stage.job(f"{group}{n}", 0.001, group) for n in range(1000)])
+        order = "".join(name[0] for name, _ in stage.until(3000))
+    most = dict.fromkeys("abc", 0.0)
+    for at in range(2000 - 400):  # then c has had its turn
+        window = order[at : at + 400]
+        for group, share in (("a", 0.25), ("b", 0.25), ("c", 0.5)):
+            most[group] = max(most[group], abs(window.count(group) / 400 / share - 1))
+    told = ", ".join(f"{group} {off:.1%}" for group, off in most.items())
+    return [f"three groups of weights 1, 1, 2: any 400 starts are off their shares by at most {told}"]
+
+
+def priorities(count: int = 10_000) -> list[str]:
+    """Jobs of mixed priority that are all due: how many started before one of a higher priority."""
+    with _stage() as stage:
+        with stage.paused():
+            fill(stage.where, "default", [stage.job(f"{n % 10}-{n}", 0.0, None, n % 10) for n in range(count)])
+        order = [int(name[0]) for name, _ in stage.until(count)]
+    early, highest = 0, 0
+    for priority in reversed(order):
+        highest = max(highest, priority)
+        early += priority < highest
+    return [f"{count:,} due jobs of ten priorities: {early} started before one of a higher priority"]
+
+
+def rate(per_second: float = 200.0, seconds: float = 10.0) -> list[str]:
+    """A rate over ten seconds after the first burst: starts, their evenness, and script calls for each job."""
+    with _stage(slots=64) as stage:
+        stage.client.send(stage.store.limit({"rate": per_second}))
+        fill(stage.where, "default", [stage.job(f"r{n}", 0.0) for n in range(int(per_second * (seconds + 4)))])
+        time.sleep(1)
+        calls = stage.where.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
+        before = len(stage.lines())
+        time.sleep(seconds)
+        calls = stage.where.redis.info("commandstats")["cmdstat_evalsha"]["calls"] - calls
+        done = len(stage.lines()) - before
+        moments = [at for _, at in stage.lines()]
+    began = moments[0] + 1
+    inside = [at for at in moments if began <= at < began + seconds]
+    gaps = [later - earlier for earlier, later in pairwise(inside)]
+    off = len(inside) / per_second / seconds - 1
+    even = f"gaps up to {max(gaps) * 1e3:.0f} ms (p50 {percentile(gaps, 0.5) * 1e3:.1f})"
+    told = f"{len(inside)} starts ({off:+.2%}), {even}, {calls / done:.2f} script calls a job"
+    return [f"rate {per_second:g}/s for {seconds:g} s: {told}"]

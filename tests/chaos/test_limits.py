@@ -1,0 +1,68 @@
+"""A concurrency limit under kill -9: never exceeded, and never stuck below what it lets pass."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from evsched.client import Options, SyncClient, new_job
+from evsched.store import Store
+from tests.chaos.conftest import Fleet
+
+LIMIT, JOBS = 5, 600
+LEASE = 15.0
+"""Within which a dead worker's jobs are put back, in seconds."""
+
+
+@pytest.mark.timeout(240)
+def test_a_concurrency_limit_over_three_workers_one_of_which_is_killed(fleet: Fleet, client: SyncClient) -> None:
+    fleet.start("dispatcher")
+    workers = [fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10") for _ in range(3)]
+    client.send(Store("chaos").limit({"concurrency": LIMIT}))
+    client.enqueue("chaos", [new_job("work", (0.2,), {}, Options(id=f"k{n}")) for n in range(JOBS)])
+    end = time.monotonic() + 10
+    # A worker that holds some of the five.
+    while len(held := [pid for what, _, _, pid, _ in fleet.lines() if what == "start"]) < 40:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    victim = next(worker for worker in workers if worker.pid == held[-1])
+    victim.kill()
+    killed = time.time()
+    victim.wait()
+    end = time.monotonic() + 150
+    while len({job for what, job, *_ in fleet.lines() if what == "end"}) < JOBS:
+        assert time.monotonic() < end, "jobs were lost"
+        time.sleep(0.2)
+
+    runs: dict[tuple[str, int], list[float]] = {}
+    pids: dict[tuple[str, int], int] = {}
+    for what, job, attempt, pid, at in fleet.lines():
+        runs.setdefault((job, attempt), []).append(at)
+        pids[job, attempt] = pid
+        assert what == ("start" if len(runs[job, attempt]) == 1 else "end")
+    steps = list[tuple[float, int]]()
+    cut = 0
+    for run, moments in runs.items():
+        if len(moments) == 1:
+            assert pids[run] == victim.pid
+            moments.append(killed)
+            cut += 1
+        steps += [(moments[0], 1), (moments[1], -1)]
+    steps.sort()
+    level, most, below, since = 0, 0, 0.0, steps[0][0]
+    last_start = max(moments[0] for moments in runs.values())
+    for at, change in steps:
+        if at > last_start:
+            break
+        # Until the janitor has put back what the dead worker held, that counts.
+        if level < LIMIT and not killed <= since < killed + LEASE:
+            below = max(below, at - since)
+        level += change
+        if change < 0 and level == LIMIT - 1:
+            since = at
+        most = max(most, level)
+    print(f"at most {most} at once; {cut} runs were cut short; longest time below {LIMIT}: {below * 1e3:.0f} ms")
+    assert most == LIMIT
+    assert cut
+    assert below < 1.0
