@@ -6,7 +6,6 @@ with others, from a program with an event loop or without one. `now` is a test's
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -66,6 +65,18 @@ class Lease(Struct, frozen=True):
     """Seconds until then, on Redis's clock; negative = it has ended."""
     held: int
     """Jobs in the worker's list."""
+
+
+class Census(Struct, frozen=True):
+    """How many jobs a queue has, by place. Times in Unix seconds."""
+
+    now: float
+    places: dict[str, int]
+    due: int
+    """Of those on the schedule: what no dispatcher has moved on yet."""
+    workers: int
+    next_due: float | None
+    paused: float | None
 
 
 def _moment(unix: float | None) -> str:
@@ -360,22 +371,42 @@ class Store:
 
         return self._verb("survey", read, self._stamp(now))
 
-    def count(self, place: Literal["schedule", "backlog", "ready", "dead"]) -> Call[int]:
-        """Count the jobs of a place."""
-        command = "LLEN" if place == "ready" else "ZCARD"
-        return Call((command, self._root + place), int)
+    def census(self, *, now: float | None = None) -> Call[Census]:
+        """Count the jobs of each place, in one moment."""
 
-    def count_due(self) -> Call[int]:
-        """Count the scheduled jobs that are due by this host's clock: for a person, or to end a burst."""
-        return Call(("ZCOUNT", keys.schedule(self.queue), "-inf", f"{time.time():.6f}"), int)
+        def read(reply: list[Any]) -> Census:
+            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused = reply
+            return Census(
+                float(moment),
+                {
+                    "schedule": schedule,
+                    "backlog": backlog,
+                    "ready": ready,
+                    "processing": processing,
+                    "dead": dead,
+                },
+                due,
+                workers,
+                float(next_due) if next_due else None,
+                float(paused) if paused else None,
+            )
 
-    def front(self, place: Literal["schedule", "backlog", "dead"], limit: int) -> Call[list[tuple[str, float]]]:
-        """Read the first jobs of a place with their scores."""
+        return self._verb("census", read, self._stamp(now))
+
+    def front(
+        self, place: Literal["schedule", "backlog", "dead"], limit: int, *, group: str | None = None
+    ) -> Call[list[tuple[str, float]]]:
+        """Read the first jobs of a place with their scores; of the backlog of a `group` that its limits hold back."""
+        key = self._root + (place if group is None else f"{place}:{group}")
 
         def read(reply: list[bytes]) -> list[tuple[str, float]]:
             return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
 
-        return Call(("ZRANGE", self._root + place, 0, limit - 1, "WITHSCORES"), read)
+        return Call(("ZRANGE", key, 0, limit - 1, "WITHSCORES"), read)
+
+    def closed(self) -> Call[list[str]]:
+        """Read the groups whose own limits hold jobs back."""
+        return Call(("ZRANGE", self._root + "closed", 0, -1), texts)
 
     def line(self, limit: int) -> Call[list[str]]:
         """Read the first ids in ready."""

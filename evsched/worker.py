@@ -102,7 +102,7 @@ class Worker:
         self._stop.set()
 
     async def idle(self) -> bool:
-        """Look once: nothing runs here, and nothing is due in the queues.
+        """Look once: nothing runs here, and nothing is due in the queues that could start.
 
         Raises:
             StoreDown, StoreRefused
@@ -110,9 +110,9 @@ class Worker:
         if any(lane.busy for lane in self.lanes.values()):
             return False
         for lane in self.lanes.values():
-            store = lane.store
-            waiting = await self._commands.send_all([store.count("ready"), store.count("backlog"), store.count_due()])
-            if any(waiting):
+            census = await self._commands.send(lane.store.census())
+            waits = 0 if census.paused is not None else census.places["backlog"]
+            if census.due or census.places["ready"] or waits:
                 return False
         return True
 

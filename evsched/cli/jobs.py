@@ -107,6 +107,9 @@ def jobs(
                 rows += [(of, job, None) for job in redis.send(store.line(limit))]
             else:
                 rows += [(of, job, score) for job, score in redis.send(store.front(of, limit))]
+            if of == "backlog":
+                for held_back in redis.send(store.closed()):
+                    rows += [(of, job, None) for job, _ in redis.send(store.front(of, limit, group=held_back))]
     if json:
         output.as_json([{"place": of, "id": job, "at": at if of != "backlog" else None} for of, job, at in rows])
     else:

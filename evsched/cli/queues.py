@@ -26,26 +26,21 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> None
     rows = list[dict[str, str | int | float | None]]()
     with client(url) as redis:
         for name in find_queues(redis, queue):
-            of = Store(name)
-            leases = redis.send(of.survey())
-            front = redis.send(of.front("schedule", 1))
+            census = redis.send(Store(name).census())
             rows.append(
                 {
                     "queue": name,
-                    "schedule": redis.send(of.count("schedule")),
-                    "backlog": redis.send(of.count("backlog")),
-                    "ready": redis.send(of.count("ready")),
-                    "processing": sum(lease.held for lease in leases),
-                    "dead": redis.send(of.count("dead")),
-                    "workers": len(leases),
-                    "next_due": front[0][1] if front else None,
+                    **census.places,
+                    "workers": census.workers,
+                    "next_due": census.next_due,
+                    "paused": census.paused,
                 }
             )
     if json:
         output.as_json(rows)
         return
-    shown = [[output.moment(v) if k == "next_due" else v for k, v in row.items()] for row in rows]  # type: ignore[arg-type]
-    columns = ("queue", "schedule", "backlog", "ready", "processing", "dead", "workers", "next due")
+    shown = [[output.moment(v) if k in ("next_due", "paused") else v for k, v in row.items()] for row in rows]  # type: ignore[arg-type]
+    columns = ("queue", "schedule", "backlog", "ready", "processing", "dead", "workers", "next due", "paused since")
     output.table(columns, shown, "no queues: nothing has been scheduled yet")
 
 

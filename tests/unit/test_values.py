@@ -32,6 +32,19 @@ def test_a_policy_that_makes_no_sense_is_refused(field: dict[str, Any]) -> None:
         Retry(**field)
 
 
+@pytest.mark.parametrize(
+    ("policy", "worst"),
+    [
+        (Retry(attempts=3, interval=0.2, jitter=0.5), 2.9),
+        (Retry(attempts=1, interval=7, jitter=0), 7.0),
+        (Retry(attempts=4, interval=10, max_interval=25, jitter=1), 10 + 20 + 25 + 25 + 4),
+        (Retry(attempts=10**9, interval=1, factor=1, jitter=0), 1e9),
+    ],
+)
+def test_the_worst_case_of_a_policy(policy: Retry, worst: float) -> None:
+    assert policy.worst_case() == pytest.approx(worst)
+
+
 def test_no_failure_is_answered_by_a_hot_loop() -> None:
     assert all(0.02 <= reconnect_delay(n) <= 1.0 for n in range(1, 100))
 
@@ -48,6 +61,7 @@ def test_settings_come_from_flags_then_environment_then_defaults() -> None:
         ("EVSCHED_LEASE", "soon", "lease"),
         ("EVSCHED_LEASE", "6", "two beats"),
         ("EVSCHED_CONCURRENCY", "1000", "from 1 to 999"),
+        ("EVSCHED_POOL", "0", "from 1 to 999 processes"),
         ("EVSCHED_QUEUES", "a b", "a queue's name is"),
     ],
 )

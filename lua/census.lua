@@ -1,0 +1,36 @@
+#!lua flags=no-writes
+-- census: moves nothing. How many jobs each place holds, in one moment.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+-- REPLY  now; how many are in schedule, of those how many are due, in backlog, ready, processing and dead; how many
+--        workers have a lease; the next due, seconds or ''; since when the queue is paused, seconds or ''
+-- FAILS  none
+-- TWICE  it only reads
+--
+-- A place may be several keys: what groups' own limits hold back has a backlog for each group. O(log n), and O(n) in
+-- the workers and in the groups that are held back.
+
+local now = unpack(ARGV, 1, 1)
+now = clock(now)
+
+local waiting = redis.call('ZCARD', backlog)
+for _, group in ipairs(redis.call('ZRANGE', closed, 0, -1)) do
+  waiting = waiting + redis.call('ZCARD', side(group))
+end
+local workers, held = redis.call('ZRANGE', leases, 0, -1), 0
+for _, worker in ipairs(workers) do
+  held = held + redis.call('LLEN', processing(worker))
+end
+return {
+  seconds(now),
+  redis.call('ZCARD', schedule),
+  redis.call('ZCOUNT', schedule, '-inf', seconds(now)),
+  waiting,
+  redis.call('LLEN', ready),
+  held,
+  redis.call('ZCARD', dead),
+  #workers,
+  redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2] or '',
+  policy.paused or '',
+}

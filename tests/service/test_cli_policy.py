@@ -1,0 +1,133 @@
+"""The commands that rule a queue, and those that look at one job closely."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from evsched.embedded import EmbeddedRedis
+from tests.service.test_cli import Cli
+
+TASKS = """
+import os
+from evsched import App, current_job
+
+app = App()
+
+@app.task
+async def noop() -> None: ...
+
+@app.task
+def climb(begun: str, goes_on: str) -> int:
+    current_job().progress(1, 4, "camp one")
+    with open(begun, "w") as file:
+        file.write("now")
+    with open(goes_on) as file:
+        file.read()
+    current_job().progress(4, 4, "the top")
+    return 8848
+"""
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    return Cli(server.url, tmp_path)
+
+
+def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
+    assert "has no limits" in cli.run("limit", queue).stdout
+    assert cli.json("limit", queue, "--concurrency", "5", "--rate", "90/m") == {
+        "paused": None,
+        "queue": {"concurrency": 5.0, "rate": 1.5},
+        "groups": {},
+    }
+    shown = cli.json("limit", queue, "--group", "alice", "--rate", "10/s", "--burst", "3", "--weight", "2")
+    assert shown["groups"] == {"alice": {"rate": 10.0, "burst": 3.0, "weight": 2.0}}
+    table = cli.run("limit", queue, "--concurrency", "none").stdout
+    assert "concurrency" not in table
+    assert "alice" in table
+
+
+def test_pause_and_resume(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    assert "is paused since" in cli.run("pause", queue).stdout
+    cli.run("enqueue", "noop", "--id", "a", *of)
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
+    assert cli.json("show", "a", *of)["place"] == "backlog"
+    assert cli.run("explain", "a", *of).stdout.startswith("a: due, but no worker is on this queue")
+    assert "it was paused since" in cli.run("resume", queue).stdout
+    assert "it was not paused" in cli.run("resume", queue).stdout
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
+    assert "it ran: done" in cli.json("explain", "a", *of)["sentence"]
+
+
+def test_explain_of_nobody_names_the_nearest(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    cli.run("enqueue", "noop", "--id", "welcome-42", "--in", "1h", *of)
+    done = cli.run("explain", "welcom-42", *of)
+    assert done.returncode == 1
+    assert done.stderr.endswith("did you mean welcome-42?\n")
+    told = cli.json("explain", "welcome-42", *of)
+    assert told["sentence"].startswith("due in ")
+    assert told["facts"]["task"] == "noop"
+
+
+def test_an_id_that_is_there_is_kept_or_replaced(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue, "--id", "a")
+    cli.run("enqueue", "noop", "--in", "1h", *of)
+    assert "has not ended yet" in cli.run("enqueue", "noop", *of).stderr
+    kept = cli.json("enqueue", "noop", "--on-conflict", "keep", *of)
+    replaced = cli.json("enqueue", "noop", "--in", "3h", "--on-conflict", "replace", *of)
+    assert replaced["due"] - kept["due"] == pytest.approx(7200, abs=60)
+
+
+def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> None:
+    """By its progress as it is told, and its end: nothing in between asks."""
+    of, begun, goes_on = ("--queue", queue), tmp_path / "begun", tmp_path / "goes_on"
+    for fifo in (begun, goes_on):
+        subprocess.run(["mkfifo", fifo], check=True)
+    cli.run("enqueue", "climb", f'"{begun}"', f'"{goes_on}"', "--id", "everest", *of)
+    worker = subprocess.Popen(
+        cli.command("worker", "tasks:app", "--burst", "--log-level", "ERROR", *of),
+        env=cli.environment,
+        cwd=cli.folder,
+    )
+    begun.read_text()
+    follow = subprocess.Popen(
+        cli.command("show", "everest", "--follow", "--json", *of),
+        env={**cli.environment, "FORCE_COLOR": "1", "COLUMNS": "120"},
+        cwd=cli.folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert follow.stdout is not None
+    said = ""
+    while "camp one" not in said:
+        said += (char := follow.stdout.read(1))
+        assert char, said
+    goes_on.write_text("now")
+    said += follow.stdout.read()
+    follow.stdout.close()
+    assert (follow.wait(30), worker.wait(30)) == (0, 0)
+    assert '"result": 8848' in said
+    assert "25%" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("from 1 to 1e+06", ("--concurrency", "0")),
+        ("a whole number", ("--concurrency", "2.5")),
+        ("write it as 200/s", ("--rate", "fast")),
+        ("write it as 5, or none", ("--burst", "3/s")),
+        ("it is a group's share", ("--weight", "2")),
+        ("from 0.001 to 1000", ("--weight", "5000", "--group", "a")),
+    ],
+)
+def test_a_limit_that_cannot_be(cli: Cli, words: str, command: tuple[str, ...]) -> None:
+    done = cli.run("limit", "q", *command)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert words in done.stderr
