@@ -105,7 +105,10 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
 
 
 def _enqueue_calls(store: Store, jobs: Sequence[New], on_conflict: OnConflict | None) -> list[Call[list[float]]]:
-    return [store.enqueue(jobs[at : at + MANY], on_conflict=on_conflict) for at in range(0, len(jobs), MANY)]
+    slices = [jobs[at : at + MANY] for at in range(0, len(jobs), MANY)]
+    if on_conflict == "replace":
+        return [store.replace(some) for some in slices]
+    return [store.enqueue(some, keep=on_conflict == "keep") for some in slices]
 
 
 def _result(job_id: str, outcome: str, result: Any, reason: str | None) -> Any:
@@ -159,15 +162,15 @@ class Client:
                     raise
                 await asyncio.sleep(wait)
 
-    async def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> None:
-        """Put jobs on a queue's schedule, 1,000 in one round trip.
+    async def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> list[float]:
+        """Put jobs on a queue's schedule, 1,000 in one round trip; return their dues.
 
         Raises:
             JobExists: a job of one of the ids has not ended; then none of its thousand was written. After Redis was
                 away in the middle of the call, it may be the very job that was to be enqueued.
         """
-        for call in _enqueue_calls(self.store(queue), jobs, on_conflict):
-            await self.send(call)
+        calls = _enqueue_calls(self.store(queue), jobs, on_conflict)
+        return [due for call in calls for due in await self.send(call)]
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says; None when there is none of that id."""
@@ -252,10 +255,10 @@ class SyncClient:
                     raise
                 time.sleep(wait)
 
-    def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> None:
+    def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> list[float]:
         """Put jobs on a queue's schedule, as `Client.enqueue`."""
-        for call in _enqueue_calls(self.store(queue), jobs, on_conflict):
-            self.send(call)
+        calls = _enqueue_calls(self.store(queue), jobs, on_conflict)
+        return [due for call in calls for due in self.send(call)]
 
     def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is, as `Client.status`."""

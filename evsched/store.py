@@ -15,7 +15,7 @@ from evsched import keys
 from evsched.call import Call, T, Word, raw, text, texts
 from evsched.current import Progress
 from evsched.explain import Facts
-from evsched.job import Aborted, Buried, Done, JobStatus, OnConflict, Place, Retried, Taken, encode, read_status
+from evsched.job import Aborted, Buried, Done, JobStatus, Place, Retried, Taken, encode, read_status
 from evsched.limits import Limits, read_limits
 from evsched.scripts import script
 
@@ -87,6 +87,24 @@ def _pairs(flat: list[bytes]) -> list[tuple[str, str]]:
     return [(text(flat[i]), text(flat[i + 1])) for i in range(0, len(flat), 2)]
 
 
+def _new_words(jobs: Iterable[New]) -> list[Word]:
+    words: list[Word] = []
+    for job in jobs:
+        words += (
+            job.id,
+            job.payload,
+            "" if job.priority is None else job.priority,
+            job.group or "",
+            "" if job.due is None else repr(job.due),
+            repr(job.delay),
+        )
+    return words
+
+
+def _dues(reply: list[bytes]) -> list[float]:
+    return [float(due) for due in reply]
+
+
 class Store:
     """The calls of one queue. `clock` stands in for Redis's own: a test's.
 
@@ -109,30 +127,19 @@ class Store:
 
     # The verbs, in the order of the state machine.
 
-    def enqueue(
-        self, jobs: Iterable[New], *, on_conflict: OnConflict | None = None, now: float | None = None
-    ) -> Call[list[float]]:
+    def enqueue(self, jobs: Iterable[New], *, keep: bool = False, now: float | None = None) -> Call[list[float]]:
         """Put jobs on the schedule; the reply is their dues. At most 1,000 in one call.
 
+        `keep`: a job of that id that has not ended is left as it is, and its due is the reply.
+
         Raises (when sent):
-            JobExists: one of the ids is that of a job that has not ended; then none was written. With `on_conflict`
-                that job's payload and time are replaced instead, or it is kept as it is.
+            JobExists: one of the ids is that of a job that has not ended; then none was written.
         """
-        words: list[Word] = [self._stamp(now), on_conflict or ""]
-        for job in jobs:
-            words += (
-                job.id,
-                job.payload,
-                "" if job.priority is None else job.priority,
-                job.group or "",
-                "" if job.due is None else repr(job.due),
-                repr(job.delay),
-            )
+        return self._verb("enqueue", _dues, self._stamp(now), "keep" if keep else "", *_new_words(jobs))
 
-        def dues(reply: list[bytes]) -> list[float]:
-            return [float(due) for due in reply]
-
-        return self._verb("enqueue", dues, *words)
+    def replace(self, jobs: Iterable[New], *, now: float | None = None) -> Call[list[float]]:
+        """Put jobs on the schedule, in the place of those of their ids; the reply is their dues. At most 1,000."""
+        return self._verb("replace", _dues, self._stamp(now), *_new_words(jobs))
 
     def dispatch(self, *, limit: int, cap: int, canary: str = "", now: float | None = None) -> Call[Step]:
         """Move what is due to the backlog and through the gate; tell how long to sleep.

@@ -37,6 +37,7 @@ local function read_policy()
   end
 end
 read_policy()
+
 local counting = redis.call('EXISTS', inside) == 1
 
 -- Count a job that passes.

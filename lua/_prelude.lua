@@ -62,6 +62,20 @@ local function rows(first, width)
   end
 end
 
+-- Write what a client says of a job; '' is not said.
+local function write_record(id, payload, priority, group)
+  local fields = { 'payload', payload }
+  if priority ~= '' then
+    fields[#fields + 1] = 'priority'
+    fields[#fields + 1] = priority
+  end
+  if group ~= '' then
+    fields[#fields + 1] = 'group'
+    fields[#fields + 1] = group
+  end
+  redis.call('HSET', record(id), unpack(fields))
+end
+
 -- Tell who waits how the job ended. `result` is JSON text. The list lives as long as the record would, and at
 -- least 10 s, so that a waiter that comes late or reconnects still finds it.
 local function answer(id, outcome, result, reason, retention)

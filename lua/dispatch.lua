@@ -41,7 +41,7 @@ if #due > 0 then
   end
 end
 
-local moved, buried, places, gone, last, weights = {}, {}, {}, {}, {}, {}
+local moved, buried, places, gone, turns = {}, {}, {}, {}, {}
 
 -- An id that waits already has the same record: it is out of there too, not in two places.
 local function bury(id, reason)
@@ -124,26 +124,26 @@ local function adopt(member)
   return id
 end
 
-local function weight_of(group)
-  if not policy.grouped or group == '' then
-    return 1
-  end
-  weights[group] = weights[group] or limit_of(redis.call('HGET', limits, 'weight:' .. group)) or 1
-  return math.max(weights[group], WEIGHT_LEAST)
+-- How far a group's turns are apart: one of weight 2 has them half as far.
+local function step_of(group)
+  local weight = policy.grouped and group ~= '' and limit_of(redis.call('HGET', limits, 'weight:' .. group))
+  return 1 / math.max(weight or 1, WEIGHT_LEAST)
 end
 
--- A field of the fair queueing's state, read once.
-local function state(field)
-  last[field] = last[field] or tonumber(redis.call('HGET', order, field) or 0)
-  return last[field]
+local function order_of(field)
+  return tonumber(redis.call('HGET', order, field) or 0)
 end
 
--- The job's order in the backlog: its priority, then its group's turn (self-clocked fair queueing; a group of weight
--- 2 has its turns half as far apart).
+-- The job's order in the backlog: its priority, then its group's turn (self-clocked fair queueing).
 local function position(priority, group)
-  local field = 'last:' .. priority .. ':' .. group
-  last[field] = math.max(state('passed:' .. priority), state(field)) + 1 / weight_of(group)
-  return -priority * STRIDE + last[field]
+  local name = priority .. ':' .. group
+  local turn = turns[name]
+  if not turn then
+    turn = { last = math.max(order_of('passed:' .. priority), order_of('last:' .. name)), step = step_of(group) }
+    turns[name] = turn
+  end
+  turn.last = turn.last + turn.step
+  return -priority * STRIDE + turn.last
 end
 
 -- Groups whose last turn has passed say nothing: some of them go when there are very many.
@@ -151,7 +151,7 @@ local function sweep()
   local fields = redis.call('HRANDFIELD', order, 2 * limit, 'WITHVALUES')
   for i = 1, #fields, 2 do
     local priority = fields[i]:match('^last:(%d):')
-    if priority and tonumber(fields[i + 1]) <= state('passed:' .. priority) then
+    if priority and tonumber(fields[i + 1]) <= order_of('passed:' .. priority) then
       redis.call('HDEL', order, fields[i])
     end
   end
@@ -249,8 +249,8 @@ end
 
 if #places > 0 then
   redis.call('ZADD', backlog, 'NX', unpack(places))
-  for field, v in pairs(last) do
-    redis.call('HSET', order, field, v)
+  for name, turn in pairs(turns) do
+    redis.call('HSET', order, 'last:' .. name, turn.last)
   end
   if redis.call('HLEN', order) > ORDER_MOST then
     sweep()

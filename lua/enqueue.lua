@@ -3,7 +3,7 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        conflict  what of an id whose job has not ended: '' = refuse, 'replace' its payload and time, 'keep' it
+--        conflict  what of an id whose job has not ended: '' = refuse, 'keep' = leave it as it is
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -13,16 +13,15 @@
 -- REPLY  for each row the due, seconds
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; then no row is written
 -- TWICE  the second call fails with EXISTS: to a caller that had no reply to the first, that is its own job; or it
---        replaces, or keeps, what the first wrote
+--        keeps what the first wrote
 --
--- All rows are checked before the first is written. The only script that Redis refuses when its memory is full:
--- all others make room or finish what was begun. One ZADD for all rows, so one keyspace event.
--- Replaced while it runs, a job runs again after: the run that is under way has its own payload and ends as it ends.
+-- All rows are checked before the first is written. The only script, with replace, that Redis refuses when its memory
+-- is full: all others make room or finish what was begun. One ZADD for all rows, so one keyspace event.
 
 local now, conflict = unpack(ARGV, 1, 2)
 now = clock(now)
 
-local seen, places, dues, kept, replaced = {}, {}, {}, {}, {}
+local seen, places, dues, kept = {}, {}, {}, {}
 for id, _, _, _, due, delay in rows(3, 6) do
   if seen[id] then
     return fail('EXISTS', id .. ' stands twice in this call')
@@ -38,11 +37,10 @@ for id, _, _, _, due, delay in rows(3, 6) do
   end
   if unended and conflict == '' then
     return fail('EXISTS', unended)
-  elseif unended and conflict == 'keep' then
+  elseif unended then
     kept[id] = true
     due = redis.call('ZSCORE', schedule, id) or redis.call('HGET', record(id), 'due') or seconds(now)
   else
-    replaced[id] = unended
     if due == '' then
       due = seconds(now + tonumber(delay))
     end
@@ -56,41 +54,11 @@ end
 if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
 end
--- What waits for its end goes on waiting, and what runs goes on running.
-local function clear(id)
-  local run = redis.call('HMGET', record(id), 'worker', 'finished', 'reply')
-  unline(id)
-  redis.call('ZREM', dead, id)
-  if run[1] and not run[2] and redis.call('LPOS', processing(run[1]), id) then
-    redis.call('HDEL', record(id), 'priority', 'group', 'again')
-  else
-    redis.call('DEL', record(id))
-    if run[3] and not run[2] then
-      redis.call('HSET', record(id), 'reply', run[3])
-    end
-  end
-end
 for id, payload, priority, group in rows(3, 6) do
   if not kept[id] then
-    local fields = { 'payload', payload }
-    if priority ~= '' then
-      fields[#fields + 1] = 'priority'
-      fields[#fields + 1] = priority
-    end
-    if group ~= '' then
-      fields[#fields + 1] = 'group'
-      fields[#fields + 1] = group
-    end
-    if replaced[id] then
-      clear(id)
-    else
-      -- The reply of an earlier job of this id is no answer to who waits for this one.
-      redis.call('DEL', record(id), root .. 'reply:' .. id)
-    end
-    redis.call('HSET', record(id), unpack(fields))
+    -- The reply of an earlier job of this id is no answer to who waits for this one.
+    redis.call('DEL', record(id), root .. 'reply:' .. id)
+    write_record(id, payload, priority, group)
   end
-end
-if next(replaced) then
-  admit(0, now)
 end
 return dues

@@ -49,7 +49,7 @@ def enqueue(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
-        (when,) = redis.send(Store(queue).enqueue([job], on_conflict=on_conflict))
+        (when,) = redis.enqueue(queue, [job], on_conflict)
     if json:
         output.as_json({"id": job.id, "queue": queue, "due": when})
     else:

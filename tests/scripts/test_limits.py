@@ -232,7 +232,7 @@ def test_replace_gives_a_job_another_payload_and_time(send: Send, store: Store, 
                 send(store.bury("w", [(run, Buried("x", False))], now=NOW))
     assert send(store.look("a")).place == place
     again = New("a", b'{"task":"other"}', due=NOW + 60)
-    assert send(store.enqueue([again], on_conflict="replace", now=NOW)) == [NOW + 60]
+    assert send(store.replace([again], now=NOW)) == [NOW + 60]
     after = state()
     assert after["schedule"]["a"] == NOW + 60
     assert after["job:a"]["payload"] == '{"task":"other"}'
@@ -256,7 +256,7 @@ def test_keep_leaves_a_job_as_it_is_and_answers_its_due(send: Send, store: Store
         take(send, store)
     before = state()
     again = [New("a", b'{"task":"other"}', due=NOW + 60), New("b", b"{}", due=NOW + 7)]
-    assert send(store.enqueue(again, on_conflict="keep", now=NOW)) == [NOW, NOW + 7]
+    assert send(store.enqueue(again, keep=True, now=NOW)) == [NOW, NOW + 7]
     after = state()
     assert after.pop("job:b") == {"payload": "{}"}
     assert after["schedule"].pop("b") == NOW + 7
@@ -266,7 +266,7 @@ def test_keep_leaves_a_job_as_it_is_and_answers_its_due(send: Send, store: Store
 def test_who_waits_for_a_replaced_job_gets_the_end_of_the_new_one(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([New("a", b"{}", due=NOW)]))
     send(store.ask("a"))
-    send(store.enqueue([New("a", b"{}", due=NOW)], on_conflict="replace", now=NOW))
+    send(store.replace([New("a", b"{}", due=NOW)], now=NOW))
     send(store.dispatch(limit=9, cap=99, now=NOW))
     (run,) = take(send, store)
     send(store.complete("w", [(run, DONE)], now=NOW))

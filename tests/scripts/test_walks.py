@@ -94,7 +94,10 @@ class Walk:
                 continue
             new = New(job, b'{"task":"t"}', priority=priority, group=group, due=due)
             try:
-                self.send(self.store.enqueue([new], on_conflict=conflict, now=self.now))
+                if conflict == "replace":
+                    self.send(self.store.replace([new], now=self.now))
+                else:
+                    self.send(self.store.enqueue([new], keep=conflict == "keep", now=self.now))
                 written = True
             except JobExists:
                 written = False

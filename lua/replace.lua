@@ -1,0 +1,55 @@
+#!lua
+-- replace: anywhere or nowhere -> schedule, with another payload, priority, group and time.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+-- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
+--        payload   JSON
+--        priority  0 to 9, '' = the default
+--        group     '' = none
+--        due       Unix seconds, '' = `delay` from now
+--        delay     seconds
+-- REPLY  for each row the due, seconds
+-- FAILS  none
+-- TWICE  the second call writes the same, with a `delay` that much later
+--
+-- What waits for the job's end goes on waiting. A job that runs goes on running, and runs again after; attempts begin
+-- anew. Redis refuses this when its memory is full, as it does enqueue.
+
+local now = unpack(ARGV, 1, 1)
+now = clock(now)
+
+local places, dues = {}, {}
+for id, _, _, _, due, delay in rows(2, 6) do
+  if due == '' then
+    due = seconds(now + tonumber(delay))
+  end
+  places[#places + 1] = due
+  places[#places + 1] = id
+  dues[#dues + 1] = due
+end
+
+-- These reads, and ZADD, refuse a key of the wrong type and a due that is no number before anything else is written.
+redis.call('ZCARD', dead)
+redis.call('ZCARD', backlog)
+redis.call('LLEN', ready)
+redis.call('ZADD', schedule, unpack(places))
+for id, payload, priority, group in rows(2, 6) do
+  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'reply')
+  unline(id)
+  redis.call('ZREM', dead, id)
+  if run[1] and not run[2] and redis.call('LPOS', processing(run[1]), id) then
+    redis.call('HDEL', record(id), 'priority', 'group', 'again')
+  else
+    redis.call('DEL', record(id))
+    if run[2] then
+      -- The reply of an earlier job of this id is no answer to who waits for this one.
+      redis.call('DEL', root .. 'reply:' .. id)
+    elseif run[3] then
+      redis.call('HSET', record(id), 'reply', run[3])
+    end
+  end
+  write_record(id, payload, priority, group)
+end
+admit(0, now)
+return dues
