@@ -13,11 +13,12 @@ from msgspec import Struct
 
 from evsched import config
 from evsched.backoff import Retry
-from evsched.client import Client, Options, SyncClient, new_job
-from evsched.errors import JobMissing
+from evsched.client import Client, Options, SyncClient, new_job, seconds, unix
+from evsched.errors import ConfigError, JobMissing
 from evsched.executor import Lifespan, Middleware, Program, no_lifespan
 from evsched.job import JobStatus, OnConflict, Place
 from evsched.keys import check_queue
+from evsched.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
 from evsched.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Task, Tasks, define
 
 P = ParamSpec("P")
@@ -109,6 +110,44 @@ def _there(status: JobStatus | None, job_id: str) -> JobStatus:
     return status
 
 
+def _declared(
+    task: Task,
+    rule: str | None,
+    *,
+    every: timedelta | float | None,
+    name: str | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
+    start: datetime | float | None,
+    end: datetime | float | None,
+    spread: timedelta | float,
+    overlap: Overlap,
+    priority: int | None,
+    group: str | None,
+    **more: Any,
+) -> Declared:
+    """Build a recurrence of a task, and see that it can be."""
+    if (rule is None) is (every is None):
+        raise ConfigError(f"recurrence of task {task.name}: give a rule or every=, and one of them")
+    options = Options(priority=priority, group=group)
+    declared = Declared(
+        name=name or task.name,
+        rule=rule or f"every {seconds(cast('timedelta | float', every)):.12g}",
+        payload=new_job(task.name, args, kwargs or {}, options).payload,
+        priority=priority,
+        group=group,
+        start=None if start is None else unix(start),
+        end=None if end is None else unix(end),
+        spread=seconds(spread),
+        overlap=overlap,
+        **more,
+    )
+    recurrence = read_recurrence(declared)
+    if overlap != "allow":
+        check_interval(declared.name, recurrence.rule, task.retry)
+    return declared
+
+
 class Enqueuer(Generic[P, R]):
     """A task with options: what `using` returns."""
 
@@ -149,6 +188,7 @@ class TaskHandle(Enqueuer[P, R]):
     def __init__(self, app: App, task: Task) -> None:
         super().__init__(app, task, Options())
         self.name = task.name
+        self.task = task
         self.handler = task.handler
         """The function itself."""
 
@@ -217,17 +257,23 @@ class App:
 
     `url`: without it, EVSCHED_URL, else redis://localhost:6379/0. A worker that is started with another URL takes
     its app there. `lifespan`: called by each worker, returns an async context manager around all that it runs; what
-    that yields is `current_job().state`.
+    that yields is `current_job().state`. `name`: the recurrences that it declares are known by it; else the queue's.
+    Two apps that share a queue need different ones.
     """
 
     def __init__(
-        self, url: str | None = None, *, queue: str = config.DEFAULT_QUEUE, lifespan: Lifespan | None = None
+        self,
+        url: str | None = None,
+        *,
+        queue: str = config.DEFAULT_QUEUE,
+        lifespan: Lifespan | None = None,
+        name: str | None = None,
     ) -> None:
         self.url = (
             url or config.load({"EVSCHED_URL": os.environ["EVSCHED_URL"]} if "EVSCHED_URL" in os.environ else {}).url
         )
         self.queue = check_queue(queue)
-        self.program = Program(Tasks(), [], lifespan or no_lifespan)
+        self.program = Program(Tasks(), [], lifespan or no_lifespan, check_queue(name or queue))
         """What a worker runs."""
         self._client: Client | None = None
 
@@ -244,6 +290,68 @@ class App:
         """
         self.program.middleware.append(function)
         return function
+
+    def recurring(
+        self,
+        rule: str | None = None,
+        *,
+        every: timedelta | float | None = None,
+        zone: str = "UTC",
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        start: datetime | float | None = None,
+        end: datetime | float | None = None,
+        count: int | None = None,
+        spread: timedelta | float = 0.0,
+        misfire: Misfire = "once",
+        most: int = 100,
+        overlap: Overlap = "skip",
+        window: str | None = None,
+        priority: int | None = None,
+        group: str | None = None,
+        queue: str | None = None,
+    ) -> Callable[[Callable[..., Any]], Any]:
+        """Declare that a task recurs: by a cron `rule` in a `zone`, or `every` so many seconds.
+
+        Put it above `@app.task(...)`, or above a function, which becomes a task. Workers keep what is declared here and
+        what is in Redis in step when they start. `name`: else the task's. `spread`: each occurrence is moved by a
+        stable part of it. `misfire`: what becomes of those that nobody could schedule: "skip", "once", or "all" up to
+        `most`. `overlap`: what becomes of one that falls due while the one before has not ended: "skip", "wait",
+        "allow".
+
+        Raises:
+            ConfigError: the rule, zone or window is none; or the interval is shorter than the retries may take.
+        """
+
+        def declare(function: Callable[..., Any]) -> Any:
+            task = cast("TaskHandle[..., Any]", function if isinstance(function, TaskHandle) else self.task(function))
+            declared = _declared(
+                task.task,
+                rule,
+                every=every,
+                zone=zone,
+                name=name,
+                args=args,
+                kwargs=kwargs,
+                start=start,
+                end=end,
+                count=count,
+                spread=spread,
+                misfire=misfire,
+                most=most,
+                overlap=overlap,
+                window=window,
+                priority=priority,
+                group=group,
+            )
+            of = check_queue(queue or self.queue)
+            if any(there == of and one.name == declared.name for there, one in self.program.recurrences):
+                raise ConfigError(f"recurrence {declared.name!r} is declared twice: give one of them another name=")
+            self.program.recurrences.append((of, declared))
+            return task
+
+        return declare
 
     @property
     def client(self) -> Client:

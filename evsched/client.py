@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,7 @@ from evsched.backoff import Retry, reconnect_delay
 from evsched.call import Call, T
 from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
 from evsched.job import JobStatus, OnConflict, Payload, Place, RetryFields, decode, encode
+from evsched.recurrence import Declared, read_recurrence
 from evsched.sender import Blocking, Commands, SyncCommands
 from evsched.store import New, Store, clock
 
@@ -54,12 +55,22 @@ class Options(Struct, frozen=True, kw_only=True):
     on_conflict: OnConflict | None = None
 
 
-def _unix(moment: datetime | float) -> float:
+def unix(moment: datetime | float) -> float:
+    """Return a moment in Unix seconds.
+
+    Raises:
+        ConfigError: a datetime without a zone.
+    """
     if not isinstance(moment, datetime):
         return float(moment)
     if moment.tzinfo is None:
         raise ConfigError(f"{moment} has no time zone: give an aware datetime, such as datetime.now(UTC)")
     return moment.timestamp()
+
+
+def seconds(length: timedelta | float) -> float:
+    """Return a length in seconds."""
+    return length.total_seconds() if isinstance(length, timedelta) else float(length)
 
 
 def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> New:
@@ -84,7 +95,7 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
         timeout=options.timeout,
         retry=None if retry is None else RetryFields(**msgspec.structs.asdict(retry)),
         retention=options.retention,
-        expires=None if options.expires is None else _unix(options.expires),
+        expires=None if options.expires is None else unix(options.expires),
         reply=options.reply,
         meta=options.meta or {},
     )
@@ -99,8 +110,8 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
         payload=text,
         priority=options.priority,
         group=options.group,
-        due=None if options.due is None else _unix(options.due),
-        delay=delay.total_seconds() if isinstance(delay, timedelta) else float(delay or 0.0),
+        due=None if options.due is None else unix(options.due),
+        delay=seconds(delay or 0.0),
     )
 
 
@@ -132,7 +143,7 @@ def _timeout(job_id: str, timeout: float) -> TimeoutError:
 
 
 def _due(due: datetime | float | None) -> float | None:
-    return None if due is None else _unix(due)
+    return None if due is None else unix(due)
 
 
 class Client:
@@ -171,6 +182,23 @@ class Client:
         """
         calls = _enqueue_calls(self.store(queue), jobs, on_conflict)
         return [due for call in calls for due in await self.send(call)]
+
+    async def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
+        """Make a recurrence, or change the one of its name; return which.
+
+        Raises:
+            ConfigError: its rule, zone or window is none.
+        """
+        read_recurrence(recurrence)
+        return await self.send(self.store(queue).declare(recurrence))
+
+    async def remove(self, queue: str, name: str) -> None:
+        """Delete a recurrence, with what it has ahead on the schedule.
+
+        Raises:
+            JobMissing: there is none of that name.
+        """
+        await self.send(self.store(queue).remove(name))
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says; None when there is none of that id."""
@@ -259,6 +287,15 @@ class SyncClient:
         """Put jobs on a queue's schedule, as `Client.enqueue`."""
         calls = _enqueue_calls(self.store(queue), jobs, on_conflict)
         return [due for call in calls for due in self.send(call)]
+
+    def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
+        """Make a recurrence, or change one, as `Client.declare`."""
+        read_recurrence(recurrence)
+        return self.send(self.store(queue).declare(recurrence))
+
+    def remove(self, queue: str, name: str) -> None:
+        """Delete a recurrence, as `Client.remove`."""
+        self.send(self.store(queue).remove(name))
 
     def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is, as `Client.status`."""

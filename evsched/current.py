@@ -48,7 +48,19 @@ _NOTED: Final = _Noted()
 class CurrentJob:
     """What a handler may know of the job that it runs. Times in seconds, the due in Unix seconds."""
 
-    __slots__ = ("_report", "attempt", "cancelled", "due", "id", "lateness", "meta", "queue", "state", "task")
+    __slots__ = (
+        "_report",
+        "attempt",
+        "cancelled",
+        "due",
+        "id",
+        "lateness",
+        "meta",
+        "planned",
+        "queue",
+        "state",
+        "task",
+    )
 
     def __init__(
         self,
@@ -57,6 +69,7 @@ class CurrentJob:
         task: str,
         attempt: int,
         due: float,
+        planned: float,
         lateness: float,
         meta: dict[str, Any],
         state: Any = None,
@@ -67,6 +80,8 @@ class CurrentJob:
         self.task = task
         self.attempt = attempt
         self.due = due
+        self.planned = planned
+        """The due of the first attempt; of an occurrence its planned time."""
         self.lateness = lateness
         """From the due to the handler's start, by Redis's clock."""
         self.meta = meta
@@ -88,6 +103,11 @@ class CurrentJob:
             raise EvschedError("progress: a task on a process has no way to tell it; use a thread, or on='thread'")
         self._report(Progress(done, total, note[:200]))
         return _NOTED
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same in every attempt of a job or occurrence, different for the next: for calls that must count once."""
+        return f"{self.id}:{self.planned:.6f}"
 
 
 _current: Final[contextvars.ContextVar[CurrentJob]] = contextvars.ContextVar("evsched_current_job")

@@ -18,6 +18,7 @@ from evsched.alarm import Alarm
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.events import Emit, Reason
 from evsched.outage import Outage
+from evsched.recurring import Recurring
 from evsched.sender import Commands
 from evsched.store import Step, Store
 from evsched.watcher import FLOOD_GAP, Watcher
@@ -54,7 +55,8 @@ class Dispatcher:
         self._emit = emit
         self._alarm = Alarm()
         self._outage = Outage("dispatcher", emit)
-        self._watcher = Watcher(config, commands, self._id, emit, self._heard, self._look_at_all)
+        self._watcher = Watcher(config, commands, self._id, emit, self._heard, self._recurs, self._look_at_all)
+        self._recurring = Recurring(config, commands, emit, lambda: self.queues)
         # There is always one: a dispatcher on an empty Redis proves its subscription on it.
         self._schedules = {queue: Schedule(queue) for queue in config.queues or (DEFAULT_QUEUE,)}
 
@@ -67,6 +69,7 @@ class Dispatcher:
         """Dispatch until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watcher.run())
+            group.create_task(self._recurring.run())
             group.create_task(self._loop())
 
     async def find_queues(self) -> None:
@@ -108,7 +111,12 @@ class Dispatcher:
         if schedule.at <= now + _GAP:
             self._alarm.ring()
 
+    def _recurs(self, queue: str) -> None:
+        self._find(queue)
+        self._recurring.heard(queue)
+
     def _look_at_all(self) -> None:
+        self._recurring.look()
         for schedule in self._schedules.values():
             schedule.at, schedule.reason = 0.0, "reconnect"
         self._alarm.ring()
@@ -159,5 +167,7 @@ class Dispatcher:
         self._emit(events.Woken(queue, reason, len(done.moved) + len(done.buried)))
         if done.moved:
             self._emit(events.Dispatched(queue, [done.now - due for due in done.moved]))
+        for name in set(done.missed):
+            self._emit(events.Missed(queue, name, done.missed.count(name)))
         for job_id, why in done.buried:
             self._emit(events.Buried(queue, job_id, "?", why, "dead"))

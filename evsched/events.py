@@ -107,6 +107,37 @@ class Aborted(Event, frozen=True):
     task: str
 
 
+class Declared(Event, frozen=True):
+    """A worker brought a recurrence of its app in step with the code: "made", "changed" or "removed"."""
+
+    queue: str
+    name: str
+    done: str
+
+
+class Recurred(Event, frozen=True):
+    """Occurrences of recurrences went on the schedule, ahead of their time."""
+
+    queue: str
+    ids: list[str]
+
+
+class Missed(Event, frozen=True):
+    """Planned times of a recurrence passed without an occurrence."""
+
+    queue: str
+    name: str
+    count: int
+
+
+class RecurrenceBroken(Event, frozen=True):
+    """A recurrence's record cannot be read: it recurs no more until it is declared anew."""
+
+    queue: str
+    name: str
+    reason: str
+
+
 class Requeued(Event, frozen=True):
     """What a worker held went back to ready."""
 

@@ -24,6 +24,7 @@ from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, explain, s
 from evsched.errors import ConfigError, UnknownTask
 from evsched.job import Aborted, Buried, Done, Outcome, Payload, Retried, Taken, decode_payload, encode, shorten
 from evsched.processes import HandlerFailed
+from evsched.recurrence import Declared
 from evsched.tasks import Task, Tasks
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -45,6 +46,10 @@ class Program(Struct, frozen=True):
     tasks: Tasks
     middleware: list[Middleware] = []
     lifespan: Lifespan = no_lifespan
+    owner: str = ""
+    """The app's name: the recurrences that it declares are its own."""
+    recurrences: list[tuple[str, Declared]] = []
+    """(queue, recurrence)."""
 
 
 class Run:
@@ -229,7 +234,16 @@ class Executor:
         job = run.job
         lateness = run.now - job.due + time.monotonic() - run.handed
         return CurrentJob(
-            job.id, run.queue, task.name, job.attempt, job.due, lateness, payload.meta, self.state, run.tell
+            job.id,
+            run.queue,
+            task.name,
+            job.attempt,
+            job.due,
+            job.planned,
+            lateness,
+            payload.meta,
+            self.state,
+            run.tell,
         )
 
     async def _call(self, run: Run, task: Task, args: list[Any], kwargs: dict[str, Any], timeout: float | None) -> Any:

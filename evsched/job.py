@@ -49,6 +49,8 @@ class Taken(Struct, frozen=True):
     attempt: int
     due: float
     payload: bytes
+    planned: float = 0.0
+    """The due of the first attempt, or the planned time of an occurrence: the same for all attempts. Unix seconds."""
 
 
 class Done(Struct, frozen=True):

@@ -21,7 +21,9 @@ EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 EVERY_PLACE: Final = "evsched:{*}:[sblrp]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
-_QUEUE: Final = re.compile(rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|leases|gate|processing:(.+))", re.DOTALL)
+_QUEUE: Final = re.compile(
+    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|leases|recurrences|gate|processing:(.+))", re.DOTALL
+)
 
 
 def root(queue: str) -> str:
@@ -57,6 +59,10 @@ def control(queue: str, worker: str) -> str:
 def progress(queue: str, job_id: str) -> str:
     """Return the channel on which a run's progress is told."""
     return f"{root(queue)}progress:{job_id}"
+
+
+def recurrences(queue: str) -> str:
+    return root(queue) + "recurrences"
 
 
 def gate(queue: str) -> str:

@@ -37,7 +37,9 @@ async def run(
         RetryLater, GiveUp: the handler did.
         HandlerFailed: it raised something else, or its process died.
     """
-    known = {name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "lateness", "meta")}
+    known = {
+        name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "planned", "lateness", "meta")
+    }
     async with pool:
         began()
         try:

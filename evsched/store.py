@@ -17,6 +17,7 @@ from evsched.current import Progress
 from evsched.explain import Facts
 from evsched.job import Aborted, Buried, Done, JobStatus, Place, Retried, Taken, encode, read_status
 from evsched.limits import Limits, read_limits
+from evsched.recurrence import Declared, Occurrence
 from evsched.scripts import script
 
 
@@ -41,6 +42,8 @@ class Step(Struct, frozen=True):
     """The dues of the jobs that left the schedule."""
     buried: list[tuple[str, str]]
     """(id, reason) of those that went to dead."""
+    missed: list[str]
+    """The recurrences of which an occurrence was missed, once for each."""
 
 
 class Take(Struct, frozen=True):
@@ -65,6 +68,16 @@ class Lease(Struct, frozen=True):
     """Seconds until then, on Redis's clock; negative = it has ended."""
     held: int
     """Jobs in the worker's list."""
+
+
+class Agenda(Struct, frozen=True):
+    """The recurrences that are to be moved on."""
+
+    now: float
+    beyond: float | None
+    """The next planned time after those, Unix seconds."""
+    rows: list[tuple[str, bytes, dict[str, bytes]]]
+    """(name, score as it is stored, record)."""
 
 
 class Census(Struct, frozen=True):
@@ -99,6 +112,10 @@ def _new_words(jobs: Iterable[New]) -> list[Word]:
             repr(job.delay),
         )
     return words
+
+
+def _fields(flat: list[bytes]) -> dict[str, bytes]:
+    return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
 
 
 def _dues(reply: list[bytes]) -> list[float]:
@@ -148,9 +165,13 @@ class Store:
         """
 
         def step(reply: list[Any]) -> Step:
-            moment, sleep, moved, buried = reply
+            moment, sleep, moved, buried, missed = reply
             return Step(
-                float(moment), float(sleep) if sleep else float("inf"), [float(due) for due in moved], _pairs(buried)
+                float(moment),
+                float(sleep) if sleep else float("inf"),
+                [float(due) for due in moved],
+                _pairs(buried),
+                texts(missed),
             )
 
         return self._verb("dispatch", step, self._stamp(now), limit, cap, canary)
@@ -173,7 +194,8 @@ class Store:
         def take(reply: list[Any]) -> Take:
             moment, more, leased, flat, buried = reply
             jobs = [
-                Taken(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3]) for i in range(0, len(flat), 4)
+                Taken(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3], float(flat[i + 4]))
+                for i in range(0, len(flat), 5)
             ]
             return Take(float(moment), more == b"1", leased == b"1", jobs, _pairs(buried))
 
@@ -278,6 +300,51 @@ class Store:
         """
         return self._verb("drop", texts, _moment(before), limit, *ids)
 
+    def declare(self, recurrence: Declared, owner: str = "") -> Call[Literal["made", "changed", "same"]]:
+        """Make a recurrence, or change one; the reply says which. `owner`: the app that declares it in its code."""
+
+        def did(reply: bytes) -> Literal["made", "changed", "same"]:
+            return cast(Literal["made", "changed", "same"], text(reply))
+
+        words = [word for pair in recurrence.fields().items() for word in pair]
+        return self._verb("declare", did, recurrence.name, owner, *words)
+
+    def recur(
+        self,
+        name: str,
+        seen: bytes,
+        put: Iterable[Occurrence],
+        *,
+        next_: float | None,
+        missed: int = 0,
+        reason: str = "",
+    ) -> Call[list[str] | None]:
+        """Put occurrences on the schedule and move their recurrence on; None when it has been moved by another."""
+
+        def ids(reply: list[bytes] | None) -> list[str] | None:
+            return None if reply is None else texts(reply)
+
+        words: list[Word] = [name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
+        for one in put:
+            words += (one.id, repr(one.planned), repr(one.due), "" if one.grace is None else repr(one.grace))
+        return self._verb("recur", ids, *words)
+
+    def remove(self, name: str) -> Call[Any]:
+        """Delete a recurrence, with what it has ahead on the schedule.
+
+        Raises (when sent):
+            JobMissing: there is none of that name.
+        """
+        return self._verb("remove", raw, name)
+
+    def hold(self, name: str, paused: bool, *, now: float | None = None) -> Call[Any]:
+        """Pause a recurrence, or let it go on from now.
+
+        Raises (when sent):
+            JobMissing: there is none of that name.
+        """
+        return self._verb("hold", raw, self._stamp(now), name, "1" if paused else "")
+
     def pause(self, *, limit: int = 500, now: float | None = None) -> Call[tuple[float, int, int]]:
         """Close the gate; the reply: since when it is, how many went back to the backlog, how many are still ready."""
 
@@ -310,8 +377,7 @@ class Store:
             _, place, score, flat = reply
             if not place:
                 return None
-            fields = {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
-            return read_status(self.queue, job_id, _place(place), text(score), fields)
+            return read_status(self.queue, job_id, _place(place), text(score), _fields(flat))
 
         return self._verb("look", status, self._stamp(now), job_id)
 
@@ -320,7 +386,7 @@ class Store:
 
         def facts(reply: list[Any]) -> Facts:
             moment, place, score, flat, limits, named = reply
-            fields = {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+            fields = _fields(flat)
             told = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
             holder, parked = told.pop("holder", None), fields.get("parked")
             return Facts(
@@ -333,6 +399,32 @@ class Store:
             )
 
         return self._verb("explain", facts, self._stamp(now), job_id)
+
+    def agenda(self, ahead: float, limit: int, *, now: float | None = None) -> Call[Agenda]:
+        """Read the recurrences whose next planned time lies at most `ahead` seconds from now."""
+
+        def read(reply: list[Any]) -> Agenda:
+            moment, beyond, rows = reply
+            due = [(text(rows[i]), rows[i + 1], _fields(rows[i + 2])) for i in range(0, len(rows), 3)]
+            return Agenda(float(moment), float(beyond) if beyond else None, due)
+
+        return self._verb("agenda", read, self._stamp(now), ahead, limit)
+
+    def declared(self, owner: str) -> Call[list[str]]:
+        """Read the names of the recurrences that an app declares in its code."""
+        return Call(("SMEMBERS", f"{self._root}declared:{owner}"), texts)
+
+    def recurrences(self, start: int, count: int) -> Call[list[tuple[str, float]]]:
+        """Read a slice of the recurrences with their next planned times, the earliest first."""
+
+        def read(reply: list[bytes]) -> list[tuple[str, float]]:
+            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+
+        return Call(("ZRANGE", self._root + "recurrences", start, start + count - 1, "WITHSCORES"), read)
+
+    def recurrence(self, name: str) -> Call[dict[str, bytes]]:
+        """Read a recurrence's record."""
+        return Call(("HGETALL", f"{self._root}recurrence:{name}"), _fields)
 
     def ids(self, cursor: int) -> Call[tuple[int, list[str]]]:
         """Read a slice of the ids that have records."""

@@ -37,8 +37,9 @@ FLOOD_GAP: Final = 0.005
 class Watcher:
     """Hears the events of the schedules.
 
-    `heard(queue)` is called for each event that may have brought a due, or the opening of a gate, nearer; `look()` when
-    something may have been missed: step every queue then.
+    `heard(queue)` is called for each event that may have brought a due, or the opening of a gate, nearer;
+    `recurs(queue)` when its recurrences have changed; `look()` when something may have been missed: step every queue
+    then.
     """
 
     def __init__(
@@ -48,16 +49,18 @@ class Watcher:
         dispatcher: str,
         emit: Emit,
         heard: Callable[[str], None],
+        recurs: Callable[[str], None],
         look: Callable[[], None],
     ) -> None:
         self._config = config
         self._commands = commands
         self._emit = emit
         self._heard = heard
+        self._recurs = recurs
         self._look = look
         db = database(config.url)
         names = config.queues or ("*",)
-        told = [keys.events(db, key(name)) for key in (keys.schedule, keys.canary) for name in names]
+        told = [keys.events(db, key(name)) for key in (keys.schedule, keys.recurrences, keys.canary) for name in names]
         told += [keys.gate(name) for name in names]
         # An ACL compares a pattern to the letter, and a channel by its own patterns: so names are no patterns.
         self._patterns = [] if config.queues else told
@@ -134,13 +137,15 @@ class Watcher:
             if channel.endswith(b"}:schedule"):
                 # A removal, most often our own, brings no due nearer.
                 if message != b"zrem":
-                    self._hear(channel)
+                    self._hear(channel, self._heard)
                 count += 1
                 if count == _FLOOD:
                     self.flooded = self._last - since < _FLOOD_WITHIN
                     if self.flooded:
                         return
                     count, since = 0, self._last
+            elif channel.endswith(b"}:recurrences"):
+                self._hear(channel, self._recurs)
             elif channel.endswith(b"}:gate"):
                 found = keys.parse(channel)
                 if found is not None:
@@ -153,10 +158,10 @@ class Watcher:
                 self.flooded = False
                 count, since = 0, self._last
 
-    def _hear(self, channel: bytes) -> None:
+    def _hear(self, channel: bytes, tell: Callable[[str], None]) -> None:
         found = keys.parse(channel[self._prefix :])
         if found is not None:
-            self._heard(found[0])
+            tell(found[0])
 
     def _prove(self) -> None:
         """Take the canary's message as the proof: its event must have come before it."""

@@ -6,6 +6,7 @@ It has a lane for each queue, one pool of slots, one executor, and a beat in a t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
@@ -16,7 +17,7 @@ from evsched import events
 from evsched.beat import Beat
 from evsched.config import Config
 from evsched.control import Control
-from evsched.errors import StoreError
+from evsched.errors import JobMissing, StoreError
 from evsched.events import Emit
 from evsched.executor import Executor, Program
 from evsched.lane import Lane, Slots
@@ -71,6 +72,11 @@ class Worker:
 
     async def _run(self) -> None:
         for lane in self.lanes.values():
+            while True:
+                async with self._outage:
+                    await self._declare(lane.store)
+                    break
+        for lane in self.lanes.values():
             await self._begin_lease(lane)
         self._beat.start()
         self._emit(
@@ -121,6 +127,19 @@ class Worker:
             async with self._outage:
                 await self._commands.send(lane.store.beat(self.id, self._config.idle_lease, fresh=True))
                 return
+
+    async def _declare(self, store: Store) -> None:
+        """Keep what the app declares and what is in Redis in step: its own recurrences, and no others."""
+        own = [one for queue, one in self._program.recurrences if queue == store.queue]
+        known = await self._commands.send(store.declared(self._program.owner))
+        for one in own:
+            done = await self._commands.send(store.declare(one, self._program.owner))
+            if done != "same":
+                self._emit(events.Declared(store.queue, one.name, done))
+        for name in set(known).difference(one.name for one in own):
+            with contextlib.suppress(JobMissing):  # another worker was quicker
+                await self._commands.send(store.remove(name))
+                self._emit(events.Declared(store.queue, name, "removed"))
 
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
         held = sum(len(lane.held) for lane in self.lanes.values())

@@ -131,13 +131,13 @@ end
 -- Take what is of a job that has ended, and of its runs, out of its record: the id is used again.
 local function clear_ended(id)
   redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
-  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited')
+  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned')
 end
 
 -- The run has ended, and its id was scheduled again meanwhile: make the record that of the next run. `again` is
 -- the due of one that was dispatched during the run.
 local function renew(id, again)
-  redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress')
+  redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
   if again then
     redis.call('ZADD', schedule, 'LT', again, id)
   end

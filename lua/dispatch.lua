@@ -9,7 +9,8 @@
 --                  that proves the notifications, in the same round trip
 -- REPLY  now; the sleep in seconds until the next due or until the gate opens by its rate, '0' = more is due already,
 --        '' = nothing is scheduled;
---        list of the dues moved on; list of id, reason of what went to dead
+--        list of the dues moved on; list of id, reason of what went to dead; list of the recurrences of which an
+--        occurrence was missed
 -- FAILS  none
 -- TWICE  the second call finds nothing due
 --
@@ -41,7 +42,7 @@ if #due > 0 then
   end
 end
 
-local moved, buried, places, gone, turns = {}, {}, {}, {}, {}
+local moved, buried, missed, places, gone, turns = {}, {}, {}, {}, {}, {}
 
 -- An id that waits already has the same record: it is out of there too, not in two places.
 local function bury(id, reason)
@@ -176,7 +177,8 @@ local function pass(id, score)
     bury_member(id, 'the key of its record is not a hash: DEL it and schedule the job again')
     return true
   end
-  local run = redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due', 'parked')
+  local run =
+    redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due', 'parked', 'recurrence')
   local worker, finished, priority, group, awaited = run[1], run[2], run[3] or '5', run[4] or '', run[5]
   if worker and not finished then
     if redis.call('LPOS', processing(worker), id) then
@@ -218,6 +220,16 @@ local function pass(id, score)
     clear_ended(id)
     redis.call('ZREM', dead, id)
     redis.call('DEL', root .. 'reply:' .. id)
+  end
+  local verdict = run[8] and not is_ready[id] and not run[7] and falls_due(run[8], id, score, now) or 'go'
+  if verdict == 'wait' then
+    redis.call('ZADD', schedule, '+inf', id)
+    return false
+  elseif verdict == 'skip' then
+    redis.call('HINCRBY', recurrence(run[8]), 'missed', 1)
+    missed[#missed + 1] = run[8]
+    redis.call('DEL', key)
+    return true
   end
   if not is_ready[id] and not run[7] then
     -- A score of 0, or under it, means "now": from here on, that is a time.
@@ -266,4 +278,4 @@ local nearest = tonumber(redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2])
 if nearest or opens then
   sleep = seconds(math.max(0, math.min(nearest or opens, opens or nearest) - now))
 end
-return { seconds(now), sleep, moved, buried }
+return { seconds(now), sleep, moved, buried, missed }

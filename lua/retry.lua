@@ -34,6 +34,8 @@ for id, attempt, delay, reason in rows(3, 4) do
     end
     redis.call('ZADD', schedule, seconds(now + tonumber(delay)), id)
     redis.call('HSET', record(id), 'reason', reason)
+    -- What the attempts of a job have in common, for its idempotency key.
+    redis.call('HSETNX', record(id), 'planned', redis.call('HGET', record(id), 'due') or '0')
     redis.call('HDEL', record(id), 'worker')
     redis.call('LREM', list, 1, id)
     leave(id)

@@ -8,7 +8,7 @@
 --        hold      how many jobs it may hold in all, under 1000
 -- ROWS   id        already in the worker's list: what BLMOVE took, or what a lost reply left there
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker had a lease, '0' when it was lost;
---        list of id, attempt, due, payload of what is to run;
+--        list of id, attempt, due, payload, planned of what is to run;
 --        list of id, reason of what went to dead
 -- FAILS  none
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
@@ -47,8 +47,8 @@ local started, buried = {}, {}
 local moment = seconds(now)
 for _, id in ipairs(ids) do
   local key = record(id)
-  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop')
-  local payload, attempt, due, holder, finished, stop = unpack(run)
+  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
+  local payload, attempt, due, holder, finished, stop, planned = unpack(run)
   local elsewhere = holder and not finished and holder ~= worker and redis.call('LPOS', processing(holder), id)
   if not payload then
     local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
@@ -86,6 +86,7 @@ for _, id in ipairs(ids) do
     end
     local at = #started
     started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload
+    started[at + 5] = planned or due or moment
   end
 end
 

@@ -32,7 +32,7 @@ def run(send: Send, store: Store) -> Taken:
 
 
 def test_start_counts_the_attempt_and_begins_the_lease(run: Taken, state: State) -> None:
-    assert run == Taken("a", 1, NOW, b'{"task":"t"}')
+    assert run == Taken("a", 1, NOW, b'{"task":"t"}', NOW)
     assert state() == {
         "processing:w": ["a"],
         "leases": {"w": NOW + 15},

@@ -1,0 +1,142 @@
+"""Service windows: when a job may start, such as `mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26`. Pure.
+
+A window is one or more spans and exceptions, parted by `;`. A span is days (`mon-fri`, `sat,sun`; none = every day),
+two times of the day, and a zone; one that ends before it begins ends on the next day. The zone stands in one span at
+least, and is the same in all. An exception is a local date, or two, both included. The local clock on the wall decides,
+so on the days on which it is set a span is an hour shorter or longer, and one that begins in an hour that is left out
+begins after it.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, time, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from msgspec import Struct
+
+from evsched.errors import ConfigError
+from evsched.zones import find_zone
+
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+_SPAN: Final = re.compile(r"(?:([a-z,\- ]+?)\s+)?(\d\d?:\d\d)\s*-\s*(\d\d?:\d\d)(?:\s+([A-Za-z0-9_+\-/]+))?")
+_EXCEPTION: Final = re.compile(r"not\s+(\d{4}-\d\d-\d\d)(?:\s*\.\.\s*(\d{4}-\d\d-\d\d))?")
+
+_AHEAD: Final = 800
+"""Days that are looked through for the next opening: two years of exceptions."""
+
+
+class Span(Struct, frozen=True):
+    """Minutes of the local day, from `begin` to before `end`, on some days of the week (Monday is 0)."""
+
+    days: frozenset[int]
+    begin: int
+    end: int
+
+
+class Window(Struct, frozen=True):
+    """When jobs may start. Make one with `parse_window`."""
+
+    text: str
+    zone: ZoneInfo
+    spans: tuple[Span, ...]
+    closed: tuple[tuple[date, date], ...]
+
+    def is_open(self, moment: float) -> bool:
+        """Is the window open at a moment, in Unix seconds?"""
+        local = datetime.fromtimestamp(moment, self.zone)
+        today, minute = local.date(), 60 * local.hour + local.minute
+        if any(first <= today <= last for first, last in self.closed):
+            return False
+        day = local.weekday()
+        for span in self.spans:
+            if span.begin < span.end:
+                if day in span.days and span.begin <= minute < span.end:
+                    return True
+            elif (day in span.days and minute >= span.begin) or ((day - 1) % 7 in span.days and minute < span.end):
+                return True
+        return False
+
+    def next_open(self, moment: float) -> float | None:
+        """Return `moment` if the window is open then, else when it next opens; None = not within two years."""
+        if self.is_open(moment):
+            return moment
+        first = datetime.fromtimestamp(moment, self.zone).date()
+        minutes = sorted({0, *(span.begin for span in self.spans)})
+        for days in range(_AHEAD):
+            for minute in minutes:
+                wall = datetime.combine(first + timedelta(days), time(minute // 60, minute % 60), self.zone)
+                for fold in (0, 1):
+                    at = wall.replace(fold=fold).timestamp()
+                    if at > moment and self.is_open(at):
+                        return self._earliest(moment, at)
+        return None
+
+    def _earliest(self, after: float, at: float) -> float:
+        # A beginning in an hour that is left out lies an hour later by that reckoning: the wall's clock jumps over it.
+        while at - 60 > after and self.is_open(at - 60):
+            at -= 60
+        return at
+
+
+def parse_window(text: str) -> Window:
+    """Read a window.
+
+    Raises:
+        ConfigError: a part of it is none; the message has the part.
+    """
+    spans, closed, zone = list[Span](), list[tuple[date, date]](), None
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        if found := _EXCEPTION.fullmatch(part):
+            first, last = (_date(text, day) for day in (found[1], found[2] or found[1]))
+            if last < first:
+                raise _wrong(text, part, "it ends before it begins")
+            closed.append((first, last))
+        elif found := _SPAN.fullmatch(part):
+            spans.append(Span(_days(text, found[1]), _minute(text, found[2]), _minute(text, found[3])))
+            if spans[-1].begin == spans[-1].end:
+                raise _wrong(text, part, "it is empty: a whole day is 00:00-24:00")
+            if found[4] and zone not in (None, found[4]):
+                raise _wrong(text, found[4], f"the zone is {zone} already: a window has one")
+            zone = found[4] or zone
+        else:
+            raise _wrong(text, part, "write it as `mon-fri 22:00-06:00 Europe/Berlin` or `not 2026-12-24..2026-12-26`")
+    if not spans:
+        raise _wrong(text, text, "it is never open: name a span such as `mon-fri 09:00-17:00 Europe/Berlin`")
+    if zone is None:
+        raise _wrong(text, text, "it has no zone: add one such as Europe/Berlin or UTC")
+    return Window(text, find_zone(zone), tuple(spans), tuple(closed))
+
+
+def _wrong(text: str, part: str, why: str) -> ConfigError:
+    return ConfigError(f"window {text!r}, at {part!r}: {why}")
+
+
+def _date(text: str, day: str) -> date:
+    try:
+        return date.fromisoformat(day)
+    except ValueError as error:
+        raise _wrong(text, day, f"no date: {error}") from None
+
+
+def _minute(text: str, clock: str) -> int:
+    hours, _, minutes = clock.partition(":")
+    minute = 60 * int(hours) + int(minutes)
+    if int(minutes) > 59 or minute > 24 * 60:
+        raise _wrong(text, clock, "no time of the day")
+    return minute
+
+
+def _days(text: str, names: str | None) -> frozenset[int]:
+    if not names:
+        return frozenset(range(7))
+    days = set[int]()
+    for part in names.replace(" ", "").split(","):
+        ends = part.split("-")
+        if len(ends) > 2 or any(name not in DAYS for name in ends):
+            raise _wrong(text, part, f"days are {', '.join(DAYS)}, or two with a dash")
+        first, last = DAYS.index(ends[0]), DAYS.index(ends[-1])
+        days.update((first + n) % 7 for n in range((last - first) % 7 + 1))
+    return frozenset(days)

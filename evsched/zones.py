@@ -1,0 +1,24 @@
+"""Time zones by their IANA names."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from zoneinfo import ZoneInfo, available_timezones
+
+from evsched.errors import ConfigError
+
+
+@cache
+def find_zone(name: str) -> ZoneInfo:
+    """Return a zone.
+
+    Raises:
+        ConfigError: there is none of that name; the message names the nearest.
+    """
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, KeyError):  # ZoneInfoNotFoundError is a KeyError
+        near = difflib.get_close_matches(name, available_timezones(), n=1, cutoff=0.4)
+        hint = f": did you mean {near[0]}?" if near else ": write it as Europe/Berlin"
+        raise ConfigError(f"zone {name!r} is not known{hint}") from None

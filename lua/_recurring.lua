@@ -1,0 +1,102 @@
+-- Recurrences: what the verbs of jobs have to know of them. Stands behind the gate, before every verb.
+--
+-- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds; 0 = from now on
+-- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, missed,
+--                          last_id, last_outcome, last_finished, last_lateness; and current, waiting, ahead
+-- declared:<owner>   set   names of the recurrences that an app declares in its code
+
+local recurrences = root .. 'recurrences'
+
+local function recurrence(name)
+  return root .. 'recurrence:' .. name
+end
+
+-- Is an occurrence on its way, or does it run?
+local function unended(id)
+  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'payload')
+  return not run.err and run[3] and not run[2] and place_of(id, run[1], run[2])
+end
+
+-- The ids of the occurrences that are on the schedule ahead of their time.
+local function ahead_of(name)
+  local ids = {}
+  for id in (redis.call('HGET', recurrence(name), 'ahead') or ''):gmatch('%S+') do
+    if redis.call('ZSCORE', schedule, id) then
+      ids[#ids + 1] = id
+    end
+  end
+  return ids
+end
+
+-- Take those off the schedule again: the recurrence has changed, or is no more.
+local function withdraw(name)
+  for _, id in ipairs(ahead_of(name)) do
+    redis.call('ZREM', schedule, id)
+    redis.call('DEL', record(id))
+  end
+  redis.call('HDEL', recurrence(name), 'ahead', 'waiting')
+end
+
+-- An occurrence falls due: 'go', 'skip' (it was missed, or the one before has not ended) or 'wait' for that end.
+local function falls_due(name, id, due, now)
+  local key = recurrence(name)
+  local found = redis.call('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
+  if redis.call('EXISTS', key) == 0 then
+    return 'go'
+  end
+  local overlap, current, waiting, misfire, ahead = found[1] or 'skip', found[2], found[3], found[4] or 'once', found[5]
+  local of = redis.call('HMGET', record(id), 'planned', 'grace')
+  local planned, grace = tonumber(of[1]), tonumber(of[2])
+  if grace and planned and misfire ~= 'all' and now - tonumber(due) > grace and waiting ~= id then
+    -- Late by more than noise. Of several such the newest alone runs, or none.
+    local newer = tonumber(redis.call('ZSCORE', recurrences, name) or 'inf') <= now
+    for other in (ahead or ''):gmatch('@(%S+)') do
+      local at = tonumber(other)
+      newer = newer or (at and at > planned and at <= now)
+    end
+    if misfire == 'skip' or newer then
+      return 'skip'
+    end
+  end
+  if overlap ~= 'allow' and current and current ~= id and unended(current) then
+    if overlap == 'wait' and (not waiting or waiting == id) then
+      redis.call('HSET', key, 'waiting', id)
+      return 'wait'
+    end
+    return 'skip'
+  end
+  redis.call('HSET', key, 'current', id)
+  if waiting then
+    redis.call('HDEL', key, 'waiting')
+    if waiting ~= id then -- what it waited for ended without a word: its worker died
+      redis.call('ZADD', schedule, 'XX', redis.call('HGET', record(waiting), 'planned') or now, waiting)
+    end
+  end
+  return 'go'
+end
+
+-- A run of an occurrence has ended for good: count it, and let the one go that waits for it.
+local function note_end(name, id, outcome, due, started, now)
+  local key = recurrence(name)
+  if redis.call('EXISTS', key) == 0 then
+    return
+  end
+  redis.call('HINCRBY', key, 'runs', 1)
+  redis.call('HSET', key, 'last_id', id, 'last_outcome', outcome, 'last_finished', seconds(now))
+  if due and started then
+    redis.call('HSET', key, 'last_lateness', seconds(tonumber(started) - tonumber(due)))
+  end
+  local waiting = redis.call('HGET', key, 'waiting')
+  local planned = waiting and redis.call('HGET', record(waiting), 'planned')
+  if planned then
+    redis.call('ZADD', schedule, 'XX', planned, waiting)
+  end
+end
+
+-- The same for a run that is named by its id alone, if it is an occurrence's.
+local function note_end_of(id, outcome, now)
+  local run = redis.pcall('HMGET', record(id), 'recurrence', 'due', 'started')
+  if run[1] then
+    note_end(run[1], id, outcome, run[2], run[3], now)
+  end
+end

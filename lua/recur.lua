@@ -1,0 +1,54 @@
+#!lua
+-- recur: a recurrence's next occurrences -> schedule, ahead of their time; and moves the recurrence on.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   name      of the recurrence
+--        seen      where the caller saw it stand: its score as it read it
+--        next      the planned time after those in the rows, '+inf' = none
+--        missed    how many planned times passed without an occurrence
+--        reason    why it cannot recur, '' = it does
+-- ROWS   id        name@planned
+--        planned   Unix seconds
+--        due       Unix seconds: planned, its part of the spread, its window's opening
+--        grace     seconds after which it was missed rather than late, '' = it makes up for missed ones
+-- REPLY  ids of what was put on the schedule; false when the recurrence does not stand where the caller saw it
+-- FAILS  none
+-- TWICE  the second call finds that it has moved on
+--
+-- Any number of dispatchers may call this for the same occurrences: one of them moves the recurrence.
+
+local name, seen, next, missed, reason = unpack(ARGV, 1, 5)
+local key = recurrence(name)
+
+if redis.call('ZSCORE', recurrences, name) ~= seen then
+  return false
+end
+local job = redis.call('HMGET', key, 'payload', 'priority', 'group', 'count', 'made')
+local most, made = tonumber(job[4] or 'inf'), tonumber(job[5] or 0)
+-- This read also refuses a key of the wrong type before anything is written.
+redis.call('ZCARD', schedule)
+
+local put, ahead = {}, ahead_of(name)
+for id, planned, due, grace in rows(6, 4) do
+  if made < most then
+    made = made + 1
+    if redis.call('EXISTS', record(id)) == 0 then
+      redis.call('ZADD', schedule, due, id)
+      write_record(id, job[1] or '', job[2] or '', job[3] or '')
+      redis.call('HSET', record(id), 'recurrence', name, 'planned', planned, 'grace', grace)
+      put[#put + 1] = id
+      ahead[#ahead + 1] = id
+    end
+  end
+end
+redis.call('HSET', key, 'made', made, 'ahead', table.concat(ahead, ' '))
+if tonumber(missed) > 0 then
+  redis.call('HINCRBY', key, 'missed', missed)
+end
+if reason ~= '' then
+  redis.call('HSET', key, 'reason', reason)
+else
+  redis.call('HDEL', key, 'reason')
+end
+redis.call('ZADD', recurrences, made < most and next or '+inf', name)
+return put

@@ -1,0 +1,23 @@
+#!lua flags=allow-oom
+-- remove: a recurrence -> gone, with what it has ahead on the schedule. An occurrence that is due already runs.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   name      of the recurrence
+-- REPLY  '1'
+-- FAILS  MISSING   there is none of that name
+-- TWICE  the second call fails with MISSING
+
+local name = unpack(ARGV, 1, 1)
+local key = recurrence(name)
+
+if not redis.call('ZSCORE', recurrences, name) then
+  return fail('MISSING', name .. ' is no recurrence of this queue')
+end
+withdraw(name)
+local owner = redis.call('HGET', key, 'owner')
+if owner then
+  redis.call('SREM', root .. 'declared:' .. owner, name)
+end
+redis.call('ZREM', recurrences, name)
+redis.call('DEL', key)
+return '1'

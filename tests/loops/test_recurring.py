@@ -1,0 +1,226 @@
+"""Recurrences with dispatchers and workers: declared, made by any client, missed, overlapping, changed, removed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from evsched import App, ConfigError, Retry, current_job, events
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.recurrence import Declared, Occurrence
+from evsched.store import Store
+from tests.support.system import system
+
+ONCE = Retry(attempts=1, interval=0, jitter=0)
+PAYLOAD = b'{"task":"tick"}'
+
+
+@pytest.fixture
+def config(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
+
+
+@pytest.fixture
+def ran() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def app(queue: str, ran: list[str]) -> App:
+    app = App(queue=queue)
+
+    @app.task(retry=ONCE)
+    async def tick() -> None:
+        ran.append(current_job().id)
+
+    return app
+
+
+def root(queue: str) -> str:
+    return f"evsched:{{{queue}}}:"
+
+
+async def test_a_declared_recurrence_runs_at_its_times_and_counts(config: Config, queue: str, raw: Any) -> None:
+    app, moments = App(queue=queue), list[tuple[str, float]]()
+
+    @app.recurring(every=1)
+    @app.task(retry=ONCE)
+    async def tick() -> None:
+        moments.append((current_job().id, current_job().lateness))
+
+    async with system(config, app) as running:
+        await running.recorder.until(lambda: len(moments) >= 3)
+    ids = [job_id for job_id, _ in moments]
+    first = int(ids[0].removeprefix("tick@"))
+    assert ids == [f"tick@{first + n}" for n in range(len(ids))]
+    assert all(0 <= late < 0.5 for _, late in moments)
+    record = raw.hgetall(f"{root(queue)}recurrence:tick")
+    assert record[b"last_outcome"] == b"done"
+    assert int(record[b"runs"]) >= 2
+    assert b"missed" not in record
+
+
+async def test_code_and_redis_are_kept_in_step(config: Config, queue: str, raw: Any) -> None:
+    def app_with(*rules: str) -> App:
+        app = App(queue=queue, name="reports")
+
+        @app.task(retry=ONCE)
+        async def report() -> None: ...
+
+        for n, rule in enumerate(rules):
+            app.recurring(rule, name=f"r{n}", zone="Europe/Berlin")(report)
+        return app
+
+    async def start(app: App) -> list[tuple[str, str]]:
+        async with system(config, app, dispatch=False) as running:
+            return [(event.name, event.done) for event in running.recorder.of(events.Declared)]
+
+    raw.hset(f"{root(queue)}recurrence:foreign", mapping={"rule": "0 0 * * *", "payload": PAYLOAD})
+    raw.zadd(f"{root(queue)}recurrences", {"foreign": 0})
+    assert await start(app_with("0 9 * * *", "0 10 * * *")) == [("r0", "made"), ("r1", "made")]
+    assert await start(app_with("0 9 * * *", "0 10 * * *")) == []
+    assert await start(app_with("0 9 * * *", "5 10 * * *")) == [("r1", "changed")]
+    assert await start(app_with("0 9 * * *")) == [("r1", "removed")]
+    assert sorted(raw.zrange(f"{root(queue)}recurrences", 0, -1)) == [b"foreign", b"r0"]
+
+
+async def test_any_client_can_make_one(config: Config, app: App, queue: str, raw: Any, ran: list[str]) -> None:
+    async with system(config, app) as running:
+        raw.hset(f"{root(queue)}recurrence:raw", mapping={"rule": "* * * * * *", "payload": PAYLOAD, "count": 2})
+        raw.zadd(f"{root(queue)}recurrences", {"raw": 0})
+        await running.recorder.wait(events.Completed, count=2)
+        assert raw.zscore(f"{root(queue)}recurrences", "raw") == float("inf")
+    assert len(ran) == 2
+
+
+async def test_a_rule_that_is_none_says_so_and_disturbs_nobody(config: Config, app: App, queue: str, raw: Any) -> None:
+    async with system(config, app) as running:
+        raw.hset(f"{root(queue)}recurrence:bad", mapping={"rule": "61 * * * *", "payload": PAYLOAD})
+        raw.hset(f"{root(queue)}recurrence:good", mapping={"rule": "every 1", "payload": PAYLOAD})
+        raw.zadd(f"{root(queue)}recurrences", {"bad": 0, "good": 0})
+        broken = await running.recorder.wait(events.RecurrenceBroken)
+        assert "field 1, the minute, is '61'" in broken.reason
+        await running.recorder.wait(events.Completed)
+        assert b"field 1" in raw.hget(f"{root(queue)}recurrence:bad", "reason")
+
+
+@pytest.mark.parametrize(
+    ("misfire", "made_up", "missed"), [("skip", 0, 20), ("once", 1, 19), ("all", 20, 0)], ids=["skip", "once", "all"]
+)
+async def test_what_became_of_twenty_seconds_of_downtime(
+    config: Config, app: App, queue: str, raw: Any, ran: list[str], misfire: Any, made_up: int, missed: int
+) -> None:
+    """A recurrence that stands 20 s in the past, as it does when nobody could move it on for so long."""
+    store = Store(queue)
+    declared = Declared(name="t", rule="every 1", payload=PAYLOAD, misfire=misfire, overlap="allow")
+    async with system(config, app, dispatch=False) as running:
+        await running.commands.send(store.declare(declared))
+        now = float(raw.time()[0])
+        raw.zadd(f"{root(queue)}recurrences", {"t": now - 20})
+        running.dispatch()
+        await running.recorder.until(lambda: len([job for job in ran if float(job[2:]) > now]) >= 2)
+    late = [job for job in ran if float(job[2:]) < now]
+    assert abs(len(late) - made_up) <= 1  # the one of this very second may count as late or as on time
+    assert abs(int(raw.hget(f"{root(queue)}recurrence:t", "missed") or 0) - missed) <= 1
+    assert len(set(ran)) == len(ran)
+
+
+async def test_what_lay_ahead_on_the_schedule_is_missed_too(
+    config: Config, app: App, queue: str, raw: Any, ran: list[str]
+) -> None:
+    """Dispatched after the downtime: `once` runs the newest of them, and no other."""
+    store = Store(queue)
+    async with system(config, app, dispatch=False) as running:
+        await running.commands.send(store.declare(Declared(name="t", rule="every 60", payload=PAYLOAD)))
+        now = float(raw.time()[0])
+        raw.zadd(f"{root(queue)}recurrences", {"t": now - 240})
+        seen = str(int(now - 240)).encode()
+        put = [Occurrence(f"t@{int(now) - ago}", now - ago, now - ago, 5.0) for ago in (240, 180, 120)]
+        assert await running.commands.send(store.recur("t", seen, put, next_=now + 3600)) is not None
+        running.dispatch()
+        await running.recorder.wait(events.Completed)
+    assert ran == [put[-1].id]
+    assert raw.hget(f"{root(queue)}recurrence:t", "missed") == b"2"
+
+
+@pytest.mark.parametrize("overlap", ["allow", "skip", "wait"])
+async def test_an_occurrence_that_falls_due_while_the_one_before_runs(
+    config: Config, queue: str, raw: Any, overlap: Any
+) -> None:
+    app, gate, begun = App(queue=queue), asyncio.Event(), list[str]()
+
+    @app.recurring(every=1, overlap=overlap)
+    @app.task(retry=ONCE)
+    async def slow() -> None:
+        begun.append(current_job().id)
+        await gate.wait()
+
+    key = f"{root(queue)}recurrence:slow"
+    async with system(config, app) as running:
+        if overlap == "allow":
+            await running.recorder.until(lambda: len(begun) == 3)
+        elif overlap == "skip":
+            await running.recorder.wait(events.Missed, count=2)
+            assert len(begun) == 1
+            assert int(raw.hget(key, "missed")) == 2
+        else:
+            await running.recorder.wait(events.Woken, lambda event: event.found > 0, count=1)
+            async with asyncio.timeout(10):
+                while raw.hget(key, "waiting") is None:
+                    await asyncio.to_thread(raw.ping)
+            assert len(begun) == 1
+            waiting = raw.hget(key, "waiting").decode()
+            gate.set()
+            await running.recorder.until(lambda: waiting in begun)
+        gate.set()
+
+
+async def test_a_removed_recurrence_leaves_nothing_on_the_schedule(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    async with system(config, app) as running:
+        await app.client.declare(queue, Declared(name="t", rule="every 5", payload=PAYLOAD))
+        await running.recorder.wait(events.Recurred)
+        assert raw.zcard(f"{root(queue)}schedule") > 0
+        await app.client.remove(queue, "t")
+        assert not raw.exists(f"{root(queue)}schedule", f"{root(queue)}recurrences", f"{root(queue)}recurrence:t")
+        assert not list(raw.scan_iter(f"{root(queue)}job:t@*"))
+
+
+async def test_the_idempotency_key_is_the_same_for_all_attempts_of_an_occurrence(config: Config, queue: str) -> None:
+    app, keys = App(queue=queue), list[str]()
+
+    @app.recurring(every=1, overlap="allow")
+    @app.task(retry=Retry(attempts=2, interval=0.01, jitter=0))
+    async def flaky() -> None:
+        keys.append(current_job().idempotency_key)
+        if current_job().attempt == 1:
+            raise ValueError("no luck")
+
+    async with system(config, app) as running:
+        await running.recorder.until(lambda: len(keys) >= 4)
+    assert keys[0] == keys[1]
+    assert len(set(keys)) >= 2
+
+
+def test_an_interval_that_is_shorter_than_the_retries_is_refused_with_the_figures(app: App) -> None:
+    async def often() -> None: ...
+
+    task = app.task(retry=Retry(attempts=3, interval=0.2, jitter=0.5))(often)
+    with pytest.raises(ConfigError, match=r"recurs after 2 s, and the retries of one occurrence may take 2\.9 s"):
+        app.recurring(every=2)(task)
+    app.recurring(every=2, overlap="allow")(task)
+    app.recurring(every=3, name="slower")(task)
+
+
+async def test_five_dispatchers_double_nothing(config: Config, app: App, queue: str, ran: list[str]) -> None:
+    async with system(config, app, dispatch=False) as running:
+        for n in range(20):
+            declared = Declared(name=f"t{n}", rule="every 1", payload=PAYLOAD, count=3)
+            await running.commands.send(Store(queue).declare(declared))
+        async with system(config, App(queue=queue), workers=0), system(config, App(queue=queue), workers=0):
+            await running.recorder.until(lambda: len(ran) >= 60, limit=20)
+    assert len(ran) == len(set(ran)) == 60
