@@ -17,10 +17,12 @@ from collections.abc import Callable
 from bench import policy
 from bench.place import Place, cpu, fill, percentile, place
 from bench.tasks import app, noop
-from evsched import App
+from evsched import App, Retry
 from evsched.client import Options, new_job
 from evsched.demo import count_commands
-from evsched.store import New
+from evsched.recurrence import Declared
+from evsched.sender import Commands
+from evsched.store import New, Store
 
 _RUNS = 3
 
@@ -180,6 +182,47 @@ def flood(seconds: float = 5.0) -> list[str]:
     return [f"{rate:,.0f} foreign ZADD/s: dispatcher {share:.0%} CPU, due jobs p99 {p99:.1f} ms late"]
 
 
+def recurrences(count: int = 10_000) -> list[str]:
+    """Cron recurrences of one minute, beside a stream of sparse jobs; and what 100,000 of them cost an idle fleet."""
+    with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
+        where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
+        now = time.time()
+        minute = (now + 50) // 60 * 60 + (60 if now % 60 > 20 else 0)
+        rule = f"{int(minute // 60 % 60)} * * * *"
+        noop_payload = new_job("noop", (), {}, Options(retry=Retry(attempts=1))).payload
+        late_payload = new_job("lateness", (), {}, Options()).payload
+        _declare(where, [Declared(name=f"r{n}", rule=rule, payload=noop_payload) for n in range(count)])
+        dues = [minute - 20 + n * 0.1 for n in range(300)]
+        fill(where, "default", [New(f"s-{n}", late_payload, due=due) for n, due in enumerate(dues)])
+        where.ended("default", "s-299")
+        ids = [f"r{n}@{int(minute)}" for n in range(count)]
+        started = [start for (start,) in where.fields("default", ids, "started")]
+        late = [values[0] for values in where.fields("default", [f"s-{n}" for n in range(300)], "result")]
+        told = f"the last started {max(started) - minute:.3f} s after it"
+        ahead = [value for value, due in zip(late, dues, strict=True) if due < minute]
+        p99, before = percentile(late, 0.99) * 1e3, percentile(ahead, 0.99) * 1e3
+        sparse = f"sparse jobs meanwhile p99 {p99:.1f} ms late, {before:.1f} before the minute"
+        line = f"{count:,} recurrences of one minute: {told}; {sparse}"
+    with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app") as two:
+        _declare(where, [Declared(name=f"r{n}", rule="0 0 1 1 *", payload=noop_payload) for n in range(100_000)])
+        where.until(lambda: not where.redis.zcount("evsched:{default}:recurrences", 0, 0), 300)
+        time.sleep(8)
+        before = cpu(one.pid) + cpu(two.pid)
+        sent = count_commands(where.redis, 30)
+        used = cpu(one.pid) + cpu(two.pid) - before
+    return [line, f"idle for 30 s with 100,000 recurrences: {sent / 30:.3f} commands/s, {used / 30:.3%} CPU"]
+
+
+def _declare(where: Place, declared: list[Declared]) -> None:
+    async def run() -> None:
+        commands, store = Commands(where.url), Store("default")
+        for at in range(0, len(declared), 500):
+            await commands.send_all([store.declare(one) for one in declared[at : at + 500]])
+        await commands.close()
+
+    asyncio.run(run())
+
+
 _ALL: dict[str, Callable[[], list[str]]] = {
     "throughput": throughput,
     "sparse": sparse,
@@ -191,6 +234,7 @@ _ALL: dict[str, Callable[[], list[str]]] = {
     "shares": policy.shares,
     "priorities": policy.priorities,
     "rate": policy.rate,
+    "recurrences": recurrences,
     "idle": idle,
 }
 

@@ -124,12 +124,13 @@ def _declared(
     overlap: Overlap,
     priority: int | None,
     group: str | None,
+    window: str | None,
     **more: Any,
 ) -> Declared:
     """Build a recurrence of a task, and see that it can be."""
     if (rule is None) is (every is None):
         raise ConfigError(f"recurrence of task {task.name}: give a rule or every=, and one of them")
-    options = Options(priority=priority, group=group)
+    options = Options(priority=priority, group=group, window=window)
     declared = Declared(
         name=name or task.name,
         rule=rule or f"every {seconds(cast('timedelta | float', every)):.12g}",
@@ -140,6 +141,7 @@ def _declared(
         end=None if end is None else unix(end),
         spread=seconds(spread),
         overlap=overlap,
+        window=window,
         **more,
     )
     recurrence = read_recurrence(declared)
@@ -211,6 +213,7 @@ class TaskHandle(Enqueuer[P, R]):
         expires: datetime | float | None = None,
         reply: bool = False,
         meta: dict[str, Any] | None = None,
+        window: str | None = None,
         on_conflict: OnConflict | None = None,
     ) -> Enqueuer[P, R]:
         """Return this task with options for its jobs.
@@ -218,7 +221,8 @@ class TaskHandle(Enqueuer[P, R]):
         `due` is an aware datetime or Unix seconds, `delay` a timedelta or seconds from Redis's now; lengths are in
         seconds. An `id` makes a second job of that id fail with JobExists until the first has ended; with `on_conflict`
         the first one's payload and time are replaced, or it is kept and the second is not made. To replace with a later
-        due is to debounce.
+        due is to debounce. A job does not start outside its `window`, such as "mon-fri 22:00-06:00 Europe/Berlin", or
+        the name of one that `evsched windows` keeps.
         """
         return Enqueuer(
             self._app,
@@ -236,6 +240,7 @@ class TaskHandle(Enqueuer[P, R]):
                 expires=expires,
                 reply=reply,
                 meta=meta,
+                window=window,
                 on_conflict=on_conflict,
             ),
         )

@@ -23,6 +23,7 @@ from evsched.job import JobStatus, OnConflict, Payload, Place, RetryFields, deco
 from evsched.recurrence import Declared, read_recurrence
 from evsched.sender import Blocking, Commands, SyncCommands
 from evsched.store import New, Store, clock
+from evsched.windows import WINDOW_NAME, read_window
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -52,6 +53,7 @@ class Options(Struct, frozen=True, kw_only=True):
     expires: datetime | float | None = None
     reply: bool = False
     meta: dict[str, Any] | None = None
+    window: str | None = None
     on_conflict: OnConflict | None = None
 
 
@@ -77,7 +79,7 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
     """Build a job from a task's name, its arguments and options.
 
     Raises:
-        ConfigError: an id, priority, group or time that cannot be; or arguments that are no JSON.
+        ConfigError: an id, priority, group, time or window that cannot be; or arguments that are no JSON.
     """
     if options.id is not None and not keys.NAME.fullmatch(options.id):
         raise ConfigError(f"id {options.id[:200]!r}: an id is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
@@ -87,6 +89,8 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
         raise ConfigError("group: 1 to 200 bytes")
     if options.due is not None and options.delay is not None:
         raise ConfigError("due and delay: give one of them")
+    if options.window is not None and not WINDOW_NAME.fullmatch(options.window):
+        read_window(options.window)
     retry = options.retry
     payload = Payload(
         task=task,
@@ -98,6 +102,7 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
         expires=None if options.expires is None else unix(options.expires),
         reply=options.reply,
         meta=options.meta or {},
+        window=options.window,
     )
     try:
         text = encode(payload)

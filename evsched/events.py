@@ -107,6 +107,15 @@ class Aborted(Event, frozen=True):
     task: str
 
 
+class Deferred(Event, frozen=True):
+    """A job's window is closed: it comes back when that opens, Unix seconds."""
+
+    queue: str
+    id: str
+    task: str
+    due: float
+
+
 class Declared(Event, frozen=True):
     """A worker brought a recurrence of its app in step with the code: "made", "changed" or "removed"."""
 

@@ -22,10 +22,23 @@ from evsched import processes
 from evsched.backoff import Retry
 from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, explain, set_current_job
 from evsched.errors import ConfigError, UnknownTask
-from evsched.job import Aborted, Buried, Done, Outcome, Payload, Retried, Taken, decode_payload, encode, shorten
+from evsched.job import (
+    Aborted,
+    Buried,
+    Deferred,
+    Done,
+    Outcome,
+    Payload,
+    Retried,
+    Taken,
+    decode_payload,
+    encode,
+    shorten,
+)
 from evsched.processes import HandlerFailed
 from evsched.recurrence import Declared
 from evsched.tasks import Task, Tasks
+from evsched.windows import WINDOW_NAME, read_window
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """Gets the job and what runs it (or the next middleware), and returns the result."""
@@ -135,11 +148,19 @@ class Run:
 class Executor:
     """Runs handlers. `threads` bounds the plain functions that run at one time, `processes` the tasks on processes."""
 
-    def __init__(self, program: Program, threads: int, processes: int = 1) -> None:
+    def __init__(
+        self,
+        program: Program,
+        threads: int,
+        processes: int = 1,
+        window_of: Callable[[str, str], Awaitable[str | None]] | None = None,
+    ) -> None:
         self._tasks = program.tasks
         self._middleware = program.middleware
         self._threads = anyio.CapacityLimiter(threads)
         self._processes = anyio.CapacityLimiter(processes)
+        self._window_of = window_of
+        """(queue, name) -> a window that is kept in Redis."""
         self.state: Any = None
         """What the app's lifespan yields."""
         self.running: set[Run] = set()
@@ -158,6 +179,8 @@ class Executor:
             return prepared
         payload, task, policy, args, kwargs = prepared
         retention = max(0.0, task.retention if payload.retention is None else payload.retention)
+        if payload.window is not None and (closed := await self._closed(run, payload.window, payload.reply)):
+            return closed
         if run.abandoned:
             raise asyncio.CancelledError
         if run.aborted:
@@ -229,6 +252,24 @@ class Executor:
                 payload.reply,
             )
         return payload, task, policy, args, kwargs
+
+    async def _closed(self, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
+        """Return what becomes of a job whose window is closed now."""
+        try:
+            text: str | None = window
+            if WINDOW_NAME.fullmatch(window):
+                text = await self._window_of(run.queue, window) if self._window_of else None
+            if text is None:
+                return Buried(
+                    f"there is no window {window!r}: `evsched windows set {window} ...`, then revive it", reply
+                )
+            now = run.now + time.monotonic() - run.handed
+            opens = read_window(text).next_open(now)
+        except ConfigError as error:
+            return Buried(shorten(str(error)), reply)
+        if opens is None:
+            return Buried(shorten(f"window {text!r} does not open again within two years"), reply)
+        return None if opens <= now else Deferred(opens, shorten(f"outside its window {text}"))
 
     def _current(self, run: Run, task: Task, payload: Payload) -> CurrentJob:
         job = run.job

@@ -37,6 +37,8 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     expires: float | None = None
     reply: bool = False
     meta: dict[str, Any] = {}
+    window: str | None = None
+    """A window (`windows.parse_window`), or the name of one that is kept in Redis."""
     id: str | None = None
     priority: float | None = None
     group: str | None = None
@@ -83,7 +85,14 @@ class Aborted(Struct, frozen=True):
     reply: bool
 
 
-Outcome = Done | Retried | Buried | Aborted
+class Deferred(Struct, frozen=True):
+    """The run did not begin: the job's window is closed. It comes back at `due`, Unix seconds."""
+
+    due: float
+    reason: str
+
+
+Outcome = Done | Retried | Buried | Aborted | Deferred
 
 OnConflict = Literal["replace", "keep"]
 """What becomes of an id whose job has not ended: its payload and time are replaced, or it is kept as it is."""

@@ -22,7 +22,7 @@ from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.executor import Executor, Run
-from evsched.job import Aborted, Buried, Done, Outcome, Retried
+from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
 from evsched.outage import Outage
 from evsched.sender import Blocking, Commands, Direct
 from evsched.store import Store, Take, unblock
@@ -225,6 +225,7 @@ class Lane:
             (Retried, self.store.retry),
             (Buried, self.store.bury),
             (Aborted, self.store.abort),
+            (Deferred, self.store.defer),
         )
         for kind, verb in verbs:
             runs = [(run, outcome) for run, outcome in ended if type(outcome) is kind]
@@ -291,6 +292,8 @@ class Lane:
                 self._emit(events.Buried(queue, job_id, run.task, outcome.reason, outcome.outcome))
             elif type(outcome) is Aborted:
                 self._emit(events.Aborted(queue, job_id, run.task))
+            elif type(outcome) is Deferred:
+                self._emit(events.Deferred(queue, job_id, run.task, outcome.due))
         if done:
             self._emit(events.Completed(queue, self._worker, done))
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from hashlib import sha1
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -24,7 +24,7 @@ from msgspec import Struct
 from evsched.backoff import Retry
 from evsched.errors import ConfigError
 from evsched.keys import NAME
-from evsched.windows import Window, parse_window
+from evsched.windows import WINDOW_NAME, Window, read_window
 from evsched.zones import find_zone
 
 Misfire = Literal["skip", "once", "all"]
@@ -304,7 +304,9 @@ def read_recurrence(declared: Declared) -> Recurrence:
     """
     try:
         rule = _rule(declared.rule, declared.zone)
-        window = None if declared.window is None else _window(declared.window)
+        # A named one is looked up by the worker, which defers what comes outside it.
+        named = declared.window is None or WINDOW_NAME.fullmatch(declared.window)
+        window = None if named else read_window(cast(str, declared.window))
     except ConfigError as error:
         raise ConfigError(f"recurrence {declared.name}: {error}") from None
     if not NAME.fullmatch(declared.name) or len(declared.name) > _NAME_MOST:
@@ -315,7 +317,6 @@ def read_recurrence(declared: Declared) -> Recurrence:
 
 
 _rule = lru_cache(4096)(parse_rule)
-_window = lru_cache(1024)(parse_window)
 
 
 def check_interval(name: str, rule: Rule, retry: Retry) -> None:

@@ -15,7 +15,7 @@ from evsched import keys
 from evsched.call import Call, T, Word, raw, text, texts
 from evsched.current import Progress
 from evsched.explain import Facts
-from evsched.job import Aborted, Buried, Done, JobStatus, Place, Retried, Taken, encode, read_status
+from evsched.job import Aborted, Buried, Deferred, Done, JobStatus, Place, Retried, Taken, encode, read_status
 from evsched.limits import Limits, read_limits
 from evsched.recurrence import Declared, Occurrence
 from evsched.scripts import script
@@ -222,6 +222,15 @@ class Store:
             words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
         return self._verb("bury", texts, *words)
 
+    def defer(
+        self, worker: str, runs: Iterable[tuple[Taken, Deferred]], *, now: float | None = None
+    ) -> Call[list[str]]:
+        """Put jobs back on the schedule that may not start now; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, deferred in runs:
+            words += (job.id, job.attempt, repr(deferred.due), deferred.reason)
+        return self._verb("defer", texts, *words)
+
     def abort(self, worker: str, runs: Iterable[tuple[Taken, Aborted]], *, now: float | None = None) -> Call[list[str]]:
         """End runs that were told to stop; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
@@ -425,6 +434,27 @@ class Store:
     def recurrence(self, name: str) -> Call[dict[str, bytes]]:
         """Read a recurrence's record."""
         return Call(("HGETALL", f"{self._root}recurrence:{name}"), _fields)
+
+    def window(self, name: str) -> Call[str | None]:
+        """Read a named window."""
+
+        def read(reply: bytes | None) -> str | None:
+            return None if reply is None else text(reply)
+
+        return Call(("HGET", f"{self._root}windows", name), read)
+
+    def windows(self) -> Call[dict[str, str]]:
+        """Read all named windows."""
+
+        def read(reply: list[bytes]) -> dict[str, str]:
+            return {name: text(value) for name, value in _fields(reply).items()}
+
+        return Call(("HGETALL", f"{self._root}windows"), read)
+
+    def set_window(self, name: str, window: str | None) -> Call[int]:
+        """Keep a named window, None = no more; the reply is 1 when there was none, or when it was deleted."""
+        key = f"{self._root}windows"
+        return Call(("HDEL", key, name) if window is None else ("HSET", key, name, window), int)
 
     def ids(self, cursor: int) -> Call[tuple[int, list[str]]]:
         """Read a slice of the ids that have records."""

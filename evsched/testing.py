@@ -36,7 +36,7 @@ from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import ConfigError
 from evsched.executor import Executor, Run
-from evsched.job import Aborted, Buried, Done, Outcome, Retried
+from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
 from evsched.sender import SyncCommands
 from evsched.store import Store
 
@@ -90,7 +90,7 @@ class Clock:
         self._config = Config(url=url)
         self._program = app.program
         self._commands = SyncCommands(url)
-        self._executor = Executor(app.program, 1)
+        self._executor = Executor(app.program, 1, 1, self._window_of)
         app.move_to(url, _Client(self, self._commands, url))
 
     async def advance(
@@ -128,6 +128,9 @@ class Clock:
         """Close the connection."""
         self._commands.close()
 
+    async def _window_of(self, queue: str, name: str) -> str | None:
+        return self._commands.send(Store(queue).window(name))
+
     def _queues(self) -> list[str]:
         found, cursor = set[str](), 0
         while True:
@@ -145,7 +148,13 @@ class Clock:
             (job,) = take
             run = Run(queue, job, self.now, time.monotonic())
             outcome = await self._executor.run(run)
-            for kind, verb in ((Done, of.complete), (Retried, of.retry), (Buried, of.bury), (Aborted, of.abort)):
+            for kind, verb in (
+                (Done, of.complete),
+                (Retried, of.retry),
+                (Buried, of.bury),
+                (Aborted, of.abort),
+                (Deferred, of.defer),
+            ):
                 if type(outcome) is kind:
                     self._commands.send(verb(_WORKER, [(job, outcome)]))  # pyright: ignore[reportArgumentType]
             ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))

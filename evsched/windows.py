@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from datetime import date, datetime, time, timedelta
+from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -23,6 +24,9 @@ DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 _SPAN: Final = re.compile(r"(?:([a-z,\- ]+?)\s+)?(\d\d?:\d\d)\s*-\s*(\d\d?:\d\d)(?:\s+([A-Za-z0-9_+\-/]+))?")
 _EXCEPTION: Final = re.compile(r"not\s+(\d{4}-\d\d-\d\d)(?:\s*\.\.\s*(\d{4}-\d\d-\d\d))?")
+
+WINDOW_NAME: Final = re.compile(r"[A-Za-z0-9._\-]{1,100}")
+"""What the name of a window looks like that is kept in Redis; a window itself has blanks or colons."""
 
 _AHEAD: Final = 800
 """Days that are looked through for the next opening: two years of exceptions."""
@@ -108,6 +112,9 @@ def parse_window(text: str) -> Window:
     if zone is None:
         raise _wrong(text, text, "it has no zone: add one such as Europe/Berlin or UTC")
     return Window(text, find_zone(zone), tuple(spans), tuple(closed))
+
+
+read_window = lru_cache(1024)(parse_window)
 
 
 def _wrong(text: str, part: str, why: str) -> ConfigError:

@@ -44,7 +44,7 @@ class Worker:
         self._commands = commands
         self._emit = emit
         self._program = program
-        self._executor = Executor(program, config.concurrency, config.pool)
+        self._executor = Executor(program, config.concurrency, config.pool, self._window_of)
         self._slots = Slots(config.concurrency)
         self._outage = Outage("worker", emit)
         self._stop = asyncio.Event()
@@ -140,6 +140,12 @@ class Worker:
             with contextlib.suppress(JobMissing):  # another worker was quicker
                 await self._commands.send(store.remove(name))
                 self._emit(events.Declared(store.queue, name, "removed"))
+
+    async def _window_of(self, queue: str, name: str) -> str | None:
+        """Read a named window; while Redis is away there is nothing to be done but to wait."""
+        while True:
+            async with self._outage:
+                return await self._commands.send(self.lanes[queue].store.window(name))
 
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
         held = sum(len(lane.held) for lane in self.lanes.values())

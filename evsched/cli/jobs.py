@@ -42,7 +42,7 @@ def enqueue(
     try:
         job = new_job(
             task,
-            [_argument(text) for text in arguments or ()],
+            [argument(text) for text in arguments or ()],
             {},
             Options(id=id, due=due, delay=delay, priority=priority, group=group),
         )
@@ -56,7 +56,12 @@ def enqueue(
         print(job.id)
 
 
-def _argument(text: str) -> Any:
+def argument(text: str) -> Any:
+    """Read an argument of a task, which is JSON.
+
+    Raises:
+        UsageError: it is not.
+    """
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:

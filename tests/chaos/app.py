@@ -35,3 +35,8 @@ async def suicide() -> None:
 @app.task
 async def lateness() -> float:
     return current_job().lateness
+
+
+@app.task(retry=Retry(attempts=20, interval=0.1, jitter=0))
+async def slot() -> None:
+    note("start")

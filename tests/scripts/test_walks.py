@@ -13,7 +13,7 @@ import redis
 
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.job import Aborted, Buried, Done, OnConflict, Retried, Taken
+from evsched.job import Aborted, Buried, Deferred, Done, OnConflict, Retried, Taken
 from evsched.sender import SyncCommands
 from evsched.store import New, Store
 from tests.support.model import Model
@@ -146,13 +146,16 @@ class Walk:
         worker, job = self.pick.choice(self.runs[-9:])
         if self.pick.random() < 0.1:
             worker = self.pick.choice(WORKERS)
-        end = self.pick.choice(["complete", "complete", "retry", "bury", "abort"])
+        end = self.pick.choice(["complete", "complete", "retry", "bury", "abort", "defer"])
         if end == "complete":
             lost = self.send(self.store.complete(worker, [(job, Done(b"1", 1000, False))], now=self.now))
             own = self.model.complete(worker, job.id, job.attempt, self.now)
         elif end == "retry":
             lost = self.send(self.store.retry(worker, [(job, Retried(1.0, "x"))], now=self.now))
             own = self.model.retry(worker, job.id, job.attempt, self.now + 1, self.now)
+        elif end == "defer":
+            lost = self.send(self.store.defer(worker, [(job, Deferred(self.now + 2, "x"))], now=self.now))
+            own = self.model.defer(worker, job.id, job.attempt, self.now + 2, self.now)
         elif end == "abort":
             lost = self.send(self.store.abort(worker, [(job, Aborted(1000, False))], now=self.now))
             own = self.model.abort(worker, job.id, job.attempt, self.now)
@@ -305,5 +308,14 @@ def test_random_walks(server: EmbeddedRedis, of: int) -> None:
             walk.close()
         done += walk.done
     # The walks went where it matters.
-    met = ("complete, own", "complete, lost", "retry, own", "bury, own", "abort, own", "counted", "cancel, processing")
+    met = (
+        "complete, own",
+        "complete, lost",
+        "retry, own",
+        "bury, own",
+        "abort, own",
+        "defer, own",
+        "counted",
+        "cancel, processing",
+    )
     assert all(done[name] for name in met), done

@@ -134,3 +134,20 @@ async def test_waiting_for_the_reply(send: Send, running: System, queue: str) ->
     assert bad == {"id": "bad", "outcome": "dead", "result": None, "reason": "the account is closed"}
     (reply,) = await send(["HGETALL", f"evsched:{{{queue}}}:job:bad"])
     assert record(reply)["reason"] == "the account is closed"
+
+
+async def test_a_recurrence(send: Send, running: System, queue: str) -> None:
+    name, root = "clock", f"evsched:{{{queue}}}:"
+    payload = json.dumps({"task": "lateness", "retry": {"attempts": 1}})
+    await send(
+        ["HSET", f"{root}recurrence:{name}", "rule", "* * * * * *", "zone", "Europe/Berlin", "payload", payload],
+        ["ZADD", f"{root}recurrences", "0", name],
+    )
+    await running.recorder.wait(events.Completed, count=2)
+    (reply,) = await send(["HGETALL", f"{root}recurrence:{name}"])
+    assert int(record(reply)["runs"]) >= 2
+    assert record(reply)["last_outcome"] == "done"
+    ids = [job_id for event in running.recorder.of(events.Completed) for job_id in event.ids]
+    assert all(job_id.startswith("clock@") for job_id in ids)
+    assert len(set(ids)) == len(ids)
+    await send(["ZREM", f"{root}recurrences", name], ["DEL", f"{root}recurrence:{name}"])

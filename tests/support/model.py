@@ -404,6 +404,22 @@ class Model:
         return own
 
     @verb
+    def defer(self, worker: str, job: str, attempt: int, at: float, now: float) -> bool:
+        own = self._own(worker, job, attempt)
+        if own and self.jobs[job].stop:
+            self._abort(job)
+            self._end(worker, job)
+        elif own:
+            record = self.jobs[job]
+            record.again = self.schedule.get(job, record.again)
+            self.schedule[job] = at
+            record.worker = None
+            record.attempt -= 1
+            self._end(worker, job)
+        self.admit(0, now)
+        return own
+
+    @verb
     def bury(self, worker: str, job: str, attempt: int, now: float) -> bool:
         own = self._own(worker, job, attempt)
         if own:

@@ -1,0 +1,45 @@
+#!lua flags=allow-oom
+-- defer: processing -> schedule, since the job may not start now: its window is closed. No attempt is counted.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        worker    who took the jobs
+-- ROWS   id        of the job
+--        attempt   of the run that does not begin
+--        due       Unix seconds: when it may start
+--        reason    why not now
+-- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
+-- FAILS  none
+-- TWICE  the second call finds every run lost
+--
+-- When the same id was scheduled again meanwhile, that time is kept for a run after this one. One that was to stop is
+-- not deferred: it ends as cancelled.
+
+local now, worker = unpack(ARGV, 1, 2)
+now = clock(now)
+local list = processing(worker)
+
+local lost = {}
+for id, attempt, due, reason in rows(3, 4) do
+  if not (runs(worker, id, attempt) and redis.call('LPOS', list, id)) then
+    lost[#lost + 1] = id
+  elseif redis.call('HEXISTS', record(id), 'stop') == 1 then
+    abort(id, 'cancelled before it ran', RETENTION, '', now)
+    redis.call('LREM', list, 1, id)
+    leave(id)
+  else
+    local again = redis.call('ZSCORE', schedule, id)
+    if again then
+      redis.call('HSET', record(id), 'again', again)
+    end
+    redis.call('ZADD', schedule, due, id)
+    redis.call('HSET', record(id), 'reason', reason)
+    redis.call('HSETNX', record(id), 'planned', redis.call('HGET', record(id), 'due') or '0')
+    redis.call('HINCRBY', record(id), 'attempt', -1)
+    redis.call('HDEL', record(id), 'worker', 'started')
+    redis.call('LREM', list, 1, id)
+    leave(id)
+  end
+end
+admit(0, now)
+return lost

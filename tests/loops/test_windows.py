@@ -1,0 +1,97 @@
+"""Service windows: a job does not start outside its own, and that costs it no attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from evsched import App, ConfigError, JobDead, Retry, TaskHandle, current_job, events
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.explain import explain
+from evsched.store import Store
+from tests.support.system import system
+
+
+@pytest.fixture
+def config(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
+
+
+@pytest.fixture
+def app(queue: str) -> App:
+    app = App(queue=queue)
+
+    @app.task(name="attempt", retry=Retry(attempts=1))
+    async def attempt() -> int:
+        return current_job().attempt
+
+    return app
+
+
+def closed_now() -> str:
+    """Return a window that is closed for hours to come."""
+    now = datetime.now(UTC)
+    return f"{now + timedelta(hours=5):%H:%M}-{now + timedelta(hours=6):%H:%M} UTC"
+
+
+def task(app: App) -> TaskHandle[[], int]:
+    return TaskHandle(app, app.tasks["attempt"])
+
+
+async def test_outside_its_window_a_job_waits_for_the_opening(config: Config, app: App, queue: str, raw: Any) -> None:
+    async with system(config, app) as running:
+        job = await task(app).using(window=closed_now()).enqueue()
+        deferred = await running.recorder.wait(events.Deferred)
+        status = await job.status()
+        assert (status.place, status.attempt) == ("schedule", 0)
+        assert status.due == deferred.due
+        assert 4 * 3600 < deferred.due - raw.time()[0] <= 5 * 3600
+        facts = await running.commands.send(Store(queue).explain(job.id))
+        assert explain(job.id, queue, facts).sentence.startswith("outside its window ")
+        await job.reschedule()  # still outside
+        await running.recorder.wait(events.Deferred, count=2)
+
+
+async def test_a_named_window_holds_at_once_when_it_is_changed(config: Config, app: App, queue: str) -> None:
+    store = Store(queue)
+    async with system(config, app) as running:
+        await running.commands.send(store.set_window("customer-a", closed_now()))
+        job = await task(app).using(window="customer-a").enqueue()
+        await running.recorder.wait(events.Deferred)
+        await running.commands.send(store.set_window("customer-a", "00:00-24:00 UTC"))
+        await job.reschedule()
+        assert await job.result(5) == 1  # its first attempt
+
+
+async def test_a_window_that_is_none_goes_to_dead_with_the_place(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    async with system(config, app):
+        job = await task(app).using(window="customer-b").enqueue()
+        with pytest.raises(JobDead, match="there is no window 'customer-b'"):
+            await job.result(5)
+        raw.zadd(
+            f"evsched:{{{queue}}}:schedule", {'{"task":"attempt","id":"w","window":"always open","reply":true}': 0}
+        )
+        _, reply = await asyncio.to_thread(raw.blpop, f"evsched:{{{queue}}}:reply:w", timeout=5)
+        assert b"at 'always open'" in reply
+    with pytest.raises(ConfigError, match="at 'always open'"):
+        await task(app).using(window="always open").enqueue()
+
+
+async def test_what_the_backlog_has_kept_past_the_closing_goes_back(config: Config, app: App, queue: str) -> None:
+    store = Store(queue)
+    async with system(config, app) as running:
+        await running.commands.send(store.set_window("w", "00:00-24:00 UTC"))
+        await running.commands.send(store.pause())
+        job = await task(app).using(window="w").enqueue()
+        await running.recorder.wait(events.Dispatched)
+        assert (await job.status()).place == "backlog"
+        await running.commands.send(store.set_window("w", closed_now()))
+        await running.commands.send(store.resume())
+        await running.recorder.wait(events.Deferred)
+        assert (await job.status()).attempt == 0

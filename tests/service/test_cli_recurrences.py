@@ -1,0 +1,127 @@
+"""The commands about recurrences and windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.embedded import EmbeddedRedis
+from tests.service.test_cli import Cli
+
+TASKS = """
+from evsched import App, Retry, current_job
+
+app = App(queue="QUEUE")
+
+@app.task(retry=Retry(attempts=1, interval=0, jitter=0))
+async def tick(text: str = "") -> str:
+    return text
+
+@app.recurring("0 9 * * mon-fri", zone="Europe/Berlin", window="mon-thu 08:00-18:00 Europe/Berlin")
+@app.task
+async def report() -> None: ...
+"""
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path, queue: str) -> Cli:
+    (tmp_path / "tasks.py").write_text(TASKS.replace("QUEUE", queue))
+    return Cli(server.url, tmp_path)
+
+
+def listed(cli: Cli, *of: str) -> dict[str, Any]:
+    return {row["name"]: row for row in cli.json("recurrences", *of)}
+
+
+def test_a_recurrence_from_the_command_line(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    assert cli.run("recurrences", "add", "t", "tick", '"hi"', "--rule", "@daily", *of).stdout == "t made\n"
+    assert cli.run("recurrences", "add", "t", "tick", '"hi"', "--rule", "@daily", *of).stdout == "t same\n"
+    changed = ("--rule", "every 1", "--count", "2", "--overlap", "allow")
+    assert cli.run("recurrences", "add", "t", "tick", '"hi"', *changed, *of).stdout == "t changed\n"
+    with (
+        cli.running("dispatcher", *of, until="keyspace events arrive"),
+        cli.running("worker", "tasks:app", *of, until="recurrence report made"),
+    ):
+        rows = listed(cli, *of)
+        while rows["t"]["runs"] < 2:
+            rows = listed(cli, *of)
+    assert rows["t"]["last_outcome"] == "done"
+    assert rows["t"]["missed"] == 0
+    assert rows["report"]["declared_by"] == queue
+    assert "report" in cli.run("recurrences", *of).stdout
+    assert cli.run("recurrences", "pause", "report", *of).stdout == "report is paused\n"
+    assert "paused" in cli.run("recurrences", *of).stdout
+    assert cli.run("recurrences", "resume", "report", *of).stdout == "report goes on\n"
+    assert cli.run("recurrences", "remove", "t", *of).stdout == "t removed\n"
+    gone = cli.run("recurrences", "remove", "t", *of)
+    assert (gone.returncode, gone.stderr) == (1, "evsched: t is no recurrence of this queue\n")
+
+
+def test_looking_ahead(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    window = "mon-thu 08:00-18:00 Europe/Berlin"
+    cli.run(
+        "recurrences",
+        "add",
+        "r",
+        "tick",
+        "--rule",
+        "0 9 * * mon-fri",
+        "--zone",
+        "Europe/Berlin",
+        "--window",
+        window,
+        *of,
+    )
+    told = cli.json("recurrences", "next", "r", "-n", "10", *of)
+    assert told["words"] == "At 09:00 on Monday through Friday, Europe/Berlin"
+    assert len(told["times"]) == 10
+    waits = {round(one["due"] - one["planned"]) for one in told["times"]}
+    assert waits == {0, (3 * 24 - 1) * 3600}  # Friday's waits until Monday, 8 o'clock
+    shown = cli.run("recurrences", "next", "r", *of).stdout
+    assert "in Europe/Berlin" in shown
+    assert window in shown
+    span = ("--from", "2026-10-24T00:00:00+02:00", "--to", "2026-10-26T23:00:00+01:00")
+    assert [row["name"] for row in cli.json("simulate", *span, *of)] == ["r", "r"]
+    assert cli.run("recurrences", "next", "nobody", *of).returncode == 1
+
+
+def test_simulate_needs_no_redis_for_rules_of_its_own(cli: Cli) -> None:
+    cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
+    span = ("--from", "2026-03-29T00:00:00+01:00", "--to", "2026-03-29T04:30:00+02:00", "--zone", "Europe/Berlin")
+    shown = cli.run("simulate", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *span).stdout
+    assert shown.count("clock set forward") == 4  # there is no 2 o'clock
+    assert "2026-03-29 03:00:00+02:00" in shown
+    assert len(cli.json("simulate", "--rule", "*/30 * * * *", *span)) == 8
+    runs = cli.run("simulate", "--rule", "15 2 * * *", "--by", "run", *span).stdout
+    assert "2026-03-29 03:00:00+02:00" in runs  # 02:15 is left out: as soon as there is a time again
+
+
+def test_windows_are_kept_by_name(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    assert "customer-a is 22:00-06:00 UTC" in cli.run("windows", "set", "customer-a", "22:00-06:00 UTC", *of).stdout
+    assert cli.json("windows", *of) == {"customer-a": "22:00-06:00 UTC"}
+    assert "customer-a" in cli.run("windows", *of).stdout
+    assert cli.run("windows", "remove", "customer-a", *of).returncode == 0
+    assert cli.run("windows", "remove", "customer-a", *of).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("field 1, the minute, is '61'", ("recurrences", "add", "r", "t", "--rule", "61 * * * *")),
+        ("did you mean Europe/Berlin?", ("recurrences", "add", "r", "t", "--rule", "@daily", "--zone", "Europe/Berln")),
+        ("at 'mon-fry'", ("recurrences", "add", "r", "t", "--rule", "@daily", "--window", "mon-fry 09:00-17:00 UTC")),
+        ("a name is 1 to 180", ("recurrences", "add", "r r", "t", "--rule", "@daily")),
+        ("it has no zone", ("windows", "set", "w", "09:00-17:00")),
+        ("window name", ("windows", "set", "w w", "09:00-17:00 UTC")),
+        ("after --from", ("simulate", "--rule", "@daily", "--from", "100", "--to", "50")),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_place(cli: Cli, words: str, command: tuple[str, ...]) -> None:
+    done = cli.run(*command)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
+    assert words in done.stderr

@@ -1,0 +1,286 @@
+"""The calendar: rules and windows over zones and years, against a walk by minutes, and on the days clocks are set."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evsched.errors import ConfigError
+from evsched.recurrence import Declared, Plan, Recurrence, occurrence_id, parse_rule, read_declared, read_recurrence
+from evsched.windows import parse_window
+
+ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]
+MOMENTS = st.integers(
+    int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()), int(datetime(2034, 1, 1, tzinfo=UTC).timestamp())
+)
+
+
+def field(low: int, high: int) -> st.SearchStrategy[str]:
+    number = st.integers(low, high)
+    return st.one_of(
+        st.just("*"),
+        st.sampled_from(["*/5", "*/7", "*/2"]),
+        number.map(str),
+        st.tuples(number, number).map(lambda pair: f"{min(pair)}-{max(pair)}"),
+        st.lists(number, min_size=1, max_size=3).map(lambda numbers: ",".join(map(str, numbers))),
+    )
+
+
+RULES = st.tuples(field(0, 59), field(0, 23), field(1, 28), field(1, 12), field(0, 6)).map(" ".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(RULES, st.sampled_from(ZONES), MOMENTS)
+def test_the_next_lies_after_in_utc(text: str, zone: str, after: int) -> None:
+    rule, moments = parse_rule(text, zone), [float(after)]
+    for _ in range(4):
+        found = rule.next(moments[-1])
+        if found is None:
+            break
+        assert found > moments[-1]
+        moments.append(found)
+
+
+def matches(part: str, value: int, low: int, high: int) -> bool:
+    """Say whether a value matches a field: a second reading of cron, to compare with."""
+    for piece in part.split(","):
+        base, _, step = piece.partition("/")
+        first, last = (low, high) if base == "*" else (int(base.split("-")[0]), int(base.split("-")[-1]))
+        if first <= value <= last and (value - first) % int(step or 1) == 0:
+            return True
+    return False
+
+
+def by_minutes(text: str, zone: str, after: int, most: int) -> float | None:
+    """Walk minute by minute until a rule matches; None = not within `most` minutes."""
+    minute, hour, day, month, weekday = text.split()
+    tz = ZoneInfo(zone)
+    moment = after // 60 * 60
+    for _ in range(most):
+        moment += 60
+        local = datetime.fromtimestamp(moment, tz)
+        days = matches(day, local.day, 1, 31), matches(weekday, local.isoweekday() % 7, 0, 6)
+        both = day.startswith("*") or weekday.startswith("*")
+        if (
+            matches(minute, local.minute, 0, 59)
+            and matches(hour, local.hour, 0, 23)
+            and matches(month, local.month, 1, 12)
+            and (all(days) if both else any(days))
+        ):
+            return float(moment)
+    return None
+
+
+def clock_is_set(zone: str, first: float, last: float) -> bool:
+    """Is the clock on the wall set in a span of time, or near it? There cron has rules of its own."""
+    tz = ZoneInfo(zone)
+    at = first - 86400
+    while at <= last + 86400:
+        if datetime.fromtimestamp(at, tz).utcoffset() != datetime.fromtimestamp(at + 3600, tz).utcoffset():
+            return True
+        at += 3600
+    return False
+
+
+@settings(max_examples=150, deadline=None)
+@given(RULES, st.sampled_from(ZONES), MOMENTS)
+def test_the_next_is_that_of_a_walk_by_minutes(text: str, zone: str, after: int) -> None:
+    found, most = parse_rule(text, zone).next(after), 3 * 24 * 60
+    if clock_is_set(zone, after, after + most * 60):
+        return
+    expected = by_minutes(text, zone, after, most)
+    if expected is not None or (found is not None and found <= after // 60 * 60 + most * 60):
+        assert found == expected
+
+
+# What docs/recurrences.md says of the two days on which Berlin's clock is set in 2026.
+DAYS: list[tuple[str, str, list[str]]] = [
+    ("30 2 * * *", "2026-03-29", ["2026-03-29T01:00:00"]),  # 02:30 is left out: at 03:00 summer time
+    ("0 * * * *", "2026-03-29", ["2026-03-28T23:00:00", "2026-03-29T00:00:00", "2026-03-29T01:00:00"]),
+    ("*/30 2 * * *", "2026-03-29", []),
+    ("0 30 2 * * *", "2026-03-29", []),
+    ("30 2 * * *", "2026-10-25", ["2026-10-25T00:30:00"]),  # 02:30 comes twice: the first time alone
+    ("*/30 2 * * *", "2026-10-25", [f"2026-10-25T0{h}:{m}:00" for h in (0, 1) for m in ("00", "30")]),
+    ("0 30 2 * * *", "2026-10-25", ["2026-10-25T00:30:00", "2026-10-25T01:30:00"]),  # six fields: no such rules
+]
+
+
+@pytest.mark.parametrize(("text", "day", "expected"), DAYS)
+def test_the_days_on_which_the_clock_is_set(text: str, day: str, expected: list[str]) -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    midnight = datetime.fromisoformat(day).replace(tzinfo=zone)
+    rule, moment, found = parse_rule(text, "Europe/Berlin"), midnight.timestamp() - 1, list[str]()
+    while (moment := rule.next(moment) or 0.0) and datetime.fromtimestamp(moment, zone).date() == midnight.date():
+        found.append(datetime.fromtimestamp(moment, UTC).replace(tzinfo=None).isoformat())
+    assert found[: len(expected)] == expected
+    if len(expected) != 3:
+        assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("61 * * * *", "field 1, the minute, is '61': 0 to 59"),
+        ("* 24 * * *", "field 2, the hour, is '24'"),
+        ("* * * jam *", "field 4, the month, is 'jam'"),
+        ("* * * * * 8", "field 6, the day-of-week, is '8'"),
+        ("* * *", "it has 3 fields"),
+        ("@often", "@hourly"),
+        ("every 0.1", "at least 1 s apart"),
+        ("every", "it has 1 fields"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused_with_the_place(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_rule(text)
+    assert words in str(refused.value)
+
+
+def test_a_zone_that_is_none_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean Europe/Berlin\?"):
+        parse_rule("@daily", "Europe/Berln")
+
+
+def test_every_counts_from_its_anchor_and_not_from_the_end_of_a_run() -> None:
+    rule = parse_rule("every 90")
+    assert [rule.next(at) for at in (0.0, 89.9, 90.0, 1e9 + 1)] == [90.0, 90.0, 180.0, 1000000080.0]
+
+
+def recurrence(**fields: Any) -> Recurrence:
+    return read_recurrence(msgspec.structs.replace(Declared(name="r", rule="every 60", payload=b"{}"), **fields))
+
+
+def planned(plan: Plan) -> list[float]:
+    return [one.planned for one in plan.put]
+
+
+def test_start_end_and_the_spread() -> None:
+    bounded = recurrence(start=600.0, end=720.0)
+    assert list(bounded.walk(0)) == [600.0, 660.0, 720.0]
+    spread = recurrence(spread=30.0)
+    dues = [one.due - one.planned for one in spread.plan(60.0, 50.0, 600.0).put]
+    assert len(dues) > 5
+    assert all(0 <= due < 30 for due in dues)
+    assert len(set(dues)) == len(dues)
+    assert dues == [one.due - one.planned for one in spread.plan(60.0, 50.0, 600.0).put]
+
+
+def test_a_long_downtime_is_worked_off_in_steps() -> None:
+    stands, now, missed, put, steps = 60.0, 1_000_000.0, 0, list[float](), 0
+    once = recurrence(misfire="once")
+    while stands <= now + 15:
+        plan = once.plan(stands, now, 15)
+        assert plan.next is not None
+        stands, missed, steps = plan.next, missed + plan.missed, steps + 1
+        put += planned(plan)
+    assert put == [999_960.0]
+    assert missed + len(put) == 999_960 // 60
+    assert steps > 5
+
+
+def test_what_stands_at_0_begins_from_now() -> None:
+    assert recurrence().plan(0.0, 1000.0, 15) == Plan([], 1020.0, 0)
+
+
+def test_ids_are_the_same_whoever_computes_them() -> None:
+    assert occurrence_id("r", 1900000000.0) == "r@1900000000"
+    assert occurrence_id("r", 1900000000.25) == "r@1900000000.25"
+    assert occurrence_id("r", 10.0) == "r@10"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rule": b"@daily"}, "no payload"),
+        ({"payload": b"{}"}, "rule"),
+        ({"rule": b"@daily", "payload": b"{}", "spread": b"wide"}, "spread"),
+        ({"rule": b"@daily", "payload": b"{}", "overlap": b"maybe"}, "overlap"),
+        ({"rule": b"@daily", "payload": b"{}", "zone": b"Mars"}, "zone 'Mars'"),
+        ({"rule": b"@daily", "payload": b"{}", "window": b"always open"}, "at 'always open'"),
+        ({"rule": b"@daily", "payload": b"{}", "count": b"0"}, "at least 1"),
+    ],
+)
+def test_a_record_that_cannot_be(fields: dict[str, bytes], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_recurrence(read_declared("r", fields))
+    assert words in str(refused.value)
+    assert "recurrence r" in str(refused.value)
+
+
+# Windows.
+
+NIGHTS = "mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26"
+
+
+def berlin(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("at", "opens"),
+    [
+        ("2026-11-23T12:00", "2026-11-23T22:00"),  # a Monday
+        ("2026-11-23T22:00", "2026-11-23T22:00"),
+        ("2026-11-24T05:59", "2026-11-24T05:59"),
+        ("2026-11-24T06:00", "2026-11-24T22:00"),
+        ("2026-11-28T05:00", "2026-11-28T05:00"),  # Saturday: Friday's night
+        ("2026-11-28T07:00", "2026-11-30T22:00"),
+        ("2026-12-23T23:30", "2026-12-23T23:30"),
+        ("2026-12-24T00:00", "2026-12-28T22:00"),  # Thursday, closed to Saturday; Friday's night is closed with it
+    ],
+)
+def test_when_a_window_opens(at: str, opens: str) -> None:
+    window = parse_window(NIGHTS)
+    assert window.next_open(berlin(at)) == berlin(opens)
+    assert window.is_open(berlin(at)) is (at == opens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["22:00-06:00", "mon-wed 02:30-04:00", "09:00-17:00", "sat,sun 00:00-24:00", "sun 01:30-02:30"]),
+    st.sampled_from(ZONES),
+    MOMENTS,
+)
+def test_the_next_opening_is_the_first_minute_that_is_open(span: str, zone: str, at: int) -> None:
+    window = parse_window(f"{span} {zone}")
+    found = window.next_open(float(at))
+    assert found is not None
+    assert window.is_open(found)
+    moment, tries = float(at // 60 * 60), 0
+    while moment < found and tries < 2000:
+        assert moment <= at or not window.is_open(moment)
+        moment, tries = moment + 60, tries + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mon-fry 09:00-17:00 UTC", "at 'mon-fry'"),
+        ("09:00-25:00 UTC", "at '25:00'"),
+        ("09:00-17:00", "it has no zone"),
+        ("09:00-17:00 Mars/Base", "zone 'Mars/Base'"),
+        ("not 2026-12-24; 09:00-17:00 UTC; not 2026-02-30", "at '2026-02-30'"),
+        ("not 2026-12-24..2026-12-20; 09:00-17:00 UTC", "it ends before it begins"),
+        ("09:00-09:00 UTC", "it is empty"),
+        ("09:00-17:00 UTC; 09:00-17:00 Europe/Berlin", "a window has one"),
+        ("not 2026-12-24", "it is never open"),
+        ("weekdays", "write it as"),
+    ],
+)
+def test_a_window_that_is_none_is_refused_with_the_place(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_window(text)
+    assert words in str(refused.value)
+
+
+def test_a_window_that_never_opens_again() -> None:
+    window = parse_window("09:00-17:00 UTC; not 2020-01-01..2040-01-01")
+    assert window.next_open(berlin("2026-01-01T00:00")) is None
+    late = recurrence(window="09:00-17:00 UTC; not 1970-01-01..2040-01-01")
+    assert late.plan(60.0, 50.0, 600.0).put == []
