@@ -34,7 +34,8 @@ for id, planned, due, grace in rows(6, 4) do
     made = made + 1
     if redis.call('EXISTS', record(id)) == 0 then
       redis.call('ZADD', schedule, due, id)
-      write_record(id, job[1] or '', job[2] or '', job[3] or '')
+      -- A group of their own: a minute's thousands must not stand before every job without one.
+      write_record(id, job[1] or '', job[2] or '', job[3] or '@recurring')
       redis.call('HSET', record(id), 'recurrence', name, 'planned', planned, 'grace', grace)
       put[#put + 1] = id
       ahead[#ahead + 1] = id
