@@ -18,11 +18,12 @@ from bench import policy
 from bench.place import Place, cpu, fill, percentile, place
 from bench.tasks import app, noop
 from evsched import App, Retry
+from evsched.answers import New
 from evsched.client import Options, new_job
 from evsched.demo import count_commands
 from evsched.recurrence import Declared
 from evsched.sender import Commands
-from evsched.store import New, Store
+from evsched.store import Store
 
 _RUNS = 3
 

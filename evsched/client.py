@@ -16,13 +16,15 @@ import msgspec
 from msgspec import Struct
 
 from evsched import keys
+from evsched.answers import New
 from evsched.backoff import Retry, reconnect_delay
 from evsched.call import Call, T
 from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
 from evsched.job import JobStatus, OnConflict, Payload, Place, RetryFields, decode, encode
 from evsched.recurrence import Declared, read_recurrence
 from evsched.sender import Blocking, Commands, SyncCommands
-from evsched.store import New, Store, clock
+from evsched.server import clock
+from evsched.store import Store
 from evsched.windows import WINDOW_NAME, read_window
 
 MANY: Final = 1000

@@ -13,14 +13,15 @@ import secrets
 import time
 from typing import Final
 
-from evsched import events, keys, store
+from evsched import events, keys, server
 from evsched.alarm import Alarm
+from evsched.answers import Step
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.events import Emit, Reason
 from evsched.outage import Outage
 from evsched.recurring import Recurring
 from evsched.sender import Commands
-from evsched.store import Step, Store
+from evsched.store import Store
 from evsched.watcher import FLOOD_GAP, Watcher
 
 _GAP: Final = 0.001
@@ -82,7 +83,7 @@ class Dispatcher:
         """
         cursor, lists = 0, set[tuple[str, str]]()
         while True:
-            cursor, found = await self._commands.send(store.scan(cursor))
+            cursor, found = await self._commands.send(server.scan(cursor))
             for queue, worker in filter(None, map(keys.parse, found)):
                 if not self._config.queues or queue in self._config.queues:
                     self._find(queue)

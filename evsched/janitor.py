@@ -15,11 +15,12 @@ from msgspec import Struct
 
 from evsched import events
 from evsched.alarm import Alarm
+from evsched.answers import Lease
 from evsched.config import Config
 from evsched.events import Dispatched, Emit, Event
 from evsched.outage import Outage
 from evsched.sender import Commands
-from evsched.store import Lease, Store
+from evsched.store import Store
 
 
 class _Seen(Struct, frozen=True):

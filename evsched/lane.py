@@ -17,15 +17,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from evsched import events
+from evsched.answers import Take
 from evsched.call import Call
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
-from evsched.executor import Executor, Run
+from evsched.executor import Executor
 from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
 from evsched.outage import Outage
+from evsched.run import Run
 from evsched.sender import Blocking, Commands, Direct
-from evsched.store import Store, Take, unblock
+from evsched.server import unblock
+from evsched.store import Store
 
 _Outgoing = tuple[Call[Any], list[tuple[Run, Outcome]] | None]
 """A call, and the runs whose end it writes; None is the start of the next."""

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from evsched import log, store
+from evsched import log
 from evsched.app import App
 from evsched.config import Config
 from evsched.connection import hide_password
@@ -21,6 +21,7 @@ from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.janitor import Janitor
 from evsched.sender import Commands
+from evsched.server import info
 from evsched.worker import Worker
 
 _BURST_LOOK: Final = 0.2
@@ -61,15 +62,15 @@ async def check_server(commands: Commands, url: str) -> str:
         ConfigError: none answers, or it is too old.
     """
     try:
-        info = await commands.send(store.server())
+        told = await commands.send(info())
     except StoreDown as error:
         raise ConfigError(
             f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL"
         ) from None
     except StoreRefused as error:
         raise ConfigError(f"Redis at {hide_password(url)} refuses: {error}") from None
-    kind: Kind = "valkey" if "valkey_version" in info else "redis"
-    version = info.get(f"{kind}_version", "0")
+    kind: Kind = "valkey" if "valkey_version" in told else "redis"
+    version = told.get(f"{kind}_version", "0")
     least = MINIMUM[kind]
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < least:
         raise ConfigError(

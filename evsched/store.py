@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from msgspec import Struct
-
 from evsched import keys
+from evsched.answers import Agenda, Census, Lease, New, Step, Take
 from evsched.call import Call, T, Word, raw, text, texts
 from evsched.current import Progress
 from evsched.explain import Facts
@@ -19,77 +18,6 @@ from evsched.job import Aborted, Buried, Deferred, Done, JobStatus, Place, Retri
 from evsched.limits import Limits, read_limits
 from evsched.recurrence import Declared, Occurrence
 from evsched.scripts import script
-
-
-class New(Struct, frozen=True):
-    """A job to enqueue. `due` in Unix seconds, or `delay` in seconds from Redis's now."""
-
-    id: str
-    payload: bytes
-    priority: int | None = None
-    group: str | None = None
-    due: float | None = None
-    delay: float = 0.0
-
-
-class Step(Struct, frozen=True):
-    """What one dispatch did. Seconds, on Redis's clock."""
-
-    now: float
-    sleep: float
-    """Until the next due: 0 = more is due now, inf = nothing is scheduled."""
-    moved: list[float]
-    """The dues of the jobs that left the schedule."""
-    buried: list[tuple[str, str]]
-    """(id, reason) of those that went to dead."""
-    missed: list[str]
-    """The recurrences of which an occurrence was missed, once for each."""
-
-
-class Take(Struct, frozen=True):
-    """What one start handed out."""
-
-    now: float
-    more: bool
-    """Ready holds more: ask again when slots are free, without blocking."""
-    leased: bool
-    """False: the worker had no lease any more, what it held before is others'."""
-    jobs: list[Taken]
-    buried: list[tuple[str, str]]
-
-
-class Lease(Struct, frozen=True):
-    """A worker's lease as it stands."""
-
-    worker: str
-    end: bytes
-    """The score as Redis wrote it: requeue compares it to the letter."""
-    left: float
-    """Seconds until then, on Redis's clock; negative = it has ended."""
-    held: int
-    """Jobs in the worker's list."""
-
-
-class Agenda(Struct, frozen=True):
-    """The recurrences that are to be moved on."""
-
-    now: float
-    beyond: float | None
-    """The next planned time after those, Unix seconds."""
-    rows: list[tuple[str, bytes, dict[str, bytes]]]
-    """(name, score as it is stored, record)."""
-
-
-class Census(Struct, frozen=True):
-    """How many jobs a queue has, by place. Times in Unix seconds."""
-
-    now: float
-    places: dict[str, int]
-    due: int
-    """Of those on the schedule: what no dispatcher has moved on yet."""
-    workers: int
-    next_due: float | None
-    paused: float | None
 
 
 def _moment(unix: float | None) -> str:
@@ -544,55 +472,3 @@ class Store:
 
 def _place(reply: bytes) -> Place:
     return cast(Place, text(reply))
-
-
-def scan(cursor: int) -> Call[tuple[int, list[bytes]]]:
-    """Read a slice of the keys that show that a queue exists."""
-
-    def read(reply: list[Any]) -> tuple[int, list[bytes]]:
-        return int(reply[0]), reply[1]
-
-    return Call(("SCAN", cursor, "MATCH", keys.EVERY_PLACE, "COUNT", 1000), read)
-
-
-def flush() -> Call[Any]:
-    """Delete all that the database holds: for a Redis of tests alone."""
-    return Call(("FLUSHDB",), raw)
-
-
-def clock() -> Call[float]:
-    """Read Redis's clock, in Unix seconds."""
-
-    def read(reply: list[bytes]) -> float:
-        return int(reply[0]) + int(reply[1]) / 1e6
-
-    return Call(("TIME",), read)
-
-
-def server() -> Call[dict[str, str]]:
-    """Read INFO server."""
-
-    def read(reply: bytes) -> dict[str, str]:
-        lines = (line.partition(":") for line in text(reply).splitlines())
-        return {name: value for name, colon, value in lines if colon}
-
-    return Call(("INFO", "server"), read)
-
-
-def notification_flags() -> Call[str]:
-    """Read notify-keyspace-events."""
-
-    def read(reply: list[bytes]) -> str:
-        return text(reply[1]) if len(reply) > 1 else ""
-
-    return Call(("CONFIG", "GET", "notify-keyspace-events"), read)
-
-
-def set_notification_flags(flags: str) -> Call[Any]:
-    """Set notify-keyspace-events; it holds until Redis starts anew or fails over."""
-    return Call(("CONFIG", "SET", "notify-keyspace-events", flags), raw)
-
-
-def unblock(client: int) -> Call[Any]:
-    """End a client's blocking command, as if its time were up."""
-    return Call(("CLIENT", "UNBLOCK", client), raw)

@@ -29,15 +29,17 @@ from typing import Any, Final
 import pytest
 from msgspec import Struct
 
-from evsched import App, keys, store
+from evsched import App, keys
 from evsched.call import Call, T
 from evsched.client import Client
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import ConfigError
-from evsched.executor import Executor, Run
+from evsched.executor import Executor
 from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
+from evsched.run import Run
 from evsched.sender import SyncCommands
+from evsched.server import flush, scan
 from evsched.store import Store
 
 __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
@@ -134,7 +136,7 @@ class Clock:
     def _queues(self) -> list[str]:
         found, cursor = set[str](), 0
         while True:
-            cursor, names = self._commands.send(store.scan(cursor))
+            cursor, names = self._commands.send(scan(cursor))
             found.update(parsed[0] for name in names if (parsed := keys.parse(name)))
             if cursor == 0:
                 return sorted(found)
@@ -181,7 +183,7 @@ def evsched_app() -> App:
 def clock(evsched_app: App, evsched_server: EmbeddedRedis) -> Generator[Clock]:
     """Put the app on the tests' Redis, which is empty, and under a clock that the test moves."""
     found, url = Clock(evsched_app, evsched_server.url), evsched_app.url
-    found._commands.send(store.flush())  # pyright: ignore[reportPrivateUsage]
+    found._commands.send(flush())  # pyright: ignore[reportPrivateUsage]
     yield found
     found.close()
     evsched_app.move_to(url)

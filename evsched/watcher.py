@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from evsched import events, keys, store
+from evsched import events, keys, server
 from evsched.config import Config
 from evsched.connection import Subscription, database
 from evsched.errors import StoreError
@@ -177,10 +177,10 @@ class Watcher:
         """Set the flags where Redis lets us. They survive neither its restart nor a failover: so at each connect."""
         mend = f"CONFIG SET notify-keyspace-events {FLAGS}, and put it into redis.conf"
         try:
-            flags = set(await self._commands.send(store.notification_flags()))
+            flags = set(await self._commands.send(server.notification_flags()))
             wanted = set(FLAGS) - (set("zg") if "A" in flags else set())
             if not wanted <= flags:
-                await self._commands.send(store.set_notification_flags("".join(sorted(flags | wanted))))
+                await self._commands.send(server.set_notification_flags("".join(sorted(flags | wanted))))
             self._mend = mend
         except StoreError as error:
             self._mend = f"{mend}, as an administrator ({error})"

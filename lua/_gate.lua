@@ -213,6 +213,29 @@ local function step_back(ids)
   end
 end
 
+-- From a worker's list back to the schedule; true when it went there. A job that was to stop ends as cancelled instead.
+-- When its id was scheduled again meanwhile, that time is kept for a run after this one ends.
+local function send_back(list, id, due, reason, now)
+  local key = record(id)
+  local stops = redis.call('HEXISTS', key, 'stop') == 1
+  if stops then
+    abort(id, reason, RETENTION, '', now)
+  else
+    local again = redis.call('ZSCORE', schedule, id)
+    if again then
+      redis.call('HSET', key, 'again', again)
+    end
+    redis.call('ZADD', schedule, due, id)
+    redis.call('HSET', key, 'reason', reason)
+    -- What the attempts of a job have in common, for its idempotency key.
+    redis.call('HSETNX', key, 'planned', redis.call('HGET', key, 'due') or '0')
+    redis.call('HDEL', key, 'worker')
+  end
+  redis.call('LREM', list, 1, id)
+  leave(id)
+  return not stops
+end
+
 -- Where a job is, and its score there; nil when there is none. A run comes before the schedule: an id that runs may be
 -- scheduled again already. `worker` and `finished` are of its record.
 local function place_of(id, worker, finished)

@@ -23,22 +23,9 @@ local lost = {}
 for id, attempt, due, reason in rows(3, 4) do
   if not (runs(worker, id, attempt) and redis.call('LPOS', list, id)) then
     lost[#lost + 1] = id
-  elseif redis.call('HEXISTS', record(id), 'stop') == 1 then
-    abort(id, 'cancelled before it ran', RETENTION, '', now)
-    redis.call('LREM', list, 1, id)
-    leave(id)
-  else
-    local again = redis.call('ZSCORE', schedule, id)
-    if again then
-      redis.call('HSET', record(id), 'again', again)
-    end
-    redis.call('ZADD', schedule, due, id)
-    redis.call('HSET', record(id), 'reason', reason)
-    redis.call('HSETNX', record(id), 'planned', redis.call('HGET', record(id), 'due') or '0')
+  elseif send_back(list, id, due, reason, now) then
     redis.call('HINCRBY', record(id), 'attempt', -1)
-    redis.call('HDEL', record(id), 'worker', 'started')
-    redis.call('LREM', list, 1, id)
-    leave(id)
+    redis.call('HDEL', record(id), 'started')
   end
 end
 admit(0, now)

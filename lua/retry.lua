@@ -21,24 +21,10 @@ local list = processing(worker)
 
 local lost = {}
 for id, attempt, delay, reason in rows(3, 4) do
-  if not (runs(worker, id, attempt) and redis.call('LPOS', list, id)) then
-    lost[#lost + 1] = id
-  elseif redis.call('HEXISTS', record(id), 'stop') == 1 then
-    abort(id, 'cancelled while it ran', RETENTION, '', now)
-    redis.call('LREM', list, 1, id)
-    leave(id)
+  if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
+    send_back(list, id, seconds(now + tonumber(delay)), reason, now)
   else
-    local again = redis.call('ZSCORE', schedule, id)
-    if again then
-      redis.call('HSET', record(id), 'again', again)
-    end
-    redis.call('ZADD', schedule, seconds(now + tonumber(delay)), id)
-    redis.call('HSET', record(id), 'reason', reason)
-    -- What the attempts of a job have in common, for its idempotency key.
-    redis.call('HSETNX', record(id), 'planned', redis.call('HGET', record(id), 'due') or '0')
-    redis.call('HDEL', record(id), 'worker')
-    redis.call('LREM', list, 1, id)
-    leave(id)
+    lost[#lost + 1] = id
   end
 end
 admit(0, now)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from evsched.cli import dead, follow, jobs, policy, queues, recurrences, run
+from evsched.cli import calendar, dead, follow, jobs, policy, queues, recurrences, run
 from evsched.cli.root import UsageError, root
 from evsched.errors import EvschedError
 from evsched.log import escape
@@ -34,8 +34,8 @@ root.command(policy.pause)
 root.command(policy.resume)
 root.command(policy.limit)
 root.command(recurrences.app)
-root.command(recurrences.windows)
-root.command(recurrences.simulate)
+root.command(calendar.windows)
+root.command(calendar.simulate)
 root.command(dead.app)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evsched import keys, store
+from evsched import keys, server
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, client
 from evsched.client import SyncClient
@@ -15,7 +15,7 @@ def find_queues(redis: SyncClient, named: list[str] | None) -> list[str]:
         return named
     found, cursor = set[str](), 0
     while True:
-        cursor, slice_ = redis.send(store.scan(cursor))
+        cursor, slice_ = redis.send(server.scan(cursor))
         found.update(parsed[0] for key in slice_ if (parsed := keys.parse(key)))
         if cursor == 0:
             return sorted(found)

@@ -8,9 +8,11 @@ import pytest
 import redis
 
 from evsched import App, current_job, events
+from evsched.answers import New
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
-from evsched.store import New, Store, set_notification_flags
+from evsched.server import set_notification_flags
+from evsched.store import Store
 from tests.support.proxy import Proxy
 from tests.support.system import system
 

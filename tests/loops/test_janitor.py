@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from evsched import events
+from evsched.answers import New
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
 from evsched.events import Dispatched
 from evsched.janitor import Janitor
 from evsched.sender import Commands
-from evsched.store import New, Store
+from evsched.store import Store
 from tests.support.recorder import Recorder
 
 BEAT = 0.1

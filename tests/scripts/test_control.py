@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from evsched.answers import New
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.job import Buried, Done
-from evsched.store import New, Store
+from evsched.store import Store
 
 NOW = 1_900_000_000.0
 Send = Callable[[Any], Any]

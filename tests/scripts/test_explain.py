@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from evsched.answers import New
 from evsched.explain import explain
 from evsched.job import Aborted, Buried, Done, Retried, Taken
-from evsched.store import New, Store
+from evsched.store import Store
 
 NOW = 1_900_000_000.0
 

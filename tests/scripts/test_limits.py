@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from evsched.answers import New
 from evsched.errors import StoreRefused
 from evsched.job import Buried, Done, Taken
 from evsched.limits import Limits
-from evsched.store import New, Store
+from evsched.store import Store
 
 NOW = 1_900_000_000.0
 DONE = Done(b"null", 60, False)

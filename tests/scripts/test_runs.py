@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import redis
 
+from evsched.answers import New
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import StoreDown, StoreRefused
 from evsched.job import Buried, Done, Retried, Taken
 from evsched.sender import SyncCommands
-from evsched.store import New, Store
+from evsched.store import Store
 from tests.support.snapshot import snapshot
 
 NOW = 1_900_000_000.0

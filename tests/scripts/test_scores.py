@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from evsched.store import New, Store
+from evsched.answers import New
+from evsched.store import Store
 
 NOW = 1_900_000_000.0
 MEMBER = '{"task":"t","id":"a"}'

@@ -11,11 +11,12 @@ from typing import Any, cast
 import pytest
 import redis
 
+from evsched.answers import New
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.job import Aborted, Buried, Deferred, Done, OnConflict, Retried, Taken
 from evsched.sender import SyncCommands
-from evsched.store import New, Store
+from evsched.store import Store
 from tests.support.model import Model
 from tests.support.snapshot import snapshot
 

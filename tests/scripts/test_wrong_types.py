@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from evsched.answers import New
 from evsched.call import Call
 from evsched.errors import StoreRefused
 from evsched.job import Buried, Done, Retried, Taken
-from evsched.store import New, Store
+from evsched.store import Store
 
 NOW = 1_900_000_000.0
 Send = Callable[[Any], Any]

@@ -6,11 +6,12 @@ from hashlib import sha1
 
 import pytest
 
+from evsched.answers import New
 from evsched.call import Call, Script, text, texts
 from evsched.errors import ConfigError
 from evsched.job import Buried, Done, Retried, Taken
 from evsched.scripts import folder, script
-from evsched.store import New, Store
+from evsched.store import Store
 
 RUN = Taken("a", 2, 1.0, b"{}")
 

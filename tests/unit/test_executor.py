@@ -10,8 +10,9 @@ import pytest
 
 from evsched.backoff import Retry
 from evsched.current import RetryLater
-from evsched.executor import Executor, Program, Run
+from evsched.executor import Executor, Program
 from evsched.job import Outcome, Retried, Taken
+from evsched.run import Run
 from evsched.tasks import Tasks, define
 
 

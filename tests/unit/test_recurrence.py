@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evsched.errors import ConfigError
-from evsched.recurrence import Declared, Plan, Recurrence, occurrence_id, parse_rule, read_declared, read_recurrence
+from evsched.recurrence import Declared, Plan, Recurrence, occurrence_id, read_declared, read_recurrence
+from evsched.rule import parse_rule
 from evsched.windows import parse_window
 
 ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]

@@ -1,0 +1,152 @@
+"""The commands about time itself: named windows, and what will run, by the hour."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from evsched.cli import output
+from evsched.cli.recurrences import Zone, in_zone, kept
+from evsched.cli.root import Json, Queue, Url, UsageError, client
+from evsched.cli.when import parse_time
+from evsched.config import DEFAULT_QUEUE
+from evsched.errors import ConfigError, JobMissing
+from evsched.recurrence import Declared, Recurrence, read_declared, read_recurrence
+from evsched.rule import parse_rule
+from evsched.store import Store
+from evsched.windows import WINDOW_NAME, parse_window
+
+windows = App(name="windows", help="Named windows, in which jobs may start: list, set, remove.")
+
+_KEPT = 35 * 86400.0
+"""Seconds for which a window may have kept an occurrence that a simulation still sees."""
+
+
+@windows.default
+@windows.command(name="list")
+def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
+    """List the named windows of a queue, and when each opens next."""
+    with client(url) as redis:
+        found, now = redis.send(Store(queue).windows()), redis.now()
+    if json:
+        output.as_json(found)
+        return
+    shown = list[tuple[str, str, str]]()
+    for name, text in sorted(found.items()):
+        try:
+            opens = parse_window(text).next_open(now)
+            state = "open" if opens == now else f"opens {output.moment(opens)}" if opens else "does not open again"
+        except ConfigError as error:
+            state = str(error)
+        shown.append((name, text, state))
+    output.table(("name", "window", "now"), shown, f"queue {queue} has no named windows")
+
+
+@windows.command(name="set")
+def set_window(
+    name: Annotated[str, Parameter(help="Its name, which jobs give as their window.")],
+    window: Annotated[str, Parameter(help="Such as 'mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26'.")],
+    /,
+    *,
+    queue: Queue = DEFAULT_QUEUE,
+    url: Url = None,
+) -> None:
+    """Keep a window under a name. It holds at once, for all jobs that name it."""
+    try:
+        if not WINDOW_NAME.fullmatch(name):
+            raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
+        parse_window(window)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    with client(url) as redis:
+        redis.send(Store(queue).set_window(name, window))
+    print(f"{name} is {window}")
+
+
+@windows.command(name="remove")
+def remove_window(
+    name: Annotated[str, Parameter(help="Its name.")], /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None
+) -> None:
+    """Delete a named window. Jobs that name it go to dead when they fall due."""
+    with client(url) as redis:
+        if not redis.send(Store(queue).set_window(name, None)):
+            raise JobMissing(f"queue {queue} has no window {name}")
+    print(f"{name} removed")
+
+
+def simulate(
+    *,
+    since: Annotated[str | None, Parameter(name="--from", help="ISO 8601 or Unix seconds; else now.")] = None,
+    until: Annotated[str | None, Parameter(name="--to", help="Else a day later.")] = None,
+    rule: Annotated[list[str] | None, Parameter(negative="", help="A rule instead of those in Redis.")] = None,
+    zone: Zone = "UTC",
+    by: Annotated[Literal["hour", "run"], Parameter(help="A line for each hour, or for each run.")] = "hour",
+    queue: Queue = DEFAULT_QUEUE,
+    json: Json = False,
+    url: Url = None,
+) -> None:
+    """List what will run in a span of time, over all recurrences and their windows; nothing is written anywhere."""
+    first = time.time() if since is None else parse_time(since)
+    last = first + 86400 if until is None else parse_time(until)
+    if not 0 < last - first <= 400 * 86400:
+        raise UsageError("--to: after --from, by 400 days at the most")
+    try:
+        recurrences = _given(rule, zone) if rule else _kept(url, queue)
+        runs = sorted(run for one in recurrences for run in _runs(one, first, last))
+        local = parse_rule("@daily", zone).zone
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    if json:
+        output.as_json([{"due": due, "name": name} for due, name in runs])
+        return
+    if by == "run":
+        output.table(("due", "name"), [(in_zone(due, local), name) for due, name in runs], "nothing will run")
+        return
+    hours = Counter(due // 3600 * 3600 for due, _ in runs)
+    shown = list[tuple[str, int, str, str]]()
+    for hour in sorted(hours):
+        names = Counter(name for due, name in runs if due // 3600 * 3600 == hour)
+        told = ", ".join(f"{name} {count}" for name, count in names.most_common(5))
+        shown.append((in_zone(hour, local), hours[hour], told, _clock_is_set(hour, local)))
+    output.table(("hour", "runs", "of", "DST"), shown, "nothing will run")
+
+
+def _given(rules: list[str], zone: str) -> list[Recurrence]:
+    declared = [Declared(name=f"rule-{n}", rule=rule, zone=zone, payload=b"{}") for n, rule in enumerate(rules, 1)]
+    return [read_recurrence(one) for one in declared]
+
+
+def _kept(url: str | None, queue: str) -> list[Recurrence]:
+    with client(url) as redis:
+        return [
+            read_recurrence(read_declared(name, fields))
+            for name, _, fields in kept(redis, queue)
+            if "paused" not in fields and "reason" not in fields
+        ]
+
+
+def _runs(recurrence: Recurrence, first: float, last: float) -> list[tuple[float, str]]:
+    found = list[tuple[float, str]]()
+    # What a window has kept may be due long after its time.
+    back = recurrence.declared.spread + (_KEPT if recurrence.window else 0.0)
+    for planned in recurrence.walk(math.nextafter(first - back, 0.0)):
+        if planned > last:
+            break
+        one = recurrence.occurrence(planned)
+        if one is not None and first <= one.due <= last:
+            found.append((one.due, recurrence.declared.name))
+    return found
+
+
+def _clock_is_set(hour: float, zone: Any) -> str:
+    """Say so when the clock on the wall is set on this day."""
+    day = datetime.fromtimestamp(hour, zone).replace(hour=0, minute=0, second=0)
+    before, after = day.utcoffset(), (day + timedelta(days=1)).utcoffset()
+    if before == after or before is None or after is None:
+        return ""
+    return f"clock set {'forward' if after > before else 'back'}"

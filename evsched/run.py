@@ -1,0 +1,89 @@
+"""A run: one job in a worker's hands, from when it was handed out to its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from evsched.current import CurrentJob, Progress
+from evsched.job import Taken
+
+
+class Run:
+    """A run in a worker's hands: `(job.id, job.attempt)` names it."""
+
+    __slots__ = (
+        "abandoned",
+        "aborted",
+        "current",
+        "deadline",
+        "ends",
+        "handed",
+        "job",
+        "late",
+        "now",
+        "progress",
+        "queue",
+        "report",
+        "task",
+        "work",
+    )
+
+    def __init__(
+        self, queue: str, job: Taken, now: float, handed: float, report: Callable[[], None] | None = None
+    ) -> None:
+        self.queue = queue
+        self.job = job
+        self.now = now
+        """When Redis handed it out, by Redis's clock."""
+        self.handed = handed
+        """The same by this host's monotonic clock."""
+        self.task = "?"
+        self.ends = True
+        """Cancelling its asyncio task ends it; not so with a thread."""
+        self.report = report
+        self.progress: Progress | None = None
+        self.current: CurrentJob | None = None
+        self.work: asyncio.Task[None] | None = None
+        self.deadline = float("inf")
+        """By the monotonic clock: when the timeout passes."""
+        self.late: str | None = None
+        """The timeout has passed: what to say of it."""
+        self.aborted = False
+        """The job was cancelled: that is what comes of the run."""
+        self.abandoned = False
+        """The job is not this worker's any more: whatever comes of the run is forgotten."""
+
+    @property
+    def lateness(self) -> float:
+        """Seconds from the due to the hand-out, by Redis's clock."""
+        return self.now - self.job.due
+
+    def tell(self, progress: Progress) -> None:
+        """Note how far the run is. For any thread."""
+        self.progress = progress
+        if self.report is not None:
+            self.report()
+
+    def stop(self) -> None:
+        """Tell the run to stop.
+
+        An async handler is cancelled where it waits, a process is ended, a thread must look at `cancelled`. A run that
+        has not begun sees it when it begins.
+        """
+        if self.current is None:
+            return
+        self.current.cancelled = True
+        if self.work is not None and self.ends:
+            self.work.cancel()
+
+    def abort(self) -> None:
+        """Stop the run: its job was cancelled."""
+        if not self.aborted:
+            self.aborted = True
+            self.stop()
+
+    def abandon(self) -> None:
+        """Stop the run, and forget what comes of it."""
+        self.abandoned = True
+        self.stop()

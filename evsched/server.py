@@ -1,0 +1,60 @@
+"""Calls that are about Redis itself, not about a queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evsched import keys
+from evsched.call import Call, raw, text
+
+
+def scan(cursor: int) -> Call[tuple[int, list[bytes]]]:
+    """Read a slice of the keys that show that a queue exists."""
+
+    def read(reply: list[Any]) -> tuple[int, list[bytes]]:
+        return int(reply[0]), reply[1]
+
+    return Call(("SCAN", cursor, "MATCH", keys.EVERY_PLACE, "COUNT", 1000), read)
+
+
+def flush() -> Call[Any]:
+    """Delete all that the database holds: for a Redis of tests alone."""
+    return Call(("FLUSHDB",), raw)
+
+
+def clock() -> Call[float]:
+    """Read Redis's clock, in Unix seconds."""
+
+    def read(reply: list[bytes]) -> float:
+        return int(reply[0]) + int(reply[1]) / 1e6
+
+    return Call(("TIME",), read)
+
+
+def info() -> Call[dict[str, str]]:
+    """Read INFO server."""
+
+    def read(reply: bytes) -> dict[str, str]:
+        lines = (line.partition(":") for line in text(reply).splitlines())
+        return {name: value for name, colon, value in lines if colon}
+
+    return Call(("INFO", "server"), read)
+
+
+def notification_flags() -> Call[str]:
+    """Read notify-keyspace-events."""
+
+    def read(reply: list[bytes]) -> str:
+        return text(reply[1]) if len(reply) > 1 else ""
+
+    return Call(("CONFIG", "GET", "notify-keyspace-events"), read)
+
+
+def set_notification_flags(flags: str) -> Call[Any]:
+    """Set notify-keyspace-events; it holds until Redis starts anew or fails over."""
+    return Call(("CONFIG", "SET", "notify-keyspace-events", flags), raw)
+
+
+def unblock(client: int) -> Call[Any]:
+    """End a client's blocking command, as if its time were up."""
+    return Call(("CLIENT", "UNBLOCK", client), raw)
