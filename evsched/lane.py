@@ -126,6 +126,8 @@ class Lane:
                 self._blocked = group.create_task(self._block())
                 group.create_task(self._exchange_all())
         finally:
+            if self._telling is not None:
+                self._telling.cancel()
             await self._blocking.close()
             await self._direct.close()
 

@@ -68,7 +68,7 @@ class Recurring:
                     self._look_by(queue, time.monotonic() + await self.step(queue))
                 if self._outage.failures:
                     self._at[queue] = 0.0
-            await self._alarm.sleep(min((self._at.get(queue, 0.0) for queue in self._queues()), default=_CAP))
+            await self._alarm.sleep(min(self._at.get(queue, 0.0) for queue in self._queues()))  # there is always one
 
     def _look_by(self, queue: str, at: float) -> None:
         if queue in self._at:  # else all are to be looked at now

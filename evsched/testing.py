@@ -15,8 +15,9 @@
         assert run.outcome == Done(...)
 
 No dispatcher and no worker run, and nothing waits: `advance` moves the clock from due to due, and runs what is due,
-one job after the other, in this process and event loop. All else is as in production: the scripts, retries, limits,
-middleware, the lifespan (around each `advance`). Retention alone goes by Redis's own clock.
+one job after the other, in this process and event loop; recurrences that the app declares recur. All else is as in
+production: the scripts, retries, limits, middleware, the lifespan (around each `advance`). Retention alone goes by
+Redis's own clock.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from evsched.embedded import EmbeddedRedis
 from evsched.errors import ConfigError
 from evsched.executor import Executor
 from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
+from evsched.recurrence import read_declared, read_recurrence
 from evsched.run import Run
 from evsched.sender import SyncCommands
 from evsched.server import flush, scan
@@ -46,6 +48,9 @@ __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
 
 _MOST: Final = 10_000
 """Runs of one `advance`: more are most likely a job that schedules itself for now."""
+
+_SLICE: Final = 100
+"""Recurrences of one step."""
 
 _WORKER: Final = "test"
 
@@ -94,6 +99,9 @@ class Clock:
         self._commands = SyncCommands(url)
         self._executor = Executor(app.program, 1, 1, self._window_of)
         app.move_to(url, _Client(self, self._commands, url))
+        self._commands.send(flush())
+        for queue, declared in app.program.recurrences:
+            self._commands.send(Store(queue).declare(declared, app.program.owner))
 
     async def advance(
         self,
@@ -144,6 +152,7 @@ class Clock:
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
         """Run what is due now in a queue; return the seconds until there is more, 0 = look again."""
         of, config = Store(queue, lambda: self.now), self._config
+        recurs = self._recur(of)
         step = self._commands.send(of.dispatch(limit=config.batch, cap=config.payload_cap))
         worked = False
         while take := self._commands.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
@@ -163,7 +172,17 @@ class Clock:
             worked = True
             if len(ran) > _MOST:
                 raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
-        return 0.0 if worked else step.sleep
+        return 0.0 if worked else min(step.sleep, recurs)
+
+    def _recur(self, of: Store) -> float:
+        """Put the occurrences that are due now on the schedule; return the seconds until there are more."""
+        agenda = self._commands.send(of.agenda(0.0, _SLICE))
+        for name, seen, fields in agenda.rows:
+            plan = read_recurrence(read_declared(name, fields)).plan(float(seen), self.now, 0.0)
+            self._commands.send(of.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed))
+        if agenda.rows:
+            return 0.0
+        return float("inf") if agenda.beyond is None else agenda.beyond - self.now
 
 
 @pytest.fixture(scope="session")
@@ -182,8 +201,8 @@ def evsched_app() -> App:
 @pytest.fixture
 def clock(evsched_app: App, evsched_server: EmbeddedRedis) -> Generator[Clock]:
     """Put the app on the tests' Redis, which is empty, and under a clock that the test moves."""
-    found, url = Clock(evsched_app, evsched_server.url), evsched_app.url
-    found._commands.send(flush())  # pyright: ignore[reportPrivateUsage]
+    url = evsched_app.url
+    found = Clock(evsched_app, evsched_server.url)
     yield found
     found.close()
     evsched_app.move_to(url)

@@ -217,3 +217,18 @@ async def test_a_redis_that_is_too_old(cli: Cli) -> None:
 def test_help_and_version(cli: Cli) -> None:
     assert "run-now" in cli.run("--help").stdout
     assert cli.run("--version").stdout == "0.1.0\n"
+
+
+def test_a_lifespan_that_fails_is_told_in_one_line(cli: Cli, folder: Path, queue: str) -> None:
+    (folder / "shared.py").write_text(
+        "from contextlib import asynccontextmanager\n"
+        "from evsched import App\n\n"
+        "@asynccontextmanager\n"
+        "async def lifespan():\n"
+        "    raise RuntimeError('no database')\n"
+        "    yield\n\n"
+        "app = App(lifespan=lifespan)\n"
+    )
+    done = cli.run("worker", "shared:app", "--queue", queue)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "lifespan did not begin: RuntimeError: no database" in done.stderr

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from evsched import App, ConfigError, Retry, current_job
+from evsched.embedded import EmbeddedRedis
 from evsched.job import Done
 from evsched.testing import Clock, clock, evsched_app, evsched_server
 
@@ -76,6 +77,20 @@ async def test_retries_come_at_their_time(clock: Clock) -> None:
     assert (await job.status()).attempt == 3
 
 
+async def test_recurrences_recur(evsched_server: EmbeddedRedis) -> None:
+    calendar = App()
+
+    @calendar.recurring("0 9 * * *", zone="Europe/Berlin")
+    @calendar.task
+    async def daily() -> None: ...
+
+    clock = Clock(calendar, evsched_server.url)
+    runs = await clock.advance(days=3)
+    assert [run.task for run in runs] == ["daily"] * 3
+    assert all(datetime.fromtimestamp(run.at, ZoneInfo("Europe/Berlin")).hour == 9 for run in runs)
+    clock.close()
+
+
 async def test_jobs_that_jobs_schedule_run_too(clock: Clock) -> None:
     await again.enqueue(5)
     assert len(await clock.advance(minutes=3)) == 4
@@ -83,14 +98,14 @@ async def test_jobs_that_jobs_schedule_run_too(clock: Clock) -> None:
 
 
 async def test_to_a_moment(clock: Clock) -> None:
-    due = datetime.now(UTC) + timedelta(days=400)
+    due = datetime.now(UTC) + timedelta(hours=4)
     await remind.using(due=due).enqueue("far")
     assert [run.at for run in await clock.advance(until=due)] == [pytest.approx(due.timestamp(), abs=1e-5)]
     with pytest.raises(ConfigError, match="does not go back"):
         await clock.advance(until=due - timedelta(1))
 
 
-async def test_limits_hold(clock: Clock, evsched_server: Any) -> None:
+async def test_limits_hold(clock: Clock) -> None:
     clock._commands.send(app.client.store("tested").limit({"rate": 1, "burst": 1}))  # pyright: ignore[reportPrivateUsage]
     await remind.enqueue_many([(f"n{n}",) for n in range(5)])
     began = clock.now
