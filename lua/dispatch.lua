@@ -3,7 +3,7 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        limit     how many at most, under 1000
+--        limit     how many at most, under 1000; 16 more in a flood
 --        cap       bytes that a payload may have
 --        canary    the dispatcher's id, '' = no proof: a message that proves its subscription, and a keyspace event
 --                  that proves the notifications, in the same round trip
@@ -24,6 +24,8 @@ now, limit, cap = clock(now), tonumber(limit), tonumber(cap)
 local GRACE = 2
 -- Of a group's share.
 local WEIGHT_LEAST = 0.001
+-- How many of the newest a call looks at when there is more due than it moves.
+local NEWEST = 16
 
 if canary ~= '' then
   redis.call('ZADD', root .. 'canary', 0, '')
@@ -35,6 +37,21 @@ end
 redis.call('ZCARD', dead)
 redis.call('ZCARD', backlog)
 local due = redis.call('ZRANGE', schedule, '-inf', seconds(now), 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+if #due == 2 * limit then
+  -- A flood. What falls due in the midst of it, in another group, is not behind it here either.
+  local newest =
+    redis.call('ZRANGE', schedule, seconds(now), '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, NEWEST, 'WITHSCORES')
+  local last, last_id = tonumber(due[#due]), due[#due - 1]
+  local flood = field_of(last_id, 'group') or ''
+  for i = #newest - 1, 1, -2 do
+    local id, score = newest[i], tonumber(newest[i + 1])
+    local further = score > last or (score == last and id > last_id)
+    if further and id:byte() ~= 123 and (field_of(id, 'group') or '') ~= flood then
+      due[#due + 1] = id
+      due[#due + 1] = newest[i + 1]
+    end
+  end
+end
 local is_ready = {}
 if #due > 0 then
   for _, id in ipairs(redis.call('LRANGE', ready, 0, -1)) do

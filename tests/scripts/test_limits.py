@@ -306,3 +306,12 @@ def test_very_many_groups_do_not_stay_for_ever(send: Send, store: Store, raw: An
     order = f"evsched:{{{store.queue}}}:order"
     assert raw.zcard(f"evsched:{{{store.queue}}}:backlog") > 0
     assert raw.hlen(order) < 12000
+
+
+def test_what_falls_due_in_the_midst_of_another_groups_flood_is_not_behind_it(send: Send, store: Store) -> None:
+    send(store.enqueue([New(f"f{n:03}", b"{}", due=NOW, group="flood") for n in range(900)]))
+    send(store.enqueue([New("late", b"{}", due=NOW + 1), New("own", b"{}", due=NOW + 1, group="flood")]))
+    moved = send(store.dispatch(limit=250, cap=99, now=NOW + 2)).moved
+    assert moved == [NOW] * 250 + [NOW + 1]
+    assert send(store.look("late")).place in ("backlog", "ready")
+    assert send(store.look("own")).place == "schedule"

@@ -11,6 +11,7 @@ READY_AHEAD = 16
 STRIDE = 1e12
 PACKET, BURST = 0.05, 0.1
 REOPENED = 20
+NEWEST = 16
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,7 +99,11 @@ class Model:
 
     @verb
     def dispatch(self, now: float, limit: int) -> None:
-        due = sorted((at, job) for job, at in self.schedule.items() if at <= now)[:limit]
+        everything = sorted((at, job) for job, at in self.schedule.items() if at <= now)
+        due, further = everything[:limit], everything[limit:]
+        if len(due) == limit:
+            flood = self.jobs[due[-1][1]].group
+            due += [(at, job) for at, job in further[-NEWEST:] if self.jobs[job].group != flood]
         places: dict[str, float] = {}
         is_ready = set(self.ready)
         for at, job in due:
