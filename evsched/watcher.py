@@ -70,6 +70,8 @@ class Watcher:
         self._outage = Outage("subscription", emit)
         self._last = 0.0
         """When anything was heard, by the monotonic clock."""
+        self._new = True
+        """The subscription has not been proved yet: the next step does, whatever is heard before."""
         self._proof: asyncio.TimerHandle | None = None
         self._event_came = False
         self._proven: bool | None = None
@@ -81,11 +83,12 @@ class Watcher:
         """Return when the next proof is wanted, by the monotonic clock: after a silence, or at once when it is new."""
         if self._subscription is None or self._proof is not None:
             return float("inf")
-        return self._last + self._config.probe
+        return 0.0 if self._new else self._last + self._config.probe
 
     def expect(self) -> None:
         """Note that a canary is being sent: it must be heard within the deadline."""
         if self._subscription is not None and self._proof is None:
+            self._new = False
             loop = asyncio.get_running_loop()
             self._proof = loop.call_later(self._config.deadline, self._silent, self._subscription)
 
@@ -110,7 +113,7 @@ class Watcher:
             await self._check_flags()
             self._outage.passed()
             self._subscription = subscription
-            self._last = -self._config.probe  # new: to be proved by the next step
+            self._new = True
             if not self.flooded:
                 self._emit(events.Subscribed(again))
             self._look()

@@ -224,3 +224,12 @@ async def test_five_dispatchers_double_nothing(config: Config, app: App, queue: 
         async with system(config, App(queue=queue), workers=0), system(config, App(queue=queue), workers=0):
             await running.recorder.until(lambda: len(ran) >= 60, limit=20)
     assert len(ran) == len(set(ran)) == 60
+
+
+async def test_events_that_come_at_once_do_not_put_off_the_proof_of_the_subscription(
+    config: Config, app: App, queue: str
+) -> None:
+    async with system(config, app, dispatch=False) as running:
+        await running.commands.send(Store(queue).declare(Declared(name="t", rule="every 1", payload=PAYLOAD)))
+        running.dispatch()
+        await running.recorder.wait(events.NotificationsProven, limit=5)
