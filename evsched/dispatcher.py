@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from typing import Final
 
 from evsched import events, keys, server
@@ -168,7 +169,7 @@ class Dispatcher:
         self._emit(events.Woken(queue, reason, len(done.moved) + len(done.buried)))
         if done.moved:
             self._emit(events.Dispatched(queue, [done.now - due for due in done.moved]))
-        for name in set(done.missed):
-            self._emit(events.Missed(queue, name, done.missed.count(name)))
+        for name, count in Counter(done.missed).items():
+            self._emit(events.Missed(queue, name, count))
         for job_id, why in done.buried:
             self._emit(events.Buried(queue, job_id, "?", why, "dead"))

@@ -45,6 +45,7 @@ class Worker:
         self._emit = emit
         self._program = program
         self._executor = Executor(program, config.concurrency, config.pool, self._window_of)
+        self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
         self._slots = Slots(config.concurrency)
         self._outage = Outage("worker", emit)
         self._stop = asyncio.Event()
@@ -151,8 +152,15 @@ class Worker:
                 self._emit(events.Declared(store.queue, name, "removed"))
 
     async def _window_of(self, queue: str, name: str) -> str | None:
-        """Read a named window; while Redis is away there is nothing to be done but to wait."""
-        while True:
+        """Read a named window: one question for all the runs that ask it together."""
+        asked = self._asked.get((queue, name))
+        if asked is None:
+            asked = self._asked[queue, name] = asyncio.ensure_future(self._ask_window(queue, name))
+            asked.add_done_callback(lambda _: self._asked.pop((queue, name)))
+        return await asyncio.shield(asked)  # a run that is stopped leaves the others their answer
+
+    async def _ask_window(self, queue: str, name: str) -> str | None:
+        while True:  # while Redis is away there is nothing to be done but to wait
             async with self._outage:
                 return await self._commands.send(self.lanes[queue].store.window(name))
 

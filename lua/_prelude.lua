@@ -6,6 +6,7 @@
 local root = KEYS[1]
 local schedule, backlog, ready = root .. 'schedule', root .. 'backlog', root .. 'ready'
 local dead, leases = root .. 'dead', root .. 'leases'
+local recurrences = root .. 'recurrences'
 
 -- The dead set is bounded, so that a broken producer cannot fill Redis: the oldest beyond either bound go.
 local DEAD_MOST = 100000
@@ -19,6 +20,10 @@ end
 
 local function processing(worker)
   return root .. 'processing:' .. worker
+end
+
+local function recurrence(name)
+  return root .. 'recurrence:' .. name
 end
 
 -- Numbers leave as text: tostring() keeps 14 digits, and a returned number loses its fraction.
@@ -90,9 +95,35 @@ local function answer(id, outcome, result, reason, retention)
   end
 end
 
+-- An occurrence of a recurrence is out of the way: let the one go that waits for its end.
+local function release(name)
+  local waiting = redis.call('HGET', recurrence(name), 'waiting')
+  local planned = waiting and redis.call('HGET', record(waiting), 'planned')
+  if planned then
+    redis.call('ZADD', schedule, 'XX', planned, waiting)
+  end
+end
+
+-- A job has ended for good, by whatever verb. If it is an occurrence, its recurrence counts it.
+local function note_end(id, outcome, now)
+  local run = redis.call('HMGET', record(id), 'recurrence', 'due', 'started')
+  local name, due, started = run[1], tonumber(run[2]), tonumber(run[3])
+  local key = recurrence(name or '')
+  if not name or redis.call('EXISTS', key) == 0 then
+    return
+  end
+  redis.call('HINCRBY', key, 'runs', 1)
+  redis.call('HSET', key, 'last_id', id, 'last_outcome', outcome, 'last_finished', seconds(now))
+  if due and started then
+    redis.call('HSET', key, 'last_lateness', seconds(started - due))
+  end
+  release(name)
+end
+
 -- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller takes it out of the place where it was,
 -- afterwards.
 local function entomb(id, outcome, reason, now)
+  note_end(id, outcome, now)
   redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
   redis.call('PERSIST', record(id))
   redis.call('ZADD', dead, seconds(now), id)
@@ -146,6 +177,7 @@ end
 -- A job that was to stop has ended: cancelled. Its record is kept, or is the next run's when its id was scheduled
 -- again. The caller takes it out of the place where it was, afterwards.
 local function abort(id, reason, retention, reply, now)
+  note_end(id, 'cancelled', now)
   local extra = redis.call('HMGET', record(id), 'reply', 'again')
   if reply == '1' or extra[1] then
     answer(id, 'cancelled', 'null', reason, retention)

@@ -5,12 +5,6 @@
 --                          last_id, last_outcome, last_finished, last_lateness; and current, waiting, ahead
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 
-local recurrences = root .. 'recurrences'
-
-local function recurrence(name)
-  return root .. 'recurrence:' .. name
-end
-
 -- Is an occurrence on its way, or does it run?
 local function unended(id)
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'payload')
@@ -38,16 +32,17 @@ local function withdraw(name)
 end
 
 -- An occurrence falls due: 'go', 'skip' (it was missed, or the one before has not ended) or 'wait' for that end.
+-- One that has run before, and is tried again or revived, was judged then.
 local function falls_due(name, id, due, now)
   local key = recurrence(name)
   local found = redis.call('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
-  if redis.call('EXISTS', key) == 0 then
+  local of = redis.call('HMGET', record(id), 'planned', 'grace', 'attempt')
+  local planned, grace, attempt = tonumber(of[1]), tonumber(of[2]), tonumber(of[3] or 0)
+  if redis.call('EXISTS', key) == 0 or attempt > 0 or not planned then
     return 'go'
   end
   local overlap, current, waiting, misfire, ahead = found[1] or 'skip', found[2], found[3], found[4] or 'once', found[5]
-  local of = redis.call('HMGET', record(id), 'planned', 'grace')
-  local planned, grace = tonumber(of[1]), tonumber(of[2])
-  if grace and planned and misfire ~= 'all' and now - tonumber(due) > grace and waiting ~= id then
+  if grace and misfire ~= 'all' and now - tonumber(due) > grace and waiting ~= id then
     -- Late by more than noise. Of several such the newest alone runs, or none.
     local newer = tonumber(redis.call('ZSCORE', recurrences, name) or 'inf') <= now
     for other in (ahead or ''):gmatch('@(%S+)') do
@@ -59,7 +54,7 @@ local function falls_due(name, id, due, now)
     end
   end
   if overlap ~= 'allow' and current and current ~= id and unended(current) then
-    if overlap == 'wait' and (not waiting or waiting == id) then
+    if overlap == 'wait' and (waiting == id or not waiting or not redis.call('ZSCORE', schedule, waiting)) then
       redis.call('HSET', key, 'waiting', id)
       return 'wait'
     end
@@ -68,35 +63,9 @@ local function falls_due(name, id, due, now)
   redis.call('HSET', key, 'current', id)
   if waiting then
     redis.call('HDEL', key, 'waiting')
-    if waiting ~= id then -- what it waited for ended without a word: its worker died
+    if waiting ~= id then -- what it waited for ended without a word: somebody deleted its record
       redis.call('ZADD', schedule, 'XX', redis.call('HGET', record(waiting), 'planned') or now, waiting)
     end
   end
   return 'go'
-end
-
--- A run of an occurrence has ended for good: count it, and let the one go that waits for it.
-local function note_end(name, id, outcome, due, started, now)
-  local key = recurrence(name)
-  if redis.call('EXISTS', key) == 0 then
-    return
-  end
-  redis.call('HINCRBY', key, 'runs', 1)
-  redis.call('HSET', key, 'last_id', id, 'last_outcome', outcome, 'last_finished', seconds(now))
-  if due and started then
-    redis.call('HSET', key, 'last_lateness', seconds(tonumber(started) - tonumber(due)))
-  end
-  local waiting = redis.call('HGET', key, 'waiting')
-  local planned = waiting and redis.call('HGET', record(waiting), 'planned')
-  if planned then
-    redis.call('ZADD', schedule, 'XX', planned, waiting)
-  end
-end
-
--- The same for a run that is named by its id alone, if it is an occurrence's.
-local function note_end_of(id, outcome, now)
-  local run = redis.pcall('HMGET', record(id), 'recurrence', 'due', 'started')
-  if run[1] then
-    note_end(run[1], id, outcome, run[2], run[3], now)
-  end
 end

@@ -25,7 +25,6 @@ redis.call('LLEN', ready)
 local lost = {}
 for id, attempt, retention, reply in rows(3, 4) do
   if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
-    note_end_of(id, 'cancelled', now)
     abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
     redis.call('LREM', list, 1, id)
     leave(id)

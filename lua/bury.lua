@@ -27,12 +27,12 @@ redis.call('LLEN', ready)
 local lost = {}
 for id, attempt, reason, reply, outcome in rows(3, 5) do
   if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
-    note_end_of(id, outcome, now)
     local extra = redis.call('HMGET', record(id), 'reply', 'again')
     if reply == '1' or extra[1] then
       answer(id, outcome, 'null', reason, 0)
     end
     if extra[2] or redis.call('ZSCORE', schedule, id) or lined(id) then
+      note_end(id, outcome, now)
       redis.call('HSET', record(id), 'reason', reason)
       renew(id, extra[2])
     else

@@ -14,7 +14,7 @@
 local now, id = unpack(ARGV, 1, 2)
 now = clock(now)
 local key = record(id)
-local run = redis.call('HMGET', key, 'worker', 'finished', 'reply', 'payload')
+local run = redis.call('HMGET', key, 'worker', 'finished', 'reply', 'payload', 'recurrence')
 
 -- These reads also refuse a key of the wrong type before anything is written.
 redis.call('ZCARD', schedule)
@@ -42,6 +42,9 @@ if not holder and not redis.call('ZSCORE', dead, id) then
     answer(id, 'cancelled', 'null', nil, 0)
   end
   redis.call('DEL', key)
+  if run[5] then
+    release(run[5])
+  end
 end
 admit(0, now)
 return place

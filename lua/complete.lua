@@ -31,7 +31,7 @@ for id, attempt, result, retention, reply in rows(3, 5) do
   if run[1] == worker and run[2] == attempt and not run[5] and redis.call('LREM', list, 1, id) == 1 then
     leave(id)
     if run[6] then
-      note_end_of(id, 'done', now)
+      note_end(id, 'done', now)
     end
     if reply == '1' or run[3] then
       answer(id, 'done', result, nil, tonumber(retention))

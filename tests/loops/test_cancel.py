@@ -24,11 +24,6 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
     return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2, pool=1)
 
 
-@pytest.fixture
-def app(queue: str) -> App:
-    return App(queue=queue)
-
-
 async def cancelled(running: System, job: Any) -> None:
     """Cancel a job that runs, and see all that must come of it."""
     waiting = asyncio.ensure_future(job.result(10))

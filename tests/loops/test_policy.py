@@ -14,19 +14,8 @@ import pytest
 
 from evsched import App, CurrentJob, JobDead, JobExists, current_job, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
 from evsched.store import Store
 from tests.support.system import system
-
-
-@pytest.fixture
-def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
-
-
-@pytest.fixture
-def app(queue: str) -> App:
-    return App(queue=queue)
 
 
 async def test_a_concurrency_limit_holds_over_workers_and_all_jobs_run(config: Config, app: App, queue: str) -> None:

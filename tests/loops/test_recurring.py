@@ -9,18 +9,12 @@ import pytest
 
 from evsched import App, ConfigError, Retry, current_job, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
 from evsched.recurrence import Declared, Occurrence
 from evsched.store import Store
 from tests.support.system import system
 
 ONCE = Retry(attempts=1, interval=0, jitter=0)
 PAYLOAD = b'{"task":"tick"}'
-
-
-@pytest.fixture
-def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
 
 
 @pytest.fixture

@@ -22,11 +22,6 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
     return Config(url=server.url, queues=(queue,), concurrency=20, grace=2.0)
 
 
-@pytest.fixture
-def app(queue: str) -> App:
-    return App(queue=queue)
-
-
 async def test_a_job_runs_and_its_result_comes_back(config: Config, app: App) -> None:
     @app.task
     async def add(a: int, b: int = 1) -> int:

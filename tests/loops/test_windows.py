@@ -10,15 +10,9 @@ import pytest
 
 from evsched import App, ConfigError, JobDead, Retry, TaskHandle, current_job, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
 from evsched.explain import explain
 from evsched.store import Store
 from tests.support.system import system
-
-
-@pytest.fixture
-def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
 
 
 @pytest.fixture

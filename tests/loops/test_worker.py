@@ -15,16 +15,6 @@ from tests.support.system import system
 
 
 @pytest.fixture
-def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
-
-
-@pytest.fixture
-def app(queue: str) -> App:
-    return App(queue=queue)
-
-
-@pytest.fixture
 def hold(app: App) -> Any:
     """A task whose runs wait until the test says so."""
     gate = asyncio.Event()

@@ -1,0 +1,200 @@
+"""Recurrences, script by script: what an occurrence that falls due meets, and what its end lets go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.job import Aborted, Buried, Done, Retried, Taken
+from evsched.recurrence import Declared, Misfire, Occurrence, Overlap
+from evsched.store import Store
+
+NOW = 1_900_000_000.0
+NAME = "r"
+DONE = Done(b"null", 60, False)
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+
+def put(
+    send: Send,
+    store: Store,
+    *planned: float,
+    overlap: Overlap = "skip",
+    misfire: Misfire = "once",
+    grace: float | None = 5,
+    next_: float = NOW + 900,
+) -> list[str]:
+    """Declare the recurrence, and put occurrences on the schedule."""
+    send(
+        store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', overlap=overlap, misfire=misfire))
+    )
+    rows = [Occurrence(f"{NAME}@{at:.0f}", at, at, grace) for at in planned]
+    assert send(store.recur(NAME, b"0", rows, next_=next_)) == [row.id for row in rows]
+    return [row.id for row in rows]
+
+
+def dispatch(send: Send, store: Store, now: float) -> list[str]:
+    """Return the recurrences of which an occurrence was missed, once for each."""
+    return send(store.dispatch(limit=99, cap=1000, now=now)).missed
+
+
+def take(send: Send, store: Store, now: float, worker: str = "w") -> list[Taken]:
+    return send(store.start(worker, (), hold=99, lease=15, now=now)).jobs
+
+
+def record(state: State) -> dict[str, str]:
+    return state()[f"recurrence:{NAME}"]
+
+
+@pytest.mark.parametrize("misfire", ["skip", "once", "all"])
+@pytest.mark.parametrize("overlap", ["skip", "wait", "allow"])
+def test_a_retry_is_no_new_occurrence(
+    send: Send, store: Store, state: State, misfire: Misfire, overlap: Overlap
+) -> None:
+    first, second = put(send, store, NOW, NOW + 60, overlap=overlap, misfire=misfire)
+    dispatch(send, store, NOW)
+    (job,) = take(send, store, NOW)
+    send(store.retry("w", [(job, Retried(1, "no"))], now=NOW))
+    # The dispatchers were away: the retry is 100 s late, and the next occurrence is due beside it.
+    dispatch(send, store, NOW + 101)
+    assert first in state()["ready"]
+    assert [job.attempt for job in take(send, store, NOW + 101) if job.id == first] == [2]
+    assert (second in state().get("schedule", {})) == (overlap == "wait" and misfire != "skip")
+
+
+@pytest.mark.parametrize(("misfire", "ran"), [("skip", []), ("once", [1]), ("all", [0, 1])])
+def test_of_those_that_come_late_the_misfire_says_which_run(
+    send: Send, store: Store, state: State, misfire: Misfire, ran: list[int]
+) -> None:
+    grace = None if misfire == "all" else 5
+    ids = put(send, store, NOW, NOW + 1, overlap="allow", misfire=misfire, grace=grace)
+    missed = dispatch(send, store, NOW + 50)
+    assert state().get("ready", []) == [ids[n] for n in ran]
+    assert missed == [NAME] * (2 - len(ran))
+    assert record(state).get("missed", "0") == str(2 - len(ran))
+    assert [f"job:{name}" in state() for name in ids] == [n in ran for n in range(2)]
+
+
+def test_an_occurrence_is_skipped_while_the_one_before_runs(send: Send, store: Store, state: State) -> None:
+    _, second = put(send, store, NOW, NOW + 60)
+    dispatch(send, store, NOW)
+    take(send, store, NOW)
+    assert dispatch(send, store, NOW + 60) == [NAME]
+    after = state()
+    assert f"job:{second}" not in after
+    assert "schedule" not in after
+
+
+def ended_by(send: Send, store: Store, job: Taken, how: str) -> None:
+    """End a run for good, by the verb of that name."""
+    now = NOW + 70
+    if how == "complete":
+        send(store.complete("w", [(job, DONE)], now=now))
+    elif how == "bury":
+        send(store.bury("w", [(job, Buried("no", False))], now=now))
+    elif how == "abort":
+        send(store.abort("w", [(job, Aborted(60, False))], now=now))
+    else:
+        send(store.cancel(job.id, now=now))
+        if how == "retry":
+            send(store.retry("w", [(job, Retried(1, "no"))], now=now))
+        elif how == "requeue":
+            send(store.requeue("w", "it died", now=now))
+        else:
+            send(store.start("w", (job.id,), hold=1, lease=15, now=now))
+
+
+@pytest.mark.parametrize("how", ["complete", "bury", "abort", "retry", "requeue", "start"])
+def test_one_waits_for_the_end_whatever_verb_that_is(send: Send, store: Store, state: State, how: str) -> None:
+    first, second, third = put(send, store, NOW, NOW + 60, NOW + 65, overlap="wait")
+    dispatch(send, store, NOW)
+    (job,) = take(send, store, NOW)
+    assert dispatch(send, store, NOW + 65) == [NAME]  # one waits; the third is one too many
+    assert state()["schedule"] == {second: float("inf")}
+    assert f"job:{third}" not in state()
+    ended_by(send, store, job, how)
+    after = state()
+    assert after["schedule"] == {second: NOW + 60}
+    assert (after[f"recurrence:{NAME}"]["runs"], after[f"recurrence:{NAME}"]["last_id"]) == ("1", first)
+    dispatch(send, store, NOW + 70)
+    assert state()["ready"] == [second]
+    assert "waiting" not in record(state)
+
+
+def test_one_waits_for_one_that_is_cancelled_before_it_runs(send: Send, store: Store, state: State) -> None:
+    first, second = put(send, store, NOW, NOW + 60, overlap="wait")
+    dispatch(send, store, NOW)
+    dispatch(send, store, NOW + 60)
+    assert state()["schedule"] == {second: float("inf")}
+    assert send(store.cancel(first, now=NOW + 60)) == "ready"
+    assert state()["schedule"] == {second: NOW + 60}
+    assert "runs" not in record(state)
+
+
+def test_one_that_waited_and_was_cancelled_gives_its_place_to_the_next(send: Send, store: Store, state: State) -> None:
+    _, second, third = put(send, store, NOW, NOW + 60, NOW + 120, overlap="wait")
+    dispatch(send, store, NOW)
+    take(send, store, NOW)
+    dispatch(send, store, NOW + 60)
+    send(store.cancel(second, now=NOW + 61))
+    assert dispatch(send, store, NOW + 120) == []
+    assert state()["schedule"] == {third: float("inf")}
+    assert record(state)["waiting"] == third
+
+
+def test_a_dead_occurrence_that_is_revived_runs_beside_the_next(send: Send, store: Store, state: State) -> None:
+    first, second = put(send, store, NOW, NOW + 60, misfire="skip")
+    dispatch(send, store, NOW)
+    (job,) = take(send, store, NOW)
+    send(store.bury("w", [(job, Buried("no", False))], now=NOW))
+    dispatch(send, store, NOW + 60)
+    assert [job.id for job in take(send, store, NOW + 60)] == [second]
+    send(store.revive([first], now=NOW + 61))
+    assert dispatch(send, store, NOW + 61) == []
+    assert state()["ready"] == [first]
+
+
+def test_a_recurrence_is_moved_on_once(send: Send, store: Store, state: State) -> None:
+    (first,) = put(send, store, NOW, next_=NOW + 60)
+    before = state()
+    again = Occurrence(f"{NAME}@{NOW:.0f}", NOW, NOW, 5)
+    assert send(store.recur(NAME, b"0", [again], next_=NOW + 60)) is None
+    assert state() == before
+    assert before["recurrences"] == {NAME: NOW + 60}
+    # Its score as it was read, and an occurrence that is there already: moved on, nothing put twice.
+    assert send(store.recur(NAME, b"1900000060", [again], next_=NOW + 120)) == []
+    assert state()["schedule"] == {first: NOW}
+
+
+def test_no_more_occurrences_than_their_count(send: Send, store: Store, state: State) -> None:
+    send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', count=2)))
+    rows = [Occurrence(f"{NAME}@{n}", NOW + n, NOW + n, 5) for n in range(3)]
+    assert send(store.recur(NAME, b"0", rows, next_=NOW + 60)) == [rows[0].id, rows[1].id]
+    assert state()["recurrences"] == {NAME: float("inf")}
+
+
+def test_a_changed_recurrence_withdraws_what_it_had_ahead(send: Send, store: Store, state: State) -> None:
+    first, second = put(send, store, NOW, NOW + 60)
+    dispatch(send, store, NOW)
+    assert send(store.declare(Declared(name=NAME, rule="0 9 * * *", payload=b'{"task":"t"}'))) == "changed"
+    after = state()
+    assert after["recurrences"] == {NAME: 0}
+    assert after["ready"] == [first]
+    assert "schedule" not in after
+    assert f"job:{second}" not in after
+    assert send(store.declare(Declared(name=NAME, rule="0 9 * * *", payload=b'{"task":"t"}'))) == "same"
+
+
+def test_a_removed_recurrence_leaves_only_what_is_due(send: Send, store: Store, state: State) -> None:
+    first, _ = put(send, store, NOW, NOW + 60)
+    dispatch(send, store, NOW)
+    send(store.remove(NAME))
+    after = state()
+    assert after["ready"] == [first]
+    assert {name for name in after if name.startswith(("recurrence", "schedule"))} == set()
+    (job,) = take(send, store, NOW)
+    send(store.complete("w", [(job, DONE)], now=NOW))
+    assert "recurrences" not in state()
