@@ -76,3 +76,5 @@ class Census(Struct, frozen=True):
     workers: int
     next_due: float | None
     paused: float | None
+    oldest: float
+    """Seconds for which the front of ready has been due, or of the backlog when ready is empty; 0 = neither has any."""

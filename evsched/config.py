@@ -37,6 +37,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     payload_cap: int = 256 * 1024
     """Bytes of a payload; a larger one goes to dead unread."""
 
+    metrics_port: int | None = None
+    """Where /metrics, /healthz and /readyz are; 0 = any free port, None = nowhere."""
+    metrics_host: str = "127.0.0.1"
+    idle_end: float = 30.0
+    """How long a process above the least of `--processes` has no job before it ends; to start one takes 0.5 s."""
+
     safety_cap: float = 30.0
     """The longest sleep of a dispatcher: what a lost event costs at the most."""
     probe: float = 13.0
@@ -61,6 +67,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"pool is {self.pool}: from 1 to 999 processes")
         if not 1 <= self.batch < 1000:
             raise ConfigError(f"batch is {self.batch}: from 1 to 999")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise ConfigError(f"metrics_port is {self.metrics_port}: from 0 to 65535")
         if not self.lease > 2 * self.beat > 0:
             raise ConfigError(f"lease is {self.lease} s, beat {self.beat} s: a lease must outlive two beats")
         if not self.idle_lease > 2 * self.idle_beat > 0:

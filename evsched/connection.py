@@ -59,6 +59,20 @@ _WAIT_ERRORS: Final = (
 )
 _WAIT_CODES: Final = ("UNBLOCKED", "NOREPLICAS", "MISCONF", "BUSY", "NOTBUSY", "UNKILLABLE", "OOM", "READONLY")
 
+_KINDS: Final = (*_WAIT_CODES, "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE")
+"""The codes that tell one kind of error from another, in metrics: a script's text could bring any."""
+
+_CLASSES: Final = {
+    exceptions.NoPermissionError: "noperm",
+    exceptions.AuthenticationError: "noauth",
+    exceptions.BusyLoadingError: "loading",
+    exceptions.ReadOnlyError: "readonly",
+    exceptions.OutOfMemoryError: "oom",
+    exceptions.MasterDownError: "masterdown",
+    exceptions.ClusterDownError: "clusterdown",
+    exceptions.TimeoutError: "timeout",
+}
+
 # hiredis's own types allow for one word only.
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
@@ -103,12 +117,22 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     message = str(error) or type(error).__name__
     code, _, rest = message.partition(" ")
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return StoreRefused(f"{what}: {message}")
+        return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
     if isinstance(error, _WAIT_ERRORS) or code in _WAIT_CODES:
-        return StoreDown(f"{what}: {message}")
+        return StoreDown(f"{what}: {message}", kind=_kind(error, code))
     if code in _JOB_ERRORS:
         return _JOB_ERRORS[code](rest)
-    return StoreRefused(f"{what}: {message}")
+    return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
+
+
+def _kind(error: Exception, code: str) -> str:
+    """Return a word for what failed. redis-py takes the code off some errors, whose class then tells it."""
+    if code in _KINDS:
+        return code.lower()
+    for kind, name in _CLASSES.items():
+        if isinstance(error, kind):
+            return name
+    return "refused" if isinstance(error, exceptions.ResponseError) else "connection"
 
 
 def unknown_script(reply: Any) -> bool:
@@ -143,7 +167,7 @@ class Link:
             return replies
         except TimeoutError:
             await self.close()
-            raise StoreDown(f"no answer within {deadline:g} s") from None
+            raise StoreDown(f"no answer within {deadline:g} s", kind="timeout") from None
         except (exceptions.RedisError, OSError) as error:
             await self.close()
             raise translate(error) from None
@@ -231,7 +255,7 @@ class Subscription:
                     await link.read_response()
         except TimeoutError:
             await self.close()
-            raise StoreDown(f"no subscription within {2 * _CONNECT:g} s") from None
+            raise StoreDown(f"no subscription within {2 * _CONNECT:g} s", kind="timeout") from None
         except (exceptions.RedisError, OSError) as error:
             await self.close()
             raise translate(error) from None

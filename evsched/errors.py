@@ -59,6 +59,11 @@ class LeaseLost(JobError):
 class StoreError(EvschedError):
     """Redis did not do it."""
 
+    def __init__(self, *told: str, kind: str = "other") -> None:
+        super().__init__(*told)
+        self.kind = kind
+        """What failed, of a few words: connection, timeout, refused, or an error code of Redis such as oom."""
+
 
 class StoreDown(StoreError):
     """Redis cannot be reached, or cannot serve now."""

@@ -64,22 +64,29 @@ class Dispatched(Event, frozen=True):
 
 
 class Started(Event, frozen=True):
-    """A worker was handed jobs."""
+    """A worker was handed jobs, and their handlers have begun. `tasks` and `lateness` go with `ids`."""
 
     queue: str
     worker: str
     ids: list[str]
+    tasks: list[str]
+    """What the payloads name, registered or not; "?" where one cannot be read."""
     lateness: list[float]
+    """From the due to the handler."""
 
 
 class Completed(Event, frozen=True):
+    """Runs returned, and that is written. `tasks` and `seconds`, how long each ran, go with `ids`."""
+
     queue: str
     worker: str
     ids: list[str]
+    tasks: list[str]
+    seconds: list[float]
 
 
 class Retrying(Event, frozen=True):
-    """A run failed; its job runs again after `delay` seconds."""
+    """A run failed after `seconds`; its job runs again after `delay` seconds."""
 
     queue: str
     id: str
@@ -87,6 +94,7 @@ class Retrying(Event, frozen=True):
     attempt: int
     delay: float
     reason: str
+    seconds: float | None
 
 
 class Buried(Event, frozen=True):
@@ -95,8 +103,12 @@ class Buried(Event, frozen=True):
     queue: str
     id: str
     task: str
+    attempt: int
+    """0 = it never came to a worker."""
     reason: str
     outcome: Literal["dead", "expired"]
+    seconds: float | None = None
+    """How long its last run took; None = no handler ran."""
 
 
 class Aborted(Event, frozen=True):
@@ -105,6 +117,8 @@ class Aborted(Event, frozen=True):
     queue: str
     id: str
     task: str
+    attempt: int
+    seconds: float | None
 
 
 class Deferred(Event, frozen=True):
@@ -147,12 +161,16 @@ class RecurrenceBroken(Event, frozen=True):
     reason: str
 
 
+Cause = Literal["died", "stopped", "busy"]
+
+
 class Requeued(Event, frozen=True):
-    """What a worker held went back to ready."""
+    """What a worker held went back to ready: it died, it stops, or it had no slot for a job that it took."""
 
     queue: str
     worker: str
     ids: list[str]
+    cause: Cause
     reason: str
 
 
@@ -162,6 +180,7 @@ class RunLost(Event, frozen=True):
     queue: str
     worker: str
     id: str
+    task: str
 
 
 class LeaseLost(Event, frozen=True):
@@ -197,6 +216,33 @@ class WorkerStuck(Event, frozen=True):
     task: str
 
 
+class SlotsFull(Event, frozen=True):
+    """A worker's slots are all in use, and more jobs are ready."""
+
+
+class RoomLeft(Event, frozen=True):
+    """A worker has free slots again, or nothing more is ready."""
+
+
+class ChildStarted(Event, frozen=True):
+    """A parent started a worker process."""
+
+    number: int
+    pid: int
+
+
+class ChildEnded(Event, frozen=True):
+    number: int
+    pid: int
+    code: int
+
+
+class RedisFailed(Event, frozen=True):
+    """A loop's command failed, whose repetition may fail again; `kind` is that of a StoreError."""
+
+    kind: str
+
+
 class RedisDown(Event, frozen=True):
     """Said once, at the first failure."""
 
@@ -209,6 +255,12 @@ class RedisUp(Event, frozen=True):
 
     who: str
     seconds: float
+
+
+class Listening(Event, frozen=True):
+    """Metrics, liveness and readiness are served."""
+
+    url: str
 
 
 Listener = Callable[[Event], None]

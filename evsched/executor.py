@@ -134,6 +134,8 @@ class Executor:
             reason = run.late or (str(error) if isinstance(error, HandlerFailed) else explain(error))
         finally:
             self.running.discard(run)
+            if run.began:
+                run.took = time.monotonic() - run.began
         if run.aborted:
             return Aborted(retention, payload.reply)
         if reason is None:
@@ -222,8 +224,9 @@ class Executor:
     def _begin(self, run: Run, timeout: float | None) -> None:
         # One timer for all runs, at the earliest deadline: a timer for each would cost more than a short job.
         self.running.add(run)
+        run.began = time.monotonic()
         if timeout is not None:
-            run.deadline = time.monotonic() + timeout
+            run.deadline = run.began + timeout
             self._watch_for(run.deadline)
 
     def _watch_for(self, deadline: float) -> None:

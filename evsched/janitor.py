@@ -114,5 +114,5 @@ class Janitor:
         while rest == "more":
             rest, ids = await self._commands.send(store.requeue(worker, reason, lease=lease, limit=self._config.batch))
             if ids:
-                self._emit(events.Requeued(store.queue, worker, ids, reason))
+                self._emit(events.Requeued(store.queue, worker, ids, "died", reason))
         return rest == "all"

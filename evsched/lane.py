@@ -47,6 +47,8 @@ class Slots:
     def __init__(self, total: int) -> None:
         self.total = total
         self.free = total
+        self.full = False
+        """None is free, and more jobs are ready."""
         self.lanes: list[Lane] = []
 
     def reserve(self) -> int:
@@ -115,6 +117,11 @@ class Lane:
         """It holds jobs."""
         return bool(self.held or self._taken)
 
+    @property
+    def running(self) -> int:
+        """How many slots its runs are in."""
+        return self._running
+
     def stir(self) -> None:
         """Let the exchange look again."""
         self._news.set()
@@ -157,7 +164,9 @@ class Lane:
         if taken is None:
             return
         if self._slots.free <= 0 or self._stopping:
-            await self._commands.send(self.store.requeue(self._worker, "no slot was free", ids=[taken]))
+            reason = "no slot was free"
+            await self._commands.send(self.store.requeue(self._worker, reason, ids=[taken]))
+            self._emit(events.Requeued(self.store.queue, self._worker, [taken], "busy", reason))
             self._hungry.clear()
             self._news.set()
             return
@@ -196,10 +205,17 @@ class Lane:
             calls.append((self.store.start(self._worker, taken, hold=hold, lease=self._config.lease), None))
         if calls:
             await self._send(calls, taken, reserved)
+            self._tell_room()
         if self._ended or self._taken or (self._more and self._slots.free > 0 and not self._stopping):
             self._news.set()
         elif self._slots.free > 0 and not self._more:
             self._hungry.set()
+
+    def _tell_room(self) -> None:
+        full = self._more and self._slots.free <= 0
+        if full != self._slots.full:
+            self._slots.full = full
+            self._emit(events.SlotsFull() if full else events.RoomLeft())
 
     async def _send(self, calls: list[_Outgoing], taken: list[str], reserved: int) -> None:
         handed = time.monotonic()
@@ -261,12 +277,17 @@ class Lane:
         if runs:
             if not was_busy:
                 self._attend()
-            self._emit(
-                events.Started(queue, self._worker, [run.job.id for run in runs], [run.lateness for run in runs])
-            )
+            self._loop.call_soon(self._started, runs, take.now - handed)
         for job_id, why in take.buried:
-            self._emit(events.Buried(queue, job_id, "?", why, "dead"))
+            self._emit(events.Buried(queue, job_id, "?", 0, why, "dead"))
         return len(runs)
+
+    def _started(self, runs: list[Run], offset: float) -> None:
+        """Tell that runs have begun: each has made its first step by now, before this one of the loop."""
+        now = time.monotonic() + offset
+        late = [now - run.job.due for run in runs]
+        ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
+        self._emit(events.Started(self.store.queue, self._worker, ids, tasks, late))
 
     async def _run(self, run: Run) -> None:
         outcome: Outcome | None = None
@@ -282,25 +303,28 @@ class Lane:
 
     def _written(self, runs: list[tuple[Run, Outcome]], lost: list[str]) -> None:
         """Forget the runs whose end is written, or is another's to write."""
-        queue, done = self.store.queue, list[str]()
+        queue, done = self.store.queue, list[Run]()
         for run, outcome in runs:
-            job_id = run.job.id
+            job_id, attempt = run.job.id, run.job.attempt
             if self.held.get(job_id) is run:
                 del self.held[job_id]
             if job_id in lost:
-                self._emit(events.RunLost(queue, self._worker, job_id))
+                self._emit(events.RunLost(queue, self._worker, job_id, run.task))
             elif type(outcome) is Done:
-                done.append(job_id)
+                done.append(run)
             elif type(outcome) is Retried:
-                self._emit(events.Retrying(queue, job_id, run.task, run.job.attempt, outcome.delay, outcome.reason))
+                delay, reason = outcome.delay, outcome.reason
+                self._emit(events.Retrying(queue, job_id, run.task, attempt, delay, reason, run.took))
             elif type(outcome) is Buried:
-                self._emit(events.Buried(queue, job_id, run.task, outcome.reason, outcome.outcome))
+                reason, end = outcome.reason, outcome.outcome
+                self._emit(events.Buried(queue, job_id, run.task, attempt, reason, end, run.took))
             elif type(outcome) is Aborted:
-                self._emit(events.Aborted(queue, job_id, run.task))
+                self._emit(events.Aborted(queue, job_id, run.task, attempt, run.took))
             elif type(outcome) is Deferred:
                 self._emit(events.Deferred(queue, job_id, run.task, outcome.due))
         if done:
-            self._emit(events.Completed(queue, self._worker, done))
+            ids, tasks = [run.job.id for run in done], [run.task for run in done]
+            self._emit(events.Completed(queue, self._worker, ids, tasks, [run.took or 0.0 for run in done]))
 
     # What runs say on their way.
 
@@ -376,5 +400,5 @@ class Lane:
             rest, ids = await self._commands.send(self.store.requeue(self._worker, reason, limit=self._config.batch))
             put += len(ids)
             if ids:
-                self._emit(events.Requeued(self.store.queue, self._worker, ids, reason))
+                self._emit(events.Requeued(self.store.queue, self._worker, ids, "stopped", reason))
         return put

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from typing import Final
 
 import msgspec
@@ -20,9 +21,10 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
     events.NotificationsMissing: (logging.ERROR, "Redis tells no keyspace events, jobs start late: {mend}"),
     events.NotificationsProven: (logging.INFO, "keyspace events arrive"),
-    events.Retrying: (logging.WARNING, "job {id}, task {task}, attempt {attempt}: {reason}; again in {delay:.3g} s"),
+    events.Retrying: (logging.WARNING, "job {id} of {queue}, task {task}: {reason}; again in {delay:.3g} s"),
     events.Buried: (logging.ERROR, "job {id} of {queue}, task {task}, is {outcome}: {reason}"),
-    events.Aborted: (logging.INFO, "job {id} of {queue}, task {task}, was cancelled while it ran"),
+    events.Aborted: (logging.INFO, "job {id} of {queue}, task {task}, attempt {attempt}, was cancelled while it ran"),
+    events.Deferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
     events.Declared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
     events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
     events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} does not recur: {reason}"),
@@ -33,20 +35,49 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.WorkerDraining: (logging.INFO, "worker {worker} takes no more, {running} jobs run for {grace:g} s at most"),
     events.WorkerStopped: (logging.INFO, "worker {worker} stopped, {handed_back} jobs handed back"),
     events.WorkerStuck: (logging.CRITICAL, "job {id}, task {task}, does not yield to its timeout: the worker ends"),
-    events.RedisDown: (logging.ERROR, "{who}: Redis is down: {reason}"),
-    events.RedisUp: (logging.INFO, "{who}: Redis is back after {seconds:.1f} s"),
+    events.ChildStarted: (logging.INFO, "worker process {number} started: pid {pid}"),
+    events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
+    events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
+    events.RedisDown: (logging.ERROR, "Redis is down, as {who} found: {reason}"),
+    events.RedisUp: (logging.INFO, "Redis is back after {seconds:.1f} s"),
 }  # fmt: skip
 
 _MOST: Final = 8
 """Items of a list that a human's line shows; the JSON has them all."""
 
 
-def listen(event: Event) -> None:
-    """Log the event, if it is one that has a line."""
-    line = _LINES.get(type(event))
-    if line is not None and _logger.isEnabledFor(line[0]):
+class Log:
+    """The log of one process. Its loops find out one by one that Redis is away; it is said once."""
+
+    def __init__(self) -> None:
+        self._down = set[str]()
+        self._since = 0.0
+        """When the first of them missed it, by the monotonic clock."""
+
+    def listen(self, event: Event) -> None:
+        """Log the event, if it is one that has a line."""
+        level, line = _LINES.get(type(event), (0, ""))
+        if isinstance(event, events.Requeued) and event.cause == "busy":
+            level = logging.DEBUG  # it goes to another worker at once: nothing to look after
+        if not self._is_news(event) or not line or not _logger.isEnabledFor(level):
+            return
+        if isinstance(event, events.RedisUp):
+            event = events.RedisUp(event.who, time.monotonic() - self._since)
         values = {name: _show(getattr(event, name)) for name in event.__struct_fields__}
-        _logger.log(line[0], line[1].format_map(values), extra={"event": event})
+        _logger.log(level, line.format_map(values), extra={"event": event})
+
+    def _is_news(self, event: Event) -> bool:
+        """Let the first loop that misses Redis tell of it, and the last that has it again."""
+        if isinstance(event, events.RedisDown):
+            first = not self._down
+            self._down.add(event.who)
+            if first:
+                self._since = time.monotonic()
+            return first
+        if isinstance(event, events.RedisUp):
+            self._down.discard(event.who)
+            return not self._down
+        return True
 
 
 def _show(value: object) -> object:

@@ -26,6 +26,7 @@ class Outage:
 
     def failed(self, error: StoreError) -> float:
         """Count a failure; return the seconds to wait before the next try."""
+        self._emit(events.RedisFailed(error.kind))
         if self.failures == 0:
             self._since = time.monotonic()
             self._emit(events.RedisDown(self._who, str(error)))

@@ -15,6 +15,7 @@ class Run:
     __slots__ = (
         "abandoned",
         "aborted",
+        "began",
         "current",
         "deadline",
         "ends",
@@ -26,6 +27,7 @@ class Run:
         "queue",
         "report",
         "task",
+        "took",
         "work",
     )
 
@@ -39,6 +41,10 @@ class Run:
         self.handed = handed
         """The same by this host's monotonic clock."""
         self.task = "?"
+        self.began = 0.0
+        """When its handler did, by the monotonic clock; 0 = it has not."""
+        self.took: float | None = None
+        """Seconds that the handler ran, once it has ended."""
         self.ends = True
         """Cancelling its asyncio task ends it; not so with a thread."""
         self.report = report
@@ -53,11 +59,6 @@ class Run:
         """The job was cancelled: that is what comes of the run."""
         self.abandoned = False
         """The job is not this worker's any more: whatever comes of the run is forgotten."""
-
-    @property
-    def lateness(self) -> float:
-        """Seconds from the due to the hand-out, by Redis's clock."""
-        return self.now - self.job.due
 
     def tell(self, progress: Progress) -> None:
         """Note how far the run is. For any thread."""

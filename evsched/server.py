@@ -31,14 +31,14 @@ def clock() -> Call[float]:
     return Call(("TIME",), read)
 
 
-def info() -> Call[dict[str, str]]:
-    """Read INFO server."""
+def info(section: str = "server") -> Call[dict[str, str]]:
+    """Read a section of INFO."""
 
     def read(reply: bytes) -> dict[str, str]:
         lines = (line.partition(":") for line in text(reply).splitlines())
         return {name: value for name, colon, value in lines if colon}
 
-    return Call(("INFO", "server"), read)
+    return Call(("INFO", section), read)
 
 
 def notification_flags() -> Call[str]:

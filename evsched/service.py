@@ -7,10 +7,11 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import evsched
 from evsched import log
 from evsched.app import App
 from evsched.config import Config
@@ -20,8 +21,11 @@ from evsched.embedded import MINIMUM, Kind
 from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.janitor import Janitor
+from evsched.load import LINK, METRICS, Load, inherited
 from evsched.sender import Commands
 from evsched.server import info
+from evsched.supervisor import Span, Supervisor
+from evsched.telemetry import Telemetry
 from evsched.worker import Worker
 
 _BURST_LOOK: Final = 0.2
@@ -79,43 +83,68 @@ async def check_server(commands: Commands, url: str) -> str:
     return f"{kind.capitalize()} {version}"
 
 
+class _Process:
+    """What the loops of one process share."""
+
+    def __init__(self, config: Config, commands: Commands, server: str) -> None:
+        self.config = config
+        self.commands = commands
+        self.server = server
+        self.events = Events(log.Log().listen)
+        self.telemetry = Telemetry(config, commands, self.events, evsched.__version__, inherited(METRICS))
+
+    @classmethod
+    async def begin(cls, config: Config) -> _Process:
+        """Look whether Redis is there.
+
+        Raises:
+            ConfigError: it is not, or it is too old.
+        """
+        commands = Commands(config.url)
+        return cls(config, commands, await check_server(commands, config.url))
+
+
 async def run_dispatcher(config: Config) -> None:
     """Run a dispatcher and a janitor until SIGTERM or SIGINT."""
-    commands, events = Commands(config.url), Events(log.listen)
-    server = await check_server(commands, config.url)
-    await _until_signal(_dispatch(config, commands, events, server))
+    process = await _Process.begin(config)
+    async with process.telemetry:
+        await _until_signal(_dispatch(process))
 
 
 async def run_worker(config: Config, app: App, *, burst: bool = False) -> None:
     """Run a worker until SIGTERM or SIGINT, then drain. `burst`: dispatch too, and end when nothing is due."""
-    commands, events = Commands(config.url), Events(log.listen)
-    server = await check_server(commands, config.url)
+    process = await _Process.begin(config)
     if burst:
-        await _both(config, commands, events, app, server, burst=True)
-    else:
-        _leave(await _work(config, commands, events, app))
+        await _both(process, app, burst=True)
+        return
+    async with process.telemetry:
+        lingering = await _work(process, app)
+    _leave(lingering)
+
+
+async def run_workers(config: Config, span: Span, command: Sequence[str], targets: Path | None) -> int:
+    """Run worker processes, whose command line is `command`, until SIGTERM or SIGINT; return the exit code."""
+    return await Supervisor(config, span, command, Events(log.Log().listen).emit, targets).run()
 
 
 async def run_dev(config: Config, app: App) -> None:
     """Run a dispatcher, a janitor and a worker in one process, until SIGTERM or SIGINT."""
-    commands, events = Commands(config.url), Events(log.listen)
-    await _both(config, commands, events, app, await check_server(commands, config.url))
+    await _both(await _Process.begin(config), app)
 
 
-async def _both(
-    config: Config, commands: Commands, events: Events, app: App, server: str, *, burst: bool = False
-) -> None:
-    dispatching = asyncio.ensure_future(_dispatch(config, commands, events, server))
-    working = asyncio.ensure_future(_work(config, commands, events, app, burst=burst))
-    try:
-        await asyncio.wait([dispatching, working], return_when=asyncio.FIRST_COMPLETED)
-        if dispatching.done():
-            dispatching.result()
-        lingering = await working
-    finally:
-        for half in (dispatching, working):
-            half.cancel()
-        await asyncio.gather(dispatching, working, return_exceptions=True)
+async def _both(process: _Process, app: App, *, burst: bool = False) -> None:
+    async with process.telemetry:
+        dispatching = asyncio.ensure_future(_dispatch(process))
+        working = asyncio.ensure_future(_work(process, app, burst=burst))
+        try:
+            await asyncio.wait([dispatching, working], return_when=asyncio.FIRST_COMPLETED)
+            if dispatching.done():
+                dispatching.result()
+            lingering = await working
+        finally:
+            for half in (dispatching, working):
+                half.cancel()
+            await asyncio.gather(dispatching, working, return_exceptions=True)
     _leave(lingering)
 
 
@@ -125,7 +154,8 @@ def _leave(lingering: bool) -> None:
         os._exit(0)
 
 
-async def _dispatch(config: Config, commands: Commands, events: Events, server: str) -> None:
+async def _dispatch(process: _Process) -> None:
+    config, commands, events = process.config, process.commands, process.events
     dispatcher = Dispatcher(config, commands, events.emit)
     janitor = Janitor(config, commands, events.emit, lambda: dispatcher.queues)
     events.listen(janitor.listen)
@@ -133,16 +163,24 @@ async def _dispatch(config: Config, commands: Commands, events: Events, server: 
         await dispatcher.find_queues()
     except StoreRefused as error:
         raise ConfigError(f"the queues cannot be found: {error}: name them with --queue") from None
-    events.emit(DispatcherStarted(server, dispatcher.queues))
+    process.telemetry.of_dispatcher(dispatcher)
+    events.emit(DispatcherStarted(process.server, dispatcher.queues))
     async with asyncio.TaskGroup() as group:
         group.create_task(dispatcher.run())
         group.create_task(janitor.run())
 
 
-async def _work(config: Config, commands: Commands, events: Events, app: App, *, burst: bool = False) -> bool:
+async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     """Run a worker until it is stopped; return whether threads of it go on that cannot be ended."""
+    config = process.config
     app.move_to(config.url)
-    worker = Worker(config, commands, events.emit, app.program, list(config.queues or (app.queue,)))
+    queues = list(config.queues or (app.queue,))
+    worker = Worker(config, process.commands, process.events.emit, app.program, queues)
+    process.telemetry.of_worker(worker)
+    link, load = inherited(LINK), None
+    if link is not None:
+        load = Load(link, config.idle_end, worker.busy, worker.stop)
+        process.events.listen(load.listen)
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
@@ -157,8 +195,10 @@ async def _work(config: Config, commands: Commands, events: Events, app: App, *,
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+        if load is not None:
+            load.close()
         await app.close()
-        await commands.close()
+        await process.commands.close()
     return worker.lingering
 
 

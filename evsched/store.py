@@ -432,7 +432,7 @@ class Store:
         """Count the jobs of each place, in one moment."""
 
         def read(reply: list[Any]) -> Census:
-            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused = reply
+            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused, front = reply
             return Census(
                 float(moment),
                 {
@@ -446,6 +446,7 @@ class Store:
                 workers,
                 float(next_due) if next_due else None,
                 float(paused) if paused else None,
+                max(0.0, float(moment) - float(front)) if front else 0.0,
             )
 
         return self._verb("census", read, self._stamp(now))

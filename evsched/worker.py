@@ -46,21 +46,21 @@ class Worker:
         self._program = program
         self._executor = Executor(program, config.concurrency, config.pool, self._window_of)
         self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
-        self._slots = Slots(config.concurrency)
+        slots = Slots(config.concurrency)
         self._outage = Outage("worker", emit)
         self._stop = asyncio.Event()
         self._beat = Beat(
             config,
             self.id,
             [Store(queue) for queue in queues],
-            busy=self._busy,
+            busy=self.busy,
             lost=self._lost,
             counted=self._counted,
             stops=self._stops,
             watch=self._watch,
         )
         self.lanes = {
-            queue: Lane(config, commands, emit, queue, self.id, self._executor, self._slots, self._beat.attend)
+            queue: Lane(config, commands, emit, queue, self.id, self._executor, slots, self._beat.attend)
             for queue in queues
         }
         self._control = Control(config, self.id, queues, emit, self._abort)
@@ -113,6 +113,10 @@ class Worker:
         """Handlers go on that were given up: plain functions, whose threads cannot be ended."""
         return bool(self._executor.running)
 
+    def busy(self) -> bool:
+        """Tell whether it holds jobs. For any thread."""
+        return any(lane.busy for lane in list(self.lanes.values()))
+
     def stop(self) -> None:
         """Take no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
         self._stop.set()
@@ -123,7 +127,7 @@ class Worker:
         Raises:
             StoreDown, StoreRefused
         """
-        if any(lane.busy for lane in self.lanes.values()):
+        if self.busy():
             return False
         for lane in self.lanes.values():
             census = await self._commands.send(lane.store.census())
@@ -193,9 +197,6 @@ class Worker:
             await asyncio.to_thread(self._beat.join)
 
     # Called from the beat's thread.
-
-    def _busy(self) -> bool:
-        return any(lane.busy for lane in list(self.lanes.values()))
 
     def _lost(self, queue: str) -> None:
         self._loop.call_soon_threadsafe(self.lanes[queue].lose)

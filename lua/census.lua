@@ -4,7 +4,8 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 -- REPLY  now; how many are in schedule, of those how many are due, in backlog, ready, processing and dead; how many
---        workers have a lease; the next due, seconds or ''; since when the queue is paused, seconds or ''
+--        workers have a lease; the next due, seconds or ''; since when the queue is paused, seconds or ''; the due of
+--        the front of ready, or of the backlog when ready is empty, seconds or ''
 -- FAILS  none
 -- TWICE  it only reads
 --
@@ -22,6 +23,7 @@ local workers, held = redis.call('ZRANGE', leases, 0, -1), 0
 for _, worker in ipairs(workers) do
   held = held + redis.call('LLEN', processing(worker))
 end
+local front = redis.call('LINDEX', ready, 0) or redis.call('ZRANGE', backlog, 0, 0)[1]
 return {
   seconds(now),
   redis.call('ZCARD', schedule),
@@ -33,4 +35,5 @@ return {
   #workers,
   redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2] or '',
   policy.paused or '',
+  front and field_of(front, 'due') or '',
 }

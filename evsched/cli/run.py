@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from evsched import log
-from evsched.cli.root import Queues, Url, settings
+from evsched.cli.root import Queues, Url, UsageError, settings
 from evsched.config import Config
 
 Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is, such as tasks:app.")]
+MetricsPort = Annotated[
+    int | None, Parameter(help="Serve /metrics, /healthz and /readyz on this port, 0 = any free one; else nowhere.")
+]
+MetricsHost = Annotated[str | None, Parameter(help="The address to serve them on; 127.0.0.1.")]
 Level = Annotated[str, Parameter(help="DEBUG, INFO, WARNING, ERROR or CRITICAL.")]
 _DEFAULT = Config().url
 
 
-def dispatcher(*, queue: Queues = None, url: Url = None, log_level: Level = "INFO") -> None:
+def dispatcher(
+    *,
+    queue: Queues = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
+    url: Url = None,
+    log_level: Level = "INFO",
+) -> None:
     """Move due jobs on, and put back what dead workers held. Run any number of them."""
     from evsched.service import run_dispatcher
 
     log.configure(log_level.upper())
-    asyncio.run(run_dispatcher(settings(url, queues=_queues(queue))))
+    found = settings(url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host)
+    asyncio.run(run_dispatcher(found))
 
 
 def worker(
@@ -33,36 +47,72 @@ def worker(
     concurrency: Annotated[int | None, Parameter(help="Jobs that run at one time, 1 to 999; 256.")] = None,
     pool: Annotated[int | None, Parameter(help="Processes for tasks on processes; the processors' number.")] = None,
     burst: Annotated[bool, Parameter(negative="", help="Run what is due, dispatching too, and end.")] = False,
+    processes: Annotated[str | None, Parameter(help="Worker processes: 4, or MIN:MAX such as 2:8.")] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
+    metrics_targets: Annotated[
+        Path | None, Parameter(help="With --processes: the file that names their ports to Prometheus.")
+    ] = None,
+    url: Url = None,
+    log_level: Level = "INFO",
+) -> int:
+    """Take jobs and run them. Run any number of them."""
+    from evsched.service import find_app, run_worker, run_workers
+    from evsched.supervisor import read_span
+
+    found = settings(
+        url,
+        queues=_queues(queue),
+        concurrency=concurrency,
+        pool=pool,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+    )
+    if processes is None and metrics_targets is not None:
+        raise UsageError("--metrics-targets names the ports of many: give --processes too")
+    if processes is not None and burst:
+        raise UsageError("--burst runs in one process: leave --processes out")
+    log.configure(log_level.upper())
+    if processes is not None:
+        command = ["worker", module, "--log-level", log_level]
+        command += [word for name in queue or () for word in ("--queue", name)]
+        options = {"--concurrency": concurrency, "--pool": pool}
+        command += [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        if url is not None:
+            os.environ["EVSCHED_URL"] = url  # a command line is for all to see, and a URL may hold a password
+        return asyncio.run(run_workers(found, read_span(processes), command, metrics_targets))
+    app = find_app(module)
+    if url is None and "EVSCHED_URL" not in os.environ:
+        found = replace(found, url=app.url)
+    asyncio.run(run_worker(found, app, burst=burst))
+    return 0
+
+
+def dev(
+    module: Module,
+    /,
+    *,
+    queue: Queues = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
     url: Url = None,
     log_level: Level = "INFO",
 ) -> None:
-    """Take jobs and run them. Run any number of them."""
-    from evsched.service import find_app, run_worker
-
-    found = settings(url, queues=_queues(queue), concurrency=concurrency, pool=pool)
-    log.configure(log_level.upper())
-    app = find_app(module)
-    if url is None and "EVSCHED_URL" not in os.environ:
-        found = settings(app.url, queues=_queues(queue), concurrency=concurrency, pool=pool)
-    asyncio.run(run_worker(found, app, burst=burst))
-
-
-def dev(module: Module, /, *, queue: Queues = None, url: Url = None, log_level: Level = "INFO") -> None:
     """Run a dispatcher and a worker in one process; with a private Redis when none is named."""
     from evsched.embedded import EmbeddedRedis
     from evsched.service import find_app, run_dev
 
-    found = settings(url, queues=_queues(queue))
+    found = settings(url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host)
     log.configure(log_level.upper())
     app = find_app(module)
     if url is not None or "EVSCHED_URL" in os.environ:
         asyncio.run(run_dev(found, app))
     elif app.url != _DEFAULT:
-        asyncio.run(run_dev(settings(app.url, queues=_queues(queue)), app))
+        asyncio.run(run_dev(replace(found, url=app.url), app))
     else:
         with EmbeddedRedis() as server:
             print(f"private Redis: for another terminal, export EVSCHED_URL='{server.url}'", flush=True)
-            asyncio.run(run_dev(settings(server.url, queues=_queues(queue)), app))
+            asyncio.run(run_dev(replace(found, url=server.url), app))
 
 
 def demo(

@@ -22,7 +22,8 @@ def test_a_flag_wins_over_the_environment_and_none_is_no_flag() -> None:
 @pytest.mark.parametrize("name", Config.__struct_fields__)
 def test_every_setting_can_come_from_the_environment(name: str) -> None:
     default = getattr(Config(), name)
-    value, expected = ("a,b", ("a", "b")) if name == "queues" else (str(default), default)
+    given: dict[str, tuple[str, object]] = {"queues": ("a,b", ("a", "b")), "metrics_port": ("9100", 9100)}
+    value, expected = given.get(name, (str(default), default))
     assert getattr(load({f"EVSCHED_{name.upper()}": value}), name) == expected
 
 

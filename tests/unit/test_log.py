@@ -40,11 +40,11 @@ EVENTS = [
     events.SubscriptionLost("cut"),
     events.NotificationsMissing("set it"),
     events.NotificationsProven(),
-    events.Retrying("q", "a", "t", 1, 0.25, "no luck"),
-    events.Buried("q", "a", "t", "no luck", "dead"),
-    events.Aborted("q", "a", "t"),
-    events.Requeued("q", "w", [f"j{n}" for n in range(30)], "it died"),
-    events.RunLost("q", "w", "a"),
+    events.Retrying("q", "a", "t", 1, 0.25, "attempt 1 of 2: no luck", 0.1),
+    events.Buried("q", "a", "t", 2, "no luck", "dead", 0.1),
+    events.Aborted("q", "a", "t", 1, 0.1),
+    events.Requeued("q", "w", [f"j{n}" for n in range(30)], "died", "it died"),
+    events.RunLost("q", "w", "a", "t"),
     events.LeaseLost("q", "w"),
     events.WorkerStarted("w", ["q"], 8, ["t"]),
     events.WorkerDraining("w", 3, 10.0),
@@ -57,7 +57,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_each_fact_is_one_line(out: Terminal, event: events.Event) -> None:
-    log.listen(event)
+    log.Log().listen(event)
     (line,) = out.getvalue().splitlines()
     assert "{" not in line or not out.isatty()
     if not out.isatty():
@@ -65,13 +65,13 @@ def test_each_fact_is_one_line(out: Terminal, event: events.Event) -> None:
 
 
 def test_what_happens_all_the_time_has_no_line(out: Terminal) -> None:
-    log.listen(events.Woken("q", "event", 1))
-    log.listen(events.Completed("q", "w", ["a"]))
+    log.Log().listen(events.Woken("q", "event", 1))
+    log.Log().listen(events.Completed("q", "w", ["a"], ["t"], [0.1]))
     assert out.getvalue() == ""
 
 
 def test_control_characters_never_reach_the_line(out: Terminal) -> None:
-    log.listen(events.Buried("q", "bad", "\x1b[2J\r\n\x00", "say \u202e \x9b31m\nERROR forged line", "dead"))
+    log.Log().listen(events.Buried("q", "bad", "\x1b[2J\r\n\x00", 0, "say \u202e \x9b31m\nERROR forged line", "dead"))
     (line,) = out.getvalue().splitlines()
     assert line.isprintable()
     assert "forged" in line
@@ -79,8 +79,27 @@ def test_control_characters_never_reach_the_line(out: Terminal) -> None:
 
 def test_a_person_sees_eight_of_many_and_a_program_all(out: Terminal) -> None:
     ids = [f"j{n}" for n in range(30)]
-    log.listen(events.Requeued("q", "w", ids, "it died"))
+    log.Log().listen(events.Requeued("q", "w", ids, "died", "it died"))
     if out.isatty():
         assert "j7 and 22 more" in out.getvalue()
     else:
         assert json.loads(out.getvalue())["ids"] == ids
+
+
+def test_an_outage_that_many_loops_notice_is_said_once(out: Terminal) -> None:
+    told = log.Log()
+    for who in ("worker", "subscription"):
+        told.listen(events.RedisDown(who, "no answer"))
+    for who in ("subscription", "worker"):
+        told.listen(events.RedisUp(who, 1.0))
+    told.listen(events.RedisDown("worker", "no answer"))
+    down, up, again = out.getvalue().splitlines()
+    assert "Redis is down, as worker found" in down
+    assert "Redis is back" in up
+    assert "Redis is down" in again
+
+
+def test_a_job_that_goes_to_another_worker_at_once_is_a_detail(out: Terminal) -> None:
+    logging.getLogger("evsched").setLevel("INFO")
+    log.Log().listen(events.Requeued("q", "w", ["a"], "busy", "no slot was free"))
+    assert out.getvalue() == ""

@@ -1,0 +1,75 @@
+"""What of Redis is read when a scrape comes, and never on a timer: how much waits where, and for how long.
+
+Dispatchers read it, for all queues in one round trip, and at most once a second however many scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import Gauge
+
+from evsched import server
+from evsched.errors import StoreError
+from evsched.events import Emit, RedisFailed
+from evsched.metrics import Metrics
+from evsched.sender import Commands
+from evsched.store import Store
+
+_FRESH: Final = 1.0
+"""Seconds for which what was read is told again."""
+
+_DEADLINE: Final = 2.0
+"""Seconds that a scrape waits for Redis: it tells the rest all the same, well within a scrape's usual 10 s."""
+
+
+class Depths:
+    """The gauges of the queues that `queues()` names."""
+
+    def __init__(self, metrics: Metrics, commands: Commands, emit: Emit, queues: Callable[[], list[str]]) -> None:
+        self._metrics = metrics
+        self._commands = commands
+        self._emit = emit
+        self._queues = queues
+        self._read = float("-inf")
+        gauge = metrics.gauge
+        self._jobs = gauge("queue_jobs", "Jobs in each place.", "queue", "place")
+        self._oldest = gauge(
+            "queue_oldest_ready_seconds", "How long the front of ready, else of the backlog, has been due.", "queue"
+        )
+        self._next = gauge("next_due_timestamp_seconds", "The front of the schedule, Unix seconds.", "queue")
+        self._workers = gauge("queue_workers", "Workers with a lease.", "queue")
+        self._paused = gauge("queue_paused", "1 = paused.", "queue")
+        self._evicted = gauge("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost.")
+
+    async def refresh(self) -> None:
+        """Read what is older than a second. While Redis is away there is nothing to tell, and nothing is told."""
+        if time.monotonic() - self._read < _FRESH:
+            return
+        self._read = time.monotonic()
+        every: list[Gauge] = [self._jobs, self._oldest, self._next, self._workers, self._paused]
+        queues = self._queues()
+        for gauge in every:
+            gauge.clear()
+        try:
+            async with asyncio.timeout(_DEADLINE):
+                stats, *found = await self._commands.send_all(
+                    [server.info("stats"), *(Store(queue).census() for queue in queues)]
+                )
+        except (StoreError, TimeoutError) as error:
+            self._emit(RedisFailed(error.kind if isinstance(error, StoreError) else "timeout"))
+            return
+        self._evicted.set(float(stats.get("evicted_keys", 0)))
+        for queue, census in zip(queues, found, strict=True):
+            label = self._metrics.queue_label(queue)
+            for place, count in census.places.items():
+                self._jobs.labels(label, place).inc(count)
+            self._oldest.labels(label).set(census.oldest)
+            self._workers.labels(label).set(census.workers)
+            self._paused.labels(label).set(census.paused is not None)
+            if census.next_due is not None and math.isfinite(census.next_due):
+                self._next.labels(label).set(census.next_due)

@@ -1,0 +1,204 @@
+"""The parent of worker processes: starts them, starts another when they are full, ends one that is idle.
+
+It knows no Redis and asks nobody: its children tell it (load.py). Each has a metrics port of its own, one after the
+other from the first; the sockets are opened here, so a child that is started anew has its predecessor's. A file
+names the ports for Prometheus (`file_sd_configs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from evsched import load
+from evsched.backoff import reconnect_delay
+from evsched.config import Config
+from evsched.errors import ConfigError
+from evsched.events import ChildEnded, ChildStarted, Emit
+
+_APART: Final = 2.0
+"""Seconds between two starts for want of room: the last one must have had time to take jobs."""
+
+
+class Span(Struct, frozen=True):
+    """How many processes there are, at least and at most."""
+
+    least: int
+    most: int
+
+
+def read_span(text: str) -> Span:
+    """Read `4` or `2:8`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    low, colon, high = text.partition(":")
+    try:
+        span = Span(int(low), int(high if colon else low))
+    except ValueError:
+        span = Span(0, 0)
+    if not 1 <= span.least <= span.most <= 256:
+        raise ConfigError(f"processes {text!r}: a number such as 4, or MIN:MAX such as 2:8, from 1 to 256")
+    return span
+
+
+class Child:
+    """One place for a worker process, with its port; processes come and go in it."""
+
+    def __init__(self, number: int, port: socket.socket | None) -> None:
+        self.number = number
+        self.port = port
+        self.process: asyncio.subprocess.Process | None = None
+        self.keeper: asyncio.Task[None] | None = None
+        self.wanted = False
+
+
+class Supervisor:
+    """Keeps `span` worker processes of a command line."""
+
+    def __init__(
+        self, config: Config, span: Span, command: Sequence[str], emit: Emit, targets: Path | None = None
+    ) -> None:
+        self._config = config
+        self._span = span
+        self._command = command
+        self._emit = emit
+        self._targets = targets
+        self._stop = asyncio.Event()
+        self._children: list[Child] = []
+        self._ready = False
+        self._last = 0.0
+        self._code = 0
+
+    async def run(self) -> int:
+        """Keep the processes until SIGTERM or SIGINT, or until the first cannot start; return the exit code.
+
+        Raises:
+            ConfigError: a metrics port is taken, or the targets' file cannot be written.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        self._children = [Child(number, self._bind(number)) for number in range(self._span.most)]
+        try:
+            self._write_targets()
+            for child in self._children[: self._span.least]:
+                self._begin(child)
+            await self._stop.wait()
+            for child in self._children:
+                self._end(child)
+            await asyncio.gather(*(child.keeper for child in self._children if child.keeper))
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            if self._targets is not None:
+                self._targets.unlink(missing_ok=True)
+            for child in self._children:
+                if child.port is not None:
+                    child.port.close()
+        return self._code
+
+    def _bind(self, number: int) -> socket.socket | None:
+        first, host = self._config.metrics_port, self._config.metrics_host
+        if first is None:
+            return None
+        port = first + number if first else 0
+        try:
+            return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"metrics on {host}:{port}: {error}: choose another first port") from None
+
+    def _write_targets(self) -> None:
+        """Write all ports, of processes to come too: what does not run is down, and that is no news to Prometheus."""
+        path = self._targets
+        if path is None:
+            return
+        host = self._config.metrics_host
+        ports = [child.port.getsockname()[1] for child in self._children if child.port is not None]
+        text = msgspec.json.encode([{"targets": [f"{host}:{port}" for port in ports], "labels": {}}])
+        try:
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_bytes(text + b"\n")
+            part.replace(path)  # Prometheus never reads half a file
+        except OSError as error:
+            raise ConfigError(f"metrics targets {path}: {error.strerror}") from None
+
+    def _begin(self, child: Child) -> None:
+        child.wanted = True
+        if child.keeper is None or child.keeper.done():
+            child.keeper = asyncio.ensure_future(self._keep(child))
+
+    def _end(self, child: Child) -> None:
+        child.wanted = False
+        if child.process is not None and child.process.returncode is None:
+            child.process.terminate()
+
+    async def _keep(self, child: Child) -> None:
+        """Run a process while one is wanted here; one that ends by itself is started anew."""
+        failures = 0
+        while child.wanted and not self._stop.is_set():
+            began = time.monotonic()
+            code = await self._live(child)
+            if not child.wanted:
+                return
+            if not self._ready:
+                # The very first did not come up: the others would not either, and it has said why.
+                self._code = code or 1
+                self._stop.set()
+                return
+            failures = 0 if time.monotonic() - began > 60 else failures + 1
+            wait = reconnect_delay(failures) if failures else 0.0
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), wait)
+
+    async def _live(self, child: Child) -> int:
+        ours, theirs = socket.socketpair()
+        given = [theirs.fileno()]
+        environment = {**os.environ, load.LINK: str(theirs.fileno())}
+        if child.port is not None:
+            given.append(child.port.fileno())
+            environment[load.METRICS] = str(child.port.fileno())
+        # A group of its own: Ctrl-C on the terminal reaches the parent, which tells its children once.
+        process = child.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "evsched", *self._command, pass_fds=given, env=environment, process_group=0
+        )
+        theirs.close()
+        self._emit(ChildStarted(child.number, process.pid))
+        if not child.wanted:
+            process.terminate()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            while word := await reader.read(1):
+                self._heard(child, word)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+        code = await process.wait()
+        self._emit(ChildEnded(child.number, process.pid, code))
+        return code
+
+    def _heard(self, child: Child, word: bytes) -> None:
+        running = [one for one in self._children if one.wanted]
+        now = time.monotonic()
+        if word == load.READY:
+            self._ready = True
+        elif word == load.FULL and now - self._last > _APART and not self._stop.is_set():
+            free = [one for one in self._children if not one.wanted]
+            if free:
+                self._last = now
+                self._begin(free[0])
+        elif word == load.IDLE and len(running) > self._span.least:
+            self._end(child)

@@ -1,0 +1,140 @@
+"""What one process tells of itself: its metrics, how it is, and where both can be asked.
+
+One process, one registry, one port, whatever loops it runs. Without a port nothing is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Final
+
+from prometheus_client import disable_created_metrics
+
+from evsched.config import Config
+from evsched.depths import Depths
+from evsched.dispatcher import Dispatcher
+from evsched.errors import StoreError
+from evsched.events import (
+    Event,
+    Events,
+    Listening,
+    NotificationsMissing,
+    NotificationsProven,
+    Subscribed,
+    SubscriptionLost,
+)
+from evsched.listener import Listener
+from evsched.metrics import Metrics
+from evsched.sender import Commands
+from evsched.store import Store
+from evsched.worker import Worker
+
+_DEADLINE: Final = 2.0
+"""Seconds that the question whether a process is ready waits for Redis."""
+
+
+class Telemetry:
+    """`async with` it around the life of a process, and name the loops that run there."""
+
+    def __init__(
+        self,
+        config: Config,
+        commands: Commands,
+        events: Events,
+        version: str,
+        listening: socket.socket | None = None,
+    ) -> None:
+        self._config = config
+        self._listening = listening
+        """A socket that listens already, instead of a port."""
+        self._commands = commands
+        self._events = events
+        self._metrics = Metrics(version)
+        self._refreshes: list[Callable[[], Awaitable[None]]] = []
+        self._asks: list[Callable[[], Awaitable[str | None]]] = []
+        self._listener = Listener(self._metrics.registry, self._refresh, self._ready)
+        self._unproven: str | None = "the subscription is not proved yet"
+        self._unheard: str | None = None
+        disable_created_metrics()  # twice the series, for times that nobody asks for
+        self._on = config.metrics_port is not None or listening is not None
+        if self._on:
+            events.listen(self._metrics.listen)
+            events.listen(self._hear)
+
+    def of_dispatcher(self, dispatcher: Dispatcher) -> None:
+        """Tell of a dispatcher: the depths of its queues, and whether it hears their events."""
+        depths = Depths(self._metrics, self._commands, self._events.emit, lambda: dispatcher.queues)
+        self._refreshes.append(depths.refresh)
+        self._asks.append(self._hears)
+        self._asks.append(lambda: self._answers(dispatcher.queues[0]))
+
+    def of_worker(self, worker: Worker) -> None:
+        """Tell of a worker: its slots."""
+        slots = self._metrics.gauge("worker_slots", "Room for jobs in this worker.", "state")
+        busy, free = slots.labels("busy"), slots.labels("free")
+
+        async def refresh() -> None:
+            running = sum(lane.running for lane in worker.lanes.values())
+            busy.set(running)
+            free.set(max(0, self._config.concurrency - running))
+
+        self._refreshes.append(refresh)
+        self._asks.append(lambda: self._answers(next(iter(worker.lanes))))
+
+    async def __aenter__(self) -> Telemetry:
+        """Listen, if a port is set.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        if self._listening is not None:
+            url = await self._listener.adopt(self._listening)
+            self._events.emit(Listening(url))
+        elif self._config.metrics_port is not None:
+            url = await self._listener.open(self._config.metrics_host, self._config.metrics_port)
+            self._events.emit(Listening(url))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._listener.close()
+
+    async def _refresh(self) -> None:
+        for refresh in self._refreshes:
+            await refresh()
+
+    async def _ready(self) -> str | None:
+        if not self._asks:
+            return "it is starting"
+        for ask in self._asks:
+            wrong = await ask()
+            if wrong is not None:
+                return wrong
+        return None
+
+    async def _answers(self, queue: str) -> str | None:
+        try:
+            async with asyncio.timeout(_DEADLINE):
+                await self._commands.send(Store(queue).census())  # a script, so scripts run
+        except StoreError as error:
+            return f"Redis does not answer: {error}"
+        except TimeoutError:
+            return f"Redis does not answer within {_DEADLINE:g} s"
+        return None
+
+    async def _hears(self) -> str | None:
+        return self._unheard or self._unproven
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, NotificationsProven):
+            self._unproven = None
+        elif isinstance(event, NotificationsMissing):
+            self._unproven = f"Redis tells no keyspace events: {event.mend}"
+        elif isinstance(event, SubscriptionLost):
+            self._unheard = f"the subscription is lost: {event.reason}"
+        elif isinstance(event, Subscribed):
+            self._unheard = None

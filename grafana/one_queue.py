@@ -1,0 +1,160 @@
+"""One queue, and one task or all of its tasks."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from panels import Panel, Query, Row, page, queried
+
+OF = 'job=~"$job", queue="$queue"'
+TASK = f'{OF}, task=~"$task"'
+RATE = "$__rate_interval"
+
+
+def quantiles(metric: str, labels: str) -> list[Query]:
+    """Return the queries of p50, p90 and p99 of a histogram."""
+    return [
+        Query(f"histogram_quantile({share}, sum by (le) (rate({metric}_bucket{{{labels}}}[{RATE}])))", name)
+        for share, name in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))
+    ]
+
+
+ROWS = [
+    Row(
+        "Lateness",
+        [
+            Panel(
+                "Start lateness",
+                "From the due to the handler, by Redis's clock. Of all tasks of the queue.",
+                "if *Dispatch lateness* is low, jobs wait for slots, or at a limit of this queue.",
+                quantiles("evsched_start_lateness_seconds", OF),
+                unit="s",
+                bad=1,
+            ),
+            Panel(
+                "Start lateness, all starts",
+                "How many jobs started how late.",
+                "a second band: a group at its limit, or a priority that waits for others.",
+                [Query(f"sum by (le) (increase(evsched_start_lateness_seconds_bucket{{{OF}}}[{RATE}]))", "{{le}}")],
+                unit="s",
+                kind="heatmap",
+            ),
+            Panel(
+                "Dispatch lateness",
+                "From the due to the gate.",
+                "see the overview's *Wake-ups*, and Redis's slow log.",
+                quantiles("evsched_dispatch_lateness_seconds", OF),
+                unit="s",
+                bad=0.1,
+            ),
+        ],
+    ),
+    Row(
+        "Places",
+        [
+            Panel(
+                "Next due",
+                "How far away the next job is.",
+                "below zero for longer than a moment: no dispatcher serves this queue.",
+                [Query(f"min(evsched_next_due_timestamp_seconds{{{OF}}}) - time()", "next due")],
+                unit="s",
+                signed=True,
+            ),
+            Panel(
+                "Depth by place",
+                "Jobs in each place.",
+                "`evsched limit $queue` and `evsched queues` show what closes the gate.",
+                [Query(f"max by (place) (evsched_queue_jobs{{{OF}}})", "{{place}}")],
+            ),
+            Panel(
+                "Longest wait at the front",
+                "How long the front of ready, else of the backlog, has been due.",
+                "`evsched explain ID` for the first of `evsched jobs --queue $queue`.",
+                [
+                    Query(f"max(evsched_queue_oldest_ready_seconds{{{OF}}})", "waits"),
+                ],
+                unit="s",
+                bad=60,
+            ),
+        ],
+    ),
+    Row(
+        "Runs of $task",
+        [
+            Panel(
+                "Throughput",
+                "Runs begun and ended well, in a second.",
+                "begun above ended: see *Outcomes*.",
+                [
+                    Query(f"sum(rate(evsched_jobs_started_total{{{TASK}}}[{RATE}]))", "started"),
+                    Query(f'sum(rate(evsched_jobs_finished_total{{{TASK}, outcome="done"}}[{RATE}]))', "done"),
+                ],
+                unit="ops",
+            ),
+            Panel(
+                "Run time",
+                "How long handlers ran.",
+                "a slow task fills the slots for all: a timeout, or a queue of its own.",
+                quantiles("evsched_run_seconds", TASK),
+                unit="s",
+            ),
+            Panel(
+                "Outcomes",
+                "What runs came to, by task.",
+                "`evsched dead --queue $queue` shows the reasons of dead jobs.",
+                [
+                    Query(
+                        f"sum by (task, outcome) (rate(evsched_jobs_finished_total{{{TASK}}}[{RATE}]))",
+                        "{{task}} {{outcome}}",
+                    )
+                ],
+                unit="ops",
+                stacked=True,
+            ),
+        ],
+    ),
+    Row(
+        "Workers",
+        [
+            Panel(
+                "Workers",
+                "Workers that hold a lease on this queue; 1 while it is paused.",
+                "none: start one with `evsched worker MODULE:APP --queue $queue`. Paused: `evsched resume $queue`.",
+                [
+                    Query(f"max(evsched_queue_workers{{{OF}}})", "workers"),
+                    Query(f"max(evsched_queue_paused{{{OF}}}) > 0", "paused"),
+                ],
+            ),
+            Panel(
+                "Put back and lost",
+                "Jobs put back to ready, by why; and leases that were lost by workers that live.",
+                "`died`: workers are killed. A lost lease: a host that hangs, or a link that breaks.",
+                [
+                    Query(f"sum by (reason) (increase(evsched_jobs_requeued_total{{{OF}}}[{RATE}]))", "{{reason}}"),
+                    Query(f"sum(increase(evsched_leases_lost_total{{{OF}}}[{RATE}]))", "leases lost"),
+                ],
+            ),
+            Panel(
+                "Missed occurrences",
+                "Planned times of this queue's recurrences that passed without a job.",
+                "dispatchers were away, or the occurrence before still ran: `evsched recurrences` says whose.",
+                [Query(f"sum(increase(evsched_recurrences_missed_total{{{OF}}}[{RATE}]))", "missed")],
+                bad=1,
+            ),
+        ],
+    ),
+]
+
+
+def queue() -> Dashboard:
+    """Return the dashboard."""
+    return page(
+        "evsched-queue",
+        "evsched: queue",
+        "One queue, and one task or all: how late its jobs start, where they wait, what they come to.",
+        [
+            queried("job", "Job", "label_values(evsched_build_info, job)", many=True),
+            queried("queue", "Queue", "label_values(evsched_queue_jobs, queue)", many=False),
+            queried("task", "Task", 'label_values(evsched_jobs_started_total{queue="$queue"}, task)', many=True),
+        ],
+        ROWS,
+    )

@@ -1,0 +1,168 @@
+"""A process tells of itself over HTTP: figures, liveness, readiness, and nothing to who asks wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evsched import App, Retry, events
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.telemetry import Telemetry
+from tests.support.proxy import Proxy
+from tests.support.system import System, system
+from tests.support.web import ask, get, scrape
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def config(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2, metrics_port=0, probe=0.2, deadline=0.3)
+
+
+@asynccontextmanager
+async def told(running: System) -> AsyncGenerator[str]:
+    """Have a system tell of itself; yield where."""
+    async with Telemetry(running.config, running.commands, running.events, "1") as telemetry:
+        telemetry.of_dispatcher(running.dispatcher)
+        for worker in running.workers:
+            telemetry.of_worker(worker)
+        yield (await running.recorder.wait(events.Listening)).url
+
+
+async def test_what_runs_and_what_waits_is_told(config: Config, app: App, queue: str) -> None:
+    gate = asyncio.Event()
+
+    @app.task(retry=Retry(attempts=2, interval=0, jitter=0))
+    async def fail() -> None:
+        raise ValueError("no")
+
+    @app.task
+    async def hold() -> None:
+        await gate.wait()
+
+    async with system(config, app, workers=0) as running, told(running) as url:
+        running.work()
+        await running.recorder.wait(events.WorkerStarted)
+        await fail.enqueue()
+        await running.recorder.wait(events.Buried)
+        await hold.enqueue()
+        await hold.using(delay=3600).enqueue()
+        await running.recorder.wait(events.Started, lambda event: event.tasks == ["hold"])
+        figure = await scrape(url)
+        assert figure("jobs_started_total", queue=queue, task="fail") == 2
+        assert figure("jobs_finished_total", queue=queue, task="fail", outcome="retry") == 1
+        assert figure("jobs_finished_total", queue=queue, task="fail", outcome="dead") == 1
+        assert figure("jobs_dispatched_total", queue=queue) == 3
+        assert (figure("start_lateness_seconds_sum", queue=queue) or -1) > 0
+        places = ("schedule", "backlog", "ready", "processing", "dead")
+        assert [figure("queue_jobs", queue=queue, place=place) for place in places] == [1, 0, 0, 1, 1]
+        assert figure("queue_workers", queue=queue) == 1
+        assert figure("redis_up") == 1
+        gate.set()
+        await running.recorder.wait(events.Completed)
+
+
+async def test_slots_and_the_age_of_what_waits(config: Config, app: App, queue: str) -> None:
+    gate = asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        await gate.wait()
+
+    async with system(replace(config, concurrency=2), app) as running, told(running) as url:
+        await hold.enqueue_many([()] * 5)
+        await running.recorder.until(lambda: sum(len(event.ids) for event in running.recorder.of(events.Started)) == 2)
+        figure = await scrape(url)
+        assert figure("worker_slots", state="busy") == 2
+        assert figure("worker_slots", state="free") == 0
+        assert (figure("queue_oldest_ready_seconds", queue=queue) or 0) > 0
+        gate.set()
+
+
+async def test_redis_is_read_once_a_second_however_many_scrape(config: Config, app: App, raw: Any) -> None:
+    def asked() -> int:
+        return raw.info("commandstats")["cmdstat_info"]["calls"]
+
+    async with system(config, app, workers=0) as running, told(running) as url:
+        before = asked()
+        await asyncio.gather(*(scrape(url) for _ in range(20)))
+        assert asked() - before - 1 in (1, 2)  # one is the question itself; the second may turn meanwhile
+
+
+async def test_an_outage_is_told_and_so_is_its_end(config: Config, app: App, server: EmbeddedRedis, queue: str) -> None:
+    async with Proxy(str(server.socket)) as proxy:
+        behind = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0")
+        async with system(behind, app, dispatch=False) as running, told(running) as url:
+            running.dispatch()
+            await running.recorder.wait(events.NotificationsProven)
+            assert await get(f"{url}/readyz") == (200, "ok\n")
+            proxy.swallow()
+            await running.recorder.wait(events.RedisDown)
+            status, why = await get(f"{url}/readyz")
+            assert status == 503
+            assert why.startswith(("Redis does not answer", "the subscription is lost"))
+            assert await get(f"{url}/healthz") == (200, "ok\n")
+            figure = await scrape(url)
+            assert figure("redis_up") == 0
+            assert figure("queue_jobs", queue=queue, place="ready") is None  # what is not known is not told
+            assert (figure("redis_errors_total", kind="timeout") or 0) > 0
+            proxy.heal()
+            proxy.reset()
+            back = 0
+            while (await scrape(url))("redis_up") != 1:  # one loop after the other has it again
+                back += 1
+                await running.recorder.wait(events.RedisUp, count=back)
+
+
+async def test_a_dispatcher_that_hears_no_events_is_not_ready(config: Config, app: App) -> None:
+    # One that may not set the flags itself.
+    user = "default on nopass ~* &* +@all -config|set"
+    with EmbeddedRedis(notify_keyspace_events="", user=user) as private:
+        deaf = replace(config, url=private.url)
+        async with system(deaf, app, workers=0, dispatch=False) as running, told(running) as url:
+            running.dispatch()
+            await running.recorder.wait(events.NotificationsMissing)
+            status, why = await get(f"{url}/readyz")
+            assert (status, "CONFIG SET notify-keyspace-events" in why) == (503, True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"GET /secret HTTP/1.1\r\n\r\n", b"404"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET /healthz HTTP/1.1\r\nx: " + b"y" * 10000 + b"\r\n\r\n", b"431"),
+        (b"GET /healthz?a=b HTTP/1.0\r\n\r\n", b"200"),
+    ],
+)
+async def test_it_answers_its_pages_and_no_more(config: Config, app: App, request_: bytes, status: bytes) -> None:
+    async with system(config, app, workers=0) as running, told(running) as url:
+        assert (await ask(url, request_)).split(b" ")[1] == status
+
+
+async def test_head_has_no_body_and_openmetrics_is_spoken(config: Config, app: App) -> None:
+    async with system(config, app, workers=0) as running, told(running) as url:
+        head = await ask(url, b"HEAD /healthz HTTP/1.1\r\n\r\n")
+        assert head.endswith(b"\r\n\r\n")
+        page = await ask(url, b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
+        assert b"application/openmetrics-text" in page
+        assert page.endswith(b"# EOF\n")
+
+
+async def test_it_binds_to_this_host_alone(config: Config, app: App) -> None:
+    async with system(config, app, workers=0) as running, told(running) as url:
+        assert url.startswith("http://127.0.0.1:")
+
+
+async def test_without_a_port_nothing_is_counted_or_served(config: Config, app: App) -> None:
+    quiet = replace(config, metrics_port=None)
+    async with system(quiet, app, workers=0) as running, Telemetry(quiet, running.commands, running.events, "1"):
+        assert running.recorder.of(events.Listening) == []

@@ -1,0 +1,153 @@
+"""`worker --processes`: as many as are needed, each with a port of its own, and none left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.errors import ConfigError
+from evsched.supervisor import Span, read_span
+from tests.service.test_cli import Cli
+from tests.support.web import get
+
+pytestmark = pytest.mark.anyio
+
+TASKS = """
+import asyncio
+from evsched import App
+
+app = App()
+
+@app.task
+async def hold() -> None:
+    await asyncio.sleep(1000)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(server: Any, folder: Path) -> Cli:
+    return Cli(server.url, folder)
+
+
+class Log:
+    """What a service says, line by line."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        self._child = child
+        self.lines: list[dict[str, Any]] = []
+
+    def until(self, event: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda line: True) -> Any:
+        assert self._child.stderr is not None
+        while len(found := [line for line in self.lines if line["event"] == event and where(line)]) < count:
+            line = self._child.stderr.readline()
+            assert line, f"it ended, and said {self.lines}"
+            self.lines.append(json.loads(line))
+        return found[count - 1]
+
+
+def start(cli: Cli, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        cli.command("worker", "tasks:app", *words),
+        env={**cli.environment, "EVSCHED_GRACE": "0.2", "EVSCHED_IDLE_END": "0.5"},
+        cwd=cli.folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(child: subprocess.Popen[str]) -> int:
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=20)
+    return child.returncode
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_each_has_a_port_and_a_file_names_them(cli: Cli, queue: str, folder: Path) -> None:
+    targets = folder / "targets.json"
+    child = start(
+        cli, "--queue", queue, "--processes", "2", "--metrics-port", "0", "--metrics-targets", str(targets)
+    )  # fmt: skip
+    log = Log(child)
+    try:
+        for n in (1, 2):
+            log.until("WorkerStarted", n)
+        (group,) = json.loads(targets.read_text())
+        assert len(set(group["targets"])) == 2
+        for target in group["targets"]:
+            status, page = await get(f"http://{target}/metrics")
+            assert status == 200
+            assert 'evsched_worker_slots{state="free"} 256.0' in page
+        victim = log.until("ChildStarted", 1)
+        os.kill(victim["pid"], signal.SIGKILL)
+        log.until("ChildEnded", 1, lambda line: line["code"] == -signal.SIGKILL)
+        log.until("ChildStarted", 3, lambda line: True)
+        log.until("WorkerStarted", 3)
+        assert (await get(f"http://{group['targets'][victim['number']]}/healthz"))[0] == 200
+    finally:
+        assert ended(child) == 0
+    assert not targets.exists()
+    assert not any(alive(line["pid"]) for line in log.lines if line["event"] == "ChildStarted")
+
+
+def test_another_starts_when_all_slots_are_in_use_and_ends_when_idle(cli: Cli, queue: str, raw: Any) -> None:
+    child = start(cli, "--queue", queue, "--processes", "1:2", "--concurrency", "1")
+    log = Log(child)
+    try:
+        log.until("WorkerStarted")
+        for n in range(5):
+            raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"hold","args":[],"id":"{n}"}}': 0})
+        with cli.running("dispatcher", "--queue", queue, until="NotificationsProven"):
+            second = log.until("WorkerStarted", 2)
+            for n in range(5):
+                cli.run("cancel", str(n), "--queue", queue)
+            ended_one = log.until("ChildEnded")
+            assert (ended_one["number"], ended_one["code"]) == (1, 0)
+            assert second["slots"] == 1
+    finally:
+        assert ended(child) == 0
+
+
+def test_children_end_with_a_parent_that_is_killed(cli: Cli, queue: str) -> None:
+    child = start(cli, "--queue", queue, "--processes", "1")
+    log = Log(child)
+    log.until("WorkerStarted")
+    child.kill()
+    log.until("WorkerStopped")  # the child writes to the same pipe
+    child.communicate(timeout=20)  # which is closed when it has ended
+
+
+def test_one_that_cannot_start_ends_the_parent(cli: Cli) -> None:
+    done = cli.run("worker", "nowhere:app", "--processes", "2")
+    assert done.returncode == 1
+    assert "module 'nowhere' does not import" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "span"), [("4", Span(4, 4)), ("2:8", Span(2, 8)), ("1:1", Span(1, 1))])
+def test_a_span(text: str, span: Span) -> None:
+    assert read_span(text) == span
+
+
+@pytest.mark.parametrize("text", ["0", "8:2", "a", ":", "1:", "-1", "1:1000", "1:2:3"])
+def test_no_span(text: str) -> None:
+    with pytest.raises(ConfigError, match="MIN:MAX"):
+        read_span(text)

@@ -1,0 +1,128 @@
+"""Events as metrics: what is counted, and that nobody outside can fill a Prometheus."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import Histogram as Theirs
+
+from evsched import events
+from evsched.histogram import LATENESS, Histogram
+from evsched.metrics import QUEUES, Metrics
+from tests.support.web import Scraped, read
+
+
+def page(metrics: Metrics) -> Scraped:
+    return Scraped(read(generate_latest(metrics.registry).decode()))
+
+
+def with_worker(*tasks: str) -> Metrics:
+    metrics = Metrics("1")
+    metrics.listen(events.WorkerStarted("w", ["q"], 8, list(tasks)))
+    return metrics
+
+
+@given(st.lists(st.floats(0, 1000), max_size=50))
+def test_a_batch_is_counted_as_the_library_counts_one_by_one(values: list[float]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    mine = Histogram("lateness", "how late", ["queue"], LATENESS)
+    ours.register(mine)
+    mine.observe(("q",), values)
+    its = Theirs("lateness", "how late", ["queue"], buckets=LATENESS, registry=theirs).labels("q")
+    for value in values:
+        its.observe(value)
+    left, right = read(generate_latest(ours).decode()), read(generate_latest(theirs).decode())
+    assert {name: value for name, value in right.items() if "_created" not in name[0]} == left
+
+
+def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
+    metrics = with_worker("mail", "report")
+    metrics.listen(events.Started("q", "w", ["a", "b", "c"], ["mail", "report", "made up"], [0.001, 0.004, 7.0]))
+    metrics.listen(events.Completed("q", "w", ["a", "b"], ["mail", "report"], [0.3, 0.01]))
+    metrics.listen(events.Retrying("q", "d", "mail", 1, 2.0, "no", 0.2))
+    metrics.listen(events.Buried("q", "c", "made up", 1, "unknown task", "dead"))
+    metrics.listen(events.Buried("q", "e", "mail", 1, "too late", "expired"))
+    metrics.listen(events.Aborted("q", "f", "mail", 1, 4.0))
+    metrics.listen(events.Deferred("q", "g", "mail", 1.0))
+    metrics.listen(events.RunLost("q", "w", "h", "mail"))
+    told = page(metrics)
+    assert told("jobs_started_total", queue="q", task="mail") == 1
+    assert told("jobs_started_total", queue="q", task="__other__") == 1
+    finished = {
+        (task, outcome): told("jobs_finished_total", queue="q", task=task, outcome=outcome)
+        for task in ("mail", "report", "__other__")
+        for outcome in ("done", "retry", "dead", "expired", "cancelled", "deferred", "lost")
+    }
+    assert {key for key, count in finished.items() if count} == {
+        ("mail", "done"),
+        ("report", "done"),
+        ("mail", "retry"),
+        ("__other__", "dead"),
+        ("mail", "expired"),
+        ("mail", "cancelled"),
+        ("mail", "deferred"),
+        ("mail", "lost"),
+    }
+    assert told("run_seconds_count", queue="q", task="mail") == 3  # a handler ran
+    assert math.isclose(told("run_seconds_sum", queue="q", task="mail") or 0, 4.5)
+    assert told("start_lateness_seconds_bucket", queue="q", le="0.001") == 1
+    assert told("start_lateness_seconds_bucket", queue="q", le="0.005") == 2
+    assert told("start_lateness_seconds_count", queue="q") == 3
+
+
+def test_what_dispatchers_and_janitors_do_is_counted() -> None:
+    metrics = Metrics("1.2")
+    metrics.listen(events.Woken("q", "event", 2))
+    metrics.listen(events.Woken("q", "safety", 0))
+    assert page(metrics)("wakeups_missed_total") == 0
+    metrics.listen(events.Woken("q", "safety", 3))
+    metrics.listen(events.Dispatched("q", [0.0, 400.0]))
+    metrics.listen(events.Requeued("q", "w", ["a", "b"], "died", "worker w died"))
+    metrics.listen(events.Missed("q", "nightly", 4))
+    metrics.listen(events.LeaseLost("q", "w"))
+    metrics.listen(events.RedisFailed("timeout"))
+    told = page(metrics)
+    assert told("wakeups_total", reason="event") == 1
+    assert told("wakeups_total", reason="safety") == 2
+    assert told("wakeups_missed_total") == 1
+    assert told("jobs_dispatched_total", queue="q") == 2
+    assert told("dispatch_lateness_seconds_bucket", queue="q", le="300.0") == 1
+    assert told("jobs_requeued_total", queue="q", reason="died") == 2
+    assert told("recurrences_missed_total", queue="q") == 4
+    assert told("leases_lost_total", queue="q") == 1
+    assert told("redis_errors_total", kind="timeout") == 1
+    assert told("build_info", version="1.2") == 1
+
+
+def test_redis_is_down_until_every_loop_has_it_back() -> None:
+    metrics = Metrics("1")
+    assert page(metrics)("redis_up") == 1
+    metrics.listen(events.RedisDown("worker", "gone"))
+    metrics.listen(events.RedisDown("janitor", "gone"))
+    metrics.listen(events.RedisUp("worker", 1.0))
+    assert page(metrics)("redis_up") == 0
+    metrics.listen(events.RedisUp("janitor", 1.0))
+    assert page(metrics)("redis_up") == 1
+
+
+def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
+    metrics = with_worker("mail")
+    for n in range(5000):
+        metrics.listen(events.Started("q", "w", ["a"], [f"evil{n}"], [0.1]))
+        metrics.listen(events.Buried("q", "a", f"evil{n}", 1, "unknown task", "dead"))
+        metrics.listen(events.Retrying("q", "b", f"evil{n}", 1, 1.0, "no", 0.1))
+    told = page(metrics)
+    assert told("jobs_started_total", queue="q", task="__other__") == 5000
+    assert len(told) <= 200
+
+
+def test_queues_beyond_many_share_their_series() -> None:
+    metrics = Metrics("1")
+    for n in range(5000):
+        metrics.listen(events.Dispatched(f"q{n}", [0.1]))
+    told = page(metrics)
+    assert len(told.labels("jobs_dispatched_total", "queue")) == QUEUES + 1
+    assert told("jobs_dispatched_total", queue="__other__") == 5000 - QUEUES
