@@ -317,6 +317,25 @@ async def test_what_the_user_puts_into_meta_stays(config: Config, app: App, span
     assert linked(spans.named("run meta")[1]) == [there]
 
 
+async def test_a_vendors_state_travels_with_its_own_context_only(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def meta() -> dict[str, Any]:
+        return current_job().meta
+
+    ambient = otel.SpanContext(1, 2, True, otel.TraceFlags(1), otel.TraceState([("vendor", "1")]))
+    async with system(config, app):
+        with otel.use_span(otel.NonRecordingSpan(ambient)):
+            ours = await meta.enqueue()
+            theirs = await meta.using(meta={"traceparent": PARENT}).enqueue()
+        assert (await ours.result(5))["tracestate"] == "vendor=1"
+        assert await theirs.result(5) == {"traceparent": PARENT}
+    states = {
+        said(run)["messaging.message.id"]: [link.context.trace_state.to_header() for link in run.links]
+        for run in spans.named("run meta")
+    }
+    assert states == {ours.id: ["vendor=1"], theirs.id: [""]}
+
+
 @pytest.mark.parametrize(
     ("meta", "links"),
     [
