@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from evsched import config
 from evsched.backoff import Retry
-from evsched.client import Client, Options, SyncClient, new_job, seconds, unix
+from evsched.client import Client, Options, Sending, SyncClient, new_job, seconds, unix
 from evsched.errors import ConfigError
 from evsched.executor import Lifespan, Middleware, Program, no_lifespan
 from evsched.handle import Job, SyncJob
@@ -82,21 +82,30 @@ class Enqueuer(Generic[P, R]):
             JobExists: a job of that id has not ended.
             StoreDown: Redis stayed away for 5 s; the job may have been written.
         """
-        job = new_job(self._task.name, args, kwargs, self._options)
-        await self._app.client.enqueue(self._queue, [job], self._options.on_conflict)
+        with self._sending() as options:
+            job = new_job(self._task.name, args, kwargs, options)
+            await self._app.client.enqueue(self._queue, [job], options.on_conflict)
         return Job(job.id, self._queue, self._task, self._app.client)
 
     async def enqueue_many(self, calls: Sequence[tuple[Any, ...]]) -> list[Job[R]]:
         """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip. As `enqueue`."""
-        jobs = [new_job(self._task.name, args, {}, self._options) for args in calls]
-        await self._app.client.enqueue(self._queue, jobs, self._options.on_conflict)
+        with self._sending(len(calls)) as options:
+            jobs = [new_job(self._task.name, args, {}, options) for args in calls]
+            await self._app.client.enqueue(self._queue, jobs, options.on_conflict)
         return [Job(job.id, self._queue, self._task, self._app.client) for job in jobs]
 
     def enqueue_sync(self, client: SyncClient, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Put a job on the schedule through a client without an event loop."""
-        job = new_job(self._task.name, args, kwargs, self._options)
-        client.enqueue(self._queue, [job], self._options.on_conflict)
+        with self._sending() as options:
+            job = new_job(self._task.name, args, kwargs, options)
+            client.enqueue(self._queue, [job], options.on_conflict)
         return SyncJob(job.id, self._queue, self._task, client)
+
+    def _sending(self, many: int | None = None) -> AbstractContextManager[Options]:
+        around = self._app.sending
+        if around is None:
+            return nullcontext(self._options)
+        return around(self._task.name, self._queue, self._options, many)
 
 
 class TaskHandle(Enqueuer[P, R]):
@@ -195,6 +204,8 @@ class App:
         self.queue = check_queue(queue)
         self.program = Program(Tasks(), [], lifespan or no_lifespan, check_queue(name or queue))
         """What a worker runs."""
+        self.sending: Sending | None = None
+        """What stands around each enqueue, as middleware does around each run (`evsched.tracing`)."""
         self._client: Client | None = None
 
     @property

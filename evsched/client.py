@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -57,6 +58,17 @@ class Options(Struct, frozen=True, kw_only=True):
     meta: dict[str, Any] | None = None
     window: str | None = None
     on_conflict: OnConflict | None = None
+
+
+Sending = Callable[[str, str, Options, int | None], AbstractContextManager[Options]]
+"""Stands around an enqueue: gets the task, the queue, the options, and the number of jobs of an `enqueue_many`; yields
+the options to enqueue with."""
+
+
+def random_id() -> str:
+    """Return an id for a job."""
+    # 96 random bits: ids of a whole fleet do not meet, and a long one would cost memory twice.
+    return os.urandom(12).hex()
 
 
 def unix(moment: datetime | float) -> float:
@@ -112,8 +124,7 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
         raise ConfigError(f"task {task}: its arguments must be JSON: {error}") from None
     delay = options.delay
     return New(
-        # 96 random bits: ids of a whole fleet do not meet, and a long one would cost memory twice.
-        id=options.id or os.urandom(12).hex(),
+        id=options.id or random_id(),
         payload=text,
         priority=options.priority,
         group=options.group,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
@@ -51,7 +51,6 @@ class CurrentJob:
     __slots__ = (
         "_report",
         "attempt",
-        "cancelled",
         "due",
         "id",
         "lateness",
@@ -59,6 +58,7 @@ class CurrentJob:
         "planned",
         "queue",
         "state",
+        "stopped",
         "task",
     )
 
@@ -88,10 +88,17 @@ class CurrentJob:
         """The payload's `meta`."""
         self.state = state
         """What the app's lifespan yields; None without one, and in a task on a process."""
-        self.cancelled = False
-        """True: the timeout has passed, the job was cancelled, the worker stops or has lost the job. A plain function
-        looks at this, since a thread cannot be ended from outside."""
+        self.stopped: Literal["timeout", "cancelled", "lost"] | None = None
+        """Why the run is to stop. "lost": the worker stops, or the job is not its own any more."""
         self._report = report
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the timeout has passed, the job was cancelled, the worker stops or has lost the job.
+
+        A plain function looks at this, since a thread cannot be ended from outside.
+        """
+        return self.stopped is not None
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> _Noted:
         """Tell how far the run is; it is kept in the job's record, and `evsched show --follow` draws it.

@@ -74,7 +74,7 @@ class Run:
         """
         if self.current is None:
             return
-        self.current.cancelled = True
+        self.current.stopped = "lost" if self.abandoned else "cancelled" if self.aborted else "timeout"
         if self.work is not None and self.ends:
             self.work.cancel()
 

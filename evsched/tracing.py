@@ -1,0 +1,166 @@
+"""Tracing with OpenTelemetry: a span for each enqueue and one for each run, linked. Needs the extra `otel`.
+
+    from evsched.tracing import trace
+
+    trace(app)
+
+The spans follow OpenTelemetry's semantic conventions for messaging; the context of an enqueue travels in the job's
+`meta`, in the two keys of W3C Trace Context. The SDK and its exporter are the program's own affair: without them the
+API's spans are empty, and nothing is written into `meta`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from evsched import __version__
+from evsched.app import App
+from evsched.client import Options, random_id
+from evsched.current import CurrentJob, RetryLater
+from evsched.errors import ConfigError
+
+try:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import (
+        Link,
+        Span,
+        SpanKind,
+        StatusCode,
+        Tracer,
+        TracerProvider,
+        get_current_span,
+        get_tracer,
+    )
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise ConfigError("tracing needs opentelemetry-api 1.30 or newer: pip install 'evsched[otel]'") from error
+
+__all__ = ["trace"]
+
+# Not the propagator that OTEL_PROPAGATORS names: what is in the payload is read by clients and workers in any language.
+_W3C: Final = TraceContextTextMapPropagator()
+
+_CONTEXT: Final = "traceparent"
+
+
+def trace(app: App, provider: TracerProvider | None = None) -> None:
+    """Make spans of what the app enqueues and runs, with the global tracer provider or another.
+
+    A run's span begins a trace of its own, and has a link to the span of the enqueue: a run may come hours later, and
+    as often as there are attempts. It stands around all middleware.
+
+    Raises:
+        ConfigError: the app is traced already.
+    """
+    if app.sending is not None:
+        raise ConfigError("the app is traced already: call trace(app) once")
+    tracer = get_tracer("evsched", __version__, provider)
+    app.sending = partial(_send, tracer)
+    app.program.middleware.insert(0, partial(_run, tracer))
+
+
+def _about(operation: str, kind: str, task: str, queue: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "evsched",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": queue,
+        "evsched.task": task,
+    }
+
+
+@contextmanager
+def _send(tracer: Tracer, task: str, queue: str, options: Options, many: int | None) -> Generator[Options]:
+    """Put a span around an enqueue, and its context into the job."""
+    attributes = _about("enqueue", "send", task, queue)
+    if many is None:
+        options = msgspec.structs.replace(options, id=options.id or random_id())
+        attributes["messaging.message.id"] = options.id
+    else:
+        attributes["messaging.batch.message_count"] = many
+    meta = options.meta or {}
+    given = _CONTEXT in meta
+    with tracer.start_as_current_span(
+        f"enqueue {task}",
+        # The conventions keep PRODUCER for the span whose context the job carries. One that is given is left as it is.
+        kind=SpanKind.CLIENT if given else SpanKind.PRODUCER,
+        attributes=attributes,
+        links=_links(meta),
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        if not given:
+            carrier = dict[str, str]()
+            _W3C.inject(carrier)
+            options = msgspec.structs.replace(options, meta={**carrier, **meta})
+        try:
+            yield options
+        except Exception as error:
+            _fail(span, error, _name(error), str(error))
+            raise
+
+
+async def _run(tracer: Tracer, job: CurrentJob, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Put a span around a run; a middleware."""
+    with tracer.start_as_current_span(
+        f"run {job.task}",
+        # A root: what happened to be current when the worker was started, a lifespan's span for one, is no cause of it.
+        context=Context(),
+        kind=SpanKind.CONSUMER,
+        attributes={
+            **_about("run", "process", job.task, job.queue),
+            "messaging.message.id": job.id,
+            "evsched.attempt": job.attempt,
+            "evsched.lateness": job.lateness,
+        },
+        links=_links(job.meta),
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            result = await call()
+        except RetryLater as error:
+            # A handler that waits for something has not failed: alarms on failed spans are not for it.
+            span.set_attribute("evsched.retry_later", str(error))
+            raise
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            _end(span, job, error)
+            raise
+        _end(span, job, None)
+        return result
+
+
+def _end(span: Span, job: CurrentJob, error: BaseException | None) -> None:
+    """Tell whether a run failed, as the executor will see it."""
+    if job.stopped is not None:
+        span.set_attribute("evsched.stopped", job.stopped)
+    if job.stopped == "timeout":  # a thread may return all the same, and its result does not count
+        _fail(span, error, "timeout", "it ran longer than its limit")
+    # Who cancels a job, or stops a worker, has not made its run fail.
+    elif error is not None and job.stopped is None:
+        _fail(span, error, _name(error), str(error))
+
+
+def _links(meta: dict[str, Any]) -> list[Link]:
+    """Return the link to the context that a job carries; none when what it carries is no context."""
+    carrier = {key: value for key in _W3C.fields if isinstance(value := meta.get(key), str)}
+    context = get_current_span(_W3C.extract(carrier, Context())).get_span_context()
+    return [Link(context)] if context.is_valid else []
+
+
+def _name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _fail(span: Span, error: BaseException | None, kind: str, reason: str) -> None:
+    if error is not None:
+        span.record_exception(error)
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR, reason)

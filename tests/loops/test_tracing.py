@@ -1,0 +1,435 @@
+"""Tracing with the real SDK: a span for each enqueue, one for each run, and the link between them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry import trace as otel
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from evsched import App, ConfigError, GiveUp, JobDead, JobExists, Retry, RetryLater, current_job, events
+from evsched.config import Config
+from evsched.tracing import _links, trace  # pyright: ignore[reportPrivateUsage]
+from tests.support import heavy
+from tests.support.system import system
+
+ROOT = Path(__file__).parents[2]
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Traced:
+    """An app's spans."""
+
+    def __init__(self, app: App) -> None:
+        self._memory = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._memory))
+        trace(app, self.provider)
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        """Return the spans that have ended, in the order in which they did."""
+        return [span for span in self._memory.get_finished_spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+
+@pytest.fixture
+def spans(app: App) -> Traced:
+    return Traced(app)
+
+
+def said(span: ReadableSpan) -> Mapping[str, Any]:
+    return span.attributes or {}
+
+
+def linked(span: ReadableSpan) -> list[tuple[int, int]]:
+    return [(link.context.trace_id, link.context.span_id) for link in span.links]
+
+
+def itself(span: ReadableSpan) -> tuple[int, int]:
+    assert span.context is not None
+    return span.context.trace_id, span.context.span_id
+
+
+async def test_a_run_is_linked_to_its_enqueue_and_begins_a_trace(
+    config: Config, app: App, spans: Traced, queue: str
+) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    tracer = spans.provider.get_tracer("test")
+    with tracer.start_as_current_span("ambient") as ambient:
+        async with system(config, app):
+            job = await noop.enqueue()
+            await job.result(5)
+    sent, run = spans.one("enqueue noop"), spans.one("run noop")
+    assert (sent.kind, run.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    assert linked(sent) == []
+    assert linked(run) == [itself(sent)]
+    assert run.parent is None
+    assert sent.parent is not None
+    assert sent.parent.span_id == ambient.get_span_context().span_id
+    assert itself(run)[0] != itself(sent)[0]
+    same = {
+        "messaging.system": "evsched",
+        "messaging.destination.name": queue,
+        "messaging.message.id": job.id,
+        "evsched.task": "noop",
+    }
+    assert said(sent) == {**same, "messaging.operation.name": "enqueue", "messaging.operation.type": "send"}
+    lateness = said(run)["evsched.lateness"]
+    assert 0 <= lateness < 5
+    assert said(run) == {
+        **same,
+        "messaging.operation.name": "run",
+        "messaging.operation.type": "process",
+        "evsched.attempt": 1,
+        "evsched.lateness": lateness,
+    }
+    assert {span.status.status_code for span in (sent, run)} == {StatusCode.UNSET}
+    scope = run.instrumentation_scope
+    assert scope is not None
+    assert scope.name == "evsched"
+
+
+async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, app: App, spans: Traced) -> None:
+    @app.task(retry=Retry(attempts=2, interval=0.01, jitter=0))
+    async def fail() -> None:
+        if current_job().attempt == 1:
+            raise ValueError("no luck")
+        raise GiveUp("the account is closed")
+
+    async with system(config, app):
+        with pytest.raises(JobDead):
+            await (await fail.enqueue()).result(5)
+    runs = spans.named("run fail")
+    assert [said(run)["evsched.attempt"] for run in runs] == [1, 2]
+    assert [linked(run) for run in runs] == [[itself(spans.one("enqueue fail"))]] * 2
+    assert itself(runs[0])[0] != itself(runs[1])[0]
+    assert [(run.status.status_code, run.status.description) for run in runs] == [
+        (StatusCode.ERROR, "no luck"),
+        (StatusCode.ERROR, "the account is closed"),
+    ]
+    assert [said(run)["error.type"] for run in runs] == ["ValueError", "evsched.current.GiveUp"]
+    assert [[event.name for event in run.events] for run in runs] == [["exception"]] * 2
+    assert (runs[0].events[0].attributes or {})["exception.message"] == "no luck"
+
+
+async def test_to_retry_later_is_no_error(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def wait() -> None:
+        if current_job().attempt == 1:
+            raise RetryLater(0.01, "not yet")
+
+    async with system(config, app):
+        await (await wait.enqueue()).result(5)
+    first, second = spans.named("run wait")
+    assert first.status.status_code is StatusCode.UNSET
+    assert said(first)["evsched.retry_later"] == "not yet"
+    assert not first.events
+    assert "evsched.retry_later" not in said(second)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])
+async def test_a_timeout_is_an_error(config: Config, app: App, spans: Traced, plain: bool) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    def spin() -> None:
+        job, wait = current_job(), threading.Event()
+        while not job.cancelled:
+            wait.wait(0.005)
+
+    task: Any = app.task(name="slow", timeout=0.05, retry=Retry(attempts=1))(spin if plain else hang)
+    async with system(config, app):
+        with pytest.raises(JobDead, match="timeout"):
+            await (await task.enqueue()).result(5)
+    run = spans.one("run slow")
+    assert run.status.status_code is StatusCode.ERROR
+    assert (said(run)["error.type"], said(run)["evsched.stopped"]) == ("timeout", "timeout")
+    assert len(run.events) == (0 if plain else 1)  # where it was cancelled
+
+
+async def test_who_cancels_a_job_has_not_made_it_fail(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async with system(config, app) as running:
+        job = await hang.enqueue()
+        await running.recorder.wait(events.Started)
+        await job.cancel()
+        await running.recorder.wait(events.Aborted)
+    run = spans.one("run hang")
+    assert run.status.status_code is StatusCode.UNSET
+    assert said(run)["evsched.stopped"] == "cancelled"
+
+
+async def test_a_worker_that_stops_has_not_made_it_fail(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async with system(config, app) as running:
+        await hang.enqueue()
+        await running.recorder.wait(events.Started)
+    run = spans.one("run hang")
+    assert run.status.status_code is StatusCode.UNSET
+    assert said(run)["evsched.stopped"] == "lost"
+
+
+async def test_a_handler_that_is_cancelled_from_inside_fails(config: Config, app: App, spans: Traced) -> None:
+    @app.task(retry=Retry(attempts=1))
+    async def inner() -> None:
+        raise asyncio.CancelledError
+
+    async with system(config, app):
+        with pytest.raises(JobDead):
+            await (await inner.enqueue()).result(5)
+    assert said(spans.one("run inner"))["error.type"] == "asyncio.exceptions.CancelledError"
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])
+async def test_a_handlers_own_spans_are_children_of_its_run(
+    config: Config, app: App, spans: Traced, plain: bool
+) -> None:
+    def inner() -> None:
+        with spans.provider.get_tracer("test").start_as_current_span("inner"):
+            assert otel.get_current_span().is_recording()
+
+    async def inner_too() -> None:
+        inner()
+
+    task: Any = app.task(name="outer")(inner if plain else inner_too)
+    async with system(config, app):
+        await (await task.enqueue()).result(5)
+    parent = spans.one("inner").parent
+    assert parent is not None
+    assert (parent.trace_id, parent.span_id) == itself(spans.one("run outer"))
+
+
+async def test_what_a_handler_enqueues_is_part_of_its_trace(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def second() -> None: ...
+
+    @app.task
+    async def first() -> None:
+        await (await second.enqueue()).result(5)
+
+    async with system(config, app):
+        await (await first.enqueue()).result(5)
+    sent = spans.one("enqueue second")
+    assert itself(sent)[0] == itself(spans.one("run first"))[0]
+    assert linked(spans.one("run second")) == [itself(sent)]
+
+
+async def test_a_middleware_stands_inside_the_span_whatever_came_first(config: Config, app: App) -> None:
+    @app.middleware
+    async def refuse(_job: Any, _call: Any) -> None:
+        assert otel.get_current_span().is_recording()
+        raise GiveUp("refused")
+
+    @app.task
+    async def noop() -> None: ...
+
+    spans = Traced(app)
+    async with system(config, app):
+        with pytest.raises(JobDead, match="refused"):
+            await (await noop.enqueue()).result(5)
+    assert spans.one("run noop").status.description == "refused"
+
+
+async def test_a_task_on_a_process(config: Config, app: App, spans: Traced) -> None:
+    double = app.task(on="process")(heavy.double.handler)
+    steer = app.task(on="process", retry=Retry(attempts=1))(heavy.steer.handler)
+    async with system(config, app):
+        assert await (await double.enqueue(21)).result(20) == 42
+        with pytest.raises(JobDead, match="ValueError"):
+            await (await steer.enqueue("fail")).result(20)
+    assert linked(spans.one("run double")) == [itself(spans.one("enqueue double"))]
+    failed = spans.one("run steer")
+    assert said(failed)["error.type"] == "evsched.processes.HandlerFailed"
+    assert "ValueError: no luck" in (failed.status.description or "")
+
+
+async def test_a_program_without_a_loop(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    def program() -> int:
+        with app.sync() as client:
+            return client.enqueue(double.using(id="mine", meta={"tenant": 7}), 21).result(5)
+
+    async with system(config, app):
+        assert await asyncio.to_thread(program) == 42
+    sent = spans.one("enqueue double")
+    assert said(sent)["messaging.message.id"] == "mine"
+    assert linked(spans.one("run double")) == [itself(sent)]
+
+
+async def test_a_batch_is_one_span_and_each_job_is_linked_to_it(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def noop(n: int) -> None: ...
+
+    async with system(config, app):
+        jobs = await noop.enqueue_many([(1,), (2,), (3,)])
+        for job in jobs:
+            await job.result(5)
+    sent, runs = spans.one("enqueue noop"), spans.named("run noop")
+    assert said(sent)["messaging.batch.message_count"] == 3
+    assert "messaging.message.id" not in said(sent)
+    assert [linked(run) for run in runs] == [[itself(sent)]] * 3
+    assert {said(run)["messaging.message.id"] for run in runs} == {job.id for job in jobs}
+
+
+async def test_what_the_user_puts_into_meta_stays(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def meta() -> dict[str, Any]:
+        return current_job().meta
+
+    async with system(config, app):
+        got = await (await meta.using(meta={"tenant": 7}).enqueue()).result(5)
+        own = await (await meta.using(meta={"traceparent": PARENT}).enqueue()).result(5)
+    assert got.keys() == {"tenant", "traceparent"}
+    assert got["tenant"] == 7
+    assert own == {"traceparent": PARENT}
+    plain, given_one = spans.named("enqueue meta")
+    there = (int(PARENT[3:35], 16), int(PARENT[36:52], 16))
+    # By the conventions a context of the user's own is left, and linked to.
+    assert (plain.kind, given_one.kind) == (SpanKind.PRODUCER, SpanKind.CLIENT)
+    assert linked(given_one) == [there]
+    assert linked(spans.named("run meta")[1]) == [there]
+
+
+async def test_a_vendors_state_travels_with_its_own_context_only(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def meta() -> dict[str, Any]:
+        return current_job().meta
+
+    ambient = otel.SpanContext(1, 2, True, otel.TraceFlags(1), otel.TraceState([("vendor", "1")]))
+    async with system(config, app):
+        with otel.use_span(otel.NonRecordingSpan(ambient)):
+            ours = await meta.enqueue()
+            theirs = await meta.using(meta={"traceparent": PARENT}).enqueue()
+        assert (await ours.result(5))["tracestate"] == "vendor=1"
+        assert await theirs.result(5) == {"traceparent": PARENT}
+    states = {
+        said(run)["messaging.message.id"]: [link.context.trace_state.to_header() for link in run.links]
+        for run in spans.named("run meta")
+    }
+    assert states == {ours.id: ["vendor=1"], theirs.id: [""]}
+
+
+@pytest.mark.parametrize(
+    ("meta", "links"),
+    [
+        (b"", 0),
+        (f',"meta":{{"traceparent":"{PARENT}","tracestate":"vendor=1"}}'.encode(), 1),
+        (b',"meta":{"traceparent":"bad"}', 0),
+        (b',"meta":{"traceparent":7,"tracestate":[1,null]}', 0),
+        (b',"meta":{"traceparent":["a"],"tracestate":{}}', 0),
+        (f',"meta":{{"traceparent":"{PARENT}","tracestate":"=,\\u0000"}}'.encode(), 1),
+    ],
+    ids=["none", "good", "bad", "number", "list", "bad state"],
+)
+async def test_a_foreign_job_runs_whatever_it_carries(
+    config: Config, app: App, spans: Traced, queue: str, raw: Any, meta: bytes, links: int
+) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app) as running:
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {b'{"task":"noop"' + meta + b"}": 0})
+        await running.recorder.wait(events.Completed)
+    run = spans.one("run noop")
+    assert run.status.status_code is StatusCode.UNSET
+    assert len(run.links) == links
+
+
+_JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
+
+
+@given(
+    parent=st.from_regex(r"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.?\Z") | _JSON,
+    state=st.text("a=,@1 \t\x00é") | _JSON,
+)
+def test_nothing_in_meta_can_fail_a_run(parent: Any, state: Any) -> None:
+    assert len(_links({"traceparent": parent, "tracestate": state})) in (0, 1)
+
+
+async def test_an_enqueue_that_is_refused_is_an_error(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def noop(n: Any = None) -> None: ...
+
+    async with system(config, app, workers=0):
+        await noop.using(id="once", delay=3600).enqueue()
+        with pytest.raises(JobExists):
+            await noop.using(id="once").enqueue()
+        with pytest.raises(ConfigError):
+            await noop.enqueue(object())
+    good, twice, no_json = spans.named("enqueue noop")
+    assert good.status.status_code is StatusCode.UNSET
+    assert (twice.status.status_code, said(twice)["error.type"]) == (StatusCode.ERROR, "evsched.errors.JobExists")
+    assert said(no_json)["error.type"] == "evsched.errors.ConfigError"
+
+
+def test_an_app_is_traced_once(app: App, spans: Traced) -> None:
+    with pytest.raises(ConfigError, match="traced already"):
+        trace(app, spans.provider)
+
+
+async def test_without_an_sdk_nothing_is_written(config: Config, app: App) -> None:
+    @app.task
+    async def meta() -> dict[str, Any]:
+        return current_job().meta
+
+    trace(app, otel.NoOpTracerProvider())
+    async with system(config, app):
+        assert await (await meta.using(meta={"tenant": 7}).enqueue()).result(5) == {"tenant": 7}
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
+    sources = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
+        for path in sorted((ROOT / "evsched").rglob("*.py"))
+    }
+    # redis-py imports it wherever it is installed, for its own metrics: so a look at what is loaded proves nothing of
+    # ours, unless it is missing.
+    ours = [name for name, text in sources.items() if re.search(r"^\s*(from|import) opentelemetry", text, re.MULTILINE)]
+    assert ours == ["evsched.tracing"]
+    every = [name for name in sources if name not in ("evsched.__main__", "evsched.tracing", "evsched.testing")]
+    done = python(
+        "import importlib, sys\nsys.modules['opentelemetry'] = None\n"
+        f"for name in {every!r}: importlib.import_module(name)\n"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry.', 'evsched.tracing'))])"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.trace"])
+def test_a_missing_package_is_told_in_a_line_that_says_what_to_install(missing: str) -> None:
+    done = python(
+        f"import sys\nsys.modules[{missing!r}] = None\nfrom evsched import ConfigError\n"
+        "try:\n import evsched.tracing\nexcept ConfigError as error:\n print(error)"
+    )
+    assert done.stdout == "tracing needs opentelemetry-api 1.30 or newer: pip install 'evsched[otel]'\n", done.stderr
