@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import Gauge
-
 from evsched import server
 from evsched.errors import StoreError
 from evsched.events import Emit, RedisFailed
@@ -36,24 +34,14 @@ class Depths:
         self._emit = emit
         self._queues = queues
         self._read = float("-inf")
-        gauge = metrics.gauge
-        self._jobs = gauge("queue_jobs", "Jobs in each place.", "queue", "place")
-        self._oldest = gauge(
-            "queue_oldest_ready_seconds", "How long the front of ready, else of the backlog, has been due.", "queue"
-        )
-        self._next = gauge("next_due_timestamp_seconds", "The front of the schedule, Unix seconds.", "queue")
-        self._workers = gauge("queue_workers", "Workers with a lease.", "queue")
-        self._paused = gauge("queue_paused", "1 = paused.", "queue")
-        self._evicted = gauge("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost.")
 
     async def refresh(self) -> None:
         """Read what is older than a second. While Redis is away there is nothing to tell, and nothing is told."""
         if time.monotonic() - self._read < _FRESH:
             return
         self._read = time.monotonic()
-        every: list[Gauge] = [self._jobs, self._oldest, self._next, self._workers, self._paused]
-        queues = self._queues()
-        for gauge in every:
+        told, queues = self._metrics, self._queues()
+        for gauge in (told.queue_jobs, told.queue_oldest, told.next_due, told.queue_workers, told.queue_paused):
             gauge.clear()
         try:
             async with asyncio.timeout(_DEADLINE):
@@ -63,13 +51,13 @@ class Depths:
         except (StoreError, TimeoutError) as error:
             self._emit(RedisFailed(error.kind if isinstance(error, StoreError) else "timeout"))
             return
-        self._evicted.set(float(stats.get("evicted_keys", 0)))
+        told.evicted.set(float(stats.get("evicted_keys", 0)))
         for queue, census in zip(queues, found, strict=True):
-            label = self._metrics.queue_label(queue)
+            label = told.queue_label(queue)
             for place, count in census.places.items():
-                self._jobs.labels(label, place).inc(count)
-            self._oldest.labels(label).set(census.oldest)
-            self._workers.labels(label).set(census.workers)
-            self._paused.labels(label).set(census.paused is not None)
+                told.queue_jobs.labels(label, place).inc(count)
+            told.queue_oldest.labels(label).set(census.oldest)
+            told.queue_workers.labels(label).set(census.workers)
+            told.queue_paused.labels(label).set(census.paused is not None)
             if census.next_due is not None and math.isfinite(census.next_due):
-                self._next.labels(label).set(census.next_due)
+                told.next_due.labels(label).set(census.next_due)

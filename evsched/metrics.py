@@ -53,10 +53,9 @@ class Metrics:
         )
         self._lost = self._counter("leases_lost", "Leases that ended while their worker lived.", "queue")
         self._errors = self._counter("redis_errors", "Commands of loops that failed.", "kind")
-        self._up = Gauge("evsched_redis_up", "1 = Redis answers this process.", registry=self.registry)
+        self._up = self._gauge("redis_up", "1 = Redis answers this process.")
         self._up.set(1)
-        build = Gauge("evsched_build_info", "1, with the version.", ["version"], registry=self.registry)
-        build.labels(version).set(1)
+        self._gauge("build_info", "1, with the version.", "version").labels(version).set(1)
 
         self._dispatch_lateness = self._histogram(
             "dispatch_lateness_seconds", "From the due to the move to the gate.", LATENESS, "queue"
@@ -65,6 +64,17 @@ class Metrics:
             "start_lateness_seconds", "From the due to the handler.", LATENESS, "queue"
         )
         self._run = self._histogram("run_seconds", "How long handlers ran.", RUN, "queue", "task")
+
+        # What its owner sets when a scrape comes: see depths.py, and telemetry.py for the slots.
+        self.queue_jobs = self._gauge("queue_jobs", "Jobs in each place.", "queue", "place")
+        self.queue_oldest = self._gauge(
+            "queue_oldest_ready_seconds", "How long the front of ready, else of the backlog, has been due.", "queue"
+        )
+        self.next_due = self._gauge("next_due_timestamp_seconds", "The front of the schedule, Unix seconds.", "queue")
+        self.queue_workers = self._gauge("queue_workers", "Workers with a lease.", "queue")
+        self.queue_paused = self._gauge("queue_paused", "1 = paused.", "queue")
+        self.evicted = self._gauge("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost.")
+        self.slots = self._gauge("worker_slots", "Room for jobs in this worker.", "state")
 
         self._heard: dict[type[Event], Callable[[Any], object]] = {
             events.WorkerStarted: self._on_worker,
@@ -93,10 +103,6 @@ class Metrics:
         if heard is not None:
             heard(event)
 
-    def gauge(self, name: str, what: str, *labels: str) -> Gauge:
-        """Make a gauge that its owner sets when a scrape comes."""
-        return Gauge(f"evsched_{name}", what, labels, registry=self.registry)
-
     def queue_label(self, queue: str) -> str:
         """Return the label of a queue: its name, or `__other__` when there are too many."""
         label = self._queues.get(queue)
@@ -108,6 +114,9 @@ class Metrics:
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"evsched_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"evsched_{name}", what, labels, registry=self.registry)
 
     def _histogram(self, name: str, what: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
         made = Histogram(f"evsched_{name}", what, labels, bounds)

@@ -31,6 +31,10 @@ _APART: Final = 2.0
 """Seconds between two starts for want of room: the last one must have had time to take jobs."""
 
 
+_ALL: Final = ("0.0.0.0", "::")  # noqa: S104
+"""Every address of this host: none that Prometheus could ask, so its name stands for them."""
+
+
 class Span(Struct, frozen=True):
     """How many processes there are, at least and at most."""
 
@@ -126,6 +130,8 @@ class Supervisor:
         if path is None:
             return
         host = self._config.metrics_host
+        if host in _ALL:
+            host = socket.gethostname()
         ports = [child.port.getsockname()[1] for child in self._children if child.port is not None]
         text = msgspec.json.encode([{"targets": [f"{host}:{port}" for port in ports], "labels": {}}])
         try:

@@ -73,8 +73,7 @@ class Telemetry:
 
     def of_worker(self, worker: Worker) -> None:
         """Tell of a worker: its slots."""
-        slots = self._metrics.gauge("worker_slots", "Room for jobs in this worker.", "state")
-        busy, free = slots.labels("busy"), slots.labels("free")
+        busy, free = self._metrics.slots.labels("busy"), self._metrics.slots.labels("free")
 
         async def refresh() -> None:
             running = sum(lane.running for lane in worker.lanes.values())

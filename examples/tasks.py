@@ -1,0 +1,24 @@
+"""A small app to run, to look at and to scrape: `evsched dev examples.tasks:app`, or grafana/compose.yml."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from evsched import App, Retry
+
+app = App()
+
+
+@app.task(timeout=30, retry=Retry(attempts=3, interval=0.5, jitter=0.5))
+async def send_mail(to: str, subject: str = "") -> int:
+    await asyncio.sleep(random.uniform(0.01, 0.2))  # noqa: S311
+    if random.random() < 0.05:  # noqa: S311
+        raise ConnectionError(f"the mail server of {to} does not answer")
+    return len(subject)
+
+
+@app.recurring(every=1)
+@app.task
+async def mail_all() -> None:
+    await send_mail.enqueue_many([(f"user{n}@example.com", "hello") for n in range(20)])
