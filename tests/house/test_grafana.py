@@ -29,7 +29,12 @@ PANELS = [
     for panel in dashboard["panels"]
     if panel["type"] != "row"
 ]
-QUERIES = [target["expr"] for param in PANELS for target in param.values[1]["targets"]]  # pyright: ignore[reportIndexIssue, reportUnknownVariableType, reportArgumentType]
+QUERIES: list[str] = [
+    target["expr"]
+    for dashboard in DASHBOARDS.values()
+    for panel in dashboard["panels"]
+    for target in panel.get("targets", [])
+]
 
 
 def families() -> dict[str, str]:

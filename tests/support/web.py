@@ -23,7 +23,10 @@ async def ask(url: str, request: bytes) -> bytes:
 
 async def get(url: str) -> tuple[int, str]:
     """Return the status and the page."""
-    head, _, body = (await ask(url, f"GET {urlsplit(url).path} HTTP/1.1\r\n\r\n".encode())).partition(b"\r\n\r\n")
+    parts = urlsplit(url)
+    path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    request = f"GET {path} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n"
+    head, _, body = (await ask(url, request.encode())).partition(b"\r\n\r\n")
     return int(head.split(b" ")[1]), body.decode()
 
 

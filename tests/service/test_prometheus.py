@@ -1,0 +1,194 @@
+"""A real Prometheus scrapes a dispatcher and a worker through a bad half minute: all that is shown has data.
+
+With EVSCHED_TEST_PICTURE=FILE the run is longer, and what the panels of the overview ask is written to that file:
+grafana/picture draws it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched import App
+from evsched.embedded import EmbeddedRedis, Kind, find_server
+from tests.service.test_cli import Cli
+from tests.service.test_processes import Log, ended
+from tests.support.prometheus import PROGRAM, Prometheus
+from tests.support.web import get
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+
+GRAFANA = Path(__file__).parents[2] / "grafana"
+PICTURE = os.environ.get("EVSCHED_TEST_PICTURE")
+SECONDS = 90 if PICTURE else 12
+
+TASKS = """
+import asyncio, random
+from evsched import App, GiveUp, Retry
+
+app = App()
+
+@app.task
+async def send_mail(n: int) -> int:
+    await asyncio.sleep(random.uniform(0.005, 0.05))
+    return n
+
+@app.task(retry=Retry(attempts=3, interval=0.2, jitter=0.2))
+async def charge(n: int) -> int:
+    if random.random() < 0.4:
+        raise ConnectionError("the bank does not answer")
+    return n
+
+@app.task
+async def ship(n: int) -> None:
+    raise GiveUp("the address is unknown")
+
+@app.task
+async def report() -> None:
+    await asyncio.sleep(0.2)
+"""
+
+
+@pytest.fixture
+def redis() -> Generator[EmbeddedRedis]:
+    kind: Kind | None = os.environ.get("EVSCHED_TEST_SERVER")  # pyright: ignore[reportAssignmentType]
+    with EmbeddedRedis(find_server(kind)) as server:
+        yield server
+
+
+def start(cli: Cli, *words: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a service; return it, and where it tells of itself."""
+    child = subprocess.Popen(
+        cli.command(*words, "--metrics-port", "0"),
+        env={**cli.environment, "EVSCHED_GRACE": "0.5"},
+        cwd=cli.folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    url = Log(child).until("Listening")["url"]
+    assert child.stderr is not None
+    # What it says from here on must be read, or the pipe fills.
+    asyncio.get_running_loop().run_in_executor(None, child.stderr.read)
+    return child, url.removeprefix("http://")
+
+
+async def load(url: str, seconds: float) -> None:
+    """Enqueue jobs that do well, that fail and are tried again, and that die; in waves."""
+    app = App(url)
+
+    @app.task(name="send_mail")
+    async def send_mail(n: int) -> None: ...
+    @app.task(name="charge")
+    async def charge(n: int) -> None: ...
+    @app.task(name="ship")
+    async def ship(n: int) -> None: ...
+    @app.task(name="unknown")
+    async def unknown(n: int) -> None: ...
+
+    until = time.monotonic() + seconds
+    n = 0
+    while time.monotonic() < until:
+        n += 1
+        await send_mail.using(delay=0.1).enqueue_many([(i,) for i in range(20 + 15 * (n % 20 > 12))])
+        await charge.using(delay=0.05).enqueue_many([(i,) for i in range(5)])
+        if n % 8 == 0:
+            await ship.enqueue(n)
+        if n % 16 == 0:
+            await unknown.enqueue(n)
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.1)
+    await send_mail.using(delay=3600).enqueue(0)
+    await app.close()
+
+
+def queries() -> dict[str, list[str]]:
+    """Return what the panels and rules ask, by where it stands."""
+    found = dict[str, list[str]]()
+    for path in (GRAFANA / "dashboards").glob("*.json"):
+        for panel in json.loads(path.read_text())["panels"]:
+            if panel["type"] != "row":
+                found[f"{path.stem}: {panel['title']}"] = [target["expr"] for target in panel["targets"]]
+    return found
+
+
+def filled(expr: str) -> str:
+    """Return a query as Grafana sends it."""
+    values = {"$job": ".*", "$queue": "default", "$task": ".*", "$__rate_interval": "5s"}
+    for name, value in values.items():
+        expr = expr.replace(name, value)
+    return expr
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="no prometheus (Debian: prometheus)")
+async def test_all_that_is_shown_has_data(redis: EmbeddedRedis, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    cli = Cli(redis.url, tmp_path)
+    assert cli.run("recurrences", "add", "nightly", "report", "--rule", "every 1").returncode == 0
+    dispatcher, dispatches = start(cli, "dispatcher")
+    worker, works = start(cli, "worker", "tasks:app", "--concurrency", "32")
+    targets = {"evsched-dispatcher": dispatches, "evsched-worker": works}
+    began = time.time()
+    try:
+        async with Prometheus(tmp_path, targets, GRAFANA / "prometheus/alerts.yml") as prometheus:
+            await prometheus.until('up{job="evsched-worker"} == 1 and on () up{job="evsched-dispatcher"} == 1')
+            await load(redis.url, SECONDS / 2)
+            assert cli.run("pause", "default").returncode == 0
+            await prometheus.until("evsched_queue_paused == 1")
+            assert cli.run("resume", "default").returncode == 0
+            redis.kill()
+            await prometheus.until("max(evsched_redis_up) == 0")
+            redis.start()
+            await prometheus.until("min(evsched_redis_up) == 1")
+            await load(redis.url, SECONDS / 2)
+            await prometheus.until('evsched_queue_jobs{place="dead"} > 0')
+            await prometheus.until("evsched_next_due_timestamp_seconds")
+            to = time.time()
+            empty = list[str]()
+            for where, asked in queries().items():
+                for expr in asked:
+                    found = await prometheus.ask(
+                        "query_range", query=filled(expr), start=f"{began}", end=f"{to}", step="1"
+                    )
+                    if not found["result"]:
+                        empty.append(f"{where}: {expr}")
+            assert not empty
+            for expr in rules():
+                await prometheus.ask("query", query=expr)
+            for page in targets.values():
+                status, text = await get(f"http://{page}/metrics")
+                assert status == 200
+                checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False)
+                assert checked.returncode == 0
+            if PICTURE:
+                await write_picture(prometheus, Path(PICTURE), began, to)
+    finally:
+        assert [ended(child) for child in (worker, dispatcher)] == [0, 0]
+
+
+def rules() -> list[str]:
+    """Return the expressions of all rules, those over several lines too."""
+    text = (GRAFANA / "prometheus/alerts.yml").read_text()
+    found = re.findall(r"expr: (?:\|\n((?: {10,}.*\n)+)|(.*)\n)", text)
+    return [" ".join((many or one).split()) for many, one in found]
+
+
+async def write_picture(prometheus: Prometheus, path: Path, began: float, to: float) -> None:
+    dashboard = json.loads((GRAFANA / "dashboards/overview.json").read_text())
+    panels = dict[str, dict[str, Any]]()
+    for panel in dashboard["panels"]:
+        if panel["type"] != "row":
+            panels[str(panel["id"])] = {
+                target["refId"]: await prometheus.ask(
+                    "query_range", query=filled(target["expr"]), start=f"{began}", end=f"{to}", step="1"
+                )
+                for target in panel["targets"]
+            }
+    path.write_text(json.dumps({"from": began, "to": to, "step": 1, "panels": panels}))
