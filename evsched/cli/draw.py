@@ -19,6 +19,9 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _STEPS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Seconds up to which each bar but the last goes. A scale that is fixed: it does not jump, and two can be compared."""
 
+_WIDE: Final = 100
+"""Columns from which there is room for two between those of a table."""
+
 _FRAME: Final = 13
 """Lines of a page besides the rows of its two tables."""
 
@@ -34,14 +37,14 @@ def draw(page: Page, title: str, width: int, height: int | None) -> RenderableTy
         workers = _busiest(workers, max(room, 1))
         runs = max(room // max(len(workers), 1), 1)
     parts = [
-        _title(page, title),
+        *_title(page, title),
         Text(),
-        _queues(queues, page.now) if queues else Text("no queues: nothing has been scheduled yet"),
+        _queues(queues, page.now, width) if queues else Text("no queues: nothing has been scheduled yet"),
         _rest(len(page.queues) - len(queues), "queues: name those to be seen with --queue"),
         _speed(page),
         *_lateness(page.lateness, width),
         Text(),
-        _workers(workers, runs) if workers else Text("no workers: start one with `evsched worker MODULE:APP`"),
+        _workers(workers, runs, width) if workers else Text("no workers: start one with `evsched worker MODULE:APP`"),
         _rest(len(page.workers) - len(workers), "workers"),
     ]
     return Group(*parts)
@@ -85,23 +88,25 @@ def due(next_due: float | None, now: float | None) -> str:
     return f"{length(-left)} ago" if next_due > 0 else "now"
 
 
-def _title(page: Page, title: str) -> Text:
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append("evsched top", style="bold")
-    text.append(escape(f"  {title}  {moment(page.now)}"))
+def _title(page: Page, title: str) -> list[Text]:
+    lines = [Text.assemble(("evsched top", "bold"), escape(f"  {moment(page.now)}  {title}"))]
     if page.down is not None:
-        text.append(escape(f"\nRedis is down for {length(page.down.seconds)}: {page.down.reason}"), style="bold red")
-        text.append("\nWhat stands below is from before. It is tried again each second.", style="red")
-    return text
+        reason = escape(f"Redis is down for {length(page.down.seconds)}: {page.down.reason}")
+        lines.append(Text(reason, style="bold red"))
+        lines.append(Text("What stands below is from before. It is tried again each second.", style="red"))
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
 
 
 def _rest(count: int, of: str) -> Text:
     return Text(f"and {count} more {of}" if count > 0 else "")
 
 
-def _table(*columns: str, names: int) -> Table:
+def _table(*columns: str, names: int, width: int) -> Table:
     """Make a table whose first columns are names, which are cut where the terminal is too narrow, and then numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    gap = 2 if width >= _WIDE else 1
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for n, column in enumerate(columns):
         if n < names:
             table.add_column(column, no_wrap=True, overflow="ellipsis")
@@ -114,10 +119,9 @@ def _cells(*cells: object) -> list[Text]:
     return [Text(escape("" if cell is None else str(cell))) for cell in cells]
 
 
-def _queues(rows: Sequence[QueueRow], now: float | None) -> Table:
-    columns = ["queue", "schedule", "overdue", "backlog", "ready", "processing", "dead", "start/s", "next due"]
-    paused = any(row.paused is not None for row in rows)
-    table = _table(*columns, *(("paused",) if paused else ()), names=1)
+def _queues(rows: Sequence[QueueRow], now: float | None, width: int) -> Table:
+    columns = ("queue", "schedule", "overdue", "backlog", "ready", "processing", "dead", "start/s", "next due")
+    table = _table(*columns, names=1, width=width)
     for row in rows:
         cells = _cells(
             row.queue,
@@ -128,10 +132,10 @@ def _queues(rows: Sequence[QueueRow], now: float | None) -> Table:
             row.processing,
             row.dead,
             rate(row.rates and row.rates.started),
-            due(row.next_due, now),
+            due(row.next_due, now)
+            if row.paused is None
+            else f"paused {length(max((now or row.paused) - row.paused, 0.0))}",
         )
-        if paused:
-            cells += _cells("" if row.paused is None else length(max((now or 0.0) - row.paused, 0.0)))
         table.add_row(*cells)
     return table
 
@@ -158,8 +162,8 @@ def _lateness(samples: Sequence[Sample | None], width: int) -> list[Text]:
     ]
 
 
-def _workers(rows: Sequence[WorkerRow], runs: int | None) -> Table:
-    table = _table("worker", "busy", "queue", "job", "task", "attempt", "for", names=5)
+def _workers(rows: Sequence[WorkerRow], runs: int | None, width: int) -> Table:
+    table = _table("worker", "busy", "queue", "job", "task", "attempt", "for", names=5, width=width)
     for row in rows:
         busy = f"{row.busy}/{row.slots}" if row.answered else f"no answer, holds {row.busy}"
         lines = [

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _LEAVE: Final = b"qQ\x03"
 """Also Ctrl-C, should the terminal give it as a character."""
 
+_WIDTH: Final = 200
+"""Columns of a page that goes into a file or a pipe: nothing needs to be cut there."""
+
 
 def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
     """Watch queues, throughput, lateness and what the workers run; q or Ctrl-C leaves.
@@ -38,13 +41,14 @@ def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
 async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:
     from rich.console import Console
 
-    console, looks = Console(highlight=False), Top(url, queues)
+    on_terminal = sys.stdout.isatty()
+    console, looks = Console(highlight=False, width=None if on_terminal else _WIDTH), Top(url, queues)
     title = hide_password(url)
     try:
         async with aclosing(looks.pages()) as pages:
             if json:
                 output.as_json(await _measured(pages))
-            elif sys.stdout.isatty() and not console.is_dumb_terminal:
+            elif on_terminal and not console.is_dumb_terminal:
                 await _live(console, pages, title)
             else:
                 from evsched.cli.draw import draw
@@ -80,7 +84,7 @@ async def _live(console: Console, pages: AsyncGenerator[Page], title: str) -> No
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         ) as live:
             while True:
-                live.update(draw(page, f"{title}  q leaves", console.width, console.height), refresh=True)
+                live.update(draw(page, f"q leaves  {title}", console.width, console.height), refresh=True)
                 page = await anext(pages)
 
     with _signals(leave.set), _keys(leave.set):
