@@ -28,6 +28,8 @@ class Look(Struct, frozen=True):
     censuses: dict[str, Census]
     leases: dict[str, list[Lease]]
     presences: list[Presence]
+    refused: dict[str, str] = {}
+    """Queues that Redis would not read, and why."""
 
 
 class Count(Struct, frozen=True):
@@ -121,6 +123,8 @@ class Page(Struct, frozen=True):
     lateness: list[Sample | None]
     """Of the last minute, the oldest first."""
     workers: list[WorkerRow]
+    refused: dict[str, str] = {}
+    """Queues that cannot be read, and why: a key of the wrong type."""
     down: Down | None = None
 
 
@@ -142,6 +146,7 @@ def compose(look: Look, before: History) -> tuple[Page, History]:
         rates=total(one for one in rates.values() if one is not None) if before.looks else None,
         lateness=samples,
         workers=_workers(look),
+        refused=look.refused,
     )
     return page, History(before.looks + 1, _counts(look, before), samples)
 

@@ -16,8 +16,9 @@ from typing import Final
 import msgspec
 
 from evsched import keys, server
+from evsched.answers import Census, Lease
 from evsched.connection import Subscription
-from evsched.errors import StoreDown
+from evsched.errors import StoreDown, StoreRefused
 from evsched.page import Down, History, Look, Page, compose
 from evsched.roll import Presence
 from evsched.sender import Commands
@@ -33,7 +34,8 @@ _PATIENCE: Final = 0.5
 """Seconds for the workers' answers. One whose event loop is blocked does not answer, and the page must not wait."""
 
 _LONGEST: Final = 128 * 1024
-"""Bytes of an answer; a worker's is under 40,000. Anybody with the right to publish may send one."""
+"""Bytes of an answer; a busy worker's has 13,000, with the longest ids and tasks 80,000. Anybody with the right to
+publish may send one."""
 
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -61,7 +63,7 @@ class Top:
 
         Raises:
             StoreDown: there is no first page.
-            StoreRefused: a right is missing.
+            StoreRefused: a right is missing, or none of the queues can be read.
         """
         page, history, since = None, History(), 0.0
         while True:
@@ -86,18 +88,39 @@ class Top:
         await self._find()
         await self._subscribe()
         self._heard.clear()
-        stores = list(self._stores.values())
-        answers = await self._commands.send_all(
-            [call for store in stores for call in (store.census(), store.survey(), store.call_roll(self._asker))]
-        )
+        answers, refused = await self._ask()
         at = time.monotonic()
-        await self._wait(sum(answers[2::3]))
+        await self._wait(sum(heard for _, _, heard in answers.values()))
         return Look(
             at=at,
-            censuses=dict(zip(self._stores, answers[0::3], strict=True)),
-            leases=dict(zip(self._stores, answers[1::3], strict=True)),
+            censuses={queue: census for queue, (census, _, _) in answers.items()},
+            leases={queue: leases for queue, (_, leases, _) in answers.items()},
             presences=list(self._heard.values()),
+            refused=refused,
         )
+
+    async def _ask(self) -> tuple[dict[str, tuple[Census, list[Lease], int]], dict[str, str]]:
+        """Return what each queue holds, and how many have heard the call; and of which Redis refuses it, and why."""
+        answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
+        read: dict[str, tuple[Census, list[Lease], int]] = {}
+        refused: dict[str, str] = {}
+        for queue, answer in zip(self._stores, answers, strict=True):
+            if isinstance(answer, StoreRefused):
+                refused[queue] = str(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                read[queue] = answer
+        if refused and not read:
+            queue, reason = next(iter(refused.items()))
+            raise StoreRefused(f"queue {queue}: {reason}")
+        return read, refused
+
+    async def _ask_one(self, store: Store) -> tuple[Census, list[Lease], int]:
+        census, leases, heard = await self._commands.send_all(
+            [store.census(), store.survey(), store.call_roll(self._asker)]
+        )
+        return census, leases, heard
 
     async def _find(self) -> None:
         """Find the queues: all at the first look, then a slice of the keys at each, however many there are."""

@@ -22,7 +22,7 @@ _STEPS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _WIDE: Final = 100
 """Columns from which there is room for two between those of a table."""
 
-_FRAME: Final = 13
+_FRAME: Final = 14
 """Lines of a page besides the rows of its two tables."""
 
 
@@ -94,6 +94,10 @@ def _title(page: Page, title: str) -> list[Text]:
         reason = escape(f"Redis is down for {length(page.down.seconds)}: {page.down.reason}")
         lines.append(Text(reason, style="bold red"))
         lines.append(Text("What stands below is from before. It is tried again each second.", style="red"))
+    if page.refused:
+        queue, reason = next(iter(page.refused.items()))
+        more = f" (and {len(page.refused) - 1} more)" if len(page.refused) > 1 else ""
+        lines.append(Text(escape(f"Queue {queue} cannot be read{more}: {reason}"), style="bold red"))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines

@@ -55,7 +55,8 @@ async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:
 
                 console.print(draw(await _measured(pages), title, console.width, None))
     except StoreRefused as error:
-        raise StoreRefused(f"{error} (top needs the rights of the user `observer` in redis.conf)") from None
+        hint = " (top needs the rights of the user `observer` in redis.conf)" if "permissions" in str(error) else ""
+        raise StoreRefused(f"{error}{hint}") from None
     finally:
         await looks.close()
 

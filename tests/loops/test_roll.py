@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched import App, Retry, StoreDown, events, keys
+from evsched import App, Retry, StoreDown, StoreRefused, events, keys
 from evsched.config import Config
 from evsched.connection import Subscription
 from evsched.page import Look
@@ -187,6 +187,19 @@ async def test_queues_are_found_as_they_come(config: Config, queue: str, command
         async with asyncio.timeout(10):
             while queue not in (await top.look()).censuses:
                 pass
+
+
+async def test_a_queue_that_cannot_be_read_takes_no_other_away(config: Config, queue: str, raw: Any) -> None:
+    broken = f"{queue}.broken"
+    raw.set(keys.ready(broken), "no list")
+    async with looking(config.url, queue, broken) as top:
+        look = await top.look()
+        assert list(look.censuses) == [queue]
+        assert "WRONGTYPE" in look.refused[broken]
+    async with looking(config.url, broken) as top:
+        with pytest.raises(StoreRefused, match="WRONGTYPE"):
+            await top.look()
+    raw.delete(keys.ready(broken))
 
 
 async def test_a_link_that_was_cut_is_told_and_built_anew(config: Config, app: App, queue: str, raw: Any) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+import redis
 
 from evsched.embedded import EmbeddedRedis
 from tests.service.test_cli import Cli
@@ -177,6 +178,15 @@ def test_an_outage_of_redis_is_shown_and_survived(cli: Cli, own: EmbeddedRedis) 
         terminal.until("default", "0/256", without="Redis is down")
         terminal.press("q")
         assert terminal.left() == 0
+
+
+def test_a_missing_right_is_told(cli: Cli, own: EmbeddedRedis) -> None:
+    raw = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    raw.execute_command("ACL", "SETUSER", "nobody", "on", "nopass", "+@connection", "~*", "+@read")
+    raw.close()
+    done = cli.run("top", "--queue", "q", "--url", own.url.replace("unix://", "unix://nobody:x@"))
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (1, 1, "")
+    assert "the rights of the user `observer` in redis.conf" in done.stderr
 
 
 def test_a_live_page_without_a_redis_ends_at_once(cli: Cli) -> None:

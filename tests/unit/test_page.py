@@ -204,12 +204,21 @@ def test_an_empty_page_says_what_to_do() -> None:
 
 def test_what_redis_holds_does_not_steer_the_terminal() -> None:
     jobs = [JobRow("q", "a\x1b[2J", "\x9b31m[bold]task[/bold]", 1, 1.0)]
-    page = Page(1.0, [row("q")], None, [], [WorkerRow("w\x07", True, 8, 1, jobs)], Down(3.0, "\x1b[31mgone"))
+    page = Page(
+        1.0,
+        [row("q")],
+        None,
+        [],
+        [WorkerRow("w\x07", True, 8, 1, jobs)],
+        {"r": "\x1bno", "s": ""},
+        Down(3.0, "\x1b[31mgone"),
+    )
     lines = drawn(page, 80)
     assert not any(set("\x1b\x9b\x07") & set(line) for line in lines)
     text = "\n".join(lines)
     assert "[bold]task[/bold]" in text
     assert "Redis is down for 3.0 s: \\x1b[31mgone" in text
+    assert "Queue r cannot be read (and 1 more): \\x1bno" in text
 
 
 @pytest.mark.parametrize("height", [10, 24, 40])
@@ -225,7 +234,7 @@ def test_a_page_fits_its_terminal(height: int, queues: int, workers: int, runs: 
         down=Down(1.0, "it is away " * 30),
     )
     lines = drawn(page, 80, height)
-    assert len(lines) <= max(height, 17)
+    assert len(lines) <= max(height, 18)
     assert all(len(line) <= 80 for line in lines)
     text = "\n".join(lines)
     assert f"queue{queues - 1} " in text, "the fullest is seen"
