@@ -1,7 +1,7 @@
-"""The control channel: how a worker hears at once that a job of its own was cancelled.
+"""The control channels: how a worker hears at once that a job of its own was cancelled, and that the roll is called.
 
-It is a subscription that costs nothing while it is silent: nobody proves that it is alive. The beat carries the same,
-later; when it brings something that was not heard here, the link is dead, and is built anew.
+It is one subscription that costs nothing while it is silent: nobody proves that it is alive. The beat carries
+cancellations too, later; when it brings one that was not heard here, the link is dead, and is built anew.
 """
 
 from __future__ import annotations
@@ -16,14 +16,25 @@ from evsched.outage import Outage
 
 
 class Control:
-    """Hears for one worker: `stop(queue, id)` is called for each job that is to stop."""
+    """Hears for one worker.
+
+    `stop(queue, id)` is called for each job that is to stop, `called(queue, channel)` for each call of the roll.
+    """
 
     def __init__(
-        self, config: Config, worker: str, queues: list[str], emit: Emit, stop: Callable[[str, str], None]
+        self,
+        config: Config,
+        worker: str,
+        queues: list[str],
+        emit: Emit,
+        stop: Callable[[str, str], object],
+        called: Callable[[str, str], object],
     ) -> None:
         self._config = config
-        self._queues = {keys.control(queue, worker).encode(): queue for queue in queues}
-        self._stop = stop
+        self._told = {
+            **{keys.control(queue, worker).encode(): (queue, stop) for queue in queues},
+            **{keys.roll(queue).encode(): (queue, called) for queue in queues},
+        }
         self._outage = Outage("worker, control channel", emit)
         self._subscription: Subscription | None = None
 
@@ -33,10 +44,11 @@ class Control:
             async with self._outage:
                 self._subscription = Subscription(self._config.url)
                 try:
-                    await self._subscription.open([], [channel.decode() for channel in self._queues])
+                    await self._subscription.open([], [channel.decode() for channel in self._told])
                     self._outage.passed()
                     async for channel, message in self._subscription.messages():
-                        self._stop(self._queues[channel], message.decode(errors="replace"))
+                        queue, tell = self._told[channel]
+                        tell(queue, message.decode(errors="replace"))
                 finally:
                     await self._subscription.close()
 

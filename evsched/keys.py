@@ -61,6 +61,22 @@ def progress(queue: str, job_id: str) -> str:
     return f"{root(queue)}progress:{job_id}"
 
 
+def roll(queue: str) -> str:
+    """Return the channel on which workers are called to say what they run."""
+    return root(queue) + "roll"
+
+
+def present(queue: str, asker: str) -> str:
+    """Return the channel on which one who called the roll hears the answers."""
+    return f"{root(queue)}present:{asker}"
+
+
+def is_present(queue: str, channel: str) -> bool:
+    """Tell whether a channel is one on which the queue's roll may be answered: workers publish to no other."""
+    prefix = present(queue, "")
+    return channel.startswith(prefix) and NAME.fullmatch(channel, len(prefix)) is not None
+
+
 def recurrences(queue: str) -> str:
     return root(queue) + "recurrences"
 

@@ -451,6 +451,14 @@ class Store:
 
         return self._verb("census", read, self._stamp(now))
 
+    def call_roll(self, asker: str) -> Call[int]:
+        """Call the queue's workers; each answers to `asker`'s channel. The reply is how many have heard."""
+        return Call(("PUBLISH", keys.roll(self.queue), keys.present(self.queue, asker)), int)
+
+    def answer_roll(self, channel: str, presence: bytes) -> Call[int]:
+        """Answer one who called the roll; the reply is how many have heard."""
+        return Call(("PUBLISH", channel, presence), int)
+
     def front(
         self, place: Literal["schedule", "backlog", "dead"], limit: int, *, group: str | None = None
     ) -> Call[list[tuple[str, float]]]:

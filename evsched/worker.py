@@ -18,10 +18,11 @@ from evsched.beat import Beat
 from evsched.config import Config
 from evsched.control import Control
 from evsched.errors import ConfigError, JobMissing, StoreError
-from evsched.events import Emit
+from evsched.events import Emit, Events
 from evsched.executor import Executor, Program
 from evsched.lane import Lane, Slots
 from evsched.outage import Outage
+from evsched.roll import Roll
 from evsched.sender import Commands, SyncCommands
 from evsched.store import Store
 
@@ -59,11 +60,13 @@ class Worker:
             stops=self._stops,
             watch=self._watch,
         )
+        self._roll = Roll(self.id, config.concurrency, queues, commands, lambda queue: self.lanes[queue].held.values())
+        told = Events(self._roll.listen, emit).emit
         self.lanes = {
-            queue: Lane(config, commands, emit, queue, self.id, self._executor, slots, self._beat.attend)
+            queue: Lane(config, commands, told, queue, self.id, self._executor, slots, self._beat.attend)
             for queue in queues
         }
-        self._control = Control(config, self.id, queues, emit, self._abort)
+        self._control = Control(config, self.id, queues, emit, self._abort, self._roll.called)
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
@@ -104,6 +107,7 @@ class Worker:
             await self._drain(running)
         finally:
             await self._end_beat()
+            self._roll.close()
             for loop in (stopping, control, *running):
                 loop.cancel()
             await asyncio.gather(stopping, control, *running, return_exceptions=True)

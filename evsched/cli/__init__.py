@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from evsched.cli import calendar, dead, follow, jobs, policy, queues, recurrences, run
+from evsched.cli import calendar, dead, follow, jobs, policy, queues, recurrences, run, top
 from evsched.cli.root import UsageError, root
 from evsched.errors import EvschedError
 from evsched.log import escape
@@ -30,6 +30,7 @@ root.command(jobs.run_now)
 root.command(jobs.jobs)
 root.command(queues.queues)
 root.command(queues.workers)
+root.command(top.top)
 root.command(policy.pause)
 root.command(policy.resume)
 root.command(policy.limit)

@@ -160,6 +160,8 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "Write redis://HOST:PORT/DB", ("queues", "--url", "localhost:6379")),
     (1, "start one, or name another with --url", ("dispatcher", "--url", "redis://127.0.0.1:1/0")),
     (1, "Connection refused", ("queues", "--url", "redis://127.0.0.1:1/0")),
+    (1, "connecting to 127.0.0.1:1", ("top", "--url", "redis://127.0.0.1:1/0")),
+    (2, "a queue's name is", ("top", "--queue", "a b")),
     (1, "looked in this folder", ("worker", "nothing:app")),
     (1, "No module named 'nowhere_to_be_found'", ("worker", "broken:app")),
     (1, "make one with app = evsched.App()", ("worker", "empty:app")),

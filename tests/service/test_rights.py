@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 import redis
 
-from evsched import App, JobDead, StoreRefused, current_job, events
+from evsched import App, JobDead, StoreRefused, current_job, events, keys
+from evsched.call import Call
+from evsched.call import raw as raw_reply
 from evsched.client import SyncClient
 from evsched.config import Config
+from evsched.connection import Subscription
 from evsched.embedded import EmbeddedRedis
 from evsched.store import Store
+from evsched.top import Top
 from tests.support.system import system
 
 CONF = Path(__file__).parents[2] / "redis.conf"
@@ -74,11 +78,22 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
         await whole.recorder.wait(events.Started, lambda event: job.id in event.ids)
         assert observer.send(Store(queue).explain(job.id)).holder == whole.workers[0].id
         assert len(observer.send(Store(queue).survey())) == 1
+        top = Top(url(own, "observer"), (queue,) if named else ())
+        (presence,) = (await top.look()).presences
+        assert [run.id for run in presence.runs] == [job.id]
+        await top.close()
         await job.cancel()
         with pytest.raises(JobDead, match="cancelled"):
             await job.result(10)
     with pytest.raises(StoreRefused):
         observer.send(Store(queue).pause())
+    for told in (keys.control(queue, "w"), keys.present(queue, "me"), keys.gate(queue)):
+        with pytest.raises(StoreRefused, match="channel"):
+            observer.send(Call(("PUBLISH", told, "x"), raw_reply))
+    for heard in (keys.roll(queue), keys.progress(queue, "x"), keys.control(queue, "w")):
+        ear = Subscription(url(own, "observer"))
+        with pytest.raises(StoreRefused, match="channel"):
+            await ear.open([], [heard])
     client.close()
     observer.close()
     raw: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)

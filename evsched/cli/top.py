@@ -1,0 +1,144 @@
+"""The command that looks on: a page of queues and workers that is drawn anew each second."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import termios
+import tty
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing, contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from evsched.cli import output
+from evsched.cli.root import Json, Queues, Url, settings
+from evsched.connection import hide_password
+from evsched.errors import StoreDown, StoreRefused
+from evsched.page import Page
+from evsched.top import Top
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LEAVE: Final = b"qQ\x03"
+"""Also Ctrl-C, should the terminal give it as a character."""
+
+_WIDTH: Final = 200
+"""Columns of a page that goes into a file or a pipe: nothing needs to be cut there."""
+
+
+def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
+    """Watch queues, throughput, lateness and what the workers run; q or Ctrl-C leaves.
+
+    Without a terminal, and with --json, one page is printed, after the second that it takes to measure.
+    """
+    found = settings(url, queues=tuple(queue) if queue else None)
+    asyncio.run(_top(found.url, found.queues, json))
+
+
+async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:
+    from rich.console import Console
+
+    on_terminal = sys.stdout.isatty()
+    console, looks = Console(highlight=False, width=None if on_terminal else _WIDTH), Top(url, queues)
+    title = hide_password(url)
+    try:
+        async with aclosing(looks.pages()) as pages:
+            if json:
+                output.as_json(await _measured(pages))
+            elif on_terminal and not console.is_dumb_terminal:
+                await _live(console, pages, title)
+            else:
+                from evsched.cli.draw import draw
+
+                console.print(draw(await _measured(pages), title, console.width, None))
+    except StoreRefused as error:
+        hint = " (top needs the rights of the user `observer` in redis.conf)" if "permissions" in str(error) else ""
+        raise StoreRefused(f"{error}{hint}") from None
+    finally:
+        await looks.close()
+
+
+async def _measured(pages: AsyncGenerator[Page]) -> Page:
+    """Return the second page: rates and lateness are of the time between two."""
+    await anext(pages)
+    page = await anext(pages)
+    if page.down is not None:
+        raise StoreDown(page.down.reason)
+    return page
+
+
+async def _live(console: Console, pages: AsyncGenerator[Page], title: str) -> None:
+    """Draw page after page until a key or a signal says to leave; the terminal is then as it was."""
+    from rich.live import Live
+
+    from evsched.cli.draw import draw
+
+    first = await anext(pages)  # when there is none, that is said on the screen that one sees
+    leave = asyncio.Event()
+
+    async def show() -> None:
+        page = first
+        with Live(
+            console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        ) as live:
+            while True:
+                live.update(draw(page, f"q leaves  {title}", console.width, console.height), refresh=True)
+                page = await anext(pages)
+
+    with _signals(leave.set), _keys(leave.set):
+        showing, leaving = asyncio.ensure_future(show()), asyncio.ensure_future(leave.wait())
+        try:
+            await asyncio.wait([showing, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if showing.done():
+                showing.result()
+        finally:
+            showing.cancel()
+            leaving.cancel()
+            await asyncio.gather(showing, leaving, return_exceptions=True)
+
+
+@contextmanager
+def _signals(leave: Callable[[], None]) -> Generator[None]:
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _keys(leave: Callable[[], None]) -> Generator[None]:
+    """Hear single keys, if stdin is a terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(keyboard)
+
+    def hear() -> None:
+        try:
+            pressed = os.read(keyboard, 1024)
+        except OSError:
+            pressed = b""
+        # Nothing at all: the terminal is gone.
+        if not pressed or any(key in _LEAVE for key in pressed):
+            leave()
+
+    try:
+        tty.setcbreak(keyboard)
+        now = termios.tcgetattr(keyboard)
+        for key in (termios.VSUSP, termios.VQUIT):
+            now[6][key] = b"\0"  # Ctrl-Z and Ctrl-\ would leave the terminal as it is while the page is on it
+        termios.tcsetattr(keyboard, termios.TCSANOW, now)
+        loop.add_reader(keyboard, hear)
+        yield
+    finally:
+        loop.remove_reader(keyboard)
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)

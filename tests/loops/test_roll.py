@@ -1,0 +1,244 @@
+"""The roll call: every worker answers who asks rightly, with what it runs; nobody else, and never unasked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from evsched import App, Retry, StoreDown, StoreRefused, events, keys
+from evsched.config import Config
+from evsched.connection import Subscription
+from evsched.page import Look
+from evsched.roll import Presence, Running
+from evsched.sender import Commands
+from evsched.store import Store
+from evsched.top import Top
+from tests.support.system import system
+
+
+@asynccontextmanager
+async def looking(url: str, *queues: str) -> AsyncGenerator[Top]:
+    top = Top(url, queues)
+    try:
+        yield top
+    finally:
+        await top.close()
+
+
+async def full(top: Top, workers: int) -> Look:
+    """Look until so many answer: a worker has started a little before it hears."""
+    async with asyncio.timeout(10):
+        while True:
+            look = await top.look()
+            if len(look.presences) >= workers:
+                return look
+
+
+async def test_all_workers_answer_with_what_they_run(config: Config, app: App, queue: str) -> None:
+    @app.task
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async with system(config, app, workers=2) as running, looking(config.url, queue) as top:
+        await running.recorder.wait(events.WorkerStarted, count=2)
+        jobs = await hang.enqueue_many([()] * 3)
+        await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Started)) == 3)
+        look = await full(top, 2)
+        assert {p.worker for p in look.presences} == {worker.id for worker in running.workers}
+        assert {lease.worker for lease in look.leases[queue]} == {worker.id for worker in running.workers}
+        assert [(p.queue, p.slots, p.busy == p.running == len(p.runs)) for p in look.presences] == [
+            (queue, 10, True)
+        ] * 2
+        runs = [run for p in look.presences for run in p.runs]
+        assert {(run.id, run.task, run.attempt) for run in runs} == {(job.id, "hang", 1) for job in jobs}
+        assert all(0 <= run.seconds < 10 for run in runs)
+        assert look.censuses[queue].places["processing"] == 3
+
+
+async def test_what_a_worker_has_done_is_counted_with_its_lateness(config: Config, app: App, queue: str) -> None:
+    @app.task(retry=Retry(attempts=2, interval=0, jitter=0))
+    async def work(well: bool) -> None:
+        if not well:
+            raise ValueError("no luck")
+
+    async with system(config, app) as running, looking(config.url, queue) as top:
+        await work.enqueue_many([(True,)] * 3)
+        await work.enqueue(False)
+        await running.recorder.wait(events.Buried)
+        await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Completed)) == 3)
+        (presence,) = (await full(top, 1)).presences
+        assert (presence.started, presence.done, presence.failed) == (5, 3, 2)
+        told = [late for event in running.recorder.of(events.Started) for late in event.lateness]
+        assert presence.lateness == [round(late, 6) for late in told]
+        assert (presence.busy, presence.running, presence.runs) == (0, 0, [])
+
+
+async def test_a_worker_of_two_queues_answers_for_each(config: Config, app: App, queue: str) -> None:
+    other = f"{queue}.other"
+    config = msgspec.structs.replace(config, queues=(queue, other))
+
+    @app.task
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async with system(config, app) as running, looking(config.url, queue, other) as top:
+        job = await hang.using(queue=other).enqueue()
+        await running.recorder.wait(events.Started)
+        look = await full(top, 2)
+        found = {p.queue: (p.busy, [run.id for run in p.runs]) for p in look.presences}
+        assert found == {queue: (1, []), other: (1, [job.id])}
+
+
+async def test_the_longest_runs_are_named_when_there_are_many(config: Config, app: App, queue: str) -> None:
+    config = msgspec.structs.replace(config, concurrency=60)
+
+    @app.task
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async with system(config, app) as running, looking(config.url, queue) as top:
+        first = await hang.enqueue()
+        await running.recorder.wait(events.Started)
+        await hang.enqueue_many([()] * 54)
+        await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Started)) == 55)
+        (presence,) = (await full(top, 1)).presences
+        assert (presence.busy, presence.running, len(presence.runs)) == (55, 55, 50)
+        assert presence.runs[0].id == first.id
+
+
+@asynccontextmanager
+async def hearing(url: str, pattern: str) -> AsyncGenerator[AsyncIterator[tuple[bytes, bytes]]]:
+    subscription = Subscription(url)
+    await subscription.open([pattern], [])
+    try:
+        yield subscription.messages()
+    finally:
+        await subscription.close()
+
+
+async def test_only_a_call_of_the_right_form_is_answered(config: Config, app: App, queue: str, raw: Any) -> None:
+    roll, mine = keys.roll(queue), keys.present(queue, "me")
+    async with system(config, app) as running, looking(config.url, queue) as top:
+        await full(top, 1)  # it hears
+        async with hearing(config.url, "*") as messages:
+            for call in (
+                b"",
+                b"me",
+                b"\xff\xfe",
+                b"evsched:canary:me",
+                mine.encode() + b"\n",
+                mine.encode() + b" or another",
+                keys.present(queue, "").encode(),
+                keys.present(queue, "m" * 201).encode(),
+                keys.present(f"{queue}.other", "me").encode(),
+                keys.control(queue, running.workers[0].id).encode(),
+            ):
+                assert raw.publish(roll, call) == 2  # the worker, and we
+            heard: list[tuple[bytes, bytes]] = []
+            async with asyncio.timeout(10):
+                for _ in range(2):  # whatever was answered before was answered at the latest with the first
+                    raw.publish(roll, mine)
+                    async for channel, message in messages:
+                        if channel == roll.encode() or channel.startswith(b"__keyspace@"):
+                            continue
+                        heard.append((channel, message))
+                        break
+        assert [channel for channel, _ in heard] == [mine.encode()] * 2
+        presence = msgspec.json.decode(heard[0][1], type=Presence)
+        assert presence == Presence(running.workers[0].id, queue, 10, 0, 0, 0, 0, [], 0, [])
+
+
+async def test_workers_send_nothing_while_nobody_asks(config: Config, app: App, queue: str, raw: Any) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with (
+        system(config, app) as running,
+        looking(config.url, queue) as top,
+        hearing(config.url, keys.root(queue) + "*") as messages,
+    ):
+        jobs = await noop.enqueue_many([()] * 20)
+        await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Completed)) == 20)
+        raw.publish(keys.present(queue, "me"), "the end")
+        async with asyncio.timeout(10):
+            heard = await anext(messages)
+        assert heard == (keys.present(queue, "me").encode(), b"the end")
+        (presence,) = (await full(top, 1)).presences
+        assert presence.done == len(jobs)
+
+
+async def test_a_worker_without_an_answer_has_a_lease(config: Config, queue: str, commands: Commands) -> None:
+    """One that hangs, and one of an older version: the page must not wait, and must show them."""
+    await commands.send(Store(queue).beat("silent", 15, fresh=True))
+    async with looking(config.url, queue) as top:
+        look = await top.look()
+        assert (look.presences, [lease.worker for lease in look.leases[queue]]) == ([], ["silent"])
+
+
+async def test_queues_are_found_as_they_come(config: Config, queue: str, commands: Commands) -> None:
+    async with looking(config.url) as top:
+        assert queue not in (await top.look()).censuses
+        await commands.send(Store(queue).beat("w", 15, fresh=True))
+        async with asyncio.timeout(10):
+            while queue not in (await top.look()).censuses:
+                pass
+
+
+async def test_a_queue_that_cannot_be_read_takes_no_other_away(config: Config, queue: str, raw: Any) -> None:
+    broken = f"{queue}.broken"
+    raw.set(keys.ready(broken), "no list")
+    async with looking(config.url, queue, broken) as top:
+        look = await top.look()
+        assert list(look.censuses) == [queue]
+        assert "WRONGTYPE" in look.refused[broken]
+    async with looking(config.url, broken) as top:
+        with pytest.raises(StoreRefused, match="WRONGTYPE"):
+            await top.look()
+    raw.delete(keys.ready(broken))
+
+
+async def test_a_link_that_was_cut_is_told_and_built_anew(config: Config, app: App, queue: str, raw: Any) -> None:
+    async with system(config, app), looking(config.url, queue) as top:
+        await full(top, 1)
+        raw.client_kill_filter(_type="pubsub")
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    look = await top.look()
+                except StoreDown:
+                    continue
+                if look.presences:
+                    break
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"worker": "w"}',
+        b"x" * 200_000,
+        msgspec.json.encode(Presence("w\x1b[31m", "Q", 1, 0, 0, 0, 0, [], 0, [])),
+        msgspec.json.encode(Presence("w", "another", 1, 0, 0, 0, 0, [], 0, [])),
+        msgspec.json.encode(Presence("w", "Q", 1, 0, -1, 0, 0, [], 0, [])),
+    ],
+    ids=["empty", "no text", "deep", "short", "long", "no name", "another queue", "negative"],
+)
+async def test_an_answer_that_is_none_is_passed_over(config: Config, queue: str, raw: Any, lie: bytes) -> None:
+    """The second answer is heard, and the first has not stood in its way."""
+    true = Presence("honest", queue, 3, 1, 0, 0, 0, [], 1, [Running("a", "b", 1, 2.0)])
+    async with looking(config.url, queue) as top, hearing(config.url, keys.roll(queue)) as calls:
+        looking_now = asyncio.ensure_future(top.look())
+        async with asyncio.timeout(10):
+            async for _, channel in calls:
+                answers = [lie.replace(b'"Q"', f'"{queue}"'.encode()), msgspec.json.encode(true)]
+                for answer in answers:
+                    raw.publish(channel, answer)
+                break
+            assert (await looking_now).presences == [true]

@@ -1,0 +1,198 @@
+"""`evsched top`: one page for programs, a living one for people, and the terminal as it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Self
+
+import pytest
+import redis
+
+from evsched.embedded import EmbeddedRedis
+from tests.service.test_cli import Cli
+
+TASKS = """
+import asyncio
+from evsched import App
+
+app = App()
+
+@app.task
+async def hang() -> None:
+    await asyncio.Event().wait()
+"""
+
+HOME = "\x1b[H"
+"""What each page begins with: rich goes to the upper left corner."""
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    cli = Cli(server.url, tmp_path)
+    cli.environment["EVSCHED_GRACE"] = "0.2"  # what hangs need not be waited for
+    return cli
+
+
+@pytest.fixture
+def own() -> Generator[EmbeddedRedis]:
+    with EmbeddedRedis() as server:
+        yield server
+
+
+class Terminal:
+    """`evsched top` on a terminal of 30 lines."""
+
+    def __init__(self, cli: Cli, *words: str) -> None:
+        self._ours, self._its = os.openpty()
+        fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+        self._before = termios.tcgetattr(self._its)
+        environment = {**cli.environment, "TERM": "xterm"}
+        for name in ("COLUMNS", "LINES"):
+            environment.pop(name, None)  # of the terminal on which the tests run
+        self.process = subprocess.Popen(
+            cli.command("top", *words),
+            env=environment,
+            cwd=cli.folder,
+            stdin=self._its,
+            stdout=self._its,
+            stderr=self._its,
+        )
+        self.said = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._its)
+
+    def until(self, *words: str, without: str = "\0") -> str:
+        """Return the first whole page from now on that has all the words, which are regular expressions."""
+        self.said = ""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            self.read(end)
+            for page in self.said.split(HOME)[1:-1]:
+                text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", page)
+                if all(re.search(word, text) for word in words) and without not in text:
+                    return text
+        raise AssertionError(f"no page has {words}: {self.said[-3000:]!r}")
+
+    def read(self, end: float) -> None:
+        assert select.select([self._ours], [], [], max(end - time.monotonic(), 0))[0], self.said
+        self.said += os.read(self._ours, 65536).decode(errors="replace")
+
+    def cbreak(self) -> bool:
+        return not termios.tcgetattr(self._its)[3] & (termios.ICANON | termios.ECHO)
+
+    def press(self, key: str) -> None:
+        os.write(self._ours, key.encode())
+
+    def left(self) -> int:
+        """Wait for its end, and see that the terminal is as it was; return the exit code."""
+        end = time.monotonic() + 20
+        while "\x1b[?1049l" not in self.said:
+            self.read(end)
+        code = self.process.wait(20)
+        assert "\x1b[?25h" in self.said, "the cursor is shown again"
+        assert termios.tcgetattr(self._its) == self._before
+        return code
+
+
+def test_one_page_as_json(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    with (
+        cli.running("dispatcher", *of, until="keyspace events arrive"),
+        cli.running("worker", "tasks:app", *of, "--concurrency", "5", until="5 slots"),
+    ):
+        cli.run("enqueue", "hang", "--id", "now", *of)
+        cli.run("enqueue", "hang", "--id", "later", "--in", "1h", *of)
+        page = cli.json("top", *of)
+        (row,) = page["queues"]
+        assert (row["queue"], row["schedule"], row["overdue"], row["processing"], row["workers"]) == (queue, 1, 0, 1, 1)
+        assert 3500 < row["next_due"] - page["now"] < 3600
+        assert page["rates"] == row["rates"] == {"started": 0.0, "done": 0.0, "failed": 0.0}
+        (worker,) = page["workers"]
+        assert (worker["answered"], worker["slots"], worker["busy"]) == (True, 5, 1)
+        (run,) = worker["runs"]
+        assert (run["queue"], run["id"], run["task"], run["attempt"]) == (queue, "now", "hang", 1)
+        assert run["seconds"] > 0
+        assert page["down"] is None
+
+        printed = cli.run("top", *of)
+        assert printed.returncode == 0, printed.stderr
+        assert "1/5" in printed.stdout
+        assert "\x1b" not in printed.stdout
+
+
+def test_a_worker_that_hangs_has_not_answered(cli: Cli, queue: str) -> None:
+    with cli.running("worker", "tasks:app", "--queue", queue, until="256 slots") as worker:
+        worker.send_signal(signal.SIGSTOP)
+        (row,) = cli.json("top", "--queue", queue)["workers"]
+        worker.send_signal(signal.SIGCONT)
+        assert (row["answered"], row["slots"], row["busy"], row["runs"]) == (False, None, 0, [])
+
+
+@pytest.mark.parametrize("leave", ["q", "SIGTERM"])
+def test_the_live_page_and_the_way_out(cli: Cli, queue: str, leave: str) -> None:
+    of = ("--queue", queue)
+    with (
+        cli.running("dispatcher", *of, until="keyspace events arrive"),
+        cli.running("worker", "tasks:app", *of, "--concurrency", "5", until="5 slots"),
+        Terminal(cli, *of) as terminal,
+    ):
+        terminal.until(queue, "0/5", "q leaves")
+        cli.run("enqueue", "hang", "--id", "now", *of)
+        page = terminal.until(queue, "1/5", "now", "hang", "late p50 +[▁-█] .*ms")
+        assert re.search(r"started \d", page)
+        assert terminal.cbreak()
+        if leave == "q":
+            terminal.press("xq")
+        else:
+            terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.left() == 0
+
+
+def test_an_outage_of_redis_is_shown_and_survived(cli: Cli, own: EmbeddedRedis) -> None:
+    cli.environment["EVSCHED_URL"] = own.url
+    with cli.running("worker", "tasks:app", until="256 slots"), Terminal(cli) as terminal:
+        cli.run("enqueue", "hang", "--in", "1h")
+        terminal.until("default", "0/256")
+        own.stop()
+        page = terminal.until("Redis is down for", "What stands below is from before")
+        assert "0/256" in page
+        own.start()
+        terminal.until("default", "0/256", without="Redis is down")
+        terminal.press("q")
+        assert terminal.left() == 0
+
+
+def test_a_missing_right_is_told(cli: Cli, own: EmbeddedRedis) -> None:
+    raw = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    raw.execute_command("ACL", "SETUSER", "nobody", "on", "nopass", "+@connection", "~*", "+@read")
+    raw.close()
+    done = cli.run("top", "--queue", "q", "--url", own.url.replace("unix://", "unix://nobody:x@"))
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (1, 1, "")
+    assert "the rights of the user `observer` in redis.conf" in done.stderr
+
+
+def test_a_live_page_without_a_redis_ends_at_once(cli: Cli) -> None:
+    with Terminal(cli, "--url", "redis://127.0.0.1:1/0") as terminal:
+        assert terminal.process.wait(20) == 1
+        terminal.read(time.monotonic() + 1)
+        assert terminal.said.startswith("evsched: ")
+        assert "connecting to 127.0.0.1:1" in terminal.said
+        assert not terminal.cbreak()

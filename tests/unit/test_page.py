@@ -1,0 +1,253 @@
+"""The page of `evsched top`: what is made of two looks, and how it is drawn."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from evsched.answers import Census, Lease
+from evsched.cli.draw import draw, due, length, rate, sparkline
+from evsched.page import (
+    Count,
+    Down,
+    History,
+    JobRow,
+    Look,
+    Page,
+    QueueRow,
+    Rates,
+    Sample,
+    WorkerRow,
+    compose,
+    sample,
+    total,
+)
+from evsched.roll import Presence, Running
+
+CENSUS = Census(
+    now=1000.0,
+    places={"schedule": 7, "backlog": 2, "ready": 1, "processing": 3, "dead": 4},
+    due=5,
+    workers=2,
+    next_due=1003.5,
+    paused=None,
+    oldest=0.0,
+)
+
+
+def presence(worker: str, started: int, lateness: list[float], runs: int = 0) -> Presence:
+    return Presence(
+        worker=worker,
+        queue="q",
+        slots=8,
+        busy=runs,
+        started=started,
+        done=started - runs,
+        failed=0,
+        lateness=lateness,
+        running=runs,
+        runs=[Running(f"job{n}", "task", 1, float(n)) for n in range(runs)],
+    )
+
+
+def look(at: float, *presences: Presence, leased: tuple[str, ...] = ()) -> Look:
+    leases = [Lease(worker, b"1", 10.0, 1) for worker in leased]
+    return Look(at, {"q": CENSUS}, {"q": leases}, list(presences))
+
+
+def test_the_first_look_knows_no_rates() -> None:
+    page, history = compose(look(10.0, presence("w", 100, [0.1] * 50)), History())
+    assert page == Page(
+        now=1000.0,
+        queues=[QueueRow("q", 7, 5, 2, 1, 3, 4, 2, 1003.5, None, None)],
+        rates=None,
+        lateness=[],
+        workers=[WorkerRow("w", True, 8, 0, [])],
+    )
+    assert history == History(1, {("w", "q"): Count(10.0, 100, 100, 0)}, [])
+
+
+def test_rates_and_lateness_are_of_what_is_new() -> None:
+    _, history = compose(look(10.0, presence("w", 100, [9.0, 9.0])), History())
+    page, history = compose(look(12.0, presence("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
+    assert page.rates == page.queues[0].rates == Rates(started=1.5, done=1.0, failed=0.0)
+    assert page.lateness == [Sample(p50=0.2, max=0.3)]
+    page, _ = compose(look(13.0, presence("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
+    assert (page.rates, page.lateness) == (Rates(), [Sample(0.2, 0.3), None])
+
+
+def test_a_worker_that_missed_a_call_is_counted_over_all_the_time() -> None:
+    _, history = compose(look(10.0, presence("w", 100, []), leased=("w",)), History())
+    page, history = compose(look(11.0, leased=("w",)), history)
+    assert (page.rates, page.workers) == (Rates(), [WorkerRow("w", False, None, 1, [])])
+    page, _ = compose(look(12.0, presence("w", 104, []), leased=("w",)), history)
+    assert page.rates == Rates(started=2.0, done=2.0)
+
+
+def test_a_worker_that_has_gone_is_forgotten_and_a_new_one_is_no_burst() -> None:
+    _, history = compose(look(10.0, presence("old", 100, [])), History())
+    page, history = compose(look(11.0, presence("new", 500, [1.0])), history)
+    assert (page.rates, page.lateness) == (Rates(), [None])
+    assert history.counts == {("new", "q"): Count(11.0, 500, 500, 0)}
+
+
+def test_rates_of_queues_and_workers_add_up() -> None:
+    assert total([Rates(1, 2, 3), Rates(0.5, 0, 1)]) == Rates(1.5, 2, 4)
+    assert total([]) == Rates()
+
+
+def test_of_more_starts_than_are_told_the_newest_count() -> None:
+    _, history = compose(look(10.0, presence("w", 0, [])), History())
+    page, _ = compose(look(11.0, presence("w", 5000, [0.1, 0.2, 0.3, 0.4])), history)
+    assert (page.rates, page.lateness) == (Rates(5000, 5000, 0), [Sample(0.3, 0.4)])
+
+
+def test_the_last_minute_is_kept() -> None:
+    history = History()
+    for n in range(70):
+        page, history = compose(look(float(n), presence("w", n, [n / 1000])), history)
+    assert [one and one.max for one in page.lateness] == [n / 1000 for n in range(10, 70)]  # pyright: ignore[reportPossiblyUnboundVariable]
+
+
+def test_a_job_that_was_due_at_0_is_not_late() -> None:
+    assert sample([0.1, 1.7e9, 1e10]) == Sample(0.1, 0.1)
+    assert sample([1.7e9]) is sample([]) is None
+
+
+def test_bars_are_steps_of_half_a_decade() -> None:
+    assert sparkline([0, 0.001, 0.002, 0.003, 0.01, 0.02, 0.1, 0.3, 1, 1.1, 1e9, None]) == "▁▁▂▂▃▄▅▆▇██ "
+    assert sparkline([-0.001]) == "▁"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.00041, "0.41 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (99.9, "99.9 s"),
+        (99.96, "1m 40s"),
+        (3599.6, "1h 00m"),
+        (86399.6, "1d 0h"),
+        (200_000, "2d 7h"),
+    ],
+)
+def test_lengths(seconds: float, text: str) -> None:
+    assert length(seconds) == text
+
+
+def test_rates_and_dues() -> None:
+    assert [rate(value) for value in (None, 0.0, 9.94, 9.96, 1234.5)] == ["-", "0.0", "9.9", "10", "1234"]
+    assert [due(at, 100.0) for at in (None, 102.5, 90.0, 0.0, -math.inf, math.inf)] == [
+        "-",
+        "in 2.5 s",
+        "10.0 s ago",
+        "now",
+        "now",
+        "never",
+    ]
+
+
+def drawn(page: Page, width: int = 100, height: int | None = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(draw(page, "title", width, height))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def row(queue: str, processing: int = 0) -> QueueRow:
+    return QueueRow(queue, 0, 0, 0, 0, processing, 0, 0, None, None, None)
+
+
+def test_a_page_is_drawn() -> None:
+    jobs = [JobRow("q", "a", "mail", 2, 61.0), JobRow("q", "b", "mail", 1, 0.5)]
+    page = Page(
+        now=None,
+        queues=[
+            QueueRow("q", 7, 5, 2, 1, 3, 4, 2, None, None, Rates(1.5)),
+            QueueRow("r", 0, 0, 0, 0, 0, 0, 0, None, 5.0, Rates()),
+        ],
+        rates=Rates(1.5, 1.0, 0.0),
+        lateness=[None, Sample(0.0004, 0.02)],
+        workers=[WorkerRow("w1", True, 8, 3, jobs), WorkerRow("w2", False, None, 4, [])],
+    )
+    lines = drawn(page)
+    assert [line.split() for line in lines] == [
+        ["evsched", "top", "title"],
+        [],
+        ["queue", "schedule", "overdue", "backlog", "ready", "processing", "dead", "start/s", "next", "due"],
+        ["q", "7", "5", "2", "1", "3", "4", "1.5", "-"],
+        ["r", "0", "0", "0", "0", "0", "0", "0.0", "paused", "0", "ms"],
+        [],
+        ["started", "1.5/s", "done", "1.0/s", "failed", "0.0/s"],
+        ["late", "p50", "▁", "0.4", "ms"],
+        ["late", "max", "▄", "20", "ms"],
+        [],
+        ["worker", "busy", "queue", "job", "task", "attempt", "for"],
+        ["w1", "3/8", "q", "a", "mail", "2", "61.0", "s"],
+        ["q", "b", "mail", "1", "500", "ms"],
+        ["and", "1", "more"],
+        ["w2", "no", "answer,", "holds", "4"],
+        [],
+    ]
+
+
+def test_an_empty_page_says_what_to_do() -> None:
+    text = "\n".join(drawn(Page(None, [], None, [], [])))
+    assert "nothing has been scheduled yet" in text
+    assert "start one with `evsched worker MODULE:APP`" in text
+
+
+def test_what_redis_holds_does_not_steer_the_terminal() -> None:
+    jobs = [JobRow("q", "a\x1b[2J", "\x9b31m[bold]task[/bold]", 1, 1.0)]
+    page = Page(
+        1.0,
+        [row("q")],
+        None,
+        [],
+        [WorkerRow("w\x07", True, 8, 1, jobs)],
+        {"r": "\x1bno", "s": ""},
+        Down(3.0, "\x1b[31mgone"),
+    )
+    lines = drawn(page, 80)
+    assert not any(set("\x1b\x9b\x07") & set(line) for line in lines)
+    text = "\n".join(lines)
+    assert "[bold]task[/bold]" in text
+    assert "Redis is down for 3.0 s: \\x1b[31mgone" in text
+    assert "Queue r cannot be read (and 1 more): \\x1bno" in text
+
+
+@pytest.mark.parametrize("height", [10, 24, 40])
+@pytest.mark.parametrize(("queues", "workers", "runs"), [(1, 1, 50), (100, 1, 1), (1, 100, 3), (100, 100, 50)])
+def test_a_page_fits_its_terminal(height: int, queues: int, workers: int, runs: int) -> None:
+    jobs = [JobRow("q", f"job{n}", "task", 1, 1.0) for n in range(runs)]
+    page = Page(
+        now=1.0,
+        queues=[row(f"queue{n}", processing=n) for n in range(queues)],
+        rates=Rates(),
+        lateness=[Sample(0.1, 0.1)] * 60,
+        workers=[WorkerRow(f"worker{n}", n != 50, 256, runs, jobs) for n in range(workers)],
+        down=Down(1.0, "it is away " * 30),
+    )
+    lines = drawn(page, 80, height)
+    assert len(lines) <= max(height, 18)
+    assert all(len(line) <= 80 for line in lines)
+    text = "\n".join(lines)
+    assert f"queue{queues - 1} " in text, "the fullest is seen"
+    assert ("no answer" in text) == (workers > 50), "who does not answer is seen"
+    assert (f"and {queues - lines_of(lines, 'queue')} more queues" in text) == (queues > 1)
+    assert ("more workers" in text) == (workers > 1)
+
+
+def lines_of(lines: list[str], word: str) -> int:
+    return sum(line.startswith(word) and not line.startswith(f"{word} ") for line in lines)
+
+
+def test_pages_travel_as_json() -> None:
+    page, _ = compose(look(10.0, presence("w", 3, [0.1], runs=2)), History())
+    assert msgspec.json.decode(msgspec.json.encode(page), type=Page) == page
