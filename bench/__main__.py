@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
-from bench import policy
+from bench import metrics, policy
 from bench.place import Place, cpu, fill, percentile, place
+from bench.speed import due_jobs, sparse, throughput
 from bench.tasks import app, noop
 from evsched import App, Retry
 from evsched.answers import New
@@ -28,61 +26,6 @@ from evsched.store import Store
 _RUNS = 3
 
 
-def _jobs(count: int, prefix: str, task: str = "noop", due: float = 1.0) -> list[New]:
-    payload = new_job(task, (), {}, Options()).payload
-    return [New(f"{prefix}{i}", payload, due=due) for i in range(count)]
-
-
-def _fill_backlog(where: Place, queue: str, count: int) -> None:
-    """Enqueue jobs that are due, and let a dispatcher bring them to the gate."""
-    fill(where, queue, _jobs(count, f"{queue}-"))
-    with where.process("dispatcher"):
-        where.until(lambda: not where.redis.exists(f"evsched:{{{queue}}}:schedule"))
-
-
-def throughput() -> list[str]:
-    """No-op jobs/s of one worker process beside the bare loop over the same scripts."""
-    count, ours, bares = 60_000, list[float](), list[float]()
-    for _ in range(_RUNS):
-        with place() as where:
-            _fill_backlog(where, "bare", count)
-            command = [sys.executable, "-m", "bench.bare", where.url, "bare", str(count)]
-            bares.append(count / float(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
-        with place() as where:
-            _fill_backlog(where, "ours", count)
-            with where.process("worker", "bench.tasks:app", "--queue", "ours"):
-                where.until(lambda: not where.redis.exists("evsched:{ours}:backlog", "evsched:{ours}:ready"))
-                ids = [f"ours-{i}" for i in range(count)]
-                where.ended("ours", ids[-1])
-                time.sleep(0.2)
-                times = where.fields("ours", ids, "started", "finished")
-            ours.append(count / (max(end for _, end in times) - min(start for start, _ in times)))
-    mine, bare = statistics.median(ours), statistics.median(bares)
-    return [
-        f"no-op jobs, one worker process: {mine:,.0f}/s",
-        f"bare loop over the same scripts: {bare:,.0f}/s; ours is {mine / bare:.0%} of it",
-    ]
-
-
-def sparse(count: int = 500) -> list[str]:
-    """Lateness from due to handler of sparse jobs; dispatcher and worker as processes of their own."""
-    with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
-        where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
-        time.sleep(1)
-        now, jobs = time.time() + 0.5, list[New]()
-        rng = random.Random(1)
-        payload = new_job("lateness", (), {}, Options()).payload
-        for i in range(count):
-            now += rng.uniform(0.01, 0.05)
-            jobs.append(New(f"s-{i}", payload, due=now))
-        fill(where, "default", jobs)
-        where.ended("default", jobs[-1].id)
-        late = [values[0] for values in where.fields("default", [job.id for job in jobs], "result")]
-    p50, p99 = percentile(late, 0.5) * 1e3, percentile(late, 0.99) * 1e3
-    early = sum(value < 0 for value in late)
-    return [f"{count} sparse jobs, due to handler: p50 {p50:.2f} ms, p99 {p99:.2f} ms, {early} early"]
-
-
 def instant(count: int = 10_000) -> list[str]:
     """Many jobs due in the same instant: the last start."""
     lasts = list[float]()
@@ -91,7 +34,7 @@ def instant(count: int = 10_000) -> list[str]:
             where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
             time.sleep(1)
             due = time.time() + 2
-            fill(where, "default", _jobs(count, "i-", due=due))
+            fill(where, "default", due_jobs(count, "i-", due=due))
             time.sleep(3)
             started = where.fields("default", [f"i-{i}" for i in range(count)], "started")
             where.until(lambda: not where.redis.exists("evsched:{default}:backlog"))
@@ -237,6 +180,7 @@ _ALL: dict[str, Callable[[], list[str]]] = {
     "rate": policy.rate,
     "recurrences": recurrences,
     "idle": idle,
+    "metrics": metrics.metrics,
 }
 
 
