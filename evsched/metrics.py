@@ -134,13 +134,10 @@ class Metrics:
     def _task(self, name: str) -> str:
         return name if name in self._tasks else OTHER
 
-    def _by_task(self, tasks: list[str]) -> Tally[str]:
-        named = Tally(tasks)
-        if not named.keys() <= self._tasks:
-            known = Tally({name: count for name, count in named.items() if name in self._tasks})
-            known[OTHER] = named.total() - known.total()
-            return known
-        return named
+    def _by_task(self, tasks: list[str]) -> dict[str, int]:
+        if tasks.count(tasks[0]) == len(tasks):  # most often; a tenth of the time of counting each
+            return {self._task(tasks[0]): len(tasks)}
+        return Tally(map(self._task, tasks))
 
     # A series that begins at 1 has not grown, for Prometheus: what alarms on the first of its kind begins at 0.
 
