@@ -23,6 +23,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python grafana/build.py --check
 	@if command -v luacheck >/dev/null; then echo "luacheck lua"; luacheck --quiet lua; \
 	else echo "skipped: luacheck (not installed; Debian: lua-check)"; fi
 	@PATH="$$PATH:node_modules/.bin"; \
@@ -48,7 +49,8 @@ lock:
 		--generate-hashes --no-header --no-emit-index-url --upgrade --quiet -o requirements.lock
 
 clean:
-	rm -rf .venv dist node_modules tests/service/node/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv dist node_modules tests/service/node/node_modules tests/house/typed/node_modules \
+		grafana/picture/node_modules .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements.lock pyproject.toml
