@@ -18,7 +18,7 @@ async def send_mail(to: str, subject: str = "") -> int:
     return len(subject)
 
 
-@app.recurring(every=1)
-@app.task
+@app.recurring(every=2)
+@app.task(timeout=1, retry=Retry(attempts=1))  # made anew every 2 s: to try again would only be late
 async def mail_all() -> None:
     await send_mail.enqueue_many([(f"user{n}@example.com", "hello") for n in range(20)])

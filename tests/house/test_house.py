@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import evsched
 import evsched.config
 from evsched import events
+from evsched.service import find_app
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "evsched").rglob("*.py"))
@@ -38,6 +41,13 @@ def test_only_the_store_knows_scripts_and_only_the_connection_redis() -> None:
             assert "from evsched.scripts" not in text, path
         if path.stem not in ("connection", "demo"):
             assert not re.search(r"^(import|from) redis", text, re.MULTILINE), path
+
+
+def test_the_example_is_an_app() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples")
+        app = find_app("tasks:app")
+    assert set(app.program.tasks) == {"send_mail", "mail_all"}
 
 
 def test_the_settings_in_the_docs_are_the_settings() -> None:
