@@ -181,6 +181,7 @@ class RunLost(Event, frozen=True):
     worker: str
     id: str
     task: str
+    attempt: int
 
 
 class LeaseLost(Event, frozen=True):
@@ -212,8 +213,10 @@ class WorkerStuck(Event, frozen=True):
     """A job outlived its timeout and grace and does not yield: the process ends."""
 
     worker: str
+    queue: str
     id: str
     task: str
+    attempt: int
 
 
 class SlotsFull(Event, frozen=True):

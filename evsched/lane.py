@@ -309,7 +309,7 @@ class Lane:
             if self.held.get(job_id) is run:
                 del self.held[job_id]
             if job_id in lost:
-                self._emit(events.RunLost(queue, self._worker, job_id, run.task))
+                self._emit(events.RunLost(queue, self._worker, job_id, run.task, attempt))
             elif type(outcome) is Done:
                 done.append(run)
             elif type(outcome) is Retried:

@@ -220,7 +220,7 @@ class Worker:
         stuck = self._executor.stuck(self._config.grace)
         if stuck is None:
             return
-        self._emit(events.WorkerStuck(self.id, stuck.job.id, stuck.task))
+        self._emit(events.WorkerStuck(self.id, stuck.queue, stuck.job.id, stuck.task, stuck.job.attempt))
         reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"
         try:
             for lane in self.lanes.values():

@@ -47,7 +47,7 @@ def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
     metrics.listen(events.Buried("q", "e", "mail", 1, "too late", "expired"))
     metrics.listen(events.Aborted("q", "f", "mail", 1, 4.0))
     metrics.listen(events.Deferred("q", "g", "mail", 1.0))
-    metrics.listen(events.RunLost("q", "w", "h", "mail"))
+    metrics.listen(events.RunLost("q", "w", "h", "mail", 1))
     told = page(metrics)
     assert told("jobs_started_total", queue="q", task="mail") == 1
     assert told("jobs_started_total", queue="q", task="__other__") == 1
