@@ -34,7 +34,7 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.WorkerStarted: (logging.INFO, "worker {worker} started: {slots} slots, queues {queues}, tasks {tasks}"),
     events.WorkerDraining: (logging.INFO, "worker {worker} takes no more, {running} jobs run for {grace:g} s at most"),
     events.WorkerStopped: (logging.INFO, "worker {worker} stopped, {handed_back} jobs handed back"),
-    events.WorkerStuck: (logging.CRITICAL, "job {id} of {queue}, task {task}, attempt {attempt}, hangs: the worker ends"),
+    events.WorkerStuck: (logging.CRITICAL, "job {id} of {queue}, task {task}, attempt {attempt}: hangs, worker ends"),
     events.ChildStarted: (logging.INFO, "worker process {number} started: pid {pid}"),
     events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
