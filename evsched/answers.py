@@ -76,3 +76,16 @@ class Census(Struct, frozen=True):
     workers: int
     next_due: float | None
     paused: float | None
+
+
+class Wrong(Struct, frozen=True):
+    """One thing that the audit found wrong in a queue."""
+
+    id: bytes
+    """Of the job; or the group, or the worker; empty = the queue."""
+    code: str
+    """What is wrong, see audit.py."""
+    where: str
+    """The place, or a detail."""
+    met: bytes = b""
+    """Where it was met, when the record need not name that: `processing:<worker>` or `backlog:<group>`."""

@@ -17,6 +17,25 @@ def scan(cursor: int) -> Call[tuple[int, list[bytes]]]:
     return Call(("SCAN", cursor, "MATCH", keys.EVERY_PLACE, "COUNT", 1000), read)
 
 
+def scan_all(cursor: int) -> Call[tuple[int, list[bytes]]]:
+    """Read a slice of all keys of all queues: about 0.5 ms of Redis's time."""
+
+    def read(reply: list[Any]) -> tuple[int, list[bytes]]:
+        return int(reply[0]), reply[1]
+
+    return Call(("SCAN", cursor, "MATCH", keys.EVERY_KEY, "COUNT", 1000), read)
+
+
+def size() -> Call[int]:
+    """Count the keys of the database."""
+    return Call(("DBSIZE",), int)
+
+
+def kind(key: str) -> Call[str]:
+    """Read the type of a key, `none` when there is none."""
+    return Call(("TYPE", key), text)
+
+
 def flush() -> Call[Any]:
     """Delete all that the database holds: for a Redis of tests alone."""
     return Call(("FLUSHDB",), raw)
