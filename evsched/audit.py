@@ -104,7 +104,7 @@ class Audit:
         found = list[Finding]()
         for queue in suspicious:
             wrongs = await self._again(queue)
-            mended = await self._mend(queue, wrongs) if repair else set()
+            mended = await self._mend(queue, wrongs) if repair else set[tuple[bytes, str]]()
             found += [describe(queue.store.queue, w, repaired=(w.id, w.code) in mended) for w in wrongs]
             if len(queue.suspects) == _MOST:
                 found.append(describe(queue.store.queue, Wrong(b"", "more", str(_MOST))))
@@ -193,9 +193,8 @@ class Audit:
         leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
         queue.strays = [worker for worker in queue.strays if worker not in leased]
         wrongs = [w for w in await self._recount(queue) if (w.id, w.code) in first]
-        for worker in queue.strays:
-            if await self._ask(queue, queue.store.held(worker)):
-                wrongs.append(first[worker.encode(), "stray"])
+        held = {worker: await self._ask(queue, queue.store.held(worker)) for worker in queue.strays}
+        wrongs += [first[worker.encode(), "stray"] for worker, ids in held.items() if ids]
         by_place = defaultdict[bytes, list[bytes]](list)
         for wrong in first.values():
             if wrong.code not in ("stray", "inside", "stranded", "closed", "uncounted"):

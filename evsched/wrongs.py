@@ -24,7 +24,7 @@ _REPAIR: Final = "evsched doctor --queue {q} --repair"
 _RULES: Final[dict[str, _Rule]] = {
     "orphan": _Rule(
         "fault",
-        "a job that has not ended is in no place: it would never run",
+        "a job that has not ended is in no place: it never runs",
         f"{_REPAIR} puts it back on the schedule at its due; if it was cancelled by a bare ZREM: DEL {{record}}",
     ),
     "unscheduled": _Rule(
@@ -47,7 +47,7 @@ _RULES: Final[dict[str, _Rule]] = {
     ),
     "parked": _Rule("fault", "a record says that group {where} holds its job back, which it does not", _REPAIR),
     "unparked": _Rule(
-        "warning", "the limits of group {where} hold a job back whose record does not say so: no cancel finds it", _REPAIR
+        "warning", "group {where} holds a job back whose record does not say so: no cancel finds it", _REPAIR
     ),
     "dead-without-record": _Rule("warning", "a dead id has no record: there is nothing to revive", _REPAIR),
     "stale-dead": _Rule(
@@ -65,7 +65,7 @@ _RULES: Final[dict[str, _Rule]] = {
         "worker {id} has a list and no lease: no janitor looks at what it holds",
         f"{_REPAIR} gives it a lease, so that a dispatcher puts the jobs back; or start a dispatcher anew",
     ),
-    "inside": _Rule("fault", "the gate has miscounted what passed it, in {where} fields: its limits do not hold", _REPAIR),
+    "inside": _Rule("fault", "the gate has miscounted what passed it ({where} fields): limits do not hold", _REPAIR),
     "uncounted": _Rule("info", "{where} jobs have passed the gate, too many to be counted again in one step", ""),
     "stranded": _Rule("fault", "what the limits of group {id} held back is never looked at again", _REPAIR),
     "closed": _Rule("warning", "group {id} counts as held back, and no job of it is", _REPAIR),
