@@ -46,7 +46,7 @@ class Seeded(Struct):
 
 @pytest.fixture
 def seeded(raw: Any, send: Send, store: Store) -> Seeded:
-    """Jobs: dead, done, running, o and r00 to r14 ready, r15 and r16 in the backlog, p set aside, scheduled; one inline."""
+    """Jobs: dead, done, running; o, r00 to r14 ready; r15, r16 in the backlog; p set aside; scheduled, one inline."""
     seeded = Seeded(raw, send, store, f"evsched:{{{store.queue}}}:")
     send(store.limit({"concurrency": 100, "concurrency:g": 1}))
     send(store.bury("w", [(seeded.run("dead"), Buried("x", False))]))
