@@ -163,7 +163,9 @@ local function miscounts(strays, most)
     end
   end
   for id in pairs(uncounted) do
-    count(id, field_of(id, 'group') or '')
+    if not field_of(id, 'finished') then -- else it lies in a second list, and `start` counts it
+      count(id, field_of(id, 'group') or '')
+    end
   end
   right['*'] = sum
   local changes = {}

@@ -47,8 +47,8 @@ local started, buried = {}, {}
 local moment = seconds(now)
 for _, id in ipairs(ids) do
   local key = record(id)
-  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
-  local payload, attempt, due, holder, finished, stop, planned = unpack(run)
+  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned', 'group')
+  local payload, attempt, due, holder, finished, stop, planned, group = unpack(run)
   local elsewhere = holder and not finished and holder ~= worker and redis.call('LPOS', processing(holder), id)
   if not payload then
     local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
@@ -79,6 +79,10 @@ for _, id in ipairs(ids) do
       clear_ended(id)
       redis.call('ZREM', dead, id)
       attempt = nil
+    end
+    if counting then
+      -- It is already, but when it lay in two lists and the run in the other has ended.
+      enter(id, group or '')
     end
     if finished or holder ~= worker then
       attempt = tostring(tonumber(attempt or 0) + 1)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from evsched import App, GiveUp, Retry, RetryLater, checkup, current_job, rights
+from evsched import App, GiveUp, Retry, RetryLater, checkup, current_job, events, rights
 from evsched.audit import Audit
 from evsched.config import Config
 from evsched.doctor import Doctor
@@ -254,13 +254,17 @@ def test_the_command_without_a_redis_and_with_a_role_that_is_none(cli: Cli) -> N
 
 # A system that works.
 
+LOOKS = 25
+"""How often the audit walks meanwhile."""
+
 
 async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queue: str, raw: Any) -> None:
     """The audit walks again and again while all that a queue can do is done in it."""
     app = App(queue=queue)
+    looks, seen = 0, 0
     root = f"evsched:{{{queue}}}:"
 
-    @app.task(retry=Retry(attempts=3, interval=0.02, jitter=0.02))
+    @app.task(retry=Retry(attempts=3, interval=0.02, jitter=0.02), retention=1.0)
     async def work(n: int) -> int:
         job = current_job()
         if n % 11 == 0:
@@ -281,7 +285,9 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
     async def produce(whole: Any) -> None:
         store, send = Store(queue), whole.commands.send
         await send(store.limit({"concurrency": 40, "rate": 4000, "concurrency:a": 3, "rate:b": 300, "weight:c": 2}))
-        for n in range(12):
+        n = 0
+        while looks < LOOKS or not whole.recorder.of(events.Recurred):
+            n += 1
             for group in ("a", "b", "c"):
                 await work.using(group=group, delay=0.01 * (n % 3)).enqueue_many([(i,) for i in range(40)])
             await forgotten.using(priority=9).enqueue_many([()] * 20)
@@ -297,14 +303,18 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
                 await send(store.revive(limit=20))
                 await send(store.resume())
             await send(store.limit({"concurrency": 10.0 * (n % 4 + 1)}))
+            last = await work.using(priority=0).enqueue(1)  # not more than the workers can do
+            await last.result(20)
 
     config = Config(url=server.url, queues=(queue,), concurrency=32)
-    looks, seen = 0, 0
     async with system(config, app, workers=2) as whole:
         producing = asyncio.create_task(produce(whole))
-        while not producing.done() or looks < 20:
-            audit = Audit(whole.commands, [queue], pause=0.1)
+        while not producing.done():
+            audit = Audit(whole.commands, [queue], pause=0.2)
             assert await audit.run() == []
             looks, seen = looks + 1, seen + audit.seen
         await producing
-    assert seen > 1000
+        assert len(whole.recorder.of(events.Started)) > LOOKS
+        assert whole.recorder.of(events.Retrying)
+        assert whole.recorder.of(events.Buried)
+    assert seen > 100 * LOOKS
