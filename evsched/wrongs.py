@@ -65,8 +65,8 @@ _RULES: Final[dict[str, _Rule]] = {
         "worker {id} has a list and no lease: no janitor looks at what it holds",
         f"{_REPAIR} gives it a lease, so that a dispatcher puts the jobs back; or start a dispatcher anew",
     ),
-    "inside": _Rule("fault", "the gate has miscounted what passed it ({where} fields): limits do not hold", _REPAIR),
-    "uncounted": _Rule("info", "{where} jobs have passed the gate, too many to be counted again in one step", ""),
+    "inside": _Rule("fault", "the gate has miscounted what passed it ({where}): limits do not hold", _REPAIR),
+    "uncounted": _Rule("info", "{where} entries are to be counted again, too many for one step: it is left out", ""),
     "stranded": _Rule("fault", "what the limits of group {id} held back is never looked at again", _REPAIR),
     "closed": _Rule("warning", "group {id} counts as held back, and no job of it is", _REPAIR),
     "place-type": _Rule(

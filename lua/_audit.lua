@@ -120,9 +120,16 @@ local function wrongs_of(id, from, strays, now)
   return wrongs
 end
 
+-- Does the worker run the job, by its record?
+local function runs_here(worker, id)
+  local run = redis.pcall('HMGET', record(id), 'worker', 'finished')
+  return run[1] == worker and not run[2]
+end
+
 -- The fields of `inside` that a recount finds otherwise: field, the right value or false, ... Nil and how many there
--- are when that is more than `most`, since it must be one moment. What strays hold may count or not: `keep_count` does
--- not see them.
+-- are when that is more than `most`, since it must be one moment.
+-- What strays hold may count or not: `keep_count` does not see them. So may what a worker has taken and not started: if
+-- it lies in two lists, the end of the run in the other takes it out of the count, until `start`.
 local function miscounts(strays, most)
   local owners, total = redis.call('ZRANGE', leases, 0, -1), redis.call('HLEN', inside) + redis.call('LLEN', ready)
   for _, worker in ipairs(owners) do
@@ -137,11 +144,11 @@ local function miscounts(strays, most)
   end
   local uncounted, tolerated = {}, {}
   for id in pairs(listed_in(ready)) do
-    uncounted[id] = true
+    uncounted[id] = ''
   end
   for _, worker in ipairs(owners) do
     for id in pairs(listed_in(processing(worker))) do
-      uncounted[id] = true
+      uncounted[id] = worker
     end
   end
   for worker in strays:gmatch('%S+') do
@@ -162,8 +169,8 @@ local function miscounts(strays, most)
       uncounted[id] = nil
     end
   end
-  for id in pairs(uncounted) do
-    if not field_of(id, 'finished') then -- else it lies in a second list, and `start` counts it
+  for id, worker in pairs(uncounted) do
+    if worker == '' or runs_here(worker, id) then
       count(id, field_of(id, 'group') or '')
     end
   end
