@@ -147,7 +147,7 @@ class Audit:
                 queue = self._queues[name] = _Queue(name)
             if rest.startswith(b"job:"):
                 ids[name].append(rest[4:])
-            elif rest.startswith(b"processing:"):
+            elif rest.startswith(b"processing:") and keys.NAME.fullmatch(text(rest[11:])):
                 queue.lists.add(text(rest[11:]))
             elif rest.startswith(b"backlog:"):
                 queue.groups.add(rest[8:])
@@ -210,7 +210,8 @@ class Audit:
         for wrong in wrongs:
             if wrong.code == "stray":
                 await self._ask(queue, queue.store.beat(wrong.where, _LEASE, fresh=True))
-                mended.add((wrong.id, wrong.code))
+                if not queue.refused:
+                    mended.add((wrong.id, wrong.code))
         for part in _parts([wrong for wrong in wrongs if wrong.code != "stray"]):
             mended.update(await self._ask(queue, queue.store.mend(part, strays=queue.strays)))
         return mended

@@ -9,8 +9,8 @@
 -- FAILS  none
 -- TWICE  it only reads
 --
--- O(n) in what has passed the gate, about 0.8 us for each job: 4 ms at 10,000 entries, two for each job. Above `most` it
--- says so and counts nothing.
+-- O(n) in what has passed the gate, 0.8 us for each job: 4 ms at 10,000 entries, two for each job. Above `most` it says
+-- so and counts nothing.
 
 local most, strays = unpack(ARGV, 1, 2)
 

@@ -117,7 +117,7 @@ FAULTS: dict[str, tuple[dict[str, str], Callable[[Any, EmbeddedRedis], None], st
 @pytest.mark.parametrize("planted", FAULTS)
 async def test_what_is_planted_in_a_server_is_found_and_mended(planted: str) -> None:
     settings, plant, check, level, mend, repairable = FAULTS[planted]
-    with EmbeddedRedis(**settings) as server:
+    with EmbeddedRedis(None, port=None, **settings) as server:
         raw = client(server)
         plant(raw, server)
         (finding,) = [finding for finding in wrong(await examine(server.url)) if finding.check == check]
