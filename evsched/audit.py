@@ -23,7 +23,7 @@ from evsched.store import Store
 from evsched.wrongs import describe
 
 SLICE: Final = 250
-"""Ids that one script judges: about 1.5 ms of Redis's time."""
+"""Ids that one script judges: about 1.2 ms of Redis's time."""
 
 PAUSE: Final = 2.5
 """Seconds before the second look: a record may come 2 s after its ZADD."""
@@ -116,7 +116,8 @@ class Audit:
     # The walk: all keys once, then the places that they show.
 
     async def _walk(self, told: Told) -> None:
-        total, cursor = await self._commands.send(server.size()), 0
+        # Each job is met twice: by its record, and in its place.
+        total, cursor = 2 * await self._commands.send(server.size()), 0
         while True:
             cursor, found = await self._commands.send(server.scan_all(cursor))
             for name, ids in self._sort(found).items():
@@ -128,7 +129,7 @@ class Audit:
             leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
             queue.strays = sorted(queue.lists - leased)
             queue.suspect(Wrong(worker.encode(), "stray", worker) for worker in queue.strays)
-        total += self.seen
+        total = max(total, 2 * self.seen)
         for queue in self._queues.values():
             for place in queue.places():
                 await self._walk_place(queue, place, lambda: told(min(self.seen, total), total))

@@ -10,7 +10,7 @@
 -- FAILS  none
 -- TWICE  it only reads
 --
--- About 6 us an id, and O(n) in ready and in the lists of the workers that the records name.
+-- About 5 us an id, and O(n) in ready and in the lists of the workers that the records name.
 
 local now, from, strays = unpack(ARGV, 1, 3)
 now = clock(now)
