@@ -5,7 +5,7 @@ max_line_length = 120
 read_globals = { "redis", "cjson", "cmsgpack", "bit", "struct", "KEYS", "ARGV" }
 
 -- These stand before every verb, so their locals are known there: read them from the files.
-local before = { "lua/_prelude.lua", "lua/_limits.lua", "lua/_gate.lua", "lua/_recurring.lua" }
+local before = { "lua/_prelude.lua", "lua/_limits.lua", "lua/_gate.lua", "lua/_recurring.lua", "lua/_audit.lua" }
 for _, name in ipairs(before) do
   local file = io.open(name)
   if file then

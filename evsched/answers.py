@@ -78,3 +78,16 @@ class Census(Struct, frozen=True):
     paused: float | None
     oldest: float
     """Seconds for which the front of ready has been due, or of the backlog when ready is empty; 0 = neither has any."""
+
+
+class Wrong(Struct, frozen=True):
+    """One thing that the audit found wrong in a queue."""
+
+    id: bytes
+    """Of the job; or the group, or the worker; empty = the queue."""
+    code: str
+    """What is wrong, see audit.py."""
+    where: str
+    """The place, or a detail."""
+    met: bytes = b""
+    """Where it was met, when the record need not name that: `processing:<worker>` or `backlog:<group>`."""

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -123,6 +124,15 @@ def _identify(path: str) -> Server | None:
         return None
     version = tuple(int(part) for part in match[2].split("."))
     return Server(path, "redis" if match[1] == "Redis" else "valkey", version)
+
+
+def read_version(info: Mapping[str, str]) -> tuple[Kind, str, tuple[int, int] | None]:
+    """Return by INFO what a server is, and its version; and the least that evsched needs, if it is older."""
+    kind: Kind = "valkey" if "valkey_version" in info else "redis"
+    version = info.get(f"{kind}_version", "0")
+    least = MINIMUM[kind]
+    old = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < least
+    return kind, version, least if old else None
 
 
 def config_file() -> Path:

@@ -21,6 +21,11 @@ EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 EVERY_PLACE: Final = "evsched:{*}:[sblrp]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
+EVERY_KEY: Final = "evsched:{*}:*"
+"""Glob of all there is."""
+
+_KEY: Final = re.compile(rb"evsched:\{([^{}]+)\}:(.*)", re.DOTALL)
+
 _QUEUE: Final = re.compile(
     rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|leases|recurrences|gate|processing:(.+))", re.DOTALL
 )
@@ -113,6 +118,13 @@ def parse(key: bytes) -> tuple[str, str | None] | None:
     if not all(NAME.fullmatch(name) for name in names):
         return None
     return names[0], names[1] if len(names) > 1 else None
+
+
+def split(key: bytes) -> tuple[str, bytes] | None:
+    """Return the queue of any key of evsched, and the rest of its name; None for a queue whose name is not `NAME`."""
+    found = _KEY.fullmatch(key)
+    queue = found[1].decode("latin-1") if found else ""
+    return (queue, found[2]) if found and NAME.fullmatch(queue) else None
 
 
 def check_queue(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from evsched.call import Script
 
-BEFORE: Final = ("_prelude.lua", "_limits.lua", "_gate.lua", "_recurring.lua")
+BEFORE: Final = ("_prelude.lua", "_limits.lua", "_gate.lua", "_recurring.lua", "_audit.lua")
 """What stands before each verb, in this order."""
 
 

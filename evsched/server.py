@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from evsched import keys
-from evsched.call import Call, raw, text
+from evsched.call import Call, Word, raw, text
 
 
 def scan(cursor: int) -> Call[tuple[int, list[bytes]]]:
@@ -15,6 +16,25 @@ def scan(cursor: int) -> Call[tuple[int, list[bytes]]]:
         return int(reply[0]), reply[1]
 
     return Call(("SCAN", cursor, "MATCH", keys.EVERY_PLACE, "COUNT", 1000), read)
+
+
+def scan_all(cursor: int) -> Call[tuple[int, list[bytes]]]:
+    """Read a slice of all keys of all queues: about 0.5 ms of Redis's time."""
+
+    def read(reply: list[Any]) -> tuple[int, list[bytes]]:
+        return int(reply[0]), reply[1]
+
+    return Call(("SCAN", cursor, "MATCH", keys.EVERY_KEY, "COUNT", 1000), read)
+
+
+def size() -> Call[int]:
+    """Count the keys of the database."""
+    return Call(("DBSIZE",), int)
+
+
+def kind(key: str) -> Call[str]:
+    """Read the type of a key, `none` when there is none."""
+    return Call(("TYPE", key), text)
 
 
 def flush() -> Call[Any]:
@@ -39,6 +59,35 @@ def info(section: str = "server") -> Call[dict[str, str]]:
         return {name: value for name, colon, value in lines if colon}
 
     return Call(("INFO", section), read)
+
+
+def facts() -> Call[dict[str, str]]:
+    """Read INFO, its default sections."""
+    return Call(("INFO",), info().read)
+
+
+def settings(names: Sequence[str]) -> Call[dict[str, str]]:
+    """Read some settings."""
+
+    def read(reply: list[bytes]) -> dict[str, str]:
+        return {text(reply[i]): text(reply[i + 1]) for i in range(0, len(reply), 2)}
+
+    return Call(("CONFIG", "GET", *names), read)
+
+
+def canary(key: str) -> list[Call[Any]]:
+    """Make keyspace events of a key, and leave nothing there."""
+    return [Call(("ZADD", key, 0, ""), raw), Call(("DEL", key), raw)]
+
+
+def whoami() -> Call[str]:
+    """Read the name of this connection's ACL user."""
+    return Call(("ACL", "WHOAMI"), text)
+
+
+def may(user: str, words: Sequence[Word]) -> Call[str]:
+    """Ask whether a user may send a command; the reply is "OK", or why not."""
+    return Call(("ACL", "DRYRUN", user, *words), text)
 
 
 def notification_flags() -> Call[str]:

@@ -17,7 +17,7 @@ from evsched.app import App
 from evsched.config import Config
 from evsched.connection import hide_password
 from evsched.dispatcher import Dispatcher
-from evsched.embedded import MINIMUM, Kind
+from evsched.embedded import read_version
 from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.janitor import Janitor
@@ -73,10 +73,8 @@ async def check_server(commands: Commands, url: str) -> str:
         ) from None
     except StoreRefused as error:
         raise ConfigError(f"Redis at {hide_password(url)} refuses: {error}") from None
-    kind: Kind = "valkey" if "valkey_version" in told else "redis"
-    version = told.get(f"{kind}_version", "0")
-    least = MINIMUM[kind]
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < least:
+    kind, version, least = read_version(told)
+    if least is not None:
         raise ConfigError(
             f"{kind} {version} at {hide_password(url)} is too old: evsched needs {kind} {least[0]}.{least[1]} or newer"
         )

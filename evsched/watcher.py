@@ -23,6 +23,12 @@ from evsched.sender import Commands
 FLAGS: Final = "Kzg"
 """K: the channel is named after the key. z: sorted set commands. g: commands of any type (RENAME, COPY, RESTORE)."""
 
+
+def missing_flags(flags: str) -> set[str]:
+    """Return what notify-keyspace-events lacks. A stands for all kinds of events."""
+    return set(FLAGS) - set(flags) - (set("zg") if "A" in flags else set())
+
+
 _FLOOD: Final = 1000
 _FLOOD_WITHIN: Final = 0.1
 """So many events in so many seconds are a flood: reading each of them (6 us) would cost more than looking."""
@@ -180,10 +186,9 @@ class Watcher:
         """Set the flags where Redis lets us. They survive neither its restart nor a failover: so at each connect."""
         mend = f"CONFIG SET notify-keyspace-events {FLAGS}, and put it into redis.conf"
         try:
-            flags = set(await self._commands.send(server.notification_flags()))
-            wanted = set(FLAGS) - (set("zg") if "A" in flags else set())
-            if not wanted <= flags:
-                await self._commands.send(server.set_notification_flags("".join(sorted(flags | wanted))))
+            flags = await self._commands.send(server.notification_flags())
+            if missing := missing_flags(flags):
+                await self._commands.send(server.set_notification_flags("".join(sorted({*flags, *missing}))))
             self._mend = mend
         except StoreError as error:
             self._mend = f"{mend}, as an administrator ({error})"

@@ -23,7 +23,7 @@ local workers, held = redis.call('ZRANGE', leases, 0, -1), 0
 for _, worker in ipairs(workers) do
   held = held + redis.call('LLEN', processing(worker))
 end
-local front = redis.call('LINDEX', ready, 0) or redis.call('ZRANGE', backlog, 0, 0)[1]
+local front = redis.call('LRANGE', ready, 0, 0)[1] or redis.call('ZRANGE', backlog, 0, 0)[1]
 return {
   seconds(now),
   redis.call('ZCARD', schedule),

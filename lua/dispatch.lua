@@ -238,7 +238,8 @@ local function pass(id, score)
     redis.call('ZREM', dead, id)
     redis.call('DEL', root .. 'reply:' .. id)
   end
-  local verdict = run[8] and not is_ready[id] and not run[7] and falls_due(run[8], id, score, now) or 'go'
+  local aside = run[7] and redis.call('ZSCORE', side(run[7]), id)
+  local verdict = run[8] and not is_ready[id] and not aside and falls_due(run[8], id, score, now) or 'go'
   if verdict == 'wait' then
     redis.call('ZADD', schedule, '+inf', id)
     return false
@@ -248,7 +249,7 @@ local function pass(id, score)
     redis.call('DEL', key)
     return true
   end
-  if not is_ready[id] and not run[7] then
+  if not is_ready[id] and not aside then
     -- A score of 0, or under it, means "now": from here on, that is a time.
     score = tonumber(score) > 0 and score or seconds(now)
     redis.call('HSET', key, 'due', score)

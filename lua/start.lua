@@ -30,6 +30,7 @@ for id in rows(5, 1) do
     ids[#ids + 1] = id
   end
 end
+local given = #ids
 if more > 0 then
   admit(more, now)
   local taken = redis.call('LRANGE', ready, 0, more - 1)
@@ -43,12 +44,12 @@ if more > 0 then
 end
 admit(0, now)
 
-local started, buried = {}, {}
+local started, buried, freed = {}, {}, false
 local moment = seconds(now)
-for _, id in ipairs(ids) do
+for i, id in ipairs(ids) do
   local key = record(id)
-  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
-  local payload, attempt, due, holder, finished, stop, planned = unpack(run)
+  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned', 'group')
+  local payload, attempt, due, holder, finished, stop, planned, group = unpack(run)
   local elsewhere = holder and not finished and holder ~= worker and redis.call('LPOS', processing(holder), id)
   if not payload then
     local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
@@ -80,6 +81,15 @@ for _, id in ipairs(ids) do
       redis.call('ZREM', dead, id)
       attempt = nil
     end
+    if i <= given and holder ~= worker and unline(id) then
+      -- It was scheduled again and dispatched between BLMOVE and now: as when it falls due while it runs.
+      redis.call('HSET', key, 'again', due or moment)
+      freed = true
+    end
+    if counting then
+      -- It is already, but when it lay in two lists and the run in the other has ended.
+      enter(id, group or '')
+    end
     if finished or holder ~= worker then
       attempt = tostring(tonumber(attempt or 0) + 1)
       redis.call('HSET', key, 'attempt', attempt, 'worker', worker, 'started', moment)
@@ -90,6 +100,9 @@ for _, id in ipairs(ids) do
   end
 end
 
+if freed then
+  admit(0, now)
+end
 local leased = redis.call('ZSCORE', leases, worker)
 if redis.call('LLEN', list) > 0 then
   -- Not for one that holds nothing: it beats seldom, and keeps its long lease.

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from cyclopts import CycloptsError
 
-from evsched.cli import calendar, dead, follow, jobs, policy, queues, recurrences, run, top
+from evsched.cli import calendar, dead, doctor, follow, jobs, policy, queues, recurrences, run, top
 from evsched.cli.root import UsageError, root
 from evsched.errors import EvschedError
 from evsched.log import escape
@@ -38,6 +38,7 @@ root.command(recurrences.app)
 root.command(calendar.windows)
 root.command(calendar.simulate)
 root.command(dead.app)
+root.command(doctor.doctor)
 
 
 def main() -> None:

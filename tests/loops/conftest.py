@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Generator
+
 import pytest
 
 from evsched import App
+from evsched.audit import Audit
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
+from evsched.finding import Finding
+from evsched.sender import Commands
 
 
 @pytest.fixture
@@ -17,3 +23,18 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
 @pytest.fixture
 def app(queue: str) -> App:
     return App(queue=queue)
+
+
+@pytest.fixture(autouse=True)
+def every_job_is_in_one_place_after_all(server: EmbeddedRedis, queue: str) -> Generator[None]:
+    """Whatever a test did to the loops, the audit has nothing to say; but of ids that tests made up."""
+
+    async def audit() -> list[Finding]:
+        commands = Commands(server.url)
+        try:
+            return await Audit(commands, [queue], pause=0.0).run()
+        finally:
+            await commands.close()
+
+    yield
+    assert [finding for finding in asyncio.run(audit()) if finding.check != "no-record"] == []

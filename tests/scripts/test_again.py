@@ -145,3 +145,27 @@ def test_a_dead_job_that_was_scheduled_again_keeps_its_record(
     assert "a" not in state().get("dead", {})
     send(dispatch(store))
     assert [job.id for job in take(send, store, 2)] == ["a"]
+
+
+@pytest.mark.parametrize("gate", ["open", "closed"])
+def test_an_id_that_is_dispatched_again_between_blmove_and_start_runs_again(
+    send: Send, store: Store, state: State, raw: Any, gate: str
+) -> None:
+    """Its record goes with the end of the first run; the second one waited at the gate, and would have found none."""
+    root = f"evsched:{{{store.queue}}}:"
+    if gate == "closed":
+        send(store.limit({"concurrency": 1}, now=NOW))
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
+    again(raw, store)
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    (run,) = send(store.start("w", ["a"], hold=1, lease=15, now=NOW)).jobs
+    after = state()
+    assert (after["processing:w"], "ready" in after, "backlog" in after) == (["a"], False, False)
+    assert send(store.complete("w", [(run, Done(b"1", 0.0, False))], now=NOW)) == []
+    assert list(state()["schedule"]) == ["a"]
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    (second,) = send(store.start("w", [], hold=1, lease=15, now=NOW)).jobs
+    assert (second.id, second.attempt) == ("a", 1)
+    assert send(store.recount()) == []

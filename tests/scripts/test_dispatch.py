@@ -183,3 +183,12 @@ def test_a_dead_id_again_leaves_the_dead_set(send: Send, store: Store, state: St
     send(dispatch(store, NOW + 3))
     after = state()
     assert (after["ready"], "dead" in after, "reason" in after["job:x"]) == (["x"], False, False)
+
+
+def test_a_mark_of_a_groups_backlog_that_is_not_true_holds_nobody_back(
+    send: Send, store: Store, state: State, raw: Any, queue: str
+) -> None:
+    send(store.enqueue(jobs("a")))
+    raw.hset(f"evsched:{{{queue}}}:job:a", "parked", "no such group")
+    assert send(dispatch(store)).moved == [NOW]
+    assert state()["ready"] == ["a"]

@@ -63,6 +63,24 @@ def test_a_limit_counts_what_had_passed_before_it_was_set(send: Send, store: Sto
     assert len(take(send, store)) == 3
 
 
+def test_a_job_in_two_lists_is_counted_while_it_runs_again(send: Send, store: Store, state: State, raw: Any) -> None:
+    """It was scheduled again between BLMOVE and start; the end of the first run takes it out of the count."""
+    root = f"evsched:{{{store.queue}}}:"
+    send(store.limit({"concurrency": 5}, now=NOW))
+    for worker in "wv":
+        send(store.beat(worker, 15, fresh=True, now=NOW))
+        raw.zadd(f"{root}schedule", {"a": 0})
+        due(send, store, ["a"] if worker == "w" else [])
+        assert raw.lmove(f"{root}ready", f"{root}processing:{worker}", "LEFT", "RIGHT") == b"a"
+    (first,) = send(store.start("w", ["a"], hold=1, lease=15, now=NOW)).jobs
+    assert send(store.complete("w", [(first, DONE)], now=NOW)) == []
+    assert send(store.recount()) == []
+    (second,) = send(store.start("v", ["a"], hold=1, lease=15, now=NOW)).jobs
+    assert state()["inside"] == {"*": "1", "#": "1", "a": ""}
+    assert send(store.complete("v", [(second, DONE)], now=NOW)) == []
+    assert state()["inside"] == {"*": "0"}
+
+
 def test_without_a_limit_nothing_is_counted_any_more(send: Send, store: Store, state: State) -> None:
     send(store.limit({"concurrency": 1}, now=NOW))
     due(send, store, names(3))

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
 PICTURE = os.environ.get("EVSCHED_TEST_PICTURE")
-SECONDS = 90 if PICTURE else 12
+SECONDS = 90 if PICTURE else 6
 
 TASKS = """
 import asyncio, random

@@ -33,12 +33,12 @@ def own() -> Generator[EmbeddedRedis]:
         raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
         for name, rules in USERS:
             if name != "default":
-                raw.execute_command("ACL", "SETUSER", name, *_words(rules))
+                raw.execute_command("ACL", "SETUSER", name, *words_of(rules))
         raw.close()
         yield server
 
 
-def _words(rules: str) -> list[str]:
+def words_of(rules: str) -> list[str]:
     """Split rules, a parenthesis as one word."""
     return re.findall(r"\([^)]*\)|\S+", rules)
 

@@ -50,6 +50,20 @@ def test_any_other_key_shows_none(key: bytes) -> None:
     assert keys.parse(key) is None
 
 
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        (keys.job("a.b:c", "x:y").encode(), ("a.b:c", b"job:x:y")),
+        (b"evsched:{q}:backlog:\xff\n", ("q", b"backlog:\xff\n")),
+        (b"evsched:{q}", None),
+        (b"evsched:{a b}:job:x", None),
+        (b"other:{q}:job:x", None),
+    ],
+)
+def test_any_key_of_a_queue_is_split(key: bytes, parts: tuple[str, bytes] | None) -> None:
+    assert keys.split(key) == parts
+
+
 @pytest.mark.parametrize("name", ["q", "a.b_c:d@e-f", "x" * 200])
 def test_a_queue_that_may_be(name: str) -> None:
     assert keys.check_queue(name) == name

@@ -1,0 +1,97 @@
+"""The command that looks for what is wrong: doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from evsched.audit import Audit, Told
+from evsched.cli import output
+from evsched.cli.root import Json, Queues, Url, settings
+from evsched.config import DEFAULT_QUEUE
+from evsched.doctor import Doctor
+from evsched.errors import StoreRefused
+from evsched.finding import Finding
+from evsched.log import escape
+from evsched.rights import Role
+from evsched.sender import Commands
+
+_ALIKE: Final = 10
+"""Findings of one check that a person is shown; --json has them all."""
+
+
+def doctor(
+    *,
+    queue: Queues = None,
+    role: Annotated[Role | None, Parameter(help="Check the rights of this user of redis.conf, too.")] = None,
+    repair: Annotated[bool, Parameter(negative="", help="Mend what can be mended without a guess.")] = False,
+    json: Json = False,
+    url: Url = None,
+) -> int:
+    """Check Redis, and that every job is in exactly one place. Exit code 1 when something is wrong."""
+    # The names of queues are checked as a dispatcher's are.
+    config = settings(url, queues=tuple(queue) if queue else None)
+    found, seen, queues = asyncio.run(_examine(config.url, queue or [], role, repair))
+    wrong = [finding for finding in found if finding.level != "info"]
+    if json:
+        output.as_json(found)
+    else:
+        _print(found, f"{seen} records and entries of {queues} queue{'' if queues == 1 else 's'} looked at")
+    return int(bool(wrong))
+
+
+async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> tuple[list[Finding], int, int]:
+    commands = Commands(url)
+    try:
+        doctor = Doctor(url, commands, queues[0] if queues else DEFAULT_QUEUE, repair=repair)
+        found = await doctor.run(role, all_queues=not queues)
+        audit = Audit(commands, queues)
+        try:
+            with _bar() as told:
+                found += await audit.run(repair=repair, told=told)
+        except StoreRefused as error:
+            what = f"the queues were not looked at: {error}"
+            mend = "use an administrator, or the user `doctor` of redis.conf"
+            found.append(Finding("audit", "warning", what, "Redis", mend))
+        return found, audit.seen, len(audit.queues)
+    finally:
+        await commands.close()
+
+
+@contextmanager
+def _bar() -> Generator[Told]:
+    """Draw how far the audit is, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task("every id in one place", total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def _print(found: Sequence[Finding], seen: str) -> None:
+    shown = Counter[str]()
+    for finding in found:
+        shown[finding.check] += 1
+        if shown[finding.check] <= _ALIKE:
+            print(escape(f"{finding.level:8}{finding.check}: {finding.what} ({finding.where})"))
+            if finding.repaired:
+                print("        repaired")
+            elif finding.mend:
+                print(escape(f"        {finding.mend}"))
+    for check, count in shown.items():
+        if count > _ALIKE:
+            print(f"... and {count - _ALIKE} more of {check}: --json lists them")
+    wrong = [finding for finding in found if finding.level != "info"]
+    repaired = sum(finding.repaired for finding in wrong)
+    print(f"{len(wrong) or 'nothing'} found{f', {repaired} repaired' if repaired else ''}; {seen}")

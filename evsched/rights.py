@@ -1,0 +1,84 @@
+"""What each user of redis.conf must be allowed to do, as commands that `ACL DRYRUN` can be asked about. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+from evsched import keys
+
+Role = Literal["producer", "client", "worker", "dispatcher", "observer", "doctor"]
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+
+READS: Final = """
+EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HLEN limits · HMGET job:x field
+LLEN ready · LPOS ready x · LRANGE ready 0 1 · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1
+ZRANGE schedule 0 1 · ZRANK backlog x · ZSCORE schedule x
+"""
+"""What the scripts that only read do inside. A test compares these with lua/."""
+
+AUDITS: Final = "PTTL job:x"
+"""What the audit's scripts do besides."""
+
+WRITES: Final = """
+DEL job:x · HDEL job:x field · HINCRBY inside field 1 · HRANDFIELD order 1 · HSET job:x field value
+HSETNX job:x field value · HSTRLEN job:x payload · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
+PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SREM declared:x y
+ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
+"""
+"""What the others do besides."""
+
+_PLACES: Final = ("job:", "reply:", "processing:", "declared:")
+_NAMES: Final = ("arrival", "limits", "ready", "schedule", "backlog", "inside", "order", "dead", "canary")
+
+_OWN: Final[dict[Role, str]] = {
+    "producer": """
+        ZADD schedule 0 x · ZREM schedule x · HSET job:x field value · HGETALL job:x · BLPOP reply:x 1
+    """,
+    "client": """
+        BLMOVE reply:x reply:x LEFT LEFT 1 · LINDEX reply:x 0 · SUBSCRIBE {root}progress:x
+    """,
+    "worker": """
+        BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}roll · INFO server · CLIENT ID
+        CLIENT UNBLOCK 1
+    """,
+    "dispatcher": "SCAN 0 · INFO server · CONFIG GET notify-keyspace-events",
+    "observer": "SCAN 0 · INFO server · PUBLISH {root}roll x · SUBSCRIBE {root}present:x",
+    "doctor": """
+        SCAN 0 · INFO server · DBSIZE · ZSCAN schedule 0 · CONFIG GET notify-keyspace-events · ZADD canary 0 x
+        DEL canary · SUBSCRIBE {canary}
+    """,
+}
+
+
+def _read(text: str, root: str, canary: str) -> list[tuple[str, ...]]:
+    """Read lines of commands; a name of a place in them stands for its key."""
+    found = list[tuple[str, ...]]()
+    for line in text.replace("·", "\n").splitlines():
+        words = [root + word if word in _NAMES or word.startswith(_PLACES) else word for word in line.split()]
+        if words:
+            found.append(tuple(word.replace("{root}", root).replace("{canary}", canary) for word in words))
+    return found
+
+
+def needs(role: Role, queue: str, db: int, *, all_queues: bool) -> list[tuple[str, ...]]:
+    """Return the commands that a role must be allowed, `queue` standing for all of them.
+
+    `all_queues`: it is not started for some queues by name, so that it subscribes to patterns.
+    """
+    root = keys.root(queue)
+    text = _OWN[role]
+    found = _read(text, root, keys.events(db, keys.canary(queue)))
+    if role != "producer":
+        # A script may do inside only what its caller may.
+        found += [("EVALSHA", "0", "1", root), ("EVAL", "return 1", "1", root), ("TIME",)]
+        found += _read(READS, root, "")
+    if role == "doctor":
+        found += _read(AUDITS, root, "")
+    if role in ("client", "worker", "dispatcher"):
+        found += [*_read(WRITES, root, ""), ("PUBLISH", keys.gate(queue), "0")]
+    if role == "dispatcher":
+        names = [key("*" if all_queues else queue) for key in (keys.schedule, keys.recurrences, keys.canary)]
+        channels = [keys.events(db, name) for name in names] + [keys.gate("*" if all_queues else queue)]
+        found += [("PSUBSCRIBE" if all_queues else "SUBSCRIBE", channel) for channel in channels]
+        found.append(("SUBSCRIBE", keys.canary_message("x")))
+    return found

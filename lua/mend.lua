@@ -1,0 +1,104 @@
+#!lua flags=allow-oom
+-- mend: nowhere -> schedule, for what was lost on its way; and puts right what is wrong without a guess.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        most      entries that are counted at the most
+--        strays    workers that have a list and no lease, parted by blanks
+-- ROWS   id        or group, '' = the queue
+--        code      what is wrong with it, as audit or recount told
+--        from      where audit met it, ''
+-- REPLY  for each thing that was mended: id, code
+-- FAILS  none
+-- TWICE  the second call finds nothing wrong
+--
+-- Each row is judged again here: what is not wrong any more is left alone, and so is what only a person can decide.
+
+local now, most, strays = unpack(ARGV, 1, 3)
+now = clock(now)
+
+-- These reads also refuse a key of the wrong type before anything is written.
+redis.call('ZCARD', schedule)
+redis.call('ZCARD', dead)
+redis.call('ZCARD', backlog)
+redis.call('LLEN', ready)
+
+local mends = {
+  -- At its old due, so at once; its attempts go on.
+  orphan = function(id, due)
+    redis.call('ZADD', schedule, 'NX', due, id)
+    redis.call('HDEL', record(id), 'parked')
+  end,
+  parked = function(id)
+    redis.call('HDEL', record(id), 'parked')
+  end,
+  unparked = function(id, group)
+    redis.call('HSET', record(id), 'parked', group)
+  end,
+  ['dead-without-record'] = function(id)
+    redis.call('ZREM', dead, id)
+  end,
+  ['stale-dead'] = function(id)
+    redis.call('ZREM', dead, id)
+  end,
+  ['record-expires'] = function(id)
+    redis.call('PERSIST', record(id))
+  end,
+  stuck = function(_, name)
+    release(name)
+  end,
+}
+
+-- The gate's own counts: all at once, for whichever row comes first.
+local was_counted
+local function count_again()
+  if was_counted then
+    return true
+  end
+  local changes = miscounts(strays, tonumber(most)) or {}
+  for i = 1, #changes, 2 do
+    local field, value = changes[i], changes[i + 1]
+    if value then
+      redis.call('HSET', inside, field, value)
+    else
+      redis.call('HDEL', inside, field)
+    end
+    if field:byte() == 35 then -- #: the group's gate may be open now
+      redis.call('ZADD', closed, 'XX', 0, field:sub(2))
+    end
+  end
+  was_counted = #changes > 0
+  return was_counted
+end
+
+local function mend(id, code, from)
+  if code == 'inside' then
+    return count_again()
+  elseif code == 'stranded' or code == 'closed' then
+    if wrong_of_group(id) ~= code then
+      return false
+    elseif code == 'stranded' then
+      redis.call('ZADD', closed, 0, id)
+    else
+      tidy(id)
+    end
+    return true
+  end
+  for _, wrong in ipairs(wrongs_of(id, from, strays, now)) do
+    if wrong[1] == code and mends[code] then
+      mends[code](id, wrong[2])
+      return true
+    end
+  end
+  return false
+end
+
+local mended = {}
+for id, code, from in rows(4, 3) do
+  if mend(id, code, from) then
+    mended[#mended + 1] = id
+    mended[#mended + 1] = code
+  end
+end
+admit(0, now)
+return mended

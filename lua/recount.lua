@@ -1,0 +1,47 @@
+#!lua flags=no-writes
+-- recount: moves nothing. Compares what the gate counts with what is there, in one moment.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   most      entries that are counted at the most
+--        strays    workers that have a list and no lease, parted by blanks
+-- ROWS   group     that has a backlog of its own, under 1000
+-- REPLY  for each thing that is wrong: id or group, '' = the queue; code, see evsched/wrongs.py; where, or a detail
+-- FAILS  none
+-- TWICE  it only reads
+--
+-- O(n) in what has passed the gate, 0.8 us for each job: 4 ms at 10,000 entries, two for each job. Above `most` it says
+-- so and counts nothing.
+
+local most, strays = unpack(ARGV, 1, 2)
+
+local reply = {}
+local function wrong(id, code, where)
+  local at = #reply
+  reply[at + 1], reply[at + 2], reply[at + 3] = id, code, where
+end
+
+local changes, total = miscounts(strays, tonumber(most))
+if not changes then
+  wrong('', 'uncounted', tostring(total))
+else
+  -- Each job by its id, so that who looks twice knows whether it is the same; the sums only if the jobs are right.
+  for i = 1, math.min(#changes, 500), 2 do
+    if not changes[i]:find('^[*#]') then
+      wrong(changes[i], 'inside', changes[i + 1] and 'it is in hand and not counted' or 'it is counted and has left')
+    end
+  end
+  if #changes > 0 and #reply == 0 then
+    wrong('', 'inside', 'the sums')
+  end
+end
+for group in rows(3, 1) do
+  if wrong_of_group(group) == 'stranded' then
+    wrong(group, 'stranded', '')
+  end
+end
+for _, group in ipairs(redis.call('ZRANGE', closed, 0, 999)) do
+  if wrong_of_group(group) == 'closed' then
+    wrong(group, 'closed', '')
+  end
+end
+return reply

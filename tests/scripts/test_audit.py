@@ -1,0 +1,337 @@
+"""The audit finds what is planted, says how to mend it, and mends what needs no guess; and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from evsched.answers import New, Wrong
+from evsched.audit import Audit
+from evsched.errors import StoreRefused
+from evsched.finding import Finding
+from evsched.job import Buried, Done, Taken
+from evsched.recurrence import Declared, Occurrence
+from evsched.sender import Commands
+from evsched.store import Store
+
+FAR = 4e9
+PAYLOAD = b'{"task":"t"}'
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+
+class Seeded(Struct):
+    """A queue with a job in each place, and the ways to it."""
+
+    raw: Any
+    send: Send
+    store: Store
+    root: str
+
+    def key(self, name: str) -> str:
+        return self.root + name
+
+    def run(self, job_id: str) -> Taken:
+        """Let worker "w" take a job."""
+        self.send(self.store.enqueue([New(job_id, PAYLOAD, due=1.0)]))
+        self.send(self.store.dispatch(limit=100, cap=1000))
+        return self.send(self.store.start("w", (), hold=9, lease=60)).jobs[0]
+
+    async def audit(self, commands: Commands, *, repair: bool = False) -> list[Finding]:
+        return await Audit(commands, [self.store.queue], pause=0.0).run(repair=repair)
+
+
+@pytest.fixture
+def seeded(raw: Any, send: Send, store: Store) -> Seeded:
+    """Jobs: dead, done, running; o, r00 to r14 ready; r15, r16 in the backlog; p set aside; scheduled, one inline."""
+    seeded = Seeded(raw, send, store, f"evsched:{{{store.queue}}}:")
+    send(store.limit({"concurrency": 100, "concurrency:g": 1}))
+    send(store.bury("w", [(seeded.run("dead"), Buried("x", False))]))
+    send(store.complete("w", [(seeded.run("done"), Done(b"1", 300.0, True))]))
+    seeded.run("running")
+    jobs = [New("o", PAYLOAD, group="g", due=1.0, priority=9), New("p", PAYLOAD, group="g", due=2.0, priority=9)]
+    send(store.enqueue([*jobs, *(New(f"r{n:02}", PAYLOAD, due=3.0 + n) for n in range(17))]))
+    send(store.dispatch(limit=100, cap=1000))
+    send(store.enqueue([New("scheduled", PAYLOAD, due=FAR)]))
+    raw.zadd(seeded.key("schedule"), {'{"task":"t","args":["inline"]}': FAR})
+    return seeded
+
+
+def stuck(at: Seeded) -> None:
+    """An occurrence waits for the end of one whose record somebody deletes."""
+    recurrence = Declared(name="n", rule="* * * * *", payload=PAYLOAD, overlap="wait", misfire="all")
+    at.send(at.store.declare(recurrence))
+    rows = [Occurrence(f"n@{due}", due, due, None) for due in (5.0, 6.0)]
+    at.send(at.store.recur("n", b"0", rows, next_=FAR))
+    at.send(at.store.start("w", (), hold=99, lease=60))  # makes room
+    at.send(at.store.dispatch(limit=100, cap=1000))
+    assert at.raw.zscore(at.key("schedule"), "n@6.0") == float("inf")
+    at.send(at.store.start("w", (), hold=99, lease=60))
+    at.raw.lrem(at.key("processing:w"), 1, "n@5.0")
+    at.raw.delete(at.key("job:n@5.0"))
+    at.raw.delete(at.key("inside"))
+
+
+def stray(at: Seeded) -> None:
+    at.raw.zrem(at.key("leases"), "w")
+
+
+def type_of_ready(at: Seeded) -> None:
+    at.raw.delete(at.key("ready"))
+    at.raw.set(at.key("ready"), "wrong")
+
+
+FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
+    # what is planted: how; the check; what is told of where; a piece of the mend; is it repaired?
+    "lost in the backlog": (
+        lambda at: at.raw.zrem(at.key("backlog"), "r16"),
+        "orphan",
+        "job r16",
+        "DEL evsched:{",
+        True,
+    ),
+    "lost from ready": (lambda at: at.raw.lrem(at.key("ready"), 1, "r03"), "orphan", "job r03", "--repair", True),
+    "lost in a worker's hands": (
+        lambda at: at.raw.lrem(at.key("processing:w"), 1, "running"),
+        "orphan",
+        "job running",
+        "--repair",
+        True,
+    ),
+    "a group's backlog deleted": (lambda at: at.raw.delete(at.key("backlog:g")), "orphan", "job p", "--repair", True),
+    "cancelled by ZREM alone": (
+        lambda at: at.raw.zrem(at.key("schedule"), "scheduled"),
+        "unscheduled",
+        "job scheduled",
+        "DEL evsched:{",
+        False,
+    ),
+    "scheduled without a record": (
+        lambda at: at.raw.zadd(at.key("schedule"), {"ghost": FAR}),
+        "no-record",
+        "job ghost",
+        "HSET evsched:{",
+        False,
+    ),
+    "ready without a record": (
+        lambda at: at.raw.rpush(at.key("ready"), "ghost"),
+        "no-record",
+        "job ghost",
+        "evsched dead",
+        False,
+    ),
+    "taken without a record": (
+        lambda at: at.raw.delete(at.key("job:running")),
+        "no-record",
+        "job running",
+        "evsched dead",
+        False,
+    ),
+    "a record of the wrong type": (
+        lambda at: (at.raw.delete(at.key("job:scheduled")), at.raw.set(at.key("job:scheduled"), "x")),
+        "record-type",
+        "job scheduled",
+        "schedule the job again",
+        False,
+    ),
+    "twice in line": (
+        lambda at: at.raw.zadd(at.key("backlog"), {"r00": -5e12}),
+        "two-places",
+        "job r00",
+        "evsched cancel r00",
+        False,
+    ),
+    "ended and in line": (
+        lambda at: at.raw.rpush(at.key("ready"), "done"),
+        "two-places",
+        "job done",
+        "evsched cancel done",
+        False,
+    ),
+    "held back by nobody": (
+        lambda at: at.raw.hset(at.key("job:r16"), "parked", "nobody"),
+        "parked",
+        "job r16",
+        "--repair",
+        True,
+    ),
+    "held back and not told": (
+        lambda at: at.raw.hdel(at.key("job:p"), "parked"),
+        "unparked",
+        "job p",
+        "--repair",
+        True,
+    ),
+    "dead without a record": (
+        lambda at: at.raw.delete(at.key("job:dead")),
+        "dead-without-record",
+        "job dead",
+        "--repair",
+        True,
+    ),
+    "dead and running": (
+        lambda at: at.raw.zadd(at.key("dead"), {"running": 1}),
+        "stale-dead",
+        "running",
+        "--rep",
+        True,
+    ),
+    "dead and done": (lambda at: at.raw.zadd(at.key("dead"), {"done": 1}), "stale-dead", "done", "--repair", True),
+    "expires while it waits": (
+        lambda at: at.raw.expire(at.key("job:r16"), 100),
+        "record-expires",
+        "job r16",
+        "PERSIST evsched:{",
+        True,
+    ),
+    "expires while it is dead": (
+        lambda at: at.raw.expire(at.key("job:dead"), 100),
+        "record-expires",
+        "job dead",
+        "PERSIST evsched:{",
+        True,
+    ),
+    "used again, and expires before": (
+        lambda at: at.raw.zadd(at.key("schedule"), {"done": FAR}),
+        "record-expires",
+        "job done",
+        "PERSIST evsched:{",
+        True,
+    ),
+    "kept for ever": (lambda at: at.raw.persist(at.key("job:done")), "no-ttl", "job done", "EXPIRE evsched:{", False),
+    "waits for an end that has been": (stuck, "stuck", "n@6.0", "--repair", True),
+    "a list without a lease": (stray, "stray", ", w", "start a dispatcher anew", True),
+    "one too many counted": (
+        lambda at: at.raw.hincrby(at.key("inside"), "*", 1),
+        "inside",
+        "queue",
+        "--repair",
+        True,
+    ),
+    "one counted that has left": (
+        lambda at: at.raw.hset(at.key("inside"), "nobody", "g"),
+        "inside",
+        "queue",
+        "--repair",
+        True,
+    ),
+    "one not counted": (lambda at: at.raw.hdel(at.key("inside"), "running"), "inside", "queue", "--repair", True),
+    "a group never looked at again": (
+        lambda at: at.raw.delete(at.key("closed")),
+        "stranded",
+        ", g",
+        "--repair",
+        True,
+    ),
+    "a group held back without a job": (
+        lambda at: at.raw.zadd(at.key("closed"), {"nobody": float("inf")}),
+        "closed",
+        "nobody",
+        "--repair",
+        True,
+    ),
+    "a place of the wrong type": (type_of_ready, "place-type", "ready", "RENAME or DEL", False),
+}
+
+
+async def test_nothing_is_wrong_with_a_queue_that_has_a_job_in_each_place(seeded: Seeded, commands: Commands) -> None:
+    for place in ("backlog", "backlog:g", "ready", "processing:w", "dead", "inside", "closed"):
+        assert seeded.raw.exists(seeded.key(place)), place
+    assert await seeded.audit(commands) == []
+
+
+@pytest.mark.parametrize("planted", FAULTS)
+async def test_what_is_planted_is_found_and_mended(
+    seeded: Seeded, commands: Commands, state: State, planted: str
+) -> None:
+    plant, check, where, mend, repairable = FAULTS[planted]
+    plant(seeded)
+    before = state()
+    found = [finding for finding in await seeded.audit(commands) if finding.check == check]
+    assert state() == before
+    (finding,) = found
+    assert (where in finding.where, mend in finding.mend, finding.repaired) == (True, True, False), finding
+    (finding,) = [f for f in await seeded.audit(commands, repair=True) if f.check == check]
+    assert finding.repaired is repairable
+    again = [finding.check for finding in await seeded.audit(commands)]
+    assert (check in again) is not repairable
+    if repairable:
+        assert again == []
+    else:
+        # What stands in ready by another's hand was not counted either.
+        assert {**state(), "inside": None} == {**before, "inside": None}
+
+
+async def test_a_lost_job_runs_at_once_and_its_attempts_go_on(seeded: Seeded, commands: Commands) -> None:
+    seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
+    await seeded.audit(commands, repair=True)
+    seeded.send(seeded.store.dispatch(limit=100, cap=1000))
+    runs = seeded.send(seeded.store.start("v", (), hold=99, lease=60)).jobs
+    assert {run.id: run.attempt for run in runs}["running"] == 2
+
+
+async def test_what_comes_between_the_looks_is_not_told(seeded: Seeded, commands: Commands) -> None:
+    """A record after its ZADD, and a ZADD after its record."""
+
+    def come(done: int, total: int) -> None:
+        seeded.raw.hset(seeded.key("job:late"), "payload", PAYLOAD)
+        seeded.raw.zadd(seeded.key("schedule"), {"early": FAR})
+
+    seeded.raw.zadd(seeded.key("schedule"), {"late": FAR})
+    seeded.raw.hset(seeded.key("job:early"), "payload", PAYLOAD)
+    audit = Audit(commands, [seeded.store.queue], pause=0.0)
+    assert await audit.run(told=lambda done, total: come(done, total) if done == total else None) == []
+
+
+async def test_what_is_legitimate_is_not_told(seeded: Seeded, commands: Commands) -> None:
+    """Ids that are scheduled again wherever they are, and an occurrence of nobody that is never due."""
+    for job_id in ("running", "dead", "r00", "r16", "p"):
+        seeded.raw.zadd(seeded.key("schedule"), {job_id: FAR})
+    seeded.raw.hset(seeded.key("job:never"), "payload", PAYLOAD)
+    seeded.raw.zadd(seeded.key("schedule"), {"never": float("inf")})
+    seeded.raw.lmove(seeded.key("ready"), seeded.key("processing:w"), "LEFT", "RIGHT")  # taken, not started
+    assert await seeded.audit(commands) == []
+
+
+async def test_too_many_to_be_counted_in_one_step_is_said(seeded: Seeded, send: Send) -> None:
+    assert [wrong.code for wrong in send(seeded.store.recount(most=5))] == ["uncounted"]
+
+
+async def test_all_queues_are_looked_at(seeded: Seeded, commands: Commands) -> None:
+    seeded.raw.zadd(seeded.key("dead"), {"nobody": 1})
+    audit = Audit(commands, pause=0.0)
+    found = await audit.run()
+    assert seeded.store.queue in audit.queues
+    assert [finding.where for finding in found if seeded.store.queue in finding.where] == [
+        f"queue {seeded.store.queue}, job nobody"
+    ]
+
+
+def test_what_is_not_wrong_any_more_is_left_alone(seeded: Seeded, send: Send, state: State) -> None:
+    before = state()
+    codes = ("orphan", "parked", "stale-dead", "record-expires", "dead-without-record", "stuck", "inside", "closed")
+    assert send(seeded.store.mend([Wrong(b"running", code, "") for code in codes])) == []
+    assert state() == before
+
+
+def test_mend_finds_nothing_the_second_time(seeded: Seeded, send: Send, state: State) -> None:
+    seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
+    wrongs = [Wrong(b"running", "orphan", "")]
+    assert send(seeded.store.mend(wrongs)) == [(b"running", "orphan")]
+    before = state()
+    assert send(seeded.store.mend(wrongs)) == []
+    assert state() == before
+
+
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "dead"])
+def test_a_place_of_the_wrong_type_refuses_mend_whole(seeded: Seeded, send: Send, state: State, place: str) -> None:
+    seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
+    seeded.raw.delete(seeded.key(place))
+    seeded.raw.set(seeded.key(place), "wrong")
+    before = state()
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        send(seeded.store.mend([Wrong(b"running", "orphan", "")]))
+    assert state() == before
