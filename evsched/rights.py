@@ -38,8 +38,8 @@ _OWN: Final[dict[Role, str]] = {
         BLMOVE reply:x reply:x LEFT LEFT 1 · LINDEX reply:x 0 · SUBSCRIBE {root}progress:x
     """,
     "worker": """
-        BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}roll · INFO server · CLIENT ID
-        CLIENT UNBLOCK 1
+        BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}roll · INFO server
+        CLIENT ID · CLIENT UNBLOCK 1
     """,
     "dispatcher": "SCAN 0 · INFO server · CONFIG GET notify-keyspace-events",
     "observer": "SCAN 0 · INFO server · PUBLISH {root}roll x · SUBSCRIBE {root}present:x",
