@@ -1,0 +1,148 @@
+"""What programs that schedule jobs call, and the commands about one job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from evsched import keys
+from evsched.answers import New
+from evsched.call import Call, Word, raw, text, texts
+from evsched.explain import Facts
+from evsched.job import JobStatus, Place, read_status
+from evsched.limits import read_limits
+from evsched.store.queue import Queue, as_fields, as_moment
+
+
+def _new_words(jobs: Iterable[New]) -> list[Word]:
+    words: list[Word] = []
+    for job in jobs:
+        words += (
+            job.id,
+            job.payload,
+            "" if job.priority is None else job.priority,
+            job.group or "",
+            "" if job.due is None else repr(job.due),
+            repr(job.delay),
+        )
+    return words
+
+
+def _dues(reply: list[bytes]) -> list[float]:
+    return [float(due) for due in reply]
+
+
+def _place(reply: bytes) -> Place:
+    return cast(Place, text(reply))
+
+
+class Clients(Queue):
+    """The calls about jobs by their ids."""
+
+    def enqueue(self, jobs: Iterable[New], *, keep: bool = False, now: float | None = None) -> Call[list[float]]:
+        """Put jobs on the schedule; the reply is their dues. At most 1,000 in one call.
+
+        `keep`: a job of that id that has not ended is left as it is, and its due is the reply.
+
+        Raises (when sent):
+            JobExists: one of the ids is that of a job that has not ended; then none was written.
+        """
+        return self._verb("enqueue", _dues, self._stamp(now), "keep" if keep else "", *_new_words(jobs))
+
+    def replace(self, jobs: Iterable[New], *, now: float | None = None) -> Call[list[float]]:
+        """Put jobs on the schedule, in the place of those of their ids; the reply is their dues. At most 1,000."""
+        return self._verb("replace", _dues, self._stamp(now), *_new_words(jobs))
+
+    def cancel(self, job_id: str, *, now: float | None = None) -> Call[Place]:
+        """Take a job that waits away, or tell its worker to stop it; the reply is the place where it was.
+
+        Raises (when sent):
+            JobMissing: nothing was written.
+        """
+        return self._verb("cancel", _place, self._stamp(now), job_id)
+
+    def reschedule(self, job_id: str, due: float | None, *, now: float | None = None) -> Call[float]:
+        """Give a job that waits another due, None = now; the reply is the due.
+
+        Raises (when sent):
+            JobMissing, JobRunning: nothing was written.
+        """
+        return self._verb("reschedule", float, self._stamp(now), job_id, "" if due is None else repr(due))
+
+    def revive(
+        self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500, now: float | None = None
+    ) -> Call[list[str]]:
+        """Put dead jobs back on the schedule, due now: those, or the oldest that died up to `before`.
+
+        Raises (when sent):
+            JobMissing: one of the ids is not dead; then none was revived.
+        """
+        return self._verb("revive", texts, self._stamp(now), as_moment(before), limit, *ids)
+
+    def drop(self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500) -> Call[list[str]]:
+        """Delete dead jobs: those, or the oldest that died up to `before`.
+
+        Raises (when sent):
+            JobMissing: one of the ids is not dead; then none was dropped.
+        """
+        return self._verb("drop", texts, as_moment(before), limit, *ids)
+
+    def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
+        """Read where a job is, and its record, in one moment."""
+
+        def status(reply: list[Any]) -> JobStatus | None:
+            _, place, score, flat = reply
+            if not place:
+                return None
+            return read_status(self.queue, job_id, _place(place), text(score), as_fields(flat))
+
+        return self._verb("look", status, self._stamp(now), job_id)
+
+    def explain(self, job_id: str, *, now: float | None = None) -> Call[Facts]:
+        """Read why a job has not run yet, in one moment."""
+
+        def facts(reply: list[Any]) -> Facts:
+            moment, place, score, flat, limits, named = reply
+            fields = as_fields(flat)
+            told = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
+            holder, parked = told.pop("holder", None), fields.get("parked")
+            return Facts(
+                float(moment),
+                read_status(self.queue, job_id, _place(place), text(score), fields) if place else None,
+                read_limits(limits),
+                None if parked is None else text(parked),
+                {name: float(value) for name, value in told.items()},
+                None if holder is None else text(holder),
+            )
+
+        return self._verb("explain", facts, self._stamp(now), job_id)
+
+    def ask(self, job_id: str) -> Call[tuple[str, bytes, str]]:
+        """Ask for a reply; when the job has ended already: its outcome, result (JSON), reason, else three empty ones.
+
+        Raises (when sent):
+            JobMissing: the job never was, or its retention has ended.
+        """
+
+        def ended(reply: list[bytes]) -> tuple[str, bytes, str]:
+            return text(reply[0]), reply[1], text(reply[2])
+
+        return self._verb("ask", ended, job_id)
+
+    def listen(self, job_id: str, block: float) -> Call[bytes | None]:
+        """Wait up to `block` seconds for a job's reply, and leave it there for others who wait (so not BLPOP)."""
+        reply = keys.reply(self.queue, job_id)
+        return Call(("BLMOVE", reply, reply, "LEFT", "LEFT", block), raw)
+
+    def replied(self, job_id: str) -> Call[bytes | None]:
+        """Read a job's reply, if there is one."""
+        return Call(("LINDEX", keys.reply(self.queue, job_id), 0), raw)
+
+    def ids(self, cursor: int) -> Call[tuple[int, list[str]]]:
+        """Read a slice of the ids that have records."""
+        prefix = self._root + "job:"
+
+        def read(reply: list[Any]) -> tuple[int, list[str]]:
+            return int(reply[0]), [text(key)[len(prefix) :] for key in reply[1]]
+
+        return Call(("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000), read)

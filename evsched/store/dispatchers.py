@@ -1,0 +1,73 @@
+"""What dispatchers call: dispatch, what recurs, and the leases to be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from evsched.answers import Agenda, Lease, Step
+from evsched.call import Call, Word, text, texts
+from evsched.recurrence import Occurrence
+from evsched.store.queue import Queue, as_fields, as_pairs
+
+
+class Dispatchers(Queue):
+    """The calls of a dispatcher and its janitor."""
+
+    def dispatch(self, *, limit: int, cap: int, canary: str = "", now: float | None = None) -> Call[Step]:
+        """Move what is due to the backlog and through the gate; tell how long to sleep.
+
+        With a `canary`, a dispatcher's id, its subscription hears a message and a keyspace event.
+        """
+
+        def step(reply: list[Any]) -> Step:
+            moment, sleep, moved, buried, missed = reply
+            return Step(
+                float(moment),
+                float(sleep) if sleep else float("inf"),
+                [float(due) for due in moved],
+                as_pairs(buried),
+                texts(missed),
+            )
+
+        return self._verb("dispatch", step, self._stamp(now), limit, cap, canary)
+
+    def recur(
+        self,
+        name: str,
+        seen: bytes,
+        put: Iterable[Occurrence],
+        *,
+        next_: float | None,
+        missed: int = 0,
+        reason: str = "",
+    ) -> Call[list[str] | None]:
+        """Put occurrences on the schedule and move their recurrence on; None when it has been moved by another."""
+
+        def ids(reply: list[bytes] | None) -> list[str] | None:
+            return None if reply is None else texts(reply)
+
+        words: list[Word] = [name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
+        for one in put:
+            words += (one.id, repr(one.planned), repr(one.due), "" if one.grace is None else repr(one.grace))
+        return self._verb("recur", ids, *words)
+
+    def survey(self, *, now: float | None = None) -> Call[list[Lease]]:
+        """Read all leases of the queue, the earliest end first."""
+
+        def read(reply: list[Any]) -> list[Lease]:
+            return [
+                Lease(text(reply[i]), reply[i + 1], float(reply[i + 2]), reply[i + 3]) for i in range(0, len(reply), 4)
+            ]
+
+        return self._verb("survey", read, self._stamp(now))
+
+    def agenda(self, ahead: float, limit: int, *, now: float | None = None) -> Call[Agenda]:
+        """Read the recurrences whose next planned time lies at most `ahead` seconds from now."""
+
+        def read(reply: list[Any]) -> Agenda:
+            moment, beyond, rows = reply
+            due = [(text(rows[i]), rows[i + 1], as_fields(rows[i + 2])) for i in range(0, len(rows), 3)]
+            return Agenda(float(moment), float(beyond) if beyond else None, due)
+
+        return self._verb("agenda", read, self._stamp(now), ahead, limit)

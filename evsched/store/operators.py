@@ -1,0 +1,85 @@
+"""What those who run the queue call: limits, pauses, and what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from evsched import keys
+from evsched.answers import Census
+from evsched.call import Call, Word, text, texts
+from evsched.limits import Limits, read_limits
+from evsched.store.queue import Queue
+
+
+class Operators(Queue):
+    """The calls about a queue as a whole."""
+
+    def pause(self, *, limit: int = 500, now: float | None = None) -> Call[tuple[float, int, int]]:
+        """Close the gate; the reply: since when it is, how many went back to the backlog, how many are still ready."""
+
+        def told(reply: list[Any]) -> tuple[float, int, int]:
+            return float(reply[0]), reply[1], reply[2]
+
+        return self._verb("pause", told, self._stamp(now), limit)
+
+    def resume(self, *, now: float | None = None) -> Call[float | None]:
+        """Open the gate; the reply is since when it was closed, None = it was not."""
+
+        def since(reply: bytes) -> float | None:
+            return float(reply) if reply else None
+
+        return self._verb("resume", since, self._stamp(now))
+
+    def limit(self, limits: Mapping[str, float | None] | None = None, *, now: float | None = None) -> Call[Limits]:
+        """Set limits by their field names (`limits.py`), None = no such limit; the reply is all there are."""
+        words: list[Word] = [self._stamp(now)]
+        for name, value in (limits or {}).items():
+            words += (name, "" if value is None else f"{value:.12g}")
+        return self._verb("limit", read_limits, *words)
+
+    def census(self, *, now: float | None = None) -> Call[Census]:
+        """Count the jobs of each place, in one moment."""
+
+        def read(reply: list[Any]) -> Census:
+            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused, front = reply
+            return Census(
+                float(moment),
+                {
+                    "schedule": schedule,
+                    "backlog": backlog,
+                    "ready": ready,
+                    "processing": processing,
+                    "dead": dead,
+                },
+                due,
+                workers,
+                float(next_due) if next_due else None,
+                float(paused) if paused else None,
+                max(0.0, float(moment) - float(front)) if front else 0.0,
+            )
+
+        return self._verb("census", read, self._stamp(now))
+
+    def call_roll(self, asker: str) -> Call[int]:
+        """Call the queue's workers; each answers to `asker`'s channel. The reply is how many have heard."""
+        return Call(("PUBLISH", keys.roll(self.queue), keys.present(self.queue, asker)), int)
+
+    def front(
+        self, place: Literal["schedule", "backlog", "dead"], limit: int, *, group: str | None = None
+    ) -> Call[list[tuple[str, float]]]:
+        """Read the first jobs of a place with their scores; of the backlog of a `group` that its limits hold back."""
+        key = self._root + (place if group is None else f"{place}:{group}")
+
+        def read(reply: list[bytes]) -> list[tuple[str, float]]:
+            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+
+        return Call(("ZRANGE", key, 0, limit - 1, "WITHSCORES"), read)
+
+    def closed(self) -> Call[list[str]]:
+        """Read the groups whose own limits hold jobs back."""
+        return Call(("ZRANGE", self._root + "closed", 0, -1), texts)
+
+    def line(self, limit: int) -> Call[list[str]]:
+        """Read the first ids in ready."""
+        return Call(("LRANGE", keys.ready(self.queue), 0, limit - 1), texts)

@@ -1,0 +1,43 @@
+"""A queue's calls: how each is made. What the other files of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from evsched import keys
+from evsched.call import Call, T, Word, text
+from evsched.scripts import script
+
+
+def as_moment(unix: float | None) -> str:
+    return "" if unix is None else f"{unix:.6f}"
+
+
+def as_pairs(flat: list[bytes]) -> list[tuple[str, str]]:
+    return [(text(flat[i]), text(flat[i + 1])) for i in range(0, len(flat), 2)]
+
+
+def as_fields(flat: list[bytes]) -> dict[str, bytes]:
+    return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+
+
+class Queue:
+    """The calls of one queue. `clock` stands in for Redis's own: a test's.
+
+    Raises:
+        ConfigError: that is no name for a queue.
+    """
+
+    def __init__(self, queue: str, clock: Callable[[], float] | None = None) -> None:
+        self.queue = keys.check_queue(queue)
+        self._root = keys.root(queue)
+        self._clock = clock
+
+    def _stamp(self, now: float | None) -> str:
+        if now is None and self._clock is not None:
+            now = self._clock()
+        return as_moment(now)
+
+    def _verb(self, verb: str, read: Callable[[Any], T], *arguments: Word) -> Call[T]:
+        return Call((1, self._root, *arguments), read, script(verb))

@@ -1,0 +1,75 @@
+"""What declares recurrences and windows, and looks at them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from evsched.call import Call, raw, text, texts
+from evsched.recurrence import Declared
+from evsched.store.queue import Queue, as_fields
+
+
+class Recurrences(Queue):
+    """The calls about recurrences and windows by their names."""
+
+    def declare(self, recurrence: Declared, owner: str = "") -> Call[Literal["made", "changed", "same"]]:
+        """Make a recurrence, or change one; the reply says which. `owner`: the app that declares it in its code."""
+
+        def did(reply: bytes) -> Literal["made", "changed", "same"]:
+            return cast(Literal["made", "changed", "same"], text(reply))
+
+        words = [word for pair in recurrence.fields().items() for word in pair]
+        return self._verb("declare", did, recurrence.name, owner, *words)
+
+    def remove(self, name: str) -> Call[Any]:
+        """Delete a recurrence, with what it has ahead on the schedule.
+
+        Raises (when sent):
+            JobMissing: there is none of that name.
+        """
+        return self._verb("remove", raw, name)
+
+    def hold(self, name: str, paused: bool, *, now: float | None = None) -> Call[Any]:
+        """Pause a recurrence, or let it go on from now.
+
+        Raises (when sent):
+            JobMissing: there is none of that name.
+        """
+        return self._verb("hold", raw, self._stamp(now), name, "1" if paused else "")
+
+    def declared(self, owner: str) -> Call[list[str]]:
+        """Read the names of the recurrences that an app declares in its code."""
+        return Call(("SMEMBERS", f"{self._root}declared:{owner}"), texts)
+
+    def recurrences(self, start: int, count: int) -> Call[list[tuple[str, float]]]:
+        """Read a slice of the recurrences with their next planned times, the earliest first."""
+
+        def read(reply: list[bytes]) -> list[tuple[str, float]]:
+            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+
+        return Call(("ZRANGE", self._root + "recurrences", start, start + count - 1, "WITHSCORES"), read)
+
+    def recurrence(self, name: str) -> Call[dict[str, bytes]]:
+        """Read a recurrence's record."""
+        return Call(("HGETALL", f"{self._root}recurrence:{name}"), as_fields)
+
+    def window(self, name: str) -> Call[str | None]:
+        """Read a named window."""
+
+        def read(reply: bytes | None) -> str | None:
+            return None if reply is None else text(reply)
+
+        return Call(("HGET", f"{self._root}windows", name), read)
+
+    def windows(self) -> Call[dict[str, str]]:
+        """Read all named windows."""
+
+        def read(reply: list[bytes]) -> dict[str, str]:
+            return {name: text(value) for name, value in as_fields(reply).items()}
+
+        return Call(("HGETALL", f"{self._root}windows"), read)
+
+    def set_window(self, name: str, window: str | None) -> Call[int]:
+        """Keep a named window, None = no more; the reply is 1 when there was none, or when it was deleted."""
+        key = f"{self._root}windows"
+        return Call(("HDEL", key, name) if window is None else ("HSET", key, name, window), int)

@@ -1,0 +1,124 @@
+"""What workers call: take, start, and the ends of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
+
+from evsched import keys
+from evsched.answers import Take
+from evsched.call import Call, Word, text, texts
+from evsched.current import Progress
+from evsched.job import Aborted, Buried, Deferred, Done, Retried, Taken, encode
+from evsched.store.queue import Queue, as_pairs
+
+
+class Workers(Queue):
+    """The calls of a worker."""
+
+    def take(self, worker: str, block: float) -> Call[str | None]:
+        """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, the first half of a take."""
+
+        def one(reply: bytes | None) -> str | None:
+            return None if reply is None else text(reply)
+
+        return Call(
+            ("BLMOVE", keys.ready(self.queue), keys.processing(self.queue, worker), "LEFT", "RIGHT", block), one
+        )
+
+    def start(
+        self, worker: str, ids: Sequence[str], *, hold: int, lease: float, now: float | None = None
+    ) -> Call[Take]:
+        """Count the attempts of the jobs that BLMOVE took, take more up to `hold`, and hand them all out."""
+
+        def take(reply: list[Any]) -> Take:
+            moment, more, leased, flat, buried = reply
+            jobs = [
+                Taken(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3], float(flat[i + 4]))
+                for i in range(0, len(flat), 5)
+            ]
+            return Take(float(moment), more == b"1", leased == b"1", jobs, as_pairs(buried))
+
+        return self._verb("start", take, self._stamp(now), worker, lease, hold, *ids)
+
+    def complete(self, worker: str, runs: Iterable[tuple[Taken, Done]], *, now: float | None = None) -> Call[list[str]]:
+        """End runs that are done; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, done in runs:
+            words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
+        return self._verb("complete", texts, *words)
+
+    def retry(self, worker: str, runs: Iterable[tuple[Taken, Retried]], *, now: float | None = None) -> Call[list[str]]:
+        """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, retried in runs:
+            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
+        return self._verb("retry", texts, *words)
+
+    def bury(self, worker: str, runs: Iterable[tuple[Taken, Buried]], *, now: float | None = None) -> Call[list[str]]:
+        """Give jobs up; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, buried in runs:
+            words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
+        return self._verb("bury", texts, *words)
+
+    def defer(
+        self, worker: str, runs: Iterable[tuple[Taken, Deferred]], *, now: float | None = None
+    ) -> Call[list[str]]:
+        """Put jobs back on the schedule that may not start now; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, deferred in runs:
+            words += (job.id, job.attempt, repr(deferred.due), deferred.reason)
+        return self._verb("defer", texts, *words)
+
+    def abort(self, worker: str, runs: Iterable[tuple[Taken, Aborted]], *, now: float | None = None) -> Call[list[str]]:
+        """End runs that were told to stop; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, aborted in runs:
+            words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
+        return self._verb("abort", texts, *words)
+
+    def requeue(
+        self,
+        worker: str,
+        reason: str,
+        *,
+        ids: Sequence[str] = (),
+        lease: bytes = b"",
+        limit: int = 250,
+        now: float | None = None,
+    ) -> Call[tuple[Literal["moved", "more", "all"], list[str]]]:
+        """Put what a worker holds back to the front of ready. `lease`: only if that still is its lease."""
+
+        def put(reply: list[Any]) -> tuple[Literal["moved", "more", "all"], list[str]]:
+            return cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1])
+
+        return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
+
+    def beat(
+        self, worker: str, lease: float, *, fresh: bool = False, now: float | None = None
+    ) -> Call[tuple[bool, int, list[str]]]:
+        """Renew a lease, or begin one.
+
+        The reply: was it there, how many jobs the worker's list holds, and which of them are to stop.
+        """
+
+        def kept(reply: list[Any]) -> tuple[bool, int, list[str]]:
+            return reply[0] == b"1", reply[1], texts(reply[2])
+
+        return self._verb("beat", kept, self._stamp(now), worker, lease, "1" if fresh else "")
+
+    def progress(self, worker: str, runs: Iterable[tuple[Taken, Progress]]) -> Call[int]:
+        """Keep how far runs are; the reply is how many of them were still this worker's."""
+        words: list[Word] = [worker]
+        for job, progress in runs:
+            words += (job.id, job.attempt, encode(progress))
+        return self._verb("progress", int, *words)
+
+    def held(self, worker: str) -> Call[list[str]]:
+        """Read the ids in a worker's list."""
+        return Call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
+
+    def answer_roll(self, channel: str, presence: bytes) -> Call[int]:
+        """Answer one who called the roll; the reply is how many have heard."""
+        return Call(("PUBLISH", channel, presence), int)
