@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from evsched.embedded import EmbeddedRedis
+from tests.support.cli import Cli
 
 TASKS = """
 from evsched import App, current_job
@@ -38,55 +31,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "broken.py").write_text("import nowhere_to_be_found")
     (tmp_path / "empty.py").write_text("")
     return tmp_path
-
-
-class Cli:
-    def __init__(self, url: str, folder: Path) -> None:
-        self.folder = folder
-        self.environment = {**os.environ, "EVSCHED_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])}
-        self.environment.pop("EVSCHED_TEST_SERVER", None)
-
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "evsched", *words]
-
-    def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*words),
-            env={**self.environment, **environment},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def json(self, *words: str) -> Any:
-        done = self.run(*words, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    @contextmanager
-    def running(self, *words: str, until: str) -> Generator[subprocess.Popen[str]]:
-        """Run a service until its log has said `until`; end it with SIGTERM, and see that it ends well."""
-        child = subprocess.Popen(
-            self.command(*words), env=self.environment, cwd=self.folder, stderr=subprocess.PIPE, text=True
-        )
-        assert child.stderr is not None
-        try:
-            said = ""
-            for line in child.stderr:
-                said += line
-                if until in line:
-                    break
-            else:
-                raise AssertionError(f"it never said {until!r}: {said}")
-            yield child
-            child.send_signal(signal.SIGTERM)
-            assert child.wait(30) == 0, child.stderr.read()
-        finally:
-            child.kill()
-            child.wait()
-            child.stderr.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evsched.embedded import EmbeddedRedis
-from tests.service.test_cli import Cli
+from tests.support.cli import Cli
 
 TASKS = """
 import os

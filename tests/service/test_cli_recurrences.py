@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.embedded import EmbeddedRedis
-from tests.service.test_cli import Cli
+from tests.support.cli import Cli
 
 TASKS = """
 from evsched import App, Retry, current_job

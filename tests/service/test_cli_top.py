@@ -19,7 +19,7 @@ import pytest
 import redis
 
 from evsched.embedded import EmbeddedRedis
-from tests.service.test_cli import Cli
+from tests.support.cli import Cli
 
 TASKS = """
 import asyncio

@@ -25,8 +25,8 @@ from evsched.rights import ROLES, Role
 from evsched.scripts import folder
 from evsched.sender import Commands
 from evsched.store import Store
-from tests.service.test_cli import Cli
 from tests.service.test_rights import USERS, url, words_of
+from tests.support.cli import Cli
 from tests.support.system import system
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from evsched.errors import ConfigError
 from evsched.supervisor import Span, read_span
-from tests.service.test_cli import Cli
+from tests.support.cli import Cli, Log, ended
 from tests.support.web import get
 
 pytestmark = pytest.mark.anyio
@@ -42,22 +41,6 @@ def cli(server: Any, folder: Path) -> Cli:
     return Cli(server.url, folder)
 
 
-class Log:
-    """What a service says, line by line."""
-
-    def __init__(self, child: subprocess.Popen[str]) -> None:
-        self._child = child
-        self.lines: list[dict[str, Any]] = []
-
-    def until(self, event: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda line: True) -> Any:
-        assert self._child.stderr is not None
-        while len(found := [line for line in self.lines if line["event"] == event and where(line)]) < count:
-            line = self._child.stderr.readline()
-            assert line, f"it ended, and said {self.lines}"
-            self.lines.append(json.loads(line))
-        return found[count - 1]
-
-
 def start(cli: Cli, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         cli.command("worker", "tasks:app", *words),
@@ -66,12 +49,6 @@ def start(cli: Cli, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def ended(child: subprocess.Popen[str]) -> int:
-    child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=20)
-    return child.returncode
 
 
 def alive(pid: int) -> bool:

@@ -20,8 +20,7 @@ import pytest
 
 from evsched import App
 from evsched.embedded import EmbeddedRedis, Kind, find_server
-from tests.service.test_cli import Cli
-from tests.service.test_processes import Log, ended
+from tests.support.cli import Cli, Log, ended
 from tests.support.prometheus import PROGRAM, Prometheus
 from tests.support.web import get
 
