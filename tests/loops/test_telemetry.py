@@ -86,6 +86,22 @@ async def test_slots_and_the_age_of_what_waits(config: Config, app: App, queue: 
         gate.set()
 
 
+async def test_five_thousand_unknown_tasks_are_one_series_each(config: Config, app: App, queue: str, raw: Any) -> None:
+    @app.task
+    async def known() -> None: ...
+
+    many = replace(config, concurrency=250)
+    async with system(many, app, workers=0) as running, told(running) as url:
+        running.work()
+        members = {f'{{"task":"made-up-{n}","id":"{n}"}}': 0 for n in range(5000)}
+        raw.zadd(f"evsched:{{{queue}}}:schedule", members)
+        await running.recorder.wait(events.Buried, count=5000, limit=30)
+        figure = await scrape(url)
+        assert figure("jobs_finished_total", queue=queue, task="__other__", outcome="dead") == 5000
+        assert figure.labels("jobs_finished_total", "task") == {"known", "__other__"}
+        assert len(figure) <= 200
+
+
 async def test_redis_is_read_once_a_second_however_many_scrape(config: Config, app: App, raw: Any) -> None:
     def asked() -> int:
         return raw.info("commandstats")["cmdstat_info"]["calls"]
