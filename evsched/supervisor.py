@@ -103,7 +103,7 @@ class Supervisor:
             await self._stop.wait()
             for child in self._children:
                 self._end(child)
-            await asyncio.gather(*(child.keeper for child in self._children if child.keeper))
+            await self._outlive([child.keeper for child in self._children if child.keeper])
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -113,6 +113,16 @@ class Supervisor:
                 if child.port is not None:
                     child.port.close()
         return self._code
+
+    async def _outlive(self, keepers: list[asyncio.Task[None]]) -> None:
+        """Wait for the children's end; one that hangs is killed, and the janitor puts back what it held."""
+        if keepers:
+            # A drain is at most three graces, and some answers of Redis that do not come.
+            await asyncio.wait(keepers, timeout=3 * self._config.grace + 4 * self._config.deadline)
+        for child in self._children:
+            if child.process is not None and child.process.returncode is None:
+                child.process.kill()
+        await asyncio.gather(*keepers)
 
     def _bind(self, number: int) -> socket.socket | None:
         first, host = self._config.metrics_port, self._config.metrics_host

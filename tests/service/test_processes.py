@@ -113,6 +113,17 @@ def test_children_end_with_a_parent_that_is_killed(cli: Cli, queue: str) -> None
     child.communicate(timeout=20)  # which is closed when it has ended
 
 
+def test_a_child_that_hangs_is_killed_in_the_end(cli: Cli, queue: str) -> None:
+    cli.environment["EVSCHED_DEADLINE"] = "0.1"
+    child = start(cli, "--queue", queue, "--processes", "1")
+    log = Log(child)
+    log.until("WorkerStarted")
+    os.kill(log.until("ChildStarted")["pid"], signal.SIGSTOP)
+    child.send_signal(signal.SIGTERM)
+    assert log.until("ChildEnded")["code"] == -signal.SIGKILL
+    assert ended(child) == 0
+
+
 def test_one_that_cannot_start_ends_the_parent(cli: Cli) -> None:
     done = cli.run("worker", "nowhere:app", "--processes", "2")
     assert done.returncode == 1
