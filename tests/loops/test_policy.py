@@ -208,4 +208,4 @@ async def test_a_plain_function_tells_its_progress_without_await(config: Config,
                 pass
         gate.set()
         await job.result(5)
-        assert whole.recorder.of(events.Completed)
+        await whole.recorder.wait(events.Completed)  # the worker hears of it after Redis has told who waits
