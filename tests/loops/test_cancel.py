@@ -83,15 +83,26 @@ async def test_a_process_is_ended(config: Config, queue: str, tmp_path: Path) ->
 
 async def spinning(queue: str, folder: Path, **options: Any) -> tuple[int, Any]:
     """Return the pid of a job on a process that has begun."""
+    await (await heavy.pid.using(queue=queue).enqueue()).result(20)  # a process takes its time to come up
     fifo = folder / "pid"
     os.mkfifo(fifo)
-    job = await heavy.spin.using(queue=queue, **options).enqueue(str(fifo))
-    return int(await asyncio.to_thread(fifo.read_text)), job
+    # Not in a thread, which would wait for ever for a process that ended before it could write.
+    end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(end, told.set)
+    try:
+        job = await heavy.spin.using(queue=queue, **options).enqueue(str(fifo))
+        async with asyncio.timeout(10):
+            await told.wait()
+        return int(os.read(end, 100)), job
+    finally:
+        loop.remove_reader(end)
+        os.close(end)
 
 
 async def test_a_timeout_ends_a_process(config: Config, queue: str, tmp_path: Path) -> None:
     async with system(config, heavy.app):
-        pid, job = await spinning(queue, tmp_path, timeout=0.5)
+        pid, job = await spinning(queue, tmp_path, timeout=1)
         with pytest.raises(JobDead, match="timeout"):
             await job.result(10)
         with pytest.raises(ProcessLookupError):
