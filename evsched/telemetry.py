@@ -58,9 +58,9 @@ class Telemetry:
         self._listener = Listener(self._metrics.registry, self._refresh, self._ready)
         self._unproven: str | None = "the subscription is not proved yet"
         self._unheard: str | None = None
-        disable_created_metrics()  # twice the series, for times that nobody asks for
-        self._on = config.metrics_port is not None or listening is not None
-        if self._on:
+        counted = config.metrics_port is not None or listening is not None
+        if counted:
+            disable_created_metrics()  # twice the series, for times that nobody asks for
             events.listen(self._metrics.listen)
             events.listen(self._hear)
 
