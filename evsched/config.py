@@ -98,3 +98,13 @@ def load(environment: Mapping[str, str], **flags: Any) -> Config:
         return msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"setting: {error}") from None
+
+
+def as_environment(config: Config) -> dict[str, str]:
+    """Return the environment from which `load` reads these settings; what is a default is left out."""
+    default = Config()
+    return {
+        f"EVSCHED_{name.upper()}": ",".join(config.queues) if name == "queues" else str(value)
+        for name in Config.__struct_fields__
+        if (value := getattr(config, name)) != getattr(default, name)
+    }

@@ -9,10 +9,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from evsched import server
-from evsched.answers import Census
+from evsched.call import Call
 from evsched.errors import StoreError
 from evsched.events import Emit, RedisFailed
 from evsched.metrics import Metrics
@@ -37,20 +37,19 @@ class Depths:
         self._commands = commands
         self._emit = emit
         self._queues = queues
-        self._read = float("-inf")
+        self._at = float("-inf")
 
     async def refresh(self) -> None:
         """Read what is older than a second. While Redis is away there is nothing to tell, and nothing is told."""
-        if time.monotonic() - self._read < _FRESH:
+        if time.monotonic() - self._at < _FRESH:
             return
-        self._read = time.monotonic()
+        self._at = time.monotonic()
         told, queues = self._metrics, self._queues()
         for gauge in (told.queue_jobs, told.queue_oldest, told.next_due, told.queue_workers, told.queue_paused):
             gauge.clear()
         try:
             async with asyncio.timeout(_DEADLINE):
-                stats = await self._commands.send(server.info("stats"))
-                found = [census for at in range(0, len(queues), _SLICE) for census in await self._read_some(queues, at)]
+                stats, *found = await self._read([server.info("stats"), *(Store(queue).census() for queue in queues)])
         except (StoreError, TimeoutError) as error:
             self._emit(RedisFailed(error.kind if isinstance(error, StoreError) else "timeout"))
             return
@@ -65,5 +64,6 @@ class Depths:
             if census.next_due is not None and math.isfinite(census.next_due):
                 told.next_due.labels(label).set(census.next_due)
 
-    async def _read_some(self, queues: list[str], at: int) -> list[Census]:
-        return await self._commands.send_all([Store(queue).census() for queue in queues[at : at + _SLICE]])
+    async def _read(self, calls: list[Call[Any]]) -> list[Any]:
+        slices = [calls[at : at + _SLICE] for at in range(0, len(calls), _SLICE)]
+        return [answer for some in slices for answer in await self._commands.send_all(some)]

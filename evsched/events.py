@@ -64,7 +64,7 @@ class Dispatched(Event, frozen=True):
 
 
 class Started(Event, frozen=True):
-    """A worker was handed jobs, and their handlers have begun. `tasks` and `lateness` go with `ids`."""
+    """A worker was handed jobs, and has made the first step with each. `tasks` and `lateness` go with `ids`."""
 
     queue: str
     worker: str
@@ -219,12 +219,16 @@ class WorkerStuck(Event, frozen=True):
     attempt: int
 
 
-class SlotsFull(Event, frozen=True):
-    """A worker's slots are all in use, and more jobs are ready."""
+class ReadyLeft(Event, frozen=True):
+    """A worker has taken what it can for now, and more is ready."""
+
+    queue: str
 
 
-class RoomLeft(Event, frozen=True):
-    """A worker has free slots again, or nothing more is ready."""
+class ReadyTaken(Event, frozen=True):
+    """A worker has taken all that was ready."""
+
+    queue: str
 
 
 class ChildStarted(Event, frozen=True):

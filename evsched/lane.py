@@ -28,6 +28,7 @@ from evsched.outage import Outage
 from evsched.run import Run
 from evsched.sender import Blocking, Commands, Direct
 from evsched.server import unblock
+from evsched.slots import Slots
 from evsched.store import Store
 
 _Outgoing = tuple[Call[Any], list[tuple[Run, Outcome]] | None]
@@ -39,30 +40,6 @@ _PROGRESS: Final = 0.25
 
 _UNBLOCK: Final = 0.05
 """Seconds between two tries to end a BLMOVE that waits."""
-
-
-class Slots:
-    """The room for jobs in a worker process, shared by its lanes."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.free = total
-        self.full = False
-        """None is free, and more jobs are ready."""
-        self.lanes: list[Lane] = []
-
-    def reserve(self) -> int:
-        """Take all free slots, and return how many those were."""
-        free = max(self.free, 0)
-        self.free -= free
-        return free
-
-    def release(self, count: int) -> None:
-        """Give slots back; lanes that had none go on. A negative count takes them: what BLMOVE took must run."""
-        if self.free <= 0 < count and len(self.lanes) > 1:
-            for lane in self.lanes:
-                lane.stir()
-        self.free += count
 
 
 class Lane:
@@ -99,6 +76,8 @@ class Lane:
         """Ids in the worker's list that are to be started."""
         self._more = True
         """Ready may hold more: ask without blocking. At the start it may."""
+        self._behind = False
+        """The last start did leave some there, and that was told."""
         self._unsure = True
         """The list may hold what we do not know of."""
         self._surplus = 0
@@ -110,7 +89,7 @@ class Lane:
         self._stopping = False
         self._blocked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._news.set()
-        slots.lanes.append(self)
+        slots.freed.append(self.stir)
 
     @property
     def busy(self) -> bool:
@@ -205,17 +184,10 @@ class Lane:
             calls.append((self.store.start(self._worker, taken, hold=hold, lease=self._config.lease), None))
         if calls:
             await self._send(calls, taken, reserved)
-            self._tell_room()
         if self._ended or self._taken or (self._more and self._slots.free > 0 and not self._stopping):
             self._news.set()
         elif self._slots.free > 0 and not self._more:
             self._hungry.set()
-
-    def _tell_room(self) -> None:
-        full = self._more and self._slots.free <= 0
-        if full != self._slots.full:
-            self._slots.full = full
-            self._emit(events.SlotsFull() if full else events.RoomLeft())
 
     async def _send(self, calls: list[_Outgoing], taken: list[str], reserved: int) -> None:
         handed = time.monotonic()
@@ -267,6 +239,9 @@ class Lane:
         if not take.leased and self.held:
             self.lose()
         self._more = take.more
+        if take.more != self._behind:
+            self._behind = take.more
+            self._emit(events.ReadyLeft(self.store.queue) if take.more else events.ReadyTaken(self.store.queue))
         queue, held, create, report = self.store.queue, self.held, self._loop.create_task, self._report
         was_busy = bool(held)
         runs = [Run(queue, job, take.now, handed, report) for job in take.jobs if job.id not in held]

@@ -1,4 +1,4 @@
-"""What a worker process tells the one that started it: that it is ready, full, or idle. One byte each.
+"""What a worker process tells the one that started it: that it is ready, behind, or idle. One byte each.
 
 The parent decides how many processes there are. When it is gone, its end of the link closes, and the worker drains.
 """
@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
 from typing import Final
 
-from evsched.events import Event, RoomLeft, SlotsFull, Started, WorkerStarted
+from evsched.errors import StoreError
+from evsched.events import Event, ReadyLeft, ReadyTaken, Started, WorkerStarted
+from evsched.worker import Worker
 
 READY: Final = b"R"
 FULL: Final = b"F"
@@ -23,7 +24,7 @@ METRICS: Final = "_EVSCHED_METRICS_FD"
 """How a child learns of the sockets that it inherits: its end of the link, and one that listens already."""
 
 _FULL_FOR: Final = 1.0
-"""Seconds without a free slot, with more jobs ready, before another process is asked for: a burst passes sooner."""
+"""Seconds for which jobs are left ready before another process is asked for: a burst passes sooner."""
 
 
 def inherited(name: str) -> socket.socket | None:
@@ -33,13 +34,15 @@ def inherited(name: str) -> socket.socket | None:
 
 
 class Load:
-    """`listen` to a worker's events; `stop()` is called when the parent is gone. It is idle after `rest` seconds."""
+    """`listen` to the events of a worker, which is idle after `rest` seconds; it stops when the parent is gone."""
 
-    def __init__(self, link: socket.socket, rest: float, busy: Callable[[], bool], stop: Callable[[], None]) -> None:
+    def __init__(self, link: socket.socket, rest: float, worker: Worker) -> None:
         self._link = link
         self._rest_for = rest
-        self._busy = busy
-        self._stop = stop
+        self._worker = worker
+        self._behind = set[str]()
+        """Queues of which jobs were left ready at the last take."""
+        self._asking: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._full: asyncio.TimerHandle | None = None
         self._idle = self._loop.call_later(self._rest_for, self._rest)
@@ -50,11 +53,15 @@ class Load:
         """Tell the parent what it needs to know of this event."""
         if isinstance(event, WorkerStarted):
             self._tell(READY)
-        elif isinstance(event, SlotsFull) and self._full is None:
-            self._full = self._loop.call_later(_FULL_FOR, self._more)
-        elif isinstance(event, RoomLeft) and self._full is not None:
-            self._full.cancel()
-            self._full = None
+        elif isinstance(event, ReadyLeft):
+            self._behind.add(event.queue)
+            if self._full is None:
+                self._full = self._loop.call_later(_FULL_FOR, self._look)
+        elif isinstance(event, ReadyTaken):
+            self._behind.discard(event.queue)
+            if self._full is not None and not self._behind:
+                self._full.cancel()
+                self._full = None
         elif isinstance(event, Started):
             self._idle.cancel()
             self._idle = self._loop.call_later(self._rest_for, self._rest)
@@ -65,14 +72,22 @@ class Load:
         self._idle.cancel()
         if self._full is not None:
             self._full.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         self._link.close()
 
-    def _more(self) -> None:
-        self._tell(FULL)
-        self._full = self._loop.call_later(_FULL_FOR, self._more)
+    def _look(self) -> None:
+        self._full = self._loop.call_later(_FULL_FOR, self._look)
+        self._asking = self._loop.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        # A worker whose slots are full has not taken for long, and others may have: so Redis says if some are left.
+        with contextlib.suppress(StoreError):
+            if await self._worker.jobs_wait():
+                self._tell(FULL)
 
     def _rest(self) -> None:
-        if not self._busy():
+        if not self._worker.busy():
             self._tell(IDLE)
         self._idle = self._loop.call_later(self._rest_for, self._rest)
 
@@ -89,4 +104,4 @@ class Load:
             gone = True
         if gone:
             self._loop.remove_reader(self._link)
-            self._stop()
+            self._worker.stop()

@@ -177,7 +177,7 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     process.telemetry.of_worker(worker)
     link, load = inherited(LINK), None
     if link is not None:
-        load = Load(link, config.idle_end, worker.busy, worker.stop)
+        load = Load(link, config.idle_end, worker)
         process.events.listen(load.listen)
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)

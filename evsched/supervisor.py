@@ -1,8 +1,8 @@
-"""The parent of worker processes: starts them, starts another when they are full, ends one that is idle.
+"""The parent of worker processes: starts them, starts another when they are behind, ends one that is idle.
 
 It knows no Redis and asks nobody: its children tell it (load.py). Each has a metrics port of its own, one after the
 other from the first; the sockets are opened here, so a child that is started anew has its predecessor's. A file
-names the ports for Prometheus (`file_sd_configs`).
+names the ports of those that should run for Prometheus (`file_sd_configs`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from evsched import load
 from evsched.backoff import reconnect_delay
-from evsched.config import Config
+from evsched.config import Config, as_environment
 from evsched.errors import ConfigError
 from evsched.events import ChildEnded, ChildStarted, Emit
 
@@ -97,7 +97,6 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop.set)
         self._children = [Child(number, self._bind(number)) for number in range(self._span.most)]
         try:
-            self._write_targets()
             for child in self._children[: self._span.least]:
                 self._begin(child)
             await self._stop.wait()
@@ -135,14 +134,14 @@ class Supervisor:
             raise ConfigError(f"metrics on {host}:{port}: {error}: choose another first port") from None
 
     def _write_targets(self) -> None:
-        """Write all ports, of processes to come too: what does not run is down, and that is no news to Prometheus."""
+        """Write the ports of the processes that should run: one that died is down, one that is not needed is not."""
         path = self._targets
         if path is None:
             return
         host = self._config.metrics_host
         if host in _ALL:
             host = socket.gethostname()
-        ports = [child.port.getsockname()[1] for child in self._children if child.port is not None]
+        ports = [child.port.getsockname()[1] for child in self._children if child.port and child.wanted]
         text = msgspec.json.encode([{"targets": [f"{host}:{port}" for port in ports], "labels": {}}])
         try:
             part = path.with_name(f"{path.name}.{os.getpid()}")
@@ -153,11 +152,13 @@ class Supervisor:
 
     def _begin(self, child: Child) -> None:
         child.wanted = True
+        self._write_targets()
         if child.keeper is None or child.keeper.done():
             child.keeper = asyncio.ensure_future(self._keep(child))
 
     def _end(self, child: Child) -> None:
         child.wanted = False
+        self._write_targets()
         if child.process is not None and child.process.returncode is None:
             child.process.terminate()
 
@@ -182,7 +183,7 @@ class Supervisor:
     async def _live(self, child: Child) -> int:
         ours, theirs = socket.socketpair()
         given = [theirs.fileno()]
-        environment = {**os.environ, load.LINK: str(theirs.fileno())}
+        environment = {**os.environ, **as_environment(self._config), load.LINK: str(theirs.fileno())}
         if child.port is not None:
             given.append(child.port.fileno())
             environment[load.METRICS] = str(child.port.fileno())

@@ -20,10 +20,11 @@ from evsched.control import Control
 from evsched.errors import ConfigError, JobMissing, StoreError
 from evsched.events import Emit, Events
 from evsched.executor import Executor, Program
-from evsched.lane import Lane, Slots
+from evsched.lane import Lane
 from evsched.outage import Outage
 from evsched.roll import Roll
 from evsched.sender import Commands, SyncCommands
+from evsched.slots import Slots
 from evsched.store import Store
 
 STUCK: int = 70
@@ -139,6 +140,15 @@ class Worker:
             if census.due or census.places["ready"] or waits:
                 return False
         return True
+
+    async def jobs_wait(self) -> bool:
+        """Look once: jobs are ready that nobody has taken.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        calls = [lane.store.census() for lane in self.lanes.values()]
+        return any(census.places["ready"] for census in await self._commands.send_all(calls))
 
     async def _begin_lease(self, lane: Lane) -> None:
         while True:

@@ -70,16 +70,13 @@ def worker(
     )
     if processes is None and metrics_targets is not None:
         raise UsageError("--metrics-targets names the ports of many: give --processes too")
+    if metrics_targets is not None and found.metrics_port is None:
+        raise UsageError("--metrics-targets names ports: give the first of them with --metrics-port")
     if processes is not None and burst:
         raise UsageError("--burst runs in one process: leave --processes out")
     log.configure(log_level.upper())
     if processes is not None:
-        command = ["worker", module, "--log-level", log_level]
-        command += [word for name in queue or () for word in ("--queue", name)]
-        options = {"--concurrency": concurrency, "--pool": pool}
-        command += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-        if url is not None:
-            os.environ["EVSCHED_URL"] = url  # a command line is for all to see, and a URL may hold a password
+        command = ["worker", module, "--log-level", log_level]  # all else is in the settings
         return asyncio.run(run_workers(found, read_span(processes), command, metrics_targets))
     app = find_app(module)
     if url is None and "EVSCHED_URL" not in os.environ:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from opentelemetry import trace as otel
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -22,11 +16,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from evsched import App, ConfigError, GiveUp, JobDead, JobExists, Retry, RetryLater, current_job, events
 from evsched.config import Config
-from evsched.tracing import _links, trace  # pyright: ignore[reportPrivateUsage]
+from evsched.tracing import trace
 from tests.support import heavy
 from tests.support.system import system
 
-ROOT = Path(__file__).parents[2]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -362,17 +355,6 @@ async def test_a_foreign_job_runs_whatever_it_carries(
     assert len(run.links) == links
 
 
-_JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
-
-
-@given(
-    parent=st.from_regex(r"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.?\Z") | _JSON,
-    state=st.text("a=,@1 \t\x00é") | _JSON,
-)
-def test_nothing_in_meta_can_fail_a_run(parent: Any, state: Any) -> None:
-    assert len(_links({"traceparent": parent, "tracestate": state})) in (0, 1)
-
-
 async def test_an_enqueue_that_is_refused_is_an_error(config: Config, app: App, spans: Traced) -> None:
     @app.task
     async def noop(n: Any = None) -> None: ...
@@ -402,34 +384,3 @@ async def test_without_an_sdk_nothing_is_written(config: Config, app: App) -> No
     trace(app, otel.NoOpTracerProvider())
     async with system(config, app):
         assert await (await meta.using(meta={"tenant": 7}).enqueue()).result(5) == {"tenant": 7}
-
-
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
-
-
-def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
-    sources = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
-        for path in sorted((ROOT / "evsched").rglob("*.py"))
-    }
-    # redis-py imports it wherever it is installed, for its own metrics: so a look at what is loaded proves nothing of
-    # ours, unless it is missing.
-    ours = [name for name, text in sources.items() if re.search(r"^\s*(from|import) opentelemetry", text, re.MULTILINE)]
-    assert ours == ["evsched.tracing"]
-    every = [name for name in sources if name not in ("evsched.__main__", "evsched.tracing", "evsched.testing")]
-    done = python(
-        "import importlib, sys\nsys.modules['opentelemetry'] = None\n"
-        f"for name in {every!r}: importlib.import_module(name)\n"
-        "print([name for name in sys.modules if name.startswith(('opentelemetry.', 'evsched.tracing'))])"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
-
-
-@pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.trace"])
-def test_a_missing_package_is_told_in_a_line_that_says_what_to_install(missing: str) -> None:
-    done = python(
-        f"import sys\nsys.modules[{missing!r}] = None\nfrom evsched import ConfigError\n"
-        "try:\n import evsched.tracing\nexcept ConfigError as error:\n print(error)"
-    )
-    assert done.stdout == "tracing needs opentelemetry-api 1.30 or newer: pip install 'evsched[otel]'\n", done.stderr

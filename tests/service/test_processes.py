@@ -26,7 +26,11 @@ app = App()
 
 @app.task
 async def hold() -> None:
-    await asyncio.sleep(1000)
+    await asyncio.Event().wait()
+
+@app.task
+async def short() -> None:
+    await asyncio.sleep(0.02)
 """
 
 
@@ -74,6 +78,7 @@ async def test_each_has_a_port_and_a_file_names_them(cli: Cli, queue: str, folde
             status, page = await get(f"http://{target}/metrics")
             assert status == 200
             assert 'evsched_worker_slots{state="free"} 256.0' in page
+        assert json.loads(targets.read_text())[0]["targets"] == group["targets"]
         victim = log.until("ChildStarted", 1)
         os.kill(victim["pid"], signal.SIGKILL)
         log.until("ChildEnded", 1, lambda line: line["code"] == -signal.SIGKILL)
@@ -86,8 +91,12 @@ async def test_each_has_a_port_and_a_file_names_them(cli: Cli, queue: str, folde
     assert not any(alive(line["pid"]) for line in log.lines if line["event"] == "ChildStarted")
 
 
-def test_another_starts_when_all_slots_are_in_use_and_ends_when_idle(cli: Cli, queue: str, raw: Any) -> None:
-    child = start(cli, "--queue", queue, "--processes", "1:2", "--concurrency", "1")
+def test_another_starts_when_all_slots_are_in_use_and_ends_when_idle(
+    cli: Cli, queue: str, raw: Any, folder: Path
+) -> None:
+    targets = folder / "targets.json"
+    ports = ("--metrics-port", "0", "--metrics-targets", str(targets))
+    child = start(cli, "--queue", queue, "--processes", "1:2", "--concurrency", "1", *ports)
     log = Log(child)
     try:
         log.until("WorkerStarted")
@@ -95,13 +104,30 @@ def test_another_starts_when_all_slots_are_in_use_and_ends_when_idle(cli: Cli, q
             raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"hold","args":[],"id":"{n}"}}': 0})
         with cli.running("dispatcher", "--queue", queue, until="NotificationsProven"):
             second = log.until("WorkerStarted", 2)
+            assert len(json.loads(targets.read_text())[0]["targets"]) == 2
             for n in range(5):
                 cli.run("cancel", str(n), "--queue", queue)
             ended_one = log.until("ChildEnded")
             assert (ended_one["number"], ended_one["code"]) == (1, 0)
+            assert len(json.loads(targets.read_text())[0]["targets"]) == 1
             assert second["slots"] == 1
     finally:
         assert ended(child) == 0
+
+
+def test_another_starts_when_short_jobs_keep_a_process_busy(cli: Cli, queue: str, raw: Any) -> None:
+    cli.environment["EVSCHED_BATCH"] = "5"  # so that after each exchange some slots are free for a moment
+    child = start(cli, "--queue", queue, "--processes", "1:2", "--concurrency", "8")
+    log = Log(child)
+    try:
+        log.until("WorkerStarted")
+        with cli.running("dispatcher", "--queue", queue, until="NotificationsProven"):
+            jobs = {f'{{"task":"short","id":"{n}"}}': 0 for n in range(5000)}  # 10 s for one process, at any speed
+            raw.zadd(f"evsched:{{{queue}}}:schedule", jobs)
+            log.until("WorkerStarted", 2)
+    finally:
+        assert ended(child) == 0
+        raw.delete(*raw.scan_iter(match=f"evsched:{{{queue}}}:*", count=1000))
 
 
 def test_children_end_with_a_parent_that_is_killed(cli: Cli, queue: str) -> None:
@@ -123,6 +149,19 @@ def test_a_child_that_hangs_is_killed_in_the_end(cli: Cli, queue: str) -> None:
     assert log.until("ChildEnded")["code"] == -signal.SIGKILL
     child.communicate(timeout=20)
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--metrics-targets", "t.json"), "give --processes too"),
+        (("--processes", "2", "--metrics-targets", "t.json"), "give the first of them with --metrics-port"),
+        (("--processes", "2", "--burst"), "--burst runs in one process"),
+    ],
+)
+def test_flags_that_do_not_go_together(cli: Cli, words: tuple[str, ...], says: str) -> None:
+    done = cli.run("worker", "tasks:app", *words)
+    assert (done.returncode, says in done.stderr) == (2, True)
 
 
 def test_one_that_cannot_start_ends_the_parent(cli: Cli) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.config import Config, load
+from evsched.config import Config, as_environment, load
 from evsched.errors import ConfigError
 
 
@@ -25,6 +25,17 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
     given: dict[str, tuple[str, object]] = {"queues": ("a,b", ("a", "b")), "metrics_port": ("9100", 9100)}
     value, expected = given.get(name, (str(default), default))
     assert getattr(load({f"EVSCHED_{name.upper()}": value}), name) == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(),
+        Config(url="redis://a:1/2", queues=("a", "b"), concurrency=3, metrics_port=9100, grace=0.25),
+    ],
+)
+def test_settings_go_through_an_environment(config: Config) -> None:
+    assert load(as_environment(config)) == config
 
 
 @pytest.mark.parametrize(
