@@ -1,12 +1,15 @@
 """Tasks on processes: for work that keeps a processor busy. A timeout or a cancellation ends the process for real.
 
 anyio keeps the pool. What crosses to the process is the handler's name and its arguments, pickled; what comes back is
-JSON or text, so that no exception and no result of a user's class has to be rebuilt here.
+JSON or text, so that no exception and no result of a user's class has to be rebuilt here. The processes end with the
+worker, and not before it: signals that are meant for the worker may reach them too.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import anyio
 import anyio.to_process
 
+from evsched import lifeline
 from evsched.current import CurrentJob, GiveUp, RetryLater, explain, set_current_job
 from evsched.errors import EvschedError
 from evsched.job import decode, encode
@@ -45,6 +49,7 @@ async def run(
         try:
             kind, value, delay = await anyio.to_process.run_sync(
                 _call,
+                os.getpid(),
                 handler.__module__,
                 handler.__qualname__,
                 args,
@@ -65,9 +70,10 @@ async def run(
 
 
 def _call(
-    module: str, name: str, args: list[Any], kwargs: dict[str, Any], known: dict[str, Any]
+    parent: int, module: str, name: str, args: list[Any], kwargs: dict[str, Any], known: dict[str, Any]
 ) -> tuple[str, Any, float | None]:
     """Call the handler; runs in the process. The name stands for a task there, whose function is `handler`."""
+    _belong_to(parent)
     try:
         found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
         set_current_job(CurrentJob(**known))
@@ -79,3 +85,15 @@ def _call(
     # The handler's process has no other place that could tell what it did.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         return "failed", explain(error), None
+
+
+def _belong_to(worker: int) -> None:
+    """Let the worker alone end this process: Ctrl-C and many supervisors signal all processes of a group at once."""
+    lifeline.end_with(worker)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Ignored by a function: what the handler starts inherits SIG_IGN, and a function not.
+        signal.signal(number, _let_pass)
+
+
+def _let_pass(number: int, frame: object) -> None:
+    pass

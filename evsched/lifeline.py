@@ -1,0 +1,63 @@
+"""A process that ends with its parent, however that ends: kill -9 and the out-of-memory killer give it no last word.
+
+A child that works for its parent and is not told to end would work on for nobody, beside whoever does its work anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+"""Of prctl(2): the signal that the kernel sends to this process when the thread that started it ends."""
+
+_tied = False
+
+
+def end_with(parent: int) -> None:
+    """End this process with `parent`, the pid of the process that started it. May be called again.
+
+    Linux minds the thread that started this process rather than the whole of its process: start such a child from the
+    event loop's thread, which lives as long as there is anybody to work for.
+    """
+    global _tied
+    if not _tied:
+        _tied = True
+        if not _ask_kernel():
+            threading.Thread(target=_wait_for_end, args=(parent,), name="evsched-lifeline", daemon=True).start()
+    if os.getppid() != parent:
+        _end()  # it had ended before the kernel knew that we care
+
+
+def _ask_kernel() -> bool:
+    """Have the kernel do it: this works even while a handler's C code holds the interpreter."""
+    if sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) == 0
+
+
+def _wait_for_end(parent: int) -> None:
+    try:
+        if sys.platform == "linux":
+            watched = select.poll()
+            watched.register(os.pidfd_open(parent), select.POLLIN)
+            if os.getppid() == parent:  # else the number may be another's by now
+                watched.poll()
+        else:
+            exits = select.kevent(parent, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+            queue = select.kqueue()
+            queue.control([exits], 0)
+            if os.getppid() == parent:
+                queue.control([], 1)
+    except ProcessLookupError:
+        pass
+    _end()
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
