@@ -19,9 +19,9 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry as SyncRetry
 
+from evsched.address import parse
 from evsched.call import Call, Word
 from evsched.errors import (
-    ConfigError,
     EvschedError,
     JobExists,
     JobMissing,
@@ -73,48 +73,45 @@ _CLASSES: Final = {
     exceptions.TimeoutError: "timeout",
 }
 
+_UNKNOWN_CA: Final = ("self-signed certificate", "unable to get local issuer certificate")
+"""What OpenSSL says of a certificate whose CA it does not know."""
+
 # hiredis's own types allow for one word only.
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
 
-def _parse(url: str) -> dict[str, Any]:
-    try:
-        options = dict(async_redis.parse_url(url))
-    except ValueError as error:
-        raise ConfigError(
-            f"URL {hide_password(url)!r}: {error}. Write redis://HOST:PORT/DB, rediss://... for TLS, "
-            "or unix:///PATH?db=DB"
-        ) from None
-    return options
+_ASYNC: Final = {
+    "redis": async_redis.Connection,
+    "rediss": async_redis.SSLConnection,
+    "unix": async_redis.UnixDomainSocketConnection,
+}
+_SYNC: Final = {
+    "redis": sync_redis.Connection,
+    "rediss": sync_redis.SSLConnection,
+    "unix": sync_redis.UnixDomainSocketConnection,
+}
 
 
-def hide_password(url: str) -> str:
-    """Return the URL as it may be shown: without its password."""
-    before, at, host = url.rpartition("@")
-    scheme, slashes, user = before.partition("://")
-    return f"{scheme}{slashes}{user.partition(':')[0]}:***@{host}" if at and ":" in user else url
-
-
-def database(url: str) -> int:
-    """Return the number of the database that the URL names."""
-    return int(_parse(url).get("db") or 0)
+def _options(url: str, **own: Any) -> tuple[str, dict[str, Any]]:
+    """Return the URL's scheme, and all that redis-py is to be told; `own` on top."""
+    address = parse(url)
+    merged: dict[str, Any] = {**address.options, "db": address.db, **_OPTIONS, **own}
+    if address.scheme == "unix":
+        del merged["socket_keepalive"]
+    return address.scheme, merged
 
 
 def _new(url: str) -> async_redis.AbstractConnection:
-    options = _parse(url)
-    kind = options.pop("connection_class", async_redis.Connection)
-    if kind is async_redis.UnixDomainSocketConnection:
-        own = {name: value for name, value in _OPTIONS.items() if name != "socket_keepalive"}
-    else:
-        own = _OPTIONS
-    merged: dict[str, Any] = {**options, **own, "retry": AsyncRetry(NoBackoff(), 0)}
-    return kind(**merged)
+    scheme, options = _options(url, retry=AsyncRetry(NoBackoff(), 0))
+    return _ASYNC[scheme](**options)
 
 
 def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     """Return our error for one of redis-py's, with what failed in front."""
     what = "Redis" if call is None else f"{call.script.name if call.script else call.words[0]}"
     message = str(error) or type(error).__name__
+    if any(words in message for words in _UNKNOWN_CA):
+        message += "; name the file of its CA in the URL: rediss://...?ssl_ca_certs=/PATH"
     code, _, rest = message.partition(" ")
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
         return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
@@ -196,16 +193,9 @@ class SyncLink:
     """One connection of a program without an event loop. For one thread at a time."""
 
     def __init__(self, url: str, deadline: float) -> None:
-        options = _parse(url)
-        kind = {
-            async_redis.UnixDomainSocketConnection: sync_redis.UnixDomainSocketConnection,
-            async_redis.SSLConnection: sync_redis.SSLConnection,
-        }.get(options.pop("connection_class", None), sync_redis.Connection)
-        own: dict[str, Any] = {**_OPTIONS, "socket_timeout": deadline, "retry": SyncRetry(NoBackoff(), 0)}
-        if kind is sync_redis.UnixDomainSocketConnection:
-            del own["socket_keepalive"]
+        scheme, options = _options(url, socket_timeout=deadline, retry=SyncRetry(NoBackoff(), 0))
         self._deadline = deadline
-        self._connection: Any = kind(**{**options, **own})
+        self._connection: Any = _SYNC[scheme](**options)
 
     def exchange(self, words: tuple[Word, ...], block: float) -> Any:
         """Send one command, which may wait in Redis for `block` seconds; return its reply, or its error reply.

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from evsched import checkup, keys, server
+from evsched import address, checkup, keys, server
 from evsched.call import Call, T
-from evsched.connection import Subscription, database
+from evsched.connection import Subscription
 from evsched.errors import StoreDown, StoreError, StoreRefused
 from evsched.finding import Finding
 from evsched.rights import Role, needs
@@ -112,7 +112,7 @@ class Doctor:
         key = keys.canary(self._queue)
         subscription = Subscription(self._url)
         try:
-            await subscription.open([], [keys.events(database(self._url), key)])
+            await subscription.open([], [keys.events(address.parse(self._url).db, key)])
             await self._commands.send_all(server.canary(key))
             async with asyncio.timeout(self._heard):
                 async for _ in subscription.messages():
@@ -155,7 +155,7 @@ class Doctor:
                 what = f"there is no user {role}, so this connection's user was asked for what {role} needs"
                 self._tell(Finding("rights", "info", what, f"user {user}", ""))
             refused = list[str]()
-            for words in needs(role, self._queue, database(self._url), all_queues=all_queues):
+            for words in needs(role, self._queue, address.parse(self._url).db, all_queues=all_queues):
                 if await self._commands.send(server.may(user, words)) != "OK":
                     refused.append(" ".join(words[:2]))
         except StoreRefused as error:

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -93,6 +93,13 @@ def escape(line: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
+def json_text(value: Any) -> str:
+    """Return the value as JSON in one line of printable characters."""
+    text = msgspec.json.encode(value).decode()
+    # JSON escapes what lies below a space, but not DEL, the C1 controls, U+2028 or marks that turn the text round.
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 class _Human(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {escape(record.getMessage())}"
@@ -105,9 +112,7 @@ class _Json(logging.Formatter):
         if isinstance(event, Event):
             line["event"] = type(event).__name__
             line.update(msgspec.to_builtins(event))
-        # JSON escapes what lies below a space, but not DEL, the C1 controls or marks that turn the text's direction.
-        text = msgspec.json.encode(line).decode()
-        return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+        return json_text(line)
 
 
 def configure(level: str = "INFO") -> None:

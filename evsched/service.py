@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import evsched
 from evsched import log
+from evsched.address import hide_password
 from evsched.app import App
 from evsched.config import Config
-from evsched.connection import hide_password
 from evsched.dispatcher import Dispatcher
 from evsched.embedded import read_version
 from evsched.errors import ConfigError, StoreDown, StoreRefused

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from evsched import events, keys, server
+from evsched import address, events, keys, server
 from evsched.config import Config
-from evsched.connection import Subscription, database
+from evsched.connection import Subscription
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.outage import Outage
@@ -64,7 +64,7 @@ class Watcher:
         self._heard = heard
         self._recurs = recurs
         self._look = look
-        db = database(config.url)
+        db = address.parse(config.url).db
         names = config.queues or ("*",)
         told = [keys.events(db, key(name)) for key in (keys.schedule, keys.recurrences, keys.canary) for name in names]
         told += [keys.gate(name) for name in names]

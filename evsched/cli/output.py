@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from evsched.log import escape
+from evsched.log import escape, json_text
 
 
 def as_json(value: Any) -> None:
-    """Print one JSON document."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """Print one JSON document, in printable characters: what Redis holds cannot steer the terminal."""
+    sys.stdout.write(msgspec.json.format(json_text(value), indent=2) + "\n")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 import evsched
-from evsched import config
+from evsched import address, config
 from evsched.client import SyncClient
 from evsched.config import Config
-from evsched.connection import database
 from evsched.errors import ConfigError, EvschedError
 
 root = App(
@@ -45,7 +44,7 @@ def settings(url: str | None = None, **flags: Any) -> Config:
     """
     try:
         found = config.load(os.environ, url=url, **flags)
-        database(found.url)  # is it a URL at all?
+        address.parse(found.url)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     return found

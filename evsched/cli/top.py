@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from evsched.address import hide_password
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, settings
-from evsched.connection import hide_password
 from evsched.errors import StoreDown, StoreRefused
 from evsched.page import Page
 from evsched.top import Top

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def test_the_demo(folder: Path) -> None:
 
 
 MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
-    (2, "Write redis://HOST:PORT/DB", ("queues", "--url", "localhost:6379")),
+    (2, "write redis://USER:PASSWORD@HOST:PORT/DB", ("queues", "--url", "localhost:6379")),
     (1, "start one, or name another with --url", ("dispatcher", "--url", "redis://127.0.0.1:1/0")),
     (1, "Connection refused", ("queues", "--url", "redis://127.0.0.1:1/0")),
     (1, "connecting to 127.0.0.1:1", ("top", "--url", "redis://127.0.0.1:1/0")),
@@ -178,3 +179,11 @@ def test_a_lifespan_that_fails_is_told_in_one_line(cli: Cli, folder: Path, queue
     done = cli.run("worker", "shared:app", "--queue", queue)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert "lifespan did not begin: RuntimeError: no database" in done.stderr
+
+
+def test_json_cannot_steer_the_terminal(cli: Cli) -> None:
+    words = "\x9b31m\u202e\u2028"
+    job = cli.run("enqueue", "t", json.dumps(words), "--in", "1h").stdout.strip()
+    done = cli.run("show", job, "--json")
+    assert done.stdout.replace("\n", "").isprintable()
+    assert json.loads(done.stdout)["payload"]["args"] == [words]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,9 +14,8 @@ from evsched.backoff import reconnect_delay
 from evsched.cli.root import UsageError
 from evsched.cli.when import parse_length, parse_time
 from evsched.client import Options, new_job
-from evsched.connection import hide_password
 from evsched.job import Payload, decode_payload, shorten
-from evsched.log import escape
+from evsched.log import escape, json_text
 from evsched.tasks import Tasks, define
 
 
@@ -144,9 +144,10 @@ def test_what_a_job_says_cannot_steer_a_terminal_or_break_utf8() -> None:
     assert len(shorten("x" * 10_000)) < 2100
 
 
-def test_the_password_is_never_shown() -> None:
-    assert hide_password("redis://user:secret@host:1/0") == "redis://user:***@host:1/0"
-    assert hide_password("redis://host:1/0") == "redis://host:1/0"
+def test_json_for_a_terminal_is_printable_and_says_the_same() -> None:
+    value = {"a": "\x1b\x7f\x9b[31m\u202e\u2028\U000e0001\n", "ü": [1, None]}
+    assert json_text(value).isprintable()
+    assert json.loads(json_text(value)) == value
 
 
 def test_lengths_and_times_as_people_write_them() -> None:

@@ -1,0 +1,94 @@
+"""TLS to a real server: the CA is named in the URL, the host's name is checked, and a failure says what to write."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from evsched import App, StoreDown
+from evsched.call import Call, raw
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.errors import ConfigError
+from evsched.sender import Commands
+from tests.support.cli import Cli
+from tests.support.system import system
+
+PING = Call(("PING",), raw)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA, and a certificate of it for localhost."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def run(*words: str) -> None:
+        subprocess.run([openssl, *words], cwd=folder, check=True, capture_output=True)
+
+    new = ("req", "-newkey", "rsa:2048", "-nodes")
+    ca = ("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")
+    run(*new, "-x509", "-days", "2", "-subj", "/CN=ca", *ca, "-keyout", "ca.key", "-out", "ca.crt")
+    run(*new, "-subj", "/CN=localhost", "-keyout", "redis.key", "-out", "redis.csr")
+    (folder / "names").write_text("subjectAltName=DNS:localhost\nkeyUsage=digitalSignature\n")
+    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
+    run("x509", "-req", "-in", "redis.csr", *signed, "-out", "redis.crt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(certificates: Path) -> Generator[int]:
+    """The TLS port of a server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = free.getsockname()[1]
+    server = EmbeddedRedis(
+        tls_port=f"{number}",
+        tls_cert_file=f"{certificates / 'redis.crt'}",
+        tls_key_file=f"{certificates / 'redis.key'}",
+        tls_ca_cert_file=f"{certificates / 'ca.crt'}",
+        tls_auth_clients="no",
+    )
+    try:
+        server.start()
+    except ConfigError as error:
+        server.close()
+        pytest.skip(f"this server has no TLS: {error}")
+    yield number
+    server.close()
+
+
+async def test_a_system_works_over_tls(port: int, certificates: Path, queue: str) -> None:
+    url = f"rediss://localhost:{port}/0?ssl_ca_certs={certificates / 'ca.crt'}"
+    app = App(url, queue=queue)
+
+    @app.task
+    async def add(a: int) -> int:
+        return a + 1
+
+    async with system(Config(url=url, queues=(queue,)), app):
+        assert await (await add.enqueue(1)).result(5) == 2
+    with app.sync() as client:
+        assert client.enqueue(add, 1).id
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"], ids=["unknown CA", "another name"])
+async def test_a_server_that_is_not_trusted_is_refused(port: int, certificates: Path, host: str) -> None:
+    ca = f"?ssl_ca_certs={certificates / 'ca.crt'}" if host == "127.0.0.1" else ""
+    commands = Commands(f"rediss://{host}:{port}/0{ca}")
+    with pytest.raises(StoreDown, match="certificate verify failed"):
+        await commands.send(PING)
+    await commands.close()
+
+
+def test_a_command_says_how_to_name_the_ca(port: int, tmp_path: Path) -> None:
+    done = Cli(f"rediss://localhost:{port}", tmp_path).run("queues")
+    assert done.returncode == 1
+    assert "name the file of its CA in the URL: rediss://...?ssl_ca_certs=/PATH" in done.stderr

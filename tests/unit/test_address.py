@@ -1,0 +1,115 @@
+"""The URL of Redis: what is read from it, what is refused, and that no part of a password is ever shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evsched.address import hide_password, parse
+from evsched.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("url", "db", "options"),
+    [
+        ("redis://", 0, {"host": "localhost", "port": 6379}),
+        ("redis://h:1/2", 2, {"host": "h", "port": 1}),
+        ("redis://[::1]:1/?db=3", 3, {"host": "::1", "port": 1}),
+        ("redis://me:p%40ss%2F@h", 0, {"host": "h", "port": 6379, "username": "me", "password": "p@ss/"}),
+        ("redis://:p:w@h", 0, {"host": "h", "port": 6379, "password": "p:w"}),
+        ("unix:///run/r.sock?db=1&password=x", 1, {"path": "/run/r.sock", "password": "x"}),
+        ("unix://me:x@/run/r.sock", 0, {"path": "/run/r.sock", "username": "me", "password": "x"}),
+        ("rediss://h?ssl_check_hostname=false", 0, {"host": "h", "port": 6379, "ssl_check_hostname": False}),
+    ],
+)
+def test_what_a_url_says(url: str, db: int, options: dict[str, object]) -> None:
+    address = parse(url)
+    assert (address.db, address.options) == (db, options)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("localhost:6379", "does not begin with"),
+        ("redis:hunter2@host", "does not begin with"),
+        ("http://hunter2", "does not begin with"),
+        ("redis://u:hun/ter2@host", "%2F for /"),
+        ("redis://u:hun#ter2@host", "%23 for #"),
+        ("redis://u:hun?ter2@host", "%3F for"),
+        ("redis://u:12?ter2@host", "%3F for"),
+        ("redis://u:hun[ter2@host", "percent-encode"),
+        ("redis://host:hunter2", "host or port"),
+        ("redis://host:99999", "host or port"),
+        ("redis://host/hunter2", "not a whole number"),
+        ("redis://host/0?hunter2=1", "an option that evsched does not take"),
+        ("redis://host/0?hunter2", "NAME=VALUE"),
+        ("redis://host/0?ssl_ca_certs=/x", "belong to rediss://"),
+        ("rediss://host/0?ssl_ca_certs=/hunter2", "ssl_ca_certs names no file"),
+        ("rediss://host/0?ssl_cert_reqs=never", "required, optional or none"),
+        ("redis://u:hun ter2@host", "blank"),
+        ("unix://hunter2/x", "three slashes"),
+        ("unix://", "names a path"),
+    ],
+)
+def test_a_malformed_url_is_refused_with_what_to_write_and_not_quoted(url: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(url)
+    assert words in str(raised.value)
+    assert "hun" not in str(raised.value)
+    assert "hun" not in hide_password(url)
+
+
+def test_a_ca_is_named_in_the_url(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.crt"
+    ca.write_text("")
+    assert parse(f"rediss://h?ssl_ca_certs={ca}").options["ssl_ca_certs"] == str(ca)
+
+
+def test_the_password_is_not_shown() -> None:
+    assert hide_password("redis://user:secret@host:1/0") == "redis://***@host:1/0"
+    assert hide_password("redis://secret@host:1/0") == "redis://***@host:1/0"
+    assert hide_password("redis://host:1/0") == "redis://host:1/0"
+    assert hide_password("unix:///r.sock?db=1&password=secret") == "unix:///r.sock?db=1&password=***"
+
+
+SHAPES = [
+    "redis://user:{}@host:6379/0", "redis://:{}@host", "redis://{}@host", "rediss://user:{}@host/1?db=2",
+    "redis:{}@host", "{}@host", "{}", "//:{}@host", "redis//:{}@host", "unix://:{}@/run/redis.sock?db=0",
+    "unix:///run/redis.sock?db=0&password={}", "redis://host/0?password={}", "redis://host?ssl_password={}",
+]  # fmt: skip
+
+
+@given(
+    st.sampled_from(SHAPES),
+    st.text(st.sampled_from("Zq7/#?@:%&=+[]\\;, \n\t\u2100") | st.characters(categories=["L", "N", "P"]), min_size=1),
+    st.booleans(),
+)
+def test_no_part_of_any_password_is_shown(shape: str, password: str, encoded: bool) -> None:
+    """A part is three characters that the URL does not hold without the password."""
+    url = shape.format(quote(password, safe="") if encoded else password)
+    shown = [hide_password(url)]
+    try:
+        parse(url)
+    except ConfigError as error:
+        shown.append(str(error))
+    plain = shape + str(_refusals()) + "***"
+    for text in shown:
+        for secret in (password, quote(password, safe="")):
+            for at in range(len(secret) - 2):
+                part = secret[at : at + 3]
+                assert part not in text or part in plain
+
+
+def _refusals() -> list[str]:
+    """What refusals say whatever the password is."""
+    said = list[str]()
+    for url in ("x", "redis://h:x", "redis://h/#", "redis://h/x", "redis://h?x", "redis://h?x=1", "redis://h/ "):
+        try:
+            parse(url)
+        except ConfigError as error:
+            said.append(str(error))
+    return said
