@@ -33,6 +33,7 @@ _NAMES: Final = ("arrival", "limits", "ready", "schedule", "backlog", "inside", 
 _OWN: Final[dict[Role, str]] = {
     "producer": """
         ZADD schedule 0 x · ZREM schedule x · HSET job:x field value · HGETALL job:x · BLPOP reply:x 1
+        DEL reply:x · UNLINK reply:x · MULTI · EXEC · DISCARD
     """,
     "client": """
         BLMOVE reply:x reply:x LEFT LEFT 1 · LINDEX reply:x 0 · SUBSCRIBE {root}progress:x

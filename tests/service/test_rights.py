@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import NoPermissionError, ResponseError
 
 from evsched import App, JobDead, StoreRefused, current_job, events, keys
 from evsched.call import Call
@@ -36,6 +38,18 @@ def own() -> Generator[EmbeddedRedis]:
                 raw.execute_command("ACL", "SETUSER", name, *words_of(rules))
         raw.close()
         yield server
+
+
+@contextmanager
+def as_user(server: EmbeddedRedis, user: str) -> Iterator[Any]:
+    """Connect as a user, '' = as an administrator, with a client that tells Redis nothing of itself."""
+    link: Any = redis.Redis.from_url(
+        url(server, user) if user else server.url, protocol=2, driver_info=None, single_connection_client=True
+    )
+    try:
+        yield link
+    finally:
+        link.close()
 
 
 def words_of(rules: str) -> list[str]:
@@ -100,3 +114,133 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
     refused = raw.execute_command("ACL", "LOG")
     raw.close()
     assert {entry[entry.index(b"username") + 1] for entry in refused} <= {b"observer"}
+
+
+DENIED: dict[str, str] = {
+    "producer": """
+        CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · MONITOR · KEYS * · SCAN 0 · RANDOMKEY · DBSIZE
+        ZRANGE {q}schedule 0 -1 · ZSCORE {q}schedule x · ZRANGESTORE {q}schedule {q}schedule 0 -1 · ZCARD {q}schedule
+        WATCH {q}schedule · DEL {q}schedule · RENAME {q}job:x {q}job:y · RESTORE {q}job:y 0 x · COPY {q}job:x {q}job:y
+        DEL {q}job:x · HDEL {q}job:x payload · TYPE {q}job:x · ZADD {q}dead 0 x · ZADD {q}backlog 0 x
+        ZADD {q}recurrences 0 x · ZADD {q}leases 0 x · HSET {q}limits paused 1 · HSET {q}windows w x
+        HSET {q}recurrence:r rule x · LRANGE {q}ready 0 -1 · LPUSH {q}ready x · DEL {q}ready · BLPOP {q}ready 1
+        BLPOP {q}processing:w 1 · DEL {q}processing:w · LPUSH {q}reply:x y · LRANGE {q}reply:x 0 -1
+        EVAL return{} 1 {q} · EVALSHA 00 1 {q} · SCRIPT LOAD return{} · FUNCTION LIST · SUBSCRIBE {q}progress:x
+        PSUBSCRIBE * · PUBLISH {q}gate 1 · PUBLISH {q}control:w x · CONFIG GET * · CONFIG SET maxmemory 1 · ACL LIST
+        FLUSHALL · SHUTDOWN · SET other x · GET other · SORT {q}schedule
+    """,
+    "client": """
+        CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · CLIENT UNBLOCK 1 · MONITOR · KEYS * · SCAN 0
+        RANDOMKEY · INFO · CONFIG GET * · CONFIG SET maxmemory 1 · ACL LIST · FLUSHALL · SHUTDOWN · SET other x
+        GET other · DEL other · RENAME {q}job:x other · EVAL return(redis.call('SET','other','x')) 0
+        PUBLISH other x · SUBSCRIBE other · PSUBSCRIBE * · SCRIPT FLUSH · SCRIPT KILL · FUNCTION LIST
+    """,
+    "worker": """
+        CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · MONITOR · KEYS * · SCAN 0 · RANDOMKEY
+        CONFIG GET * · CONFIG SET maxmemory 1 · ACL LIST · FLUSHALL · SHUTDOWN · SET other x · GET other
+        BLMOVE {q}ready other LEFT LEFT 1 · EVAL return(redis.call('SET','other','x')) 0 · PUBLISH other x
+        SUBSCRIBE other · PSUBSCRIBE * · SCRIPT FLUSH · SCRIPT KILL
+    """,
+    "dispatcher": """
+        CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · CLIENT UNBLOCK 1 · MONITOR · KEYS * · RANDOMKEY
+        CONFIG SET maxmemory 1 · ACL LIST · FLUSHALL · SHUTDOWN · SET other x · GET other
+        EVAL return(redis.call('SET','other','x')) 0 · PUBLISH other x · PSUBSCRIBE * · PSUBSCRIBE __keyspace@0__:*
+        SCRIPT FLUSH · SCRIPT KILL
+    """,
+    "observer": """
+        CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · MONITOR · KEYS * · CONFIG GET * · ACL LIST
+        FLUSHALL · SHUTDOWN · SET other x · GET other · HSET {q}job:x payload y · DEL {q}job:x · ZADD {q}schedule 0 x
+        SET {q} x · DEL {q} · EVAL return(redis.call('SET',KEYS[1],'x')) 1 {q} · LPUSH {q}ready x
+        EVAL return(redis.call('DEL',KEYS[1]..'ready')) 1 {q} · EVAL return(redis.call('GET','other')) 0
+        PUBLISH {q}control:w x · PUBLISH {q}gate 1 · SUBSCRIBE {q}control:w · PSUBSCRIBE * · SCRIPT FLUSH · SCRIPT KILL
+    """,
+    "doctor": """
+        CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · MONITOR · KEYS * · CONFIG SET maxmemory 1
+        ACL LIST · ACL SETUSER x · FLUSHALL · SHUTDOWN · GET other · HSET {q}job:x payload y · DEL {q}job:x
+        ZADD {q}schedule 0 x · ZADD {q}dead 0 x · EVAL return(redis.call('ZADD',KEYS[1]..'dead',0,'x')) 1 {q}
+        EVAL return(redis.call('DEL',KEYS[1]..'ready')) 1 {q} · PUBLISH {q}control:w x · PSUBSCRIBE * · SCRIPT FLUSH
+    """,
+}
+"""By user, what is not its own to do."""
+
+CONNECT = "HELLO 2 · CLIENT SETNAME me · CLIENT GETNAME · CLIENT ID · COMMAND COUNT · PING · SELECT 0 · ECHO x"
+"""What clients of all languages send when they connect."""
+
+
+def commands(text: str, queue: str) -> list[list[str]]:
+    return [
+        line.split() for line in text.replace("·", "\n").replace("{q}", keys.root(queue)).splitlines() if line.split()
+    ]
+
+
+def outcome(client: Any, words: list[str]) -> str:
+    """Send a command; return "done", or how it was refused."""
+    try:
+        client.connection.send_command(*words)
+        client.connection.read_response()
+    except NoPermissionError:
+        return "refused"
+    except ResponseError as error:
+        return "refused" if "The user executing the script can't" in str(error) else str(error)
+    return "done"
+
+
+@pytest.mark.parametrize("user", DENIED)
+def test_a_user_can_do_nothing_that_is_not_its_own(own: EmbeddedRedis, queue: str, user: str) -> None:
+    with as_user(own, "") as raw:
+        raw.execute_command("HSET", keys.job(queue, "x"), "payload", "{}")
+        raw.execute_command("SET", "other", "theirs")
+        before = {key: raw.execute_command("DUMP", key) for key in sorted(raw.execute_command("KEYS", "*"))}
+        for words in commands(DENIED[user], queue):
+            with as_user(own, user) as client:
+                assert outcome(client, words) == "refused", words
+        assert {key: raw.execute_command("DUMP", key) for key in sorted(raw.execute_command("KEYS", "*"))} == before
+
+
+@pytest.mark.parametrize("user", DENIED)
+def test_a_user_may_say_what_clients_say_when_they_connect(own: EmbeddedRedis, queue: str, user: str) -> None:
+    with as_user(own, user) as client:
+        for words in commands(CONNECT, queue):
+            assert outcome(client, words) == "done", words
+        assert "permission" not in outcome(client, ["CLIENT", "SETINFO", "LIB-NAME", "x"])
+
+
+def test_a_producer_schedules_in_a_transaction_and_clears_a_reply(own: EmbeddedRedis, queue: str) -> None:
+    reply, record, schedule = keys.reply(queue, "42"), keys.job(queue, "42"), keys.schedule(queue)
+    with as_user(own, "producer") as client:
+        pipe = client.pipeline(transaction=True)
+        pipe.delete(reply)
+        pipe.hset(record, mapping={"payload": '{"task":"noop"}'})
+        pipe.zadd(schedule, {"42": 1900000000})
+        assert pipe.execute() == [0, 1, 1]
+        assert client.unlink(reply) == 0
+        client.execute_command("INFO")
+        pipe = client.pipeline(transaction=True)
+        pipe.zadd(schedule, {"43": 1})
+        pipe.zrange(schedule, 0, -1)
+        with pytest.raises(NoPermissionError):
+            pipe.execute()
+        assert client.zrem(schedule, "43") == 0  # nothing of a transaction that was refused is done
+
+
+def test_what_a_producer_learns_of_an_id_that_it_knows_is_what_the_docs_say(own: EmbeddedRedis, queue: str) -> None:
+    with as_user(own, "producer") as client:
+        client.zadd(keys.schedule(queue), {"42": 1900000000})
+        assert client.execute_command("ZADD", keys.schedule(queue), "XX", "INCR", "0", "42") == 1900000000
+        assert client.execute_command("ZADD", keys.schedule(queue), "XX", "INCR", "0", "43") is None
+
+
+def test_a_producer_with_a_queue_of_its_own_can_touch_no_other_key(own: EmbeddedRedis) -> None:
+    rules = dict(USERS)["producer"].replace("{*}", "{mail}")
+    root = "evsched:{mail}:"
+    with as_user(own, "") as raw:
+        raw.execute_command("ACL", "SETUSER", "producer", "reset", *words_of(rules))
+    with as_user(own, "producer") as client:
+        assert outcome(client, ["ZADD", root + "schedule", "1", "x"]) == "done"
+        for words in (
+            ["ZADD", "evsched:{other}:schedule", "1", "x"],
+            ["ZADD", root + "processing:e}:schedule", "1", "x"],
+            ["HSET", root + "backlog:}:job:x", "a", "1"],
+            ["DEL", root + "processing:}:reply:x"],
+        ):
+            assert outcome(client, words) == "refused", words
