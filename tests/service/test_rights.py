@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def own() -> Generator[EmbeddedRedis]:
 
 
 @contextmanager
-def as_user(server: EmbeddedRedis, user: str) -> Iterator[Any]:
+def as_user(server: EmbeddedRedis, user: str) -> Generator[Any]:
     """Connect as a user, '' = as an administrator, with a client that tells Redis nothing of itself."""
     link: Any = redis.Redis.from_url(
         url(server, user) if user else server.url, protocol=2, driver_info=None, single_connection_client=True
