@@ -3,15 +3,16 @@
 A window is one or more spans and exceptions, parted by `;`. A span is days (`mon-fri`, `sat,sun`; none = every day),
 two times of the day, and a zone; one that ends before it begins ends on the next day. The zone stands in one span at
 least, and is the same in all. An exception is a local date, or two, both included. The local clock on the wall decides,
-so on the days on which it is set a span is an hour shorter or longer, and one that begins in an hour that is left out
-begins after it.
+so on the days on which it is set a span is an hour shorter or longer. One that begins in an hour that is left out
+begins after it; one that ends in an hour that comes twice closes, and is open again when the clock is set back.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
 from functools import lru_cache
+from math import floor
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -28,8 +29,10 @@ _EXCEPTION: Final = re.compile(r"not\s+(\d{4}-\d\d-\d\d)(?:\s*\.\.\s*(\d{4}-\d\d
 WINDOW_NAME: Final = re.compile(r"[A-Za-z0-9._\-]{1,100}")
 """What the name of a window looks like that is kept in Redis; a window itself has blanks or colons."""
 
-_AHEAD: Final = 800
-"""Days that are looked through for the next opening: two years of exceptions."""
+_DAY: Final = 24 * 60
+
+_AHEAD: Final = 800 * 86400.0
+"""Seconds that are looked through for the next opening: two years of exceptions."""
 
 
 class Span(Struct, frozen=True):
@@ -50,11 +53,23 @@ class Window(Struct, frozen=True):
 
     def is_open(self, moment: float) -> bool:
         """Is the window open at a moment, in Unix seconds?"""
-        local = datetime.fromtimestamp(moment, self.zone)
-        today, minute = local.date(), 60 * local.hour + local.minute
-        if any(first <= today <= last for first, last in self.closed):
+        return self._is_open_at(datetime.fromtimestamp(moment, self.zone))
+
+    def next_open(self, moment: float) -> float | None:
+        """Return `moment` if the window is open then, else when it next opens; None = not within two years."""
+        begins = sorted({span.begin for span in self.spans})
+        last = moment + _AHEAD
+        while moment < last:
+            local = datetime.fromtimestamp(moment, self.zone)
+            if self._is_open_at(local):
+                return moment
+            moment = self._next_change(moment, local, begins)
+        return None
+
+    def _is_open_at(self, local: datetime) -> bool:
+        if self._is_closed_on(local.date()):
             return False
-        day = local.weekday()
+        day, minute = local.weekday(), 60 * local.hour + local.minute
         for span in self.spans:
             if span.begin < span.end:
                 if day in span.days and span.begin <= minute < span.end:
@@ -63,26 +78,28 @@ class Window(Struct, frozen=True):
                 return True
         return False
 
-    def next_open(self, moment: float) -> float | None:
-        """Return `moment` if the window is open then, else when it next opens; None = not within two years."""
-        if self.is_open(moment):
-            return moment
-        first = datetime.fromtimestamp(moment, self.zone).date()
-        minutes = sorted({0, *(span.begin for span in self.spans)})
-        for days in range(_AHEAD):
-            for minute in minutes:
-                wall = datetime.combine(first + timedelta(days), time(minute // 60, minute % 60), self.zone)
-                for fold in (0, 1):
-                    at = wall.replace(fold=fold).timestamp()
-                    if at > moment and self.is_open(at):
-                        return self._earliest(moment, at)
-        return None
+    def _is_closed_on(self, day: date) -> bool:
+        return any(first <= day <= last for first, last in self.closed)
 
-    def _earliest(self, after: float, at: float) -> float:
-        # A beginning in an hour that is left out lies an hour later by that reckoning: the wall's clock jumps over it.
-        while at - 60 > after and self.is_open(at - 60):
-            at -= 60
+    def _next_change(self, moment: float, local: datetime, begins: list[int]) -> float:
+        """Return when what is closed may open: a span begins, the day ends, or the clock is set before that."""
+        minute = 60 * local.hour + local.minute
+        begin = _DAY
+        if not self._is_closed_on(local.date()):
+            begin = next((begin for begin in begins if begin > minute), _DAY)
+        # In whole seconds, so that a fraction of `moment` does not stay in the answer.
+        before = floor(moment)
+        at = before + 60 * (begin - minute) - local.second
+        offset = local.utcoffset()
+        if self._offset(at) == offset:
+            return at
+        while at - before > 1:  # bisection: the offset is still the old one at `before`, and no longer at `at`
+            middle = (before + at) // 2
+            before, at = (middle, at) if self._offset(middle) == offset else (before, middle)
         return at
+
+    def _offset(self, moment: float) -> timedelta | None:
+        return datetime.fromtimestamp(moment, self.zone).utcoffset()
 
 
 def parse_window(text: str) -> Window:
@@ -131,7 +148,7 @@ def _date(text: str, day: str) -> date:
 def _minute(text: str, clock: str) -> int:
     hours, _, minutes = clock.partition(":")
     minute = 60 * int(hours) + int(minutes)
-    if int(minutes) > 59 or minute > 24 * 60:
+    if int(minutes) > 59 or minute > _DAY:
         raise _wrong(text, clock, "no time of the day")
     return minute
 

@@ -1,4 +1,4 @@
-"""The calendar: rules and windows over zones and years, against a walk by minutes, and on the days clocks are set."""
+"""The calendar: rules over zones and years, against a walk by minutes, and on the days clocks are set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from evsched.errors import ConfigError
 from evsched.recurrence import Declared, Plan, Recurrence, occurrence_id, read_declared, read_recurrence
 from evsched.rule import parse_rule
-from evsched.windows import parse_window
 
 ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]
 MOMENTS = st.integers(
@@ -214,74 +213,6 @@ def test_a_record_that_cannot_be(fields: dict[str, bytes], words: str) -> None:
     assert "recurrence r" in str(refused.value)
 
 
-# Windows.
-
-NIGHTS = "mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26"
-
-
-def berlin(text: str) -> float:
-    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
-
-
-@pytest.mark.parametrize(
-    ("at", "opens"),
-    [
-        ("2026-11-23T12:00", "2026-11-23T22:00"),  # a Monday
-        ("2026-11-23T22:00", "2026-11-23T22:00"),
-        ("2026-11-24T05:59", "2026-11-24T05:59"),
-        ("2026-11-24T06:00", "2026-11-24T22:00"),
-        ("2026-11-28T05:00", "2026-11-28T05:00"),  # Saturday: Friday's night
-        ("2026-11-28T07:00", "2026-11-30T22:00"),
-        ("2026-12-23T23:30", "2026-12-23T23:30"),
-        ("2026-12-24T00:00", "2026-12-28T22:00"),  # Thursday, closed to Saturday; Friday's night is closed with it
-    ],
-)
-def test_when_a_window_opens(at: str, opens: str) -> None:
-    window = parse_window(NIGHTS)
-    assert window.next_open(berlin(at)) == berlin(opens)
-    assert window.is_open(berlin(at)) is (at == opens)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.sampled_from(["22:00-06:00", "mon-wed 02:30-04:00", "09:00-17:00", "sat,sun 00:00-24:00", "sun 01:30-02:30"]),
-    st.sampled_from(ZONES),
-    MOMENTS,
-)
-def test_the_next_opening_is_the_first_minute_that_is_open(span: str, zone: str, at: int) -> None:
-    window = parse_window(f"{span} {zone}")
-    found = window.next_open(float(at))
-    assert found is not None
-    assert window.is_open(found)
-    moment, tries = float(at // 60 * 60), 0
-    while moment < found and tries < 2000:
-        assert moment <= at or not window.is_open(moment)
-        moment, tries = moment + 60, tries + 1
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("mon-fry 09:00-17:00 UTC", "at 'mon-fry'"),
-        ("09:00-25:00 UTC", "at '25:00'"),
-        ("09:00-17:00", "it has no zone"),
-        ("09:00-17:00 Mars/Base", "zone 'Mars/Base'"),
-        ("not 2026-12-24; 09:00-17:00 UTC; not 2026-02-30", "at '2026-02-30'"),
-        ("not 2026-12-24..2026-12-20; 09:00-17:00 UTC", "it ends before it begins"),
-        ("09:00-09:00 UTC", "it is empty"),
-        ("09:00-17:00 UTC; 09:00-17:00 Europe/Berlin", "a window has one"),
-        ("not 2026-12-24", "it is never open"),
-        ("weekdays", "write it as"),
-    ],
-)
-def test_a_window_that_is_none_is_refused_with_the_place(text: str, words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse_window(text)
-    assert words in str(refused.value)
-
-
-def test_a_window_that_never_opens_again() -> None:
-    window = parse_window("09:00-17:00 UTC; not 2020-01-01..2040-01-01")
-    assert window.next_open(berlin("2026-01-01T00:00")) is None
+def test_an_occurrence_in_a_window_that_never_opens_again_is_not_planned() -> None:
     late = recurrence(window="09:00-17:00 UTC; not 1970-01-01..2040-01-01")
     assert late.plan(60.0, 50.0, 600.0).put == []
