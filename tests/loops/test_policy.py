@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio.lowlevel
 import pytest
 
 from evsched import App, CurrentJob, JobDead, JobExists, current_job, events
@@ -19,21 +18,21 @@ from tests.support.system import system
 
 
 async def test_a_concurrency_limit_holds_over_workers_and_all_jobs_run(config: Config, app: App, queue: str) -> None:
-    running, most = 0, 0
+    running, most, five = 0, 0, asyncio.Barrier(5)
 
     @app.task
-    async def short() -> None:
+    async def meet() -> None:
+        """Go on when five are there: a limit that lets fewer pass holds them up for good."""
         nonlocal running, most
         running += 1
         most = max(most, running)
-        for _ in range(5):
-            await anyio.lowlevel.checkpoint()
+        await five.wait()
         running -= 1
 
     async with system(config, app, workers=3) as whole:
         await whole.commands.send(Store(queue).limit({"concurrency": 5}))
-        jobs = await short.enqueue_many([()] * 200)
-        await asyncio.gather(*(job.result(10) for job in jobs))
+        jobs = await meet.enqueue_many([()] * 200)
+        await asyncio.gather(*(job.result(30) for job in jobs))
     assert most == 5
 
 
