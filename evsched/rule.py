@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -131,7 +131,17 @@ def _place(cron: str, message: str) -> str:
             f"it has {len(parts)} fields: five (minute hour day-of-month month day-of-week), or six with seconds first"
         )
     fields = _FIELDS[6 - len(parts) :]
+    if message == "Bad day-of-month" and _parses([*parts[:-2], "*", parts[-1]]):
+        return f"it never comes: no month of {parts[-2]!r} has a day of {parts[-3]!r}"
     for n, (name, range_) in enumerate(fields):
         if message == f"Bad {name}":
             return f"field {n + 1}, the {name}, is {parts[n]!r}: {range_}"
     return message
+
+
+def _parses(parts: list[str]) -> bool:
+    try:
+        CronSim(" ".join(parts), datetime(2026, 1, 1, tzinfo=UTC))
+    except CronSimError:
+        return False
+    return True

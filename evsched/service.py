@@ -18,7 +18,7 @@ from evsched.app import App
 from evsched.config import Config
 from evsched.dispatcher import Dispatcher
 from evsched.embedded import read_version
-from evsched.errors import ConfigError, StoreDown, StoreRefused
+from evsched.errors import CannotStart, ConfigError, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.janitor import Janitor
 from evsched.load import LINK, METRICS, Load, inherited
@@ -36,7 +36,8 @@ def find_app(name: str) -> App:
     """Import MODULE:APP.
 
     Raises:
-        ConfigError: it cannot be; the message says why.
+        ConfigError: that is not the form of a name.
+        CannotStart: there is no such app; the message says why.
     """
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
@@ -47,15 +48,15 @@ def find_app(name: str) -> App:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         hint = " (looked in this folder and in the installed packages)" if error.name == module_name else ""
-        raise ConfigError(f"module {module_name!r} does not import: {error}{hint}") from None
+        raise CannotStart(f"module {module_name!r} does not import: {error}{hint}") from None
     # Whatever a user's module does while it is imported is the user's mistake, told in one line.
     except Exception as error:  # noqa: BLE001
-        raise ConfigError(f"module {module_name!r} does not import: {type(error).__name__}: {error}") from None
+        raise CannotStart(f"module {module_name!r} does not import: {type(error).__name__}: {error}") from None
     app = getattr(module, attribute, None)
     if not isinstance(app, App):
         there = [key for key, value in vars(module).items() if isinstance(value, App)]
         hint = f": it has {', '.join(there)}" if there else ": make one with app = evsched.App()"
-        raise ConfigError(f"module {module_name!r} has no app {attribute!r}{hint}")
+        raise CannotStart(f"module {module_name!r} has no app {attribute!r}{hint}")
     return app
 
 
@@ -63,19 +64,19 @@ async def check_server(commands: Commands, url: str) -> str:
     """Return which server answers, such as "Redis 7.0.15".
 
     Raises:
-        ConfigError: none answers, or it is too old.
+        CannotStart: none answers, or it is too old.
     """
     try:
         told = await commands.send(info())
     except StoreDown as error:
-        raise ConfigError(
+        raise CannotStart(
             f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL"
         ) from None
     except StoreRefused as error:
-        raise ConfigError(f"Redis at {hide_password(url)} refuses: {error}") from None
+        raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
     kind, version, least = read_version(told)
     if least is not None:
-        raise ConfigError(
+        raise CannotStart(
             f"{kind} {version} at {hide_password(url)} is too old: evsched needs {kind} {least[0]}.{least[1]} or newer"
         )
     return f"{kind.capitalize()} {version}"
@@ -96,7 +97,7 @@ class _Process:
         """Look whether Redis is there.
 
         Raises:
-            ConfigError: it is not, or it is too old.
+            CannotStart: it is not, or it is too old.
         """
         commands = Commands(config.url)
         return cls(config, commands, await check_server(commands, config.url))
@@ -160,7 +161,7 @@ async def _dispatch(process: _Process) -> None:
     try:
         await dispatcher.find_queues()
     except StoreRefused as error:
-        raise ConfigError(f"the queues cannot be found: {error}: name them with --queue") from None
+        raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
     process.telemetry.of_dispatcher(dispatcher)
     events.emit(DispatcherStarted(process.server, dispatcher.queues))
     async with asyncio.TaskGroup() as group:

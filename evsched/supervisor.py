@@ -24,7 +24,7 @@ from msgspec import Struct
 from evsched import load
 from evsched.backoff import reconnect_delay
 from evsched.config import Config, as_environment
-from evsched.errors import ConfigError
+from evsched.errors import CannotStart, ConfigError
 from evsched.events import ChildEnded, ChildStarted, Emit
 
 _APART: Final = 2.0
@@ -90,7 +90,7 @@ class Supervisor:
         """Keep the processes until SIGTERM or SIGINT, or until the first cannot start; return the exit code.
 
         Raises:
-            ConfigError: a metrics port is taken, or the targets' file cannot be written.
+            CannotStart: a metrics port is taken, or the targets' file cannot be written.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,7 +131,7 @@ class Supervisor:
         try:
             return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"metrics on {host}:{port}: {error}: choose another first port") from None
+            raise CannotStart(f"metrics on {host}:{port}: {error}: choose another first port") from None
 
     def _write_targets(self) -> None:
         """Write the ports of the processes that should run: one that died is down, one that is not needed is not."""
@@ -148,7 +148,7 @@ class Supervisor:
             part.write_bytes(text + b"\n")
             part.replace(path)  # Prometheus never reads half a file
         except OSError as error:
-            raise ConfigError(f"metrics targets {path}: {error.strerror}") from None
+            raise CannotStart(f"metrics targets {path}: {error.strerror}") from None
 
     def _begin(self, child: Child) -> None:
         child.wanted = True

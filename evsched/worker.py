@@ -17,7 +17,7 @@ from evsched import events
 from evsched.beat import Beat
 from evsched.config import Config
 from evsched.control import Control
-from evsched.errors import ConfigError, JobMissing, StoreError
+from evsched.errors import CannotStart, JobMissing, StoreError
 from evsched.events import Emit, Events
 from evsched.executor import Executor, Program
 from evsched.lane import Lane
@@ -74,14 +74,14 @@ class Worker:
         """Run until `stop` was called and what ran has ended, or has had its grace.
 
         Raises:
-            ConfigError: the app's lifespan did not begin.
+            CannotStart: the app's lifespan did not begin.
         """
         async with contextlib.AsyncExitStack() as stack:
             try:
                 self._executor.state = await stack.enter_async_context(self._program.lifespan())
             # Whatever a user's lifespan does before anything runs is the user's mistake, told in one line.
             except Exception as error:  # noqa: BLE001
-                raise ConfigError(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
+                raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
             await self._run()
 
     async def _run(self) -> None:

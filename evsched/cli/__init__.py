@@ -12,7 +12,7 @@ from cyclopts import CycloptsError
 
 from evsched.cli import calendar, dead, doctor, follow, jobs, policy, queues, recurrences, run, top
 from evsched.cli.root import UsageError, root
-from evsched.errors import EvschedError
+from evsched.errors import CannotStart, ConfigError, EvschedError
 from evsched.log import escape
 
 __all__ = ["main"]
@@ -47,8 +47,8 @@ def main() -> None:
         sys.exit(root(print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"))
     except CycloptsError as error:
         _end(f"{error} (see evsched --help)", 2)
-    except UsageError as error:
-        _end(str(error), 2)
+    except (UsageError, ConfigError) as error:
+        _end(str(error), 1 if isinstance(error, CannotStart) else 2)
     except EvschedError as error:
         _end(str(error), 1)
     except KeyboardInterrupt:

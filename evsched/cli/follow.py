@@ -49,12 +49,20 @@ def show(
     if json:
         output.as_json(status)
         return
-    fields = msgspec.to_builtins(status)
+    fields = {
+        name: value
+        for name, value in msgspec.to_builtins(status).items()
+        if value not in (None, "") and value is not False
+    }
     for name in ("due", "started", "finished"):
-        fields[name] = output.moment(fields[name])
+        if name in fields:
+            fields[name] = output.moment(fields[name])
     for name in ("payload", "progress"):
-        fields[name] = "" if fields[name] is None else msgspec.json.encode(fields[name]).decode()
-    output.table(("field", "value"), [(k, v) for k, v in fields.items() if v not in (None, "", False)], "")
+        if name in fields:
+            fields[name] = msgspec.json.encode(fields[name]).decode()
+    if status.outcome == "done":  # 0, false, "" and null are results too
+        fields["result"] = msgspec.json.encode(status.result).decode()
+    output.table(("field", "value"), list(fields.items()), "")
 
 
 def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:

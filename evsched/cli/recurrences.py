@@ -13,7 +13,7 @@ from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.when import parse_time
 from evsched.client import Options, SyncClient, new_job
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError, JobMissing
+from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.recurrence import Declared, Misfire, Overlap, read_declared, read_recurrence
 from evsched.store import Store
 
@@ -96,7 +96,10 @@ def next_times(
         if not fields:
             raise JobMissing(f"{name} is no recurrence of queue {queue}")
         now = redis.now()
-    recurrence = read_recurrence(read_declared(name, fields))
+    try:
+        recurrence = read_recurrence(read_declared(name, fields))
+    except ConfigError as error:  # somebody wrote it so: that is no bad usage
+        raise EvschedError(str(error)) from None
     found = list[dict[str, Any]]()
     for planned in recurrence.walk(now):
         if len(found) >= max(count, 1):

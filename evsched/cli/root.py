@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -14,6 +16,7 @@ from evsched import address, config
 from evsched.client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError, EvschedError
+from evsched.log import escape
 
 root = App(
     name="evsched",
@@ -42,12 +45,24 @@ def settings(url: str | None = None, **flags: Any) -> Config:
     Raises:
         UsageError: one of them cannot be.
     """
+    _warn()
     try:
         found = config.load(os.environ, url=url, **flags)
         address.parse(found.url)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     return found
+
+
+@cache
+def _warn() -> None:
+    """Tell once of variables that were meant to be settings, or were made by others."""
+    if not (line := config.warning(os.environ)):
+        return
+    from evsched.load import LINK  # not above: it brings the worker with it
+
+    if LINK not in os.environ:  # a child of --processes, whose parent has told it
+        print(f"evsched: warning: {escape(line)}", file=sys.stderr)
 
 
 @contextmanager

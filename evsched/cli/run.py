@@ -19,7 +19,8 @@ MetricsPort = Annotated[
     int | None, Parameter(help="Serve /metrics, /healthz and /readyz on this port, 0 = any free one; else nowhere.")
 ]
 MetricsHost = Annotated[str | None, Parameter(help="The address to serve them on; 127.0.0.1.")]
-Level = Annotated[str, Parameter(help="DEBUG, INFO, WARNING, ERROR or CRITICAL.")]
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+Level = Annotated[str, Parameter(help=f"One of {', '.join(_LEVELS)}.")]
 _DEFAULT = Config().url
 
 
@@ -34,7 +35,7 @@ def dispatcher(
     """Move due jobs on, and put back what dead workers held. Run any number of them."""
     from evsched.service import run_dispatcher
 
-    log.configure(log_level.upper())
+    _log(log_level)
     found = settings(url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host)
     asyncio.run(run_dispatcher(found))
 
@@ -74,7 +75,7 @@ def worker(
         raise UsageError("--metrics-targets names ports: give the first of them with --metrics-port")
     if processes is not None and burst:
         raise UsageError("--burst runs in one process: leave --processes out")
-    log.configure(log_level.upper())
+    _log(log_level)
     if processes is not None:
         command = ["worker", module, "--log-level", log_level]  # all else is in the settings
         return asyncio.run(run_workers(found, read_span(processes), command, metrics_targets))
@@ -100,7 +101,7 @@ def dev(
     from evsched.service import find_app, run_dev
 
     found = settings(url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host)
-    log.configure(log_level.upper())
+    _log(log_level)
     app = find_app(module)
     if url is not None or "EVSCHED_URL" in os.environ:
         asyncio.run(run_dev(found, app))
@@ -131,3 +132,9 @@ def demo(
 
 def _queues(names: list[str] | None) -> tuple[str, ...] | None:
     return tuple(names) if names else None
+
+
+def _log(level: str) -> None:
+    if level.upper() not in _LEVELS:
+        raise UsageError(f"--log-level {level}: one of {', '.join(_LEVELS)}")
+    log.configure(level.upper())

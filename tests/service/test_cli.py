@@ -73,6 +73,25 @@ def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
     assert (missing.returncode, missing.stderr) == (1, "evsched: a is not dead\n")
 
 
+def test_results_that_count_as_nothing_are_shown(cli: Cli, folder: Path, queue: str) -> None:
+    of = ("--queue", queue)
+    (folder / "echo.py").write_text(
+        "from typing import Any\n"
+        "from evsched import App\n\n"
+        "app = App()\n\n"
+        "@app.task\n"
+        "async def echo(value: Any) -> Any:\n"
+        "    return value\n"
+    )
+    values = {"zero": "0", "null": "null", "false": "false", "empty": '""', "text": '"x"'}
+    for job, value in values.items():
+        cli.run("enqueue", "echo", value, "--id", job, *of)
+    assert cli.run("worker", "echo:app", "--burst", *of).returncode == 0
+    for job, value in values.items():
+        rows = dict(line.split(maxsplit=1) for line in cli.run("show", job, *of).stdout.splitlines())
+        assert rows["result"].strip() == value
+
+
 def test_services_run_and_stop(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     with (
@@ -111,11 +130,18 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (1, "No module named 'nowhere_to_be_found'", ("worker", "broken:app")),
     (1, "make one with app = evsched.App()", ("worker", "empty:app")),
     (1, "it has app", ("worker", "tasks:application")),
-    (1, "write MODULE:APP", ("worker", "tasks")),
+    (2, "write MODULE:APP", ("worker", "tasks")),
     (2, "--nonsense", ("queues", "--nonsense")),
     (2, "nonsense", ("nonsense",)),
     (2, "from 1 to 999", ("worker", "tasks:app", "--concurrency", "0")),
     (2, "a queue's name is", ("dispatcher", "--queue", "a b")),
+    (2, "a queue's name is", ("queues", "--queue", "a b")),
+    (2, "a queue's name is", ("show", "job", "--queue", "a b")),
+    (2, "MIN:MAX such as 2:8", ("worker", "tasks:app", "--processes", "0")),
+    (2, "one of DEBUG, INFO", ("worker", "tasks:app", "--log-level", "foo")),
+    (2, "one of DEBUG, INFO", ("worker", "tasks:app", "--processes", "2", "--log-level", "foo")),
+    (2, "one of DEBUG, INFO", ("dispatcher", "--log-level", "foo")),
+    (2, "one of DEBUG, INFO", ("dev", "tasks:app", "--log-level", "foo")),
     (2, "write a string as", ("enqueue", "add", "text")),
     (2, "is no time", ("enqueue", "add", "1", "--at", "soon")),
     (2, "is no length", ("enqueue", "add", "1", "--in", "soon")),
@@ -139,10 +165,11 @@ def test_a_mistake_is_told_in_one_line(cli: Cli, code: int, words: str, command:
     assert words in line
 
 
-def test_a_setting_that_is_none(cli: Cli) -> None:
-    done = cli.run("queues", EVSCHED_SAFTY_CAP="3")
-    assert done.returncode == 2
+def test_a_variable_that_is_not_a_setting_stops_no_command(cli: Cli) -> None:
+    done = cli.run("queues", EVSCHED_SAFTY_CAP="3", EVSCHED_REDIS_SERVICE_HOST="10.0.0.1")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
     assert "did you mean EVSCHED_SAFETY_CAP?" in done.stderr
+    assert "Kubernetes" in done.stderr
 
 
 async def test_a_redis_that_is_too_old(cli: Cli) -> None:

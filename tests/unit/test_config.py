@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.config import Config, as_environment, load
+from evsched.config import Config, as_environment, load, warning
 from evsched.errors import ConfigError
 
 
@@ -57,6 +57,34 @@ def test_a_value_that_cannot_be_is_refused(flags: dict[str, object], words: str)
         load({}, **flags)
 
 
-def test_a_variable_that_is_like_nothing_is_refused_without_a_guess() -> None:
-    with pytest.raises(ConfigError, match=r"EVSCHED_ZZZZZZ is no setting of evsched$"):
-        load({"EVSCHED_ZZZZZZ": "1"})
+def test_a_variable_that_is_not_a_setting_is_passed_over_and_told() -> None:
+    environment = {"EVSCHED_ZZZZZZ": "1", "EVSCHED_SAFTY_CAP": "3", "EVSCHED_BATCH": "7", "PATH": "/bin"}
+    assert load(environment) == Config(batch=7)
+    told = warning(environment)
+    assert told is not None
+    assert told.endswith("ignored: EVSCHED_SAFTY_CAP (did you mean EVSCHED_SAFETY_CAP?), EVSCHED_ZZZZZZ")
+    assert warning({"EVSCHED_BATCH": "7", "EVSCHED_TEST_SERVER": "valkey"}) is None
+
+
+def test_what_kubernetes_sets_for_services_of_our_name_changes_nothing() -> None:
+    environment = {
+        "EVSCHED_PORT": "tcp://10.0.0.1:6379",
+        "EVSCHED_SERVICE_HOST": "10.0.0.1",
+        "EVSCHED_SERVICE_PORT": "6379",
+        "EVSCHED_PORT_6379_TCP": "tcp://10.0.0.1:6379",
+        "EVSCHED_PORT_6379_TCP_ADDR": "10.0.0.1",
+        "EVSCHED_REDIS_SERVICE_HOST": "10.0.0.1",
+        "EVSCHED_REDIS_SERVICE_PORT_REDIS": "6379",
+        "EVSCHED_METRICS_PORT": "tcp://10.0.0.1:9090",
+    }
+    assert load(environment) == Config()
+    told = warning(environment)
+    assert told is not None
+    assert "8 that Kubernetes sets for a Service" in told
+    assert "did you mean" not in told
+
+
+def test_a_warning_names_a_few_variables_of_very_many() -> None:
+    told = warning({f"EVSCHED_{name * 7}": "" for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"})
+    assert told is not None
+    assert told.endswith("EVSCHED_HHHHHHH, 18 more")

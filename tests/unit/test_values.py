@@ -57,7 +57,6 @@ def test_settings_come_from_flags_then_environment_then_defaults() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("EVSCHED_LAESE", "1", "did you mean EVSCHED_LEASE"),
         ("EVSCHED_LEASE", "soon", "lease"),
         ("EVSCHED_LEASE", "6", "two beats"),
         ("EVSCHED_CONCURRENCY", "1000", "from 1 to 999"),
