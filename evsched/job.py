@@ -100,9 +100,27 @@ OnConflict = Literal["replace", "keep"]
 _REASON_MOST: Final = 2000
 """Characters of a reason that are stored: the end of a traceback and its message."""
 
-decode_payload = msgspec.json.Decoder(Payload).decode
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder[Any]().decode
+_decode_payload: Final = msgspec.json.Decoder(Payload).decode
+
+_EMPTY: Final[dict[str, Any]] = {"args": [], "kwargs": {}, "retry": {}, "meta": {}}
+
+
+def decode_payload(text: bytes) -> Payload:
+    """Read a payload. PHP writes an empty object as an empty array, and Lua the reverse: either is taken for the other.
+
+    Raises:
+        msgspec.MsgspecError, RecursionError, UnicodeDecodeError: it is none; a ValidationError names the place.
+    """
+    try:
+        return _decode_payload(text)
+    except msgspec.ValidationError:
+        fields: Any = decode(text)
+        empty = [name for name in _EMPTY if isinstance(fields, dict) and fields.get(name) in ([], {})]  # pyright: ignore[reportUnknownMemberType]
+        if not empty:
+            raise
+        return msgspec.convert({**fields, **{name: _EMPTY[name] for name in empty}}, Payload)
 
 
 def shorten(reason: str) -> str:

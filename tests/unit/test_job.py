@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from evsched.backoff import Retry
 from evsched.job import JobStatus, Payload, decode_payload, encode, read_status, shorten
+from evsched.tasks import define
 
 
 def test_a_payload_comes_back_as_it_was() -> None:
@@ -15,13 +17,31 @@ def test_a_payload_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        b'{"task":"t","kwargs":[]}',
+        b'{"task":"t","args":[],"kwargs":[],"retry":[],"meta":[]}',
+        b'{"task":"t","args":{},"retry":{}}',
+    ],
+)
+def test_an_empty_object_may_be_written_as_an_empty_array_and_the_reverse(text: bytes) -> None:
+    payload = decode_payload(text)
+    assert (payload.args, payload.kwargs, payload.meta) == ([], {}, {})
+    assert define(lambda: None, name="t").policy(payload) == Retry()
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("[]", "Expected `object`, got `array`"),
         ("{}", "missing required field `task`"),
         ('{"task":7}', r"Expected `str`, got `int` - at `\$\.task`"),
         ('{"task":"t","arg":[]}', "unknown field `arg`"),
-        ('{"task":"t","args":{}}', r"Expected `array`, got `object` - at `\$\.args`"),
+        ('{"task":"t","args":{"0":1}}', r"Expected `array`, got `object` - at `\$\.args`"),
+        ('{"task":"t","kwargs":[1]}', r"Expected `object`, got `array` - at `\$\.kwargs`"),
+        ('{"task":"t","kwargs":[],"retry":[3]}', r"at `\$\.retry`"),
+        ('{"task":"t","kwargs":[],"x":1}', "unknown field `x`"),
+        ('{"task":"t","args":""}', r"at `\$\.args`"),
         ('{"task":"t","retry":{"attempt":1}}', "unknown field `attempt`"),
         ('{"task":"t","timeout":"soon"}', r"at `\$\.timeout`"),
         ('{"task":"t","args":[NaN]}', "malformed"),
