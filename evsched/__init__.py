@@ -16,10 +16,13 @@ Loops decide when, the store moves, handlers work; nothing else touches Redis. d
 
 from __future__ import annotations
 
-from evsched.app import App, Job, SyncJob, TaskHandle
+from evsched.app import App
+from evsched.arguments import Arguments
 from evsched.backoff import Retry
 from evsched.current import CurrentJob, GiveUp, RetryLater, current_job
+from evsched.enqueuer import AsyncTask, PlainTask, TaskHandle
 from evsched.errors import (
+    BadArguments,
     ConfigError,
     EvschedError,
     JobDead,
@@ -33,12 +36,16 @@ from evsched.errors import (
     StoreRefused,
     UnknownTask,
 )
+from evsched.handle import Job, SyncJob
 from evsched.job import JobStatus
 
 __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "Arguments",
+    "AsyncTask",
+    "BadArguments",
     "ConfigError",
     "CurrentJob",
     "EvschedError",
@@ -51,6 +58,7 @@ __all__ = [
     "JobRunning",
     "JobStatus",
     "LeaseLost",
+    "PlainTask",
     "Retry",
     "RetryLater",
     "StoreDown",

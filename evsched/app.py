@@ -1,32 +1,33 @@
-"""The app: tasks, and the way to enqueue them with their types."""
+"""The app: where tasks are registered and recurrences declared, and where their jobs go."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, overload
 
 from evsched import config
+from evsched.arguments import check
 from evsched.backoff import Retry
 from evsched.client import Client, Options, Sending, SyncClient, new_job, seconds, unix
+from evsched.enqueuer import AsyncTask, PlainTask, Recur, Register, SyncSession, TaskHandle
 from evsched.errors import ConfigError
 from evsched.executor import Lifespan, Middleware, Program, no_lifespan
-from evsched.handle import Job, SyncJob
-from evsched.job import OnConflict
 from evsched.keys import check_queue
 from evsched.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
 from evsched.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Task, Tasks, define
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Q = ParamSpec("Q")
-S = TypeVar("S")
+
+_SETTINGS: Final = ("EVSCHED_URL", "EVSCHED_PAYLOAD_CAP")
 
 
 def _declared(
     task: Task,
+    payload_cap: int,
     rule: str | None,
     *,
     every: timedelta | float | None,
@@ -46,10 +47,12 @@ def _declared(
     if (rule is None) is (every is None):
         raise ConfigError(f"recurrence of task {task.name}: give a rule or every=, and one of them")
     options = Options(priority=priority, group=group, window=window)
+    payload = new_job(task.name, args, kwargs or {}, options, payload_cap).payload
+    check(task, args, kwargs or {}, payload)
     declared = Declared(
         name=name or task.name,
         rule=rule or f"every {seconds(cast('timedelta | float', every)):.12g}",
-        payload=new_job(task.name, args, kwargs or {}, options).payload,
+        payload=payload,
         priority=priority,
         group=group,
         start=None if start is None else unix(start),
@@ -63,122 +66,6 @@ def _declared(
     if overlap != "allow":
         check_interval(declared.name, recurrence.rule, task.retry)
     return declared
-
-
-class Enqueuer(Generic[P, R]):
-    """A task with options: what `using` returns."""
-
-    def __init__(self, app: App, task: Task, options: Options) -> None:
-        self._app = app
-        self._task = task
-        self._options = options
-        self._queue = options.queue or app.queue
-
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Put a job on the schedule.
-
-        Raises:
-            ConfigError: an option or an argument cannot be.
-            JobExists: a job of that id has not ended.
-            StoreDown: Redis stayed away for 5 s; the job may have been written.
-        """
-        with self._sending() as options:
-            job = new_job(self._task.name, args, kwargs, options)
-            await self._app.client.enqueue(self._queue, [job], options.on_conflict)
-        return Job(job.id, self._queue, self._task, self._app.client)
-
-    async def enqueue_many(self, calls: Sequence[tuple[Any, ...]]) -> list[Job[R]]:
-        """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip. As `enqueue`."""
-        with self._sending(len(calls)) as options:
-            jobs = [new_job(self._task.name, args, {}, options) for args in calls]
-            await self._app.client.enqueue(self._queue, jobs, options.on_conflict)
-        return [Job(job.id, self._queue, self._task, self._app.client) for job in jobs]
-
-    def enqueue_sync(self, client: SyncClient, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Put a job on the schedule through a client without an event loop."""
-        with self._sending() as options:
-            job = new_job(self._task.name, args, kwargs, options)
-            client.enqueue(self._queue, [job], options.on_conflict)
-        return SyncJob(job.id, self._queue, self._task, client)
-
-    def _sending(self, many: int | None = None) -> AbstractContextManager[Options]:
-        around = self._app.sending
-        if around is None:
-            return nullcontext(self._options)
-        return around(self._task.name, self._queue, self._options, many)
-
-
-class TaskHandle(Enqueuer[P, R]):
-    """A registered task: call it as the function that it is, or enqueue it."""
-
-    def __init__(self, app: App, task: Task) -> None:
-        super().__init__(app, task, Options())
-        self.name = task.name
-        self.task = task
-        self.handler = task.handler
-        """The function itself."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Call the function itself, here and now; an async one returns its coroutine."""
-        return self.handler(*args, **kwargs)
-
-    def using(
-        self,
-        *,
-        delay: timedelta | float | None = None,
-        due: datetime | float | None = None,
-        priority: int | None = None,
-        group: str | None = None,
-        id: str | None = None,  # noqa: A002 - the contract's name
-        queue: str | None = None,
-        timeout: float | None = None,
-        retry: Retry | None = None,
-        retention: float | None = None,
-        expires: datetime | float | None = None,
-        reply: bool = False,
-        meta: dict[str, Any] | None = None,
-        window: str | None = None,
-        on_conflict: OnConflict | None = None,
-    ) -> Enqueuer[P, R]:
-        """Return this task with options for its jobs.
-
-        `due` is an aware datetime or Unix seconds, `delay` a timedelta or seconds from Redis's now; lengths are in
-        seconds. An `id` makes a second job of that id fail with JobExists until the first has ended; with `on_conflict`
-        the first one's payload and time are replaced, or it is kept and the second is not made. To replace with a later
-        due is to debounce. A job does not start outside its `window`, such as "mon-fri 22:00-06:00 Europe/Berlin", or
-        the name of one that `evsched windows` keeps.
-        """
-        return Enqueuer(
-            self._app,
-            self._task,
-            Options(
-                delay=delay,
-                due=due,
-                priority=priority,
-                group=group,
-                id=id,
-                queue=queue,
-                timeout=timeout,
-                retry=retry,
-                retention=retention,
-                expires=expires,
-                reply=reply,
-                meta=meta,
-                window=window,
-                on_conflict=on_conflict,
-            ),
-        )
-
-
-class SyncSession:
-    """What `App.sync` yields: enqueue from a program without an event loop."""
-
-    def __init__(self, client: SyncClient) -> None:
-        self._client = client
-
-    def enqueue(self, task: Enqueuer[Q, S], *args: Q.args, **kwargs: Q.kwargs) -> SyncJob[S]:
-        """Put a job of a task, or of `task.using(...)`, on the schedule. Raises as `Enqueuer.enqueue`."""
-        return task.enqueue_sync(self._client, *args, **kwargs)
 
 
 class App:
@@ -198,9 +85,11 @@ class App:
         lifespan: Lifespan | None = None,
         name: str | None = None,
     ) -> None:
-        self.url = (
-            url or config.load({"EVSCHED_URL": os.environ["EVSCHED_URL"]} if "EVSCHED_URL" in os.environ else {}).url
-        )
+        # Those settings alone: a program that enqueues need not have the others in order.
+        settings = config.load({name: os.environ[name] for name in _SETTINGS if name in os.environ})
+        self.url = url or settings.url
+        self.payload_cap = settings.payload_cap
+        """Bytes of a payload, as EVSCHED_PAYLOAD_CAP says: set it for who enqueues too, where dispatchers have it."""
         self.queue = check_queue(queue)
         self.program = Program(Tasks(), [], lifespan or no_lifespan, check_queue(name or queue))
         """What a worker runs."""
@@ -242,7 +131,7 @@ class App:
         priority: int | None = None,
         group: str | None = None,
         queue: str | None = None,
-    ) -> Callable[[Callable[..., Any]], Any]:
+    ) -> Recur:
         """Declare that a task recurs: by a cron `rule` in a `zone`, or `every` so many seconds.
 
         Put it above `@app.task(...)`, or above a function, which becomes a task. Workers keep what is declared here and
@@ -253,12 +142,14 @@ class App:
 
         Raises:
             ConfigError: the rule, zone or window is none; or the interval is shorter than the retries may take.
+            BadArguments: the task cannot be called with `args` and `kwargs`.
         """
 
         def declare(function: Callable[..., Any]) -> Any:
             task = cast("TaskHandle[..., Any]", function if isinstance(function, TaskHandle) else self.task(function))
             declared = _declared(
                 task.task,
+                self.payload_cap,
                 rule,
                 every=every,
                 zone=zone,
@@ -282,7 +173,7 @@ class App:
             self.program.recurrences.append((of, declared))
             return task
 
-        return declare
+        return cast("Recur", declare)
 
     @property
     def client(self) -> Client:
@@ -309,10 +200,10 @@ class App:
         finally:
             client.close()
 
+    @overload  # the overlap is meant: what is async is async first
+    def task(self, handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
-    def task(self, handler: Callable[P, Awaitable[R]], /) -> TaskHandle[P, R]: ...
-    @overload
-    def task(self, handler: Callable[P, R], /) -> TaskHandle[P, R]: ...
+    def task(self, handler: Callable[P, R], /) -> PlainTask[P, R]: ...
     @overload
     def task(
         self,
@@ -324,7 +215,7 @@ class App:
         timeout: float | None = DEFAULT_TIMEOUT,
         retention: float = DEFAULT_RETENTION,
         on: Literal["thread", "process"] | None = None,
-    ) -> _Decorator: ...
+    ) -> Register: ...
     def task(
         self,
         handler: Callable[..., Any] | None = None,
@@ -348,16 +239,7 @@ class App:
         def register(function: Callable[..., Any]) -> Any:
             task = define(function, name=name, retry=retry, timeout=timeout, retention=retention, on=on)
             self.tasks.add(task)
-            return TaskHandle[Any, Any](self, task)
+            kind = AsyncTask[..., Any] if task.on == "loop" else PlainTask[..., Any]
+            return kind(self, task)
 
         return register if handler is None else register(handler)
-
-
-class _Decorator:
-    """The type of `app.task(...)`."""
-
-    @overload
-    def __call__(self, handler: Callable[P, Awaitable[R]], /) -> TaskHandle[P, R]: ...
-    @overload
-    def __call__(self, handler: Callable[P, R], /) -> TaskHandle[P, R]: ...
-    def __call__(self, handler: Callable[..., Any], /) -> Any: ...

@@ -20,6 +20,7 @@ from evsched import keys
 from evsched.answers import New
 from evsched.backoff import Retry, reconnect_delay
 from evsched.call import Call, T
+from evsched.config import PAYLOAD_CAP
 from evsched.errors import ConfigError, JobDead, JobMissing, StoreDown
 from evsched.job import JobStatus, OnConflict, Payload, Place, RetryFields, decode, encode
 from evsched.recurrence import Declared, read_recurrence
@@ -89,11 +90,13 @@ def seconds(length: timedelta | float) -> float:
     return length.total_seconds() if isinstance(length, timedelta) else float(length)
 
 
-def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> New:
+def new_job(
+    task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Options, payload_cap: int = PAYLOAD_CAP
+) -> New:
     """Build a job from a task's name, its arguments and options.
 
     Raises:
-        ConfigError: an id, priority, group, time or window that cannot be; or arguments that are no JSON.
+        ConfigError: an id, priority, group, time or window that cannot be; arguments that are no JSON, or too much.
     """
     if options.id is not None and not keys.NAME.fullmatch(options.id):
         raise ConfigError(f"id {options.id[:200]!r}: an id is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
@@ -122,6 +125,11 @@ def new_job(task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Opt
         text = encode(payload)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"task {task}: its arguments must be JSON: {error}") from None
+    if len(text) > payload_cap:
+        raise ConfigError(
+            f"task {task}: the payload has {len(text)} bytes, more than {payload_cap}: store the data elsewhere and"
+            " pass a reference, or set EVSCHED_PAYLOAD_CAP for dispatchers and for who enqueues"
+        )
     delay = options.delay
     return New(
         id=options.id or random_id(),

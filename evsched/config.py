@@ -18,6 +18,7 @@ from evsched import keys
 from evsched.errors import ConfigError
 
 DEFAULT_QUEUE: Final = "default"
+PAYLOAD_CAP: Final = 256 * 1024
 
 _KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
 """What Kubernetes makes of the name of each Service, for all containers beside it: EVSCHED_REDIS_SERVICE_HOST."""
@@ -41,7 +42,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     batch: int = 250
     """Jobs that one script moves: about 1 ms of Redis's time."""
-    payload_cap: int = 256 * 1024
+    payload_cap: int = PAYLOAD_CAP
     """Bytes of a payload; a larger one goes to dead unread."""
 
     metrics_port: int | None = None

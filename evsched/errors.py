@@ -2,7 +2,8 @@
 
 EvschedError
 ├── ConfigError        what was set, named or installed is wrong: mend it and start again
-│   └── CannotStart    what is set may be right; what it needs is not there
+│   ├── CannotStart    what is set may be right; what it needs is not there
+│   └── BadArguments   a task cannot be called so; a TypeError as well
 ├── UnknownTask        a task name that this app does not register
 ├── JobError           this one job
 │   ├── JobExists
@@ -31,6 +32,10 @@ class ConfigError(EvschedError):
 
 class CannotStart(ConfigError):
     """Something that the process needs is not there: Redis, the app's module, a free port."""
+
+
+class BadArguments(ConfigError, TypeError):
+    """The arguments do not fit the task."""
 
 
 class UnknownTask(EvschedError):

@@ -1,0 +1,130 @@
+"""A user's program. Each line that a type checker must refuse ends in `# refused`; no other line may be refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+from uuid import UUID
+
+from evsched import App, Arguments, CurrentJob, Job, JobStatus, Retry, RetryLater, SyncJob, TaskHandle, current_job
+
+
+@asynccontextmanager
+async def lifespan() -> AsyncGenerator[dict[str, str]]:
+    yield {}
+
+
+app = App("redis://localhost:1/0", queue="typed", lifespan=lifespan)
+
+
+@app.task
+async def send_mail(to: str, subject: str = "") -> int:
+    current_job().progress(1, 2)
+    await current_job().progress(2, 2, note="sent")
+    if current_job().attempt > 3:
+        raise RetryLater(2.5)
+    return len(to + subject)
+
+
+@app.task(timeout=30, retry=Retry(attempts=5), on="thread")
+def index(page: UUID, *, deep: bool = False) -> list[float]:
+    return [page.int / 2, deep]
+
+
+@app.task
+def ping() -> None: ...
+
+
+@app.recurring("0 9 * * mon-fri", zone="Europe/Berlin")
+async def report() -> str:
+    return "all is well"
+
+
+@app.recurring("@daily", name="late", args=("eve",))
+@app.recurring(every=timedelta(hours=1), args=("bob",), kwargs={"subject": "hi"})
+@app.task(name="remind_him", retry=Retry(attempts=1))
+def remind(name: str, subject: str = "") -> bool:
+    return bool(name + subject)
+
+
+@app.middleware
+async def timed(job: CurrentJob, call_next: Callable[[], Awaitable[Any]]) -> Any:
+    assert_type(job.id, str)
+    return await call_next()
+
+
+async def all_of(task: TaskHandle[[str, str], int]) -> Job[int]:
+    return await task.enqueue("bob", "hi")
+
+
+async def enqueued() -> None:
+    job = await send_mail.enqueue("bob", subject="hi")
+    assert_type(job, Job[int])
+    assert_type(await job.result(timeout=5), int)
+    assert_type(await job.status(), JobStatus)
+    assert_type(await (await index.enqueue(UUID(int=1), deep=True)).result(), list[float])
+    assert_type(await (await ping.enqueue()).result(), None)
+    assert_type(await (await report.enqueue()).result(), str)
+    assert_type(await (await remind.using(delay=10, id="x").enqueue("bob")).result(), bool)
+    await send_mail.using(due=datetime.now(UTC), expires=1.5, on_conflict="keep").enqueue("bob")
+    assert_type(await all_of(send_mail), Job[int])
+    await all_of(index)  # refused
+    await send_mail.enqueue(3)  # refused
+    await send_mail.enqueue()  # refused
+    await send_mail.enqueue("bob", sbject="hi")  # refused
+    await send_mail.using(delay=1).enqueue(b"bob")  # refused
+    await index.enqueue(UUID(int=1), True)  # refused
+    await ping.enqueue(1)  # refused
+    await report.enqueue("now")  # refused
+    await remind.using(priority=1).enqueue(1)  # refused
+    send_mail.using(delay="10 s")  # refused
+    send_mail.using(on_conflict="drop")  # refused
+
+
+async def enqueued_many() -> None:
+    jobs = await send_mail.enqueue_many([("bob",), ("eve", "hi")])
+    assert_type(jobs, list[Job[int]])
+    calls = [send_mail.arguments("bob"), send_mail.arguments("eve", subject="hi")]
+    assert_type(await send_mail.using(delay=1).enqueue_many(calls), list[Job[int]])
+    await send_mail.enqueue_many([send_mail.arguments(3)])  # refused
+    await send_mail.enqueue_many([index.arguments(UUID(int=1))])  # refused
+    await send_mail.enqueue_many(["bob"])  # refused
+    await send_mail.enqueue_many([send_mail("bob")])  # refused
+
+
+async def called() -> None:
+    coroutine: Coroutine[Any, Any, int] = send_mail("bob")
+    assert_type(await coroutine, int)
+    assert_type(await report(), str)
+    assert_type(index(UUID(int=1)), list[float])
+    assert_type(remind("bob"), bool)
+    assert_type(send_mail.name, str)
+    assert_type(index.handler(UUID(int=1)), Any)
+    await send_mail(3)  # refused
+    remind()  # refused
+    await remind("bob")  # refused
+    index.handler("page")  # refused
+
+
+def without_a_loop() -> None:
+    with app.sync() as client:
+        job = client.enqueue(send_mail, "bob", subject="hi")
+        assert_type(job, SyncJob[int])
+        assert_type(job.result(), int)
+        assert_type(client.enqueue(index.using(priority=7), UUID(int=1)).result(), list[float])
+        assert_type(client.enqueue_many(remind, [("bob",), remind.arguments("eve")]), list[SyncJob[bool]])
+        client.enqueue(send_mail, 3)  # refused
+        client.enqueue(ping, "x")  # refused
+        client.enqueue_many(send_mail, [index.arguments(UUID(int=1))])  # refused
+
+
+def declared() -> None:
+    app.recurring(5)  # refused
+    app.recurring("@daily", overlap="maybe")  # refused
+    app.task(timeout="30")  # refused
+    app.task(3)  # refused
+    Retry(attempts="5")  # refused
+    given: Arguments[[]] = ping.arguments()
+    assert_type(given.args, tuple[Any, ...])

@@ -1,0 +1,92 @@
+"""What type checkers say of a user's program: the package comes from its wheel, as a user has it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "program/program.py"
+
+Refused = dict[int, str]
+"""Line -> what is said of it."""
+
+
+def run(*words: str | Path, cwd: Path, allowed: tuple[int, ...] = (0,)) -> str:
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode in allowed, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel and the sdist, built by what the lock has, without a network."""
+    made = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", made, cwd=ROOT)
+    return made
+
+
+@pytest.fixture(scope="module")
+def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has the wheel, and of this one only what the wheel needs."""
+    fresh = tmp_path_factory.mktemp("fresh")
+    venv.create(fresh, symlinks=True, with_pip=False)
+    (site,) = fresh.glob("lib/python*/site-packages")
+    (wheel,) = dist.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    (site / "needs.pth").write_text(sysconfig.get_path("purelib"))
+    return fresh / "bin/python"
+
+
+def mypy(python: Path, where: Path) -> Refused:
+    told = run(
+        *(sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--output=json"),
+        *("--python-executable", python, PROGRAM.name),
+        cwd=where,
+        allowed=(0, 1),
+    )
+    rows = [json.loads(line) for line in told.splitlines()]
+    return {row["line"]: row["message"] for row in rows if row["severity"] == "error"}
+
+
+def pyright(python: Path, where: Path) -> Refused:
+    (where / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    words = (sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", python, PROGRAM.name)
+    rows = json.loads(run(*words, cwd=where, allowed=(0, 1)))["generalDiagnostics"]
+    return {row["range"]["start"]["line"] + 1: row["message"] for row in rows if row["severity"] == "error"}
+
+
+def test_the_package_says_that_it_is_typed(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    (sdist,) = dist.glob("*.tar.gz")
+    assert "evsched/py.typed" in zipfile.ZipFile(wheel).namelist()
+    with tarfile.open(sdist) as opened:
+        assert any(name.endswith("/evsched/py.typed") for name in opened.getnames())
+
+
+def test_the_program_runs(python: Path, tmp_path: Path) -> None:
+    where = run(python, "-c", "import program, evsched; print(evsched.__file__)", cwd=PROGRAM.parent).strip()
+    assert Path(where).is_relative_to(python.parents[1])
+
+
+@pytest.mark.parametrize("check", [mypy, pyright])
+def test_what_cannot_be_is_refused_and_nothing_else(
+    check: Callable[[Path, Path], Refused], python: Path, tmp_path: Path
+) -> None:
+    lines = PROGRAM.read_text().splitlines()
+    (tmp_path / PROGRAM.name).write_text("\n".join(lines))
+    wanted = {number for number, line in enumerate(lines, 1) if re.search(r"# refused$", line)}
+    refused = check(python, tmp_path)
+    assert len(wanted) > 20
+    assert {number: lines[number - 1] for number in wanted - set(refused)} == {}
+    assert {number: (lines[number - 1], refused[number]) for number in set(refused) - wanted} == {}
