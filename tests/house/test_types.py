@@ -11,6 +11,7 @@ import tarfile
 import venv
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,8 @@ def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mypy(python: Path, where: Path) -> Refused:
+    if find_spec("mypy") is None:
+        pytest.skip("mypy is not installed (pip install --require-hashes -r requirements.lock)")
     told = run(
         *(sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--output=json"),
         *("--python-executable", python, PROGRAM.name),
