@@ -142,10 +142,10 @@ def connections(server: Server) -> list[Finding]:
 
 
 def clock(offset: float) -> list[Finding]:
-    """Judge how far Redis's clock is before this host's, in seconds; negative = behind."""
+    """Judge how far Redis's clock is ahead of this host's, in seconds; negative = behind."""
     if abs(offset) < _SKEW:
         return []
-    what = f"Redis's clock is {abs(offset):.1f} s {'before' if offset > 0 else 'behind'} this host's"
+    what = f"Redis's clock is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} this host's"
     mend = "set both by NTP (chronyc tracking); what a program schedules by its own clock starts that much off"
     return [Finding("clock", "warning", what, "Redis and this host", mend)]
 

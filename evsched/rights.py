@@ -46,7 +46,7 @@ _OWN: Final[dict[Role, str]] = {
     "observer": "SCAN 0 · INFO server · PUBLISH {root}roll x · SUBSCRIBE {root}present:x",
     "doctor": """
         SCAN 0 · INFO server · DBSIZE · ZSCAN schedule 0 · CONFIG GET notify-keyspace-events · ZADD canary 0 x
-        DEL canary · SUBSCRIBE {canary}
+        DEL canary · SUBSCRIBE {canary} · PUBSUB CHANNELS evsched:canary:*
     """,
 }
 

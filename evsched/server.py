@@ -80,6 +80,11 @@ def canary(key: str) -> list[Call[Any]]:
     return [Call(("ZADD", key, 0, ""), raw), Call(("DEL", key), raw)]
 
 
+def dispatchers() -> Call[int]:
+    """Count the dispatchers that listen: each hears its canary on a channel of its own."""
+    return Call(("PUBSUB", "CHANNELS", keys.canary_message("*")), len)
+
+
 def whoami() -> Call[str]:
     """Read the name of this connection's ACL user."""
     return Call(("ACL", "WHOAMI"), text)

@@ -21,6 +21,7 @@ from evsched.finding import Finding
 from evsched.log import escape
 from evsched.rights import Role
 from evsched.sender import Commands
+from evsched.standstill import Standstill
 
 _ALIKE: Final = 10
 """Findings of one check that a person is shown; --json has them all."""
@@ -34,7 +35,7 @@ def doctor(
     json: Json = False,
     url: Url = None,
 ) -> int:
-    """Check Redis, and that every job is in exactly one place. Exit code 1 when something is wrong."""
+    """Check Redis, that what is due moves, and that every job is in exactly one place. Exit code 1: not all is well."""
     # The names of queues are checked as a dispatcher's are.
     config = settings(url, queues=tuple(queue) if queue else None)
     found, seen, queues = asyncio.run(_examine(config.url, queue or [], role, repair))
@@ -54,7 +55,8 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
         audit = Audit(commands, queues)
         try:
             with _bar() as told:
-                found += await audit.run(repair=repair, told=told)
+                wrong = await audit.run(repair=repair, told=told)
+            found += await Standstill(commands, audit.queues).run() + wrong
         except StoreRefused as error:
             what = f"the queues were not looked at: {error}"
             mend = "use an administrator, or the user `doctor` of redis.conf"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from evsched import keys
 from evsched.answers import Census
-from evsched.call import Call, Word, text, texts
+from evsched.call import Call, Word, raw, text, texts
 from evsched.limits import Limits, read_limits
 from evsched.store.queue import Queue
 
@@ -37,6 +37,10 @@ class Operators(Queue):
         for name, value in (limits or {}).items():
             words += (name, "" if value is None else f"{value:.12g}")
         return self._verb("limit", read_limits, *words)
+
+    def limits(self) -> Call[Limits]:
+        """Read what is ruled, without a script."""
+        return Call(("HGETALL", self._root + "limits"), read_limits)
 
     def census(self, *, now: float | None = None) -> Call[Census]:
         """Count the jobs of each place, in one moment."""
@@ -75,6 +79,10 @@ class Operators(Queue):
             return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
 
         return Call(("ZRANGE", key, 0, limit - 1, "WITHSCORES"), read)
+
+    def moved(self, job_id: str) -> Call[list[bytes | None]]:
+        """Read of a record what changes when its job moves on."""
+        return Call(("HMGET", f"{self._root}job:{job_id}", "due", "again", "started", "finished"), raw)
 
     def closed(self) -> Call[list[str]]:
         """Read the groups whose own limits hold jobs back."""

@@ -1,0 +1,243 @@
+"""What stands still is found, with how many, for how long and what to type; and a queue that moves is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched import App, events
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.finding import Finding
+from evsched.sender import Commands
+from evsched.standstill import Standstill
+from evsched.store import Store
+from tests.support.cli import Cli
+from tests.support.system import system
+
+PAYLOAD = '{"task":"work"}'
+
+
+class Seed:
+    """Puts a queue into a state, as those left it who are gone."""
+
+    def __init__(self, raw: Any, queue: str) -> None:
+        self.raw = raw
+        self.root = f"evsched:{{{queue}}}:"
+        self.now = float(raw.time()[0])
+
+    def due(self, count: int = 3, ago: float = 76) -> None:
+        for n in range(count):
+            self.raw.hset(f"{self.root}job:due-{n}", "payload", PAYLOAD)
+            self.raw.zadd(f"{self.root}schedule", {f"due-{n}": self.now - ago + n / 1000})
+
+    def ahead(self) -> None:
+        self.due(1, -3600)
+
+    def recurrence(self) -> None:
+        self.raw.hset(f"{self.root}recurrence:r", mapping={"rule": "every 60", "payload": PAYLOAD})
+        self.raw.zadd(f"{self.root}recurrences", {"r": self.now - 120})
+
+    def ready(self, ago: float = 120) -> None:
+        for n in range(2):
+            self.raw.hset(f"{self.root}job:ready-{n}", mapping={"payload": PAYLOAD, "due": self.now - ago})
+            self.raw.rpush(f"{self.root}ready", f"ready-{n}")
+
+    def backlog(self) -> None:
+        self.raw.hset(f"{self.root}job:late", mapping={"payload": PAYLOAD, "due": self.now - 9})
+        self.raw.zadd(f"{self.root}backlog", {"late": -5e12})
+
+    def worker(self, left: float = 100, holds: bool = False) -> None:
+        self.raw.zadd(f"{self.root}leases", {"w": self.now + left})
+        if holds:
+            self.raw.hset(
+                f"{self.root}job:held", mapping={"payload": PAYLOAD, "due": self.now - 99, "worker": "w", "attempt": 1}
+            )
+            self.raw.rpush(f"{self.root}processing:w", "held")
+
+    def rule(self, **limits: float) -> None:
+        self.raw.hset(f"{self.root}limits", mapping=limits)
+
+
+def unserved(seed: Seed) -> None:
+    seed.ready()
+
+
+def dead_worker(seed: Seed) -> None:
+    seed.ready()
+    seed.worker(left=-5)
+
+
+def deaf_worker(seed: Seed) -> None:
+    seed.ready()
+    seed.worker()
+
+
+def busy_worker(seed: Seed) -> None:
+    seed.ready()
+    seed.worker(holds=True)
+
+
+def busy_for_a_moment(seed: Seed) -> None:
+    seed.ready(ago=20)
+    seed.worker(holds=True)
+
+
+def unrecovered(seed: Seed) -> None:
+    seed.worker(left=-60, holds=True)
+
+
+def paused(seed: Seed) -> None:
+    seed.backlog()
+    seed.rule(paused=seed.now - 300)
+
+
+def limit_of_nothing(seed: Seed) -> None:
+    seed.backlog()
+    seed.worker()
+    seed.rule(concurrency=0)
+
+
+def limit_of_nothing_for_a_group(seed: Seed) -> None:
+    seed.backlog()
+    seed.worker()
+    seed.rule(**{"concurrency:alice": 0})
+
+
+def stuck_gate(seed: Seed) -> None:
+    seed.backlog()
+    seed.worker()
+
+
+def limited(seed: Seed) -> None:
+    """As many as may run do."""
+    seed.backlog()
+    seed.worker(holds=True)
+    seed.rule(concurrency=1)
+
+
+STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
+    # what is so; the check, its level, a piece of what it says and of its mend
+    (
+        Seed.due,
+        [("not-dispatched", "fault", "3 due jobs on the schedule, the first for 1.", "start one: evsched dispatcher")],
+    ),
+    (Seed.ahead, [("no-dispatcher", "warning", "what is scheduled will not start", "evsched dispatcher")]),
+    (Seed.recurrence, [("not-recurring", "fault", "recurrence r is not moved on, the first for 2.", "evsched disp")]),
+    (
+        unserved,
+        [("no-worker", "fault", "2 due jobs waiting, the first for 2.", "evsched worker MODULE:APP --queue {q}")],
+    ),
+    (dead_worker, [("no-worker", "fault", "no worker has a lease", "start one")]),
+    (deaf_worker, [("not-taken", "fault", "1 worker with a lease, holding none", "evsched top")]),
+    (busy_worker, [("not-taken", "warning", "1 worker running 1 and taking no more", "--concurrency")]),
+    (busy_for_a_moment, []),
+    (unrecovered, [("not-recovered", "fault", "1 job held by 1 worker whose lease has ended, the first 1.", "disp")]),
+    (paused, [("paused", "info", "it is paused for 5.0 min; 1 due job waiting", "evsched resume {q}")]),
+    (limit_of_nothing, [("limit-zero", "fault", "concurrency limit is 0", "evsched limit {q} --concurrency N")]),
+    (limit_of_nothing_for_a_group, [("limit-zero", "fault", "of group alice is 0", "--group alice")]),
+    (stuck_gate, [("gate", "fault", "1 job at the gate", "evsched resume {q}")]),
+    (limited, []),
+]
+
+
+async def watch(commands: Commands, queue: str, seconds: float = 0.3) -> list[Finding]:
+    return await Standstill(commands, [queue], watch=seconds).run()
+
+
+@pytest.mark.parametrize(("plant", "told"), STATES, ids=lambda value: getattr(value, "__name__", None))
+async def test_each_kind_of_standstill_is_told_with_its_mend(
+    commands: Commands, queue: str, raw: Any, plant: Any, told: list[tuple[str, str, str, str]]
+) -> None:
+    plant(Seed(raw, queue))
+    found = await watch(commands, queue)
+    assert [(finding.check, finding.level) for finding in found] == [(check, level) for check, level, _, _ in told]
+    for finding, (_, _, what, mend) in zip(found, told, strict=True):
+        assert what in finding.what
+        assert mend.format(q=queue) in finding.mend
+
+
+async def test_a_dispatcher_that_serves_other_queues_is_told_apart_from_none(
+    server: EmbeddedRedis, commands: Commands, queue: str, raw: Any
+) -> None:
+    Seed(raw, queue).due()
+    async with system(Config(url=server.url, queues=("others",)), App(queue="others"), workers=0):
+        (finding,) = await watch(commands, queue)
+    assert (finding.check, finding.level) == ("not-dispatched", "fault")
+    assert "1 dispatcher on this Redis, and none moves this queue" in finding.what
+    assert "--queue leave it out" in finding.mend
+
+
+async def test_what_is_seen_once_and_then_moves_is_not_told(
+    server: EmbeddedRedis, commands: Commands, queue: str, raw: Any
+) -> None:
+    """All that can stand still does at the first look; a dispatcher and a worker come before the last."""
+    app = App(queue=queue)
+
+    @app.task
+    async def work() -> None: ...
+
+    seed = Seed(raw, queue)
+    for plant in (Seed.due, Seed.recurrence, unserved, unrecovered):
+        plant(seed)
+    assert len(await watch(commands, queue)) == 4
+    config = Config(url=server.url, queues=(queue,), lease=0.5, beat=0.2)
+    async with system(config, app, workers=0) as running:
+        running.work()
+        assert await watch(commands, queue, 2.5) == []
+        assert running.recorder.of(events.Requeued)
+        assert running.recorder.of(events.Completed)
+
+
+async def test_an_id_that_is_scheduled_again_and_again_is_not_one_that_nobody_moves(
+    server: EmbeddedRedis, queue: str, raw: Any
+) -> None:
+    app = App(queue=queue)
+
+    @app.task
+    async def work() -> None:
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {"again": 0})
+
+    async with system(Config(url=server.url, queues=(queue,)), app) as running:
+        await work.using(id="again").enqueue()
+        for _ in range(3):
+            assert await watch(running.commands, queue, 0.2) == []
+
+
+async def test_a_place_of_another_type_is_left_to_the_audit(commands: Commands, queue: str, raw: Any) -> None:
+    raw.set(f"evsched:{{{queue}}}:backlog", "x")
+    assert await watch(commands, queue) == []
+
+
+def test_the_command_says_it_and_a_system_that_works_is_well(
+    server: EmbeddedRedis, queue: str, raw: Any, tmp_path: Path
+) -> None:
+    cli = Cli(server.url, tmp_path)
+    (tmp_path / "tasks.py").write_text(
+        f"from evsched import App\napp = App(queue={queue!r})\n@app.task\nasync def work() -> None: ...\n"
+    )
+    Seed(raw, queue).due(2677)
+    done = cli.run("doctor", "--queue", queue)
+    assert done.returncode == 1
+    assert "fault   not-dispatched: 2677 due jobs on the schedule, the first for 1." in done.stdout
+    assert "no dispatcher listens" in done.stdout
+    with cli.running("dispatcher", "--queue", queue, until="NotificationsProven"):
+        done = cli.run("doctor", "--queue", queue)
+        assert done.returncode == 1
+        assert "not-dispatched" not in done.stdout
+        assert "fault   no-worker: 2677 due jobs waiting, the first for 1." in done.stdout
+        with cli.running("worker", "tasks:app", until="WorkerStarted"):
+            while sum(
+                raw.llen(key) if b"ready" in key else raw.zcard(key) for key in raw.scan_iter(f"*{{{queue}}}:[br]*")
+            ):
+                pass
+            done = cli.run("doctor", "--queue", queue)
+            assert done.returncode == 0, done.stdout
+
+
+async def test_nothing_is_told_of_an_empty_queue(commands: Commands, queue: str) -> None:
+    assert await watch(commands, queue) == []
+    assert await commands.send(Store(queue).limits()) is not None
