@@ -17,6 +17,7 @@ from typing import Final
 from evsched import events, keys, server
 from evsched.alarm import Alarm
 from evsched.answers import Step
+from evsched.clock import RedisClock
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.events import Emit, Reason
 from evsched.outage import Outage
@@ -58,7 +59,8 @@ class Dispatcher:
         self._alarm = Alarm()
         self._outage = Outage("dispatcher", emit)
         self._watcher = Watcher(config, commands, self._id, emit, self._heard, self._recurs, self._look_at_all)
-        self._recurring = Recurring(config, commands, emit, lambda: self.queues)
+        self._clock = RedisClock(emit, lambda: self._look_at_all("timer"))
+        self._recurring = Recurring(config, commands, emit, self._clock, lambda: self.queues)
         # There is always one: a dispatcher on an empty Redis proves its subscription on it.
         self._schedules = {queue: Schedule(queue) for queue in config.queues or (DEFAULT_QUEUE,)}
 
@@ -117,10 +119,10 @@ class Dispatcher:
         self._find(queue)
         self._recurring.heard(queue)
 
-    def _look_at_all(self) -> None:
+    def _look_at_all(self, reason: Reason = "reconnect") -> None:
         self._recurring.look()
         for schedule in self._schedules.values():
-            schedule.at, schedule.reason = 0.0, "reconnect"
+            schedule.at, schedule.reason = 0.0, reason
         self._alarm.ring()
 
     async def _loop(self) -> None:
@@ -156,6 +158,7 @@ class Dispatcher:
             schedule.step_by(at, reason)
             raise
         schedule.stepped = sent
+        self._clock.heard(done.now, sent)
         # From when it was sent: the next call takes as long to reach Redis, so it arrives just when the job is due.
         # Should it come early all the same, the script moves nothing and answers the rest.
         cap = self._config.safety_cap

@@ -153,6 +153,19 @@ class Missed(Event, frozen=True):
     count: int
 
 
+class ClockJumped(Event, frozen=True):
+    """Redis's clock was set while this process looked on; `seconds` ahead, or back where they are negative."""
+
+    seconds: float
+
+
+class Rewound(Event, frozen=True):
+    """Recurrences had been moved on by a clock that was set back since, and recur from now on."""
+
+    queue: str
+    names: list[str]
+
+
 class RecurrenceBroken(Event, frozen=True):
     """A recurrence's record cannot be read: it recurs no more until it is declared anew."""
 

@@ -27,6 +27,11 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.Deferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
     events.Declared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
     events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
+    events.ClockJumped: (logging.ERROR, "Redis's clock jumped by {seconds:+.1f} s: due times follow it"),
+    events.Rewound: (
+        logging.WARNING,
+        "queue {queue}: {names} recur from now on; they had been moved on by a clock that was set back since",
+    ),
     events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} does not recur: {reason}"),
     events.Requeued: (logging.WARNING, "queue {queue}: {ids} put back to ready from worker {worker}: {reason}"),
     events.RunLost: (logging.WARNING, "job {id} of {queue}, task {task}, attempt {attempt}, ended as another's"),

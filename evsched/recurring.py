@@ -16,6 +16,7 @@ from typing import Final
 from evsched import events
 from evsched.alarm import Alarm
 from evsched.call import Call
+from evsched.clock import RedisClock
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.events import Emit
@@ -30,6 +31,9 @@ AHEAD: Final = 15.0
 _SLICE: Final = 25
 """Recurrences of one step: about 3 ms of ours, and 1 of Redis's."""
 
+_LOOK: Final = 250
+"""Recurrences that one script looks at for what a clock that was ahead has moved on: under 1 ms."""
+
 _CAP: Final = 300.0
 """Seconds after which the loop looks at all queues though nothing has been heard."""
 
@@ -37,23 +41,27 @@ _CAP: Final = 300.0
 class Recurring:
     """Moves on the recurrences of the queues that `queues()` names."""
 
-    def __init__(self, config: Config, commands: Commands, emit: Emit, queues: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, config: Config, commands: Commands, emit: Emit, clock: RedisClock, queues: Callable[[], list[str]]
+    ) -> None:
         self._config = config
         self._commands = commands
+        self._clock = clock
         self._emit = emit
         self._queues = queues
         self._alarm = Alarm()
         self._outage = Outage("recurring", emit)
         self._at: dict[str, float] = {}
-        """When to look at a queue, by the monotonic clock."""
+        """When to look at a queue, by the monotonic clock; one that is not in it was not looked at since `look`."""
 
     def heard(self, queue: str) -> None:
         """Look at a queue's recurrences now: they have changed."""
-        self._at[queue] = 0.0
+        if queue in self._at:  # else it is looked at anew altogether
+            self._at[queue] = 0.0
         self._alarm.ring()
 
     def look(self) -> None:
-        """Look at all queues: something may have been missed."""
+        """Look at all queues: something may have been missed, or Redis's clock was set."""
         self._at.clear()
         self._alarm.ring()
 
@@ -63,16 +71,35 @@ class Recurring:
             for queue in self._queues():
                 if self._at.get(queue, 0.0) > time.monotonic():
                     continue
+                fresh = queue not in self._at
                 self._at[queue] = float("inf")  # what is heard meanwhile sets it anew
                 async with self._outage:
+                    if fresh:
+                        await self.rewind(queue)
                     self._look_by(queue, time.monotonic() + await self.step(queue))
                 if self._outage.failures:
-                    self._at[queue] = 0.0
+                    self._at.pop(queue, None)
             await self._alarm.sleep(min(self._at.get(queue, 0.0) for queue in self._queues()))  # there is always one
 
     def _look_by(self, queue: str, at: float) -> None:
         if queue in self._at:  # else all are to be looked at now
             self._at[queue] = min(self._at[queue], at)
+
+    async def rewind(self, queue: str) -> None:
+        """Let those recur from now on that a clock moved on which was set back since.
+
+        They would stand still until it comes there again. Less than 15 s back is waited out, so that no planned time
+        comes twice: so far ahead the right clock puts them, too.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        store, offset, looked = Store(queue), 0, _LOOK
+        while looked == _LOOK:
+            looked, names = await self._commands.send(store.rewind(AHEAD, offset, _LOOK))
+            offset += looked - len(names)
+            if names:
+                self._emit(events.Rewound(queue, names))
 
     async def step(self, queue: str) -> float:
         """Move a slice of a queue's recurrences on; return the seconds until there is more to do, 0 = now.
@@ -81,13 +108,17 @@ class Recurring:
             StoreDown, StoreRefused: what was not moved on stays where it stands.
         """
         store = Store(queue)
+        sent = time.monotonic()
         agenda = await self._commands.send(store.agenda(AHEAD, _SLICE))
+        self._clock.heard(agenda.now, sent)
         nearest = float("inf") if agenda.beyond is None else agenda.beyond
         plans, calls = list[tuple[str, Plan]](), list[Call[list[str] | None]]()
         for name, seen, fields in agenda.rows:
             plan, reason = self._plan(queue, name, float(seen), agenda.now, fields)
             plans.append((name, plan))
-            calls.append(store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason))
+            calls.append(
+                store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason, now=agenda.now)
+            )
         put = list[str]()
         for (name, plan), ids in zip(plans, await self._commands.send_all(calls), strict=True):
             if ids is None:

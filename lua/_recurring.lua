@@ -2,7 +2,8 @@
 --
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds; 0 = from now on
 -- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, missed,
---                          last_id, last_outcome, last_finished, last_lateness; and current, waiting, ahead
+--                          last_id, last_outcome, last_finished, last_lateness; and current, waiting, ahead;
+--                          moved, when it was moved on last
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 
 -- Is an occurrence on its way, or does it run?

@@ -2,7 +2,8 @@
 -- recur: a recurrence's next occurrences -> schedule, ahead of their time; and moves the recurrence on.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   name      of the recurrence
+-- ARGV   now       seconds, '' = Redis's clock; when this was planned
+--        name      of the recurrence
 --        seen      where the caller saw it stand: its score as it read it
 --        next      the planned time after those in the rows, '+inf' = none
 --        missed    how many planned times passed without an occurrence
@@ -17,7 +18,8 @@
 --
 -- Any number of dispatchers may call this for the same occurrences: one of them moves the recurrence.
 
-local name, seen, next, missed, reason = unpack(ARGV, 1, 5)
+local now, name, seen, next, missed, reason = unpack(ARGV, 1, 6)
+now = clock(now)
 local key = recurrence(name)
 
 if redis.call('ZSCORE', recurrences, name) ~= seen then
@@ -29,7 +31,7 @@ local most, made = tonumber(job[4] or 'inf'), tonumber(job[5] or 0)
 redis.call('ZCARD', schedule)
 
 local put, ahead = {}, ahead_of(name)
-for id, planned, due, grace in rows(6, 4) do
+for id, planned, due, grace in rows(7, 4) do
   if made < most then
     made = made + 1
     if redis.call('EXISTS', record(id)) == 0 then
@@ -42,7 +44,7 @@ for id, planned, due, grace in rows(6, 4) do
     end
   end
 end
-redis.call('HSET', key, 'made', made, 'ahead', table.concat(ahead, ' '))
+redis.call('HSET', key, 'made', made, 'ahead', table.concat(ahead, ' '), 'moved', seconds(now))
 if tonumber(missed) > 0 then
   redis.call('HINCRBY', key, 'missed', missed)
 end

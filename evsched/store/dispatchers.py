@@ -41,16 +41,28 @@ class Dispatchers(Queue):
         next_: float | None,
         missed: int = 0,
         reason: str = "",
+        now: float | None = None,
     ) -> Call[list[str] | None]:
         """Put occurrences on the schedule and move their recurrence on; None when it has been moved by another."""
 
         def ids(reply: list[bytes] | None) -> list[str] | None:
             return None if reply is None else texts(reply)
 
-        words: list[Word] = [name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
+        words: list[Word] = [self._stamp(now), name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
         for one in put:
             words += (one.id, repr(one.planned), repr(one.due), "" if one.grace is None else repr(one.grace))
         return self._verb("recur", ids, *words)
+
+    def rewind(self, ahead: float, offset: int, limit: int, *, now: float | None = None) -> Call[tuple[int, list[str]]]:
+        """Let recurrences recur from now on that were moved on by a clock over `ahead` seconds ahead of now.
+
+        The reply: how many were looked at, beyond the first `offset` of those that stand ahead; and which recur anew.
+        """
+
+        def read(reply: list[Any]) -> tuple[int, list[str]]:
+            return reply[0], texts(reply[1])
+
+        return self._verb("rewind", read, self._stamp(now), ahead, offset, limit)
 
     def survey(self, *, now: float | None = None) -> Call[list[Lease]]:
         """Read all leases of the queue, the earliest end first."""

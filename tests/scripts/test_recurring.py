@@ -198,3 +198,46 @@ def test_a_removed_recurrence_leaves_only_what_is_due(send: Send, store: Store, 
     (job,) = take(send, store, NOW)
     send(store.complete("w", [(job, DONE)], now=NOW))
     assert "recurrences" not in state()
+
+
+# A clock that was ahead.
+
+AHEAD = 15.0
+
+
+def test_what_a_clock_an_hour_ahead_has_moved_on_recurs_from_now_on(send: Send, store: Store, state: State) -> None:
+    declared = Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', count=5)
+    send(store.declare(declared))
+    rows = [Occurrence(f"{NAME}@{at:.0f}", at, at, 5.0) for at in (NOW + 3600, NOW + 3660)]
+    send(store.recur(NAME, b"0", rows, next_=NOW + 3720, now=NOW + 3600))
+    before = state()
+    assert send(store.rewind(AHEAD, 0, 10, now=NOW + 3590)) == (1, [])  # as far ahead as the right clock may
+    assert state() == before
+    assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (1, [NAME])
+    after = state()
+    assert after["recurrences"] == {NAME: 0.0}
+    assert "schedule" not in after
+    assert not [key for key in after if key.startswith("job:")]
+    assert record(state)["made"] == "0"
+    assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (0, [])
+    assert state() == after
+
+
+def test_what_was_moved_on_before_the_clock_was_ahead_stays(send: Send, store: Store, state: State, raw: Any) -> None:
+    for n, moved in enumerate((NOW - 60, NOW + 3600, NOW - 60, NOW + 3600)):
+        send(store.declare(Declared(name=f"r{n}", rule="@daily", payload=b'{"task":"t"}')))
+        send(store.recur(f"r{n}", b"0", [], next_=NOW + 7200 + n, now=moved))
+    send(store.hold("r3", True, now=NOW + 3600))
+    assert send(store.rewind(AHEAD, 0, 2, now=NOW)) == (2, ["r1"])
+    assert send(store.rewind(AHEAD, 1, 2, now=NOW)) == (2, [])
+    stands = {"r0": NOW + 7200, "r1": 0.0, "r2": NOW + 7202, "r3": float("inf")}
+    assert state()["recurrences"] == stands
+    raw.set(f"evsched:{{{store.queue}}}:recurrence:r0", "of another type")
+    assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (3, [])
+
+
+def test_one_that_ended_by_the_clock_that_was_ahead_recurs_again(send: Send, store: Store, state: State) -> None:
+    send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', end=NOW + 1800)))
+    send(store.recur(NAME, b"0", [], next_=None, now=NOW + 3600))
+    assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (1, [NAME])
+    assert state()["recurrences"] == {NAME: 0.0}

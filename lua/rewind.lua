@@ -1,0 +1,39 @@
+#!lua flags=allow-oom
+-- rewind: what recurrences have ahead on the schedule -> gone, where a clock that has been set back since put it there.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        ahead     seconds: a recurrence that was moved on by a clock further ahead than this stands wrong
+--        offset    how many of those that stand beyond that to pass over
+--        limit     how many to look at
+-- REPLY  how many were looked at; the names of those that recur from now on
+-- FAILS  none
+-- TWICE  the second call finds that they stand at 0, or were moved on by the right clock
+--
+-- A recurrence says when it was moved on. If that is ahead of now, it stands where nobody would put it now, and would
+-- stand still until the clock comes there again.
+
+local now, ahead, offset, limit = unpack(ARGV, 1, 4)
+now = clock(now)
+local latest = now + tonumber(ahead)
+
+local found = redis.call('ZRANGE', recurrences, '(' .. seconds(latest), '+inf', 'BYSCORE', 'LIMIT', offset, limit)
+local wrong = {}
+for _, name in ipairs(found) do
+  local stands = redis.pcall('HMGET', recurrence(name), 'moved', 'paused')
+  if not stands.err and (tonumber(stands[1]) or 0) > latest and not stands[2] then
+    wrong[#wrong + 1] = name
+  end
+end
+-- This read also refuses a key of the wrong type before anything is written.
+redis.call('ZCARD', schedule)
+
+for _, name in ipairs(wrong) do
+  local key = recurrence(name)
+  local made = (tonumber(redis.call('HGET', key, 'made')) or 0) - #ahead_of(name)
+  withdraw(name)
+  redis.call('HSET', key, 'made', math.max(made, 0))
+  redis.call('HDEL', key, 'moved')
+  redis.call('ZADD', recurrences, 0, name)
+end
+return { #found, wrong }
