@@ -102,8 +102,8 @@ def new_job(
         raise ConfigError(f"id {options.id[:200]!r}: an id is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
     if options.priority is not None and options.priority not in range(10):
         raise ConfigError(f"priority {options.priority!r}: from 0 to 9, higher first")
-    if options.group is not None and not 0 < len(options.group.encode()) <= 200:
-        raise ConfigError("group: 1 to 200 bytes")
+    if options.group is not None and (not 0 < len(options.group.encode()) <= 200 or "}" in options.group):
+        raise ConfigError("group: 1 to 200 bytes, without `}`")
     if options.due is not None and options.delay is not None:
         raise ConfigError("due and delay: give one of them")
     if options.window is not None and not WINDOW_NAME.fullmatch(options.window):

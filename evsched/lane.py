@@ -180,8 +180,9 @@ class Lane:
         reserved = self._slots.reserve() if wants else 0
         calls = self._outcomes(ended)
         if taken or reserved:
+            lease, cap = self._config.lease, self._config.payload_cap
             hold = min(self._running + max(reserved, len(taken)), 999)
-            calls.append((self.store.start(self._worker, taken, hold=hold, lease=self._config.lease), None))
+            calls.append((self.store.start(self._worker, taken, hold=hold, lease=lease, cap=cap), None))
         if calls:
             await self._send(calls, taken, reserved)
         if self._ended or self._taken or (self._more and self._slots.free > 0 and not self._stopping):
@@ -203,6 +204,7 @@ class Lane:
                 self._ended += runs or []
             elif runs is None:
                 reserved -= self._spawn(answer, handed)
+                self._seek_left(taken, answer)
                 taken = []
             else:
                 self._written(runs, answer)
@@ -233,6 +235,12 @@ class Lane:
         self._taken += [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
         self._unsure = False
         self._more = True
+
+    def _seek_left(self, asked: list[str], take: Take) -> None:
+        """Look for what was not handed out: it may still be in the list, since it did not fit in one reply."""
+        if asked and not self.held.keys() >= {*asked} - {job_id for job_id, _ in take.buried}:
+            self._unsure = True
+            self._news.set()
 
     def _spawn(self, take: Take, handed: float) -> int:
         """Run what was handed out; return how many."""

@@ -44,8 +44,8 @@ def field(name: str, group: str | None, value: float | None) -> str:
         raise ConfigError(
             "weight: it is a group's share, so name the group" if name == "weight" else f"no limit {name}"
         )
-    if group is not None and not 0 < len(group.encode()) <= 200:
-        raise ConfigError("group: 1 to 200 bytes")
+    if group is not None and (not 0 < len(group.encode()) <= 200 or "}" in group):
+        raise ConfigError("group: 1 to 200 bytes, without `}`")
     least, most = _RANGES[name]
     if value is not None and not least <= value <= most:
         raise ConfigError(f"{name} is {value:g}: from {least:g} to {most:g}")

@@ -11,7 +11,7 @@ local function listed_in(list)
   local found = lists_read[list]
   if not found then
     found = {}
-    for _, id in ipairs(redis.call('LRANGE', list, 0, -1)) do
+    for _, id in ipairs(redis.pcall('LRANGE', list, 0, -1)) do -- pcall: what is no list holds none
       found[id] = true
     end
     lists_read[list] = found
@@ -40,7 +40,7 @@ end
 
 -- An occurrence that waits for an end that has been, or that nobody will tell of.
 local function waits_in_vain(id, name)
-  local found = redis.call('HMGET', recurrence(name), 'waiting', 'current')
+  local found = redis.pcall('HMGET', recurrence(name), 'waiting', 'current')
   return found[1] == id and not (found[2] and unended(found[2]))
 end
 
@@ -54,14 +54,17 @@ local function wrongs_of(id, from, strays, now)
   local function wrong(code, where)
     wrongs[#wrongs + 1] = { code, where }
   end
-  local run = redis.pcall('HMGET', key, 'payload', 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence')
-  if run.err then
+  local size = redis.pcall('HSTRLEN', key, 'payload')
+  if type(size) == 'table' then
     return { { 'record-type', '' } }
   end
-  local payload, worker, finished, outcome, due, parked, name = unpack(run, 1, 7)
+  local payload = size > 0
+  local run = redis.call('HMGET', key, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence')
+  local worker, finished, outcome = worker_of(run[1]), run[2], run[3]
+  local due, parked, name = moment_of(run[4]), group_of(run[5]), recurrence_of(id, run[6])
   local ttl = redis.call('PTTL', key) -- -2: there is no record
   local scheduled, buried = redis.call('ZSCORE', schedule, id), redis.call('ZSCORE', dead, id)
-  local aside = parked and redis.call('ZSCORE', side(parked), id)
+  local aside = aside_in(id)
   -- Where it is in line, and where it is held.
   local line = {}
   if redis.call('ZSCORE', backlog, id) then
@@ -71,7 +74,7 @@ local function wrongs_of(id, from, strays, now)
     line[#line + 1] = 'backlog:' .. parked
   end
   local beside = from:match('^backlog:(.*)$')
-  if beside and beside ~= parked and redis.call('ZSCORE', side(beside), id) then
+  if beside and beside ~= parked and type(redis.pcall('ZSCORE', side(beside), id)) == 'string' then
     line[#line + 1] = from
   else
     beside = nil
@@ -89,8 +92,8 @@ local function wrongs_of(id, from, strays, now)
   elseif finished and line[1] then
     wrong('two-places', 'finished and ' .. line[1])
   end
-  if parked and not aside then
-    wrong('parked', parked)
+  if run[5] and not aside then
+    wrong('parked', parked or '')
   end
   if beside and payload and #line == 1 then
     wrong('unparked', beside)
@@ -102,7 +105,7 @@ local function wrongs_of(id, from, strays, now)
       wrong('dead-without-record', '')
     end
   elseif not finished and not lies and not buried and not held_by_any(id, strays) then
-    wrong(payload and due and tonumber(due) and 'orphan' or 'unscheduled', due or '')
+    wrong(payload and due and 'orphan' or 'unscheduled', due or '')
   elseif buried and ((not finished and lies) or outcome == 'done' or outcome == 'cancelled') then
     wrong('stale-dead', finished and outcome or lies)
   elseif finished and ttl == -1 and not lies and not buried and not held_by_any(id, strays) then
@@ -133,7 +136,7 @@ end
 local function miscounts(strays, most)
   local owners, total = redis.call('ZRANGE', leases, 0, -1), redis.call('HLEN', inside) + redis.call('LLEN', ready)
   for _, worker in ipairs(owners) do
-    total = total + redis.call('LLEN', processing(worker))
+    total = total + size_of('LLEN', processing(worker))
   end
   if total > most then
     return nil, total
@@ -171,7 +174,7 @@ local function miscounts(strays, most)
   end
   for id, worker in pairs(uncounted) do
     if worker == '' or runs_here(worker, id) then
-      count(id, field_of(id, 'group') or '')
+      count(id, group_of(field_of(id, 'group')) or '')
     end
   end
   right['*'] = sum

@@ -14,6 +14,8 @@ local order = root .. 'order'
 local READY_AHEAD = 16
 -- Backlog scores: -priority * STRIDE + v. Ten priorities of 1e12 stay exact in a double (below 2^53).
 local STRIDE = 1e12
+-- How long what a key of the wrong type stops is left alone, in seconds.
+local UNFIT = 1
 -- How many jobs one call looks at, and how many groups it opens again.
 local LOOKS = 1000
 local REOPENED = 20
@@ -22,6 +24,23 @@ local ORDER_MOST = 10000
 
 local function side(group)
   return backlog .. ':' .. group
+end
+
+-- Refuse what the gate cannot work with, before the verb has written anything. A group's own keys are not looked at:
+-- they cost the group.
+local function expect_gate()
+  expect('ZCARD', schedule, backlog, closed)
+  expect('LLEN', ready)
+  expect('HLEN', order)
+end
+
+-- The group in whose backlog the job waits, and its order there; nil when it is in none.
+local function aside_in(id)
+  local group = group_of(field_of(id, 'parked'))
+  local score = group and redis.pcall('ZSCORE', side(group), id)
+  if type(score) == 'string' then
+    return group, score
+  end
 end
 
 -- The group's entry in `closed` goes with its last job, and the fair queueing's state with the last of all.
@@ -42,7 +61,11 @@ local function reopen(most, now)
   for _, group in ipairs(groups) do
     local rule = rule_of(group, now)
     local count = math.max(0, math.min(rule.room, most))
-    if count > 0 then
+    -- A group without room waits for its rate, or for the end of one of its jobs.
+    local again = rule.opens or (rule.room < 1 and '+inf') or (rule.arrival and now + PACKET) or 0
+    if type(redis.pcall('ZCARD', side(group))) == 'table' then
+      again = now + UNFIT -- a key of another type costs this group alone
+    elseif count > 0 then
       local front = redis.call('ZRANGE', side(group), 0, count - 1, 'WITHSCORES')
       for i = 1, #front, 2 do
         redis.call('ZADD', backlog, front[i + 1], front[i])
@@ -50,8 +73,6 @@ local function reopen(most, now)
       end
       redis.call('ZREMRANGEBYRANK', side(group), 0, count - 1)
     end
-    -- A group without room waits for its rate, or for the end of one of its jobs.
-    local again = rule.opens or (rule.room < 1 and '+inf') or (rule.arrival and now + PACKET) or 0
     redis.call('ZADD', closed, again, group)
     tidy(group)
   end
@@ -79,16 +100,19 @@ local function pass(room, now)
     end
     looked = looked + 1
     local id = front[i]
-    local group = counting and field_of(id, 'group') or ''
+    local group = counting and group_of(field_of(id, 'group')) or ''
     local rule = policy.grouped and group ~= '' and rule_of(group, now)
     if rule and rule.room < 1 then
       if spent[rule] then -- it closes just now: until when?
         spend_rule(rule, spent[rule], now)
         spent[rule] = nil
       end
-      redis.call('ZADD', side(group), front[i + 1], id)
-      redis.pcall('HSET', record(id), 'parked', group)
-      redis.call('ZADD', closed, 'NX', rule.opens or '+inf', group)
+      if type(redis.pcall('ZADD', side(group), front[i + 1], id)) == 'number' then
+        redis.pcall('HSET', record(id), 'parked', group)
+        redis.call('ZADD', closed, 'NX', rule.opens or '+inf', group)
+      else -- a key of another type is there: what it should hold waits where it stands in nobody's way
+        redis.call('ZADD', schedule, seconds(now + UNFIT), id)
+      end
     else
       ids[#ids + 1] = id
       local score = tonumber(front[i + 1])
@@ -182,7 +206,7 @@ end
 
 -- Where a job waits that is due: 'backlog', 'ready' or nil.
 local function lined(id)
-  if redis.call('ZSCORE', backlog, id) or field_of(id, 'parked') then
+  if redis.call('ZSCORE', backlog, id) or aside_in(id) then
     return 'backlog'
   end
   return redis.call('LPOS', ready, id) and 'ready' or nil
@@ -190,12 +214,17 @@ end
 
 -- Take a job that is due out of the line; return where it was, or nil.
 local function unline(id)
-  local group = field_of(id, 'parked')
-  if group then
+  if field_of(id, 'parked') then
+    local group = aside_in(id)
     redis.call('HDEL', record(id), 'parked')
+    if group then
+      redis.call('ZREM', side(group), id)
+      tidy(group)
+      return 'backlog'
+    end
   end
-  if redis.call('ZREM', group and side(group) or backlog, id) == 1 then
-    tidy(group)
+  if redis.call('ZREM', backlog, id) == 1 then
+    tidy()
     return 'backlog'
   end
   if redis.call('LREM', ready, 1, id) == 1 then
@@ -207,7 +236,7 @@ end
 -- Jobs that had passed wait again, before all others of their priority and in their order: the gate has closed.
 local function step_back(ids)
   for i, id in ipairs(ids) do
-    local priority = tonumber(field_of(id, 'priority')) or 5
+    local priority = priority_of(field_of(id, 'priority')) or 5
     redis.call('ZADD', backlog, 'NX', -priority * STRIDE + i / (#ids + 1), id)
     leave(id)
   end
@@ -228,7 +257,7 @@ local function send_back(list, id, due, reason, now)
     redis.call('ZADD', schedule, due, id)
     redis.call('HSET', key, 'reason', reason)
     -- What the attempts of a job have in common, for its idempotency key.
-    redis.call('HSETNX', key, 'planned', redis.call('HGET', key, 'due') or '0')
+    redis.call('HSETNX', key, 'planned', moment_of(redis.call('HGET', key, 'due')) or '0')
     redis.call('HDEL', key, 'worker')
   end
   redis.call('LREM', list, 1, id)
@@ -239,7 +268,7 @@ end
 -- Where a job is, and its score there; nil when there is none. A run comes before the schedule: an id that runs may be
 -- scheduled again already. `worker` and `finished` are of its record.
 local function place_of(id, worker, finished)
-  if worker and not finished and redis.call('LPOS', processing(worker), id) then
+  if holds(worker_of(worker), id) then
     return 'processing'
   end
   for place, zset in pairs({ schedule = schedule, dead = dead }) do
@@ -250,8 +279,8 @@ local function place_of(id, worker, finished)
   end
   local place = lined(id)
   if place == 'backlog' then
-    local group = field_of(id, 'parked')
-    return place, redis.call('ZSCORE', group and side(group) or backlog, id)
+    local _, score = aside_in(id)
+    return place, score or redis.call('ZSCORE', backlog, id)
   end
   -- A worker took it and has not counted the attempt yet.
   return place or (finished and 'finished') or (holder_of(id, worker) and 'processing')

@@ -38,7 +38,8 @@ local function read_policy()
 end
 read_policy()
 
-local counting = redis.call('EXISTS', inside) == 1
+-- This read refuses a key of the wrong type as well.
+local counting = redis.call('HLEN', inside) > 0
 
 -- Count a job that passes.
 local function enter(id, group)
@@ -73,8 +74,9 @@ local function keep_count()
       lists[#lists + 1] = processing(worker)
     end
     for _, list in ipairs(lists) do
-      for _, id in ipairs(redis.call('LRANGE', list, 0, -1)) do
-        enter(id, field_of(id, 'group') or '')
+      local ids = redis.pcall('LRANGE', list, 0, -1)
+      for _, id in ipairs(ids) do
+        enter(id, group_of(field_of(id, 'group')) or '')
       end
     end
   end
@@ -84,7 +86,8 @@ end
 -- When the next job would come if all came at the rate; it may lie ahead by a burst. What lies further ahead was
 -- written by a clock that has been set back since, or under another rate: it says nothing.
 local function arrival_of(key, rate, most, now)
-  local tat = tonumber(redis.call('GET', key) or 0)
+  local text = redis.pcall('GET', key) -- of another type, it is replaced when the next job passes
+  local tat = type(text) == 'string' and tonumber(text) or 0
   return tat > now and tat <= now + most / rate + 1 and tat or now
 end
 

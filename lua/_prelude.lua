@@ -51,6 +51,114 @@ local function field_of(id, field)
   return type(value) == 'string' and value or nil
 end
 
+-- A record is written by whoever may schedule jobs: any field of it, by a slip or on purpose. So what it says beyond
+-- payload, priority and group is read by the functions that follow alone, and nothing else of it reaches a command, a
+-- key's name or a reply. A producer can set a field and cannot take one away, and it cannot touch a worker's list.
+
+-- Unix seconds as the text that they are, nil when they are none that a calendar knows. tonumber() takes '0x10', 'nan'
+-- and ' 1', which ZADD or Python refuse.
+local function moment_of(text)
+  if text and #text < 32 and text:find('^%d+%.?%d*$') then
+    -- Up to 1e11, the year 5138: 40 % cheaper than to make it a number.
+    return (text:find('.', 1, true) or #text + 1) < 13 and text or nil
+  end
+  return nil
+end
+
+-- When an id runs again after its run: nil = it does not, '0' = at once, for what is no moment.
+local function again_of(text)
+  return text and (text == 'inf' and text or moment_of(text) or '0') or nil
+end
+
+-- How many attempts were counted: 0 for what is no count.
+local function attempt_of(text)
+  return text and #text < 10 and text:find('^%d+$') and tonumber(text) or 0
+end
+
+-- The name of a worker, nil for what can be none: with `}:` in it, it would lead to a key that a producer may write.
+local function worker_of(text)
+  return text and #text <= 200 and text:find('^[%w._:@-]+$') and text or nil
+end
+
+-- A priority, nil for what is none.
+local function priority_of(text)
+  return text and text:find('^%d$') and tonumber(text) or nil
+end
+
+-- The name of a group, nil for what can be none, for the same reason; '' is no group.
+local function group_of(text)
+  return text and #text <= 200 and not text:find('}', 1, true) and text or nil
+end
+
+-- The recurrence that an id is an occurrence of: the id is `<name>@<planned>`.
+local function recurrence_of(id, text)
+  return text and #text < #id and id:sub(1, #text + 1) == text .. '@' and text or nil
+end
+
+-- How many a key holds by its type's command, 0 when it is of another type: that costs the one whose name it has.
+local function size_of(count, key)
+  local size = redis.pcall(count, key)
+  return type(size) == 'number' and size or 0
+end
+
+-- How those who look are told the fields that have a form.
+local told_as = {
+  due = moment_of,
+  started = moment_of,
+  finished = moment_of,
+  planned = moment_of,
+  awaited = moment_of,
+  again = again_of,
+  worker = worker_of,
+  parked = group_of,
+  group = group_of,
+  priority = function(text)
+    return priority_of(text) and text
+  end,
+  attempt = function(text)
+    return tostring(attempt_of(text))
+  end,
+}
+-- How many fields, and bytes of them, those who look are told of one job.
+local FIELDS_TOLD, BYTES_TOLD = 100, 8388608
+
+-- What a record says for those who look: field, value, ...; what is no value of its field is left out, and what is
+-- beyond the bounds. A record that is not a hash says nothing.
+local function told(id)
+  local key, fields, left = record(id), {}, BYTES_TOLD
+  if size_of('HLEN', key) > FIELDS_TOLD then
+    return { 'reason', 'its record has more than ' .. FIELDS_TOLD .. ' fields: DEL it and schedule the job again' }
+  end
+  for _, field in ipairs(redis.pcall('HKEYS', key)) do
+    left = left - #field - redis.call('HSTRLEN', key, field)
+    local value = left >= 0 and redis.call('HGET', key, field)
+    if value and told_as[field] then
+      value = told_as[field](value)
+    end
+    if value then
+      fields[#fields + 1] = field
+      fields[#fields + 1] = value
+    end
+  end
+  return fields
+end
+
+-- Does the worker hold the job? Its list says so; the record may say anything.
+local function holds(worker, id)
+  return worker and type(redis.pcall('LPOS', processing(worker), id)) == 'number'
+end
+
+-- Refuse keys of the wrong type before anything is written. `count` is the command that counts what one of the right
+-- type holds.
+local function expect(count, ...)
+  for _, key in ipairs({ ... }) do
+    if type(redis.pcall(count, key)) == 'table' then
+      local kind = redis.call('TYPE', key).ok
+      error({ err = 'WRONGTYPE ' .. key .. ' is a ' .. kind .. ', which is nothing of evsched: RENAME or DEL it' })
+    end
+  end
+end
+
 -- A refusal. INFO errorstats counts it under its code.
 local function fail(code, text)
   return redis.error_reply(code .. ' ' .. text)
@@ -97,19 +205,18 @@ end
 
 -- An occurrence of a recurrence is out of the way: let the one go that waits for its end.
 local function release(name)
-  local waiting = redis.call('HGET', recurrence(name), 'waiting')
-  local planned = waiting and redis.call('HGET', record(waiting), 'planned')
-  if planned then
-    redis.call('ZADD', schedule, 'XX', planned, waiting)
+  local waiting = redis.pcall('HGET', recurrence(name), 'waiting')
+  if type(waiting) == 'string' then
+    redis.call('ZADD', schedule, 'XX', moment_of(field_of(waiting, 'planned')) or '0', waiting)
   end
 end
 
 -- A job has ended for good, by whatever verb. If it is an occurrence, its recurrence counts it.
 local function note_end(id, outcome, now)
   local run = redis.call('HMGET', record(id), 'recurrence', 'due', 'started')
-  local name, due, started = run[1], tonumber(run[2]), tonumber(run[3])
+  local name, due, started = recurrence_of(id, run[1]), moment_of(run[2]), moment_of(run[3])
   local key = recurrence(name or '')
-  if not name or redis.call('EXISTS', key) == 0 then
+  if not name or redis.call('TYPE', key).ok ~= 'hash' then
     return
   end
   redis.call('HINCRBY', key, 'runs', 1)
@@ -152,11 +259,24 @@ local function pick_dead(first, before, limit)
   return ids
 end
 
--- Does run (id, attempt) belong to this worker, by its record? A record that somebody overwrote (pcall) says no,
--- and keeps no other run of the batch from its end.
+-- Is run (id, attempt) this worker's, by a record that does not name them both as they are? Its caller has seen the id
+-- in the worker's list, which is the proof: a run that was taken away is in no list, or in another's. What is left to
+-- tell apart is a newer run of the same worker: its attempt is another, or is not counted yet, and then the record
+-- names no worker. Anything else was written over by somebody, and must not keep the run from its end.
+local function runs_despite(worker, id, attempt, named, counted)
+  if not named then
+    return false
+  elseif named ~= worker and (counted ~= attempt or holds(worker_of(named), id) or field_of(id, 'finished')) then
+    return false
+  end
+  return counted == attempt or attempt_of(counted) == 0
+end
+
+-- Does run (id, attempt), which is in this worker's list, belong to it by its record? A record that somebody replaced
+-- (pcall) says no, and keeps no other run of the batch from its end.
 local function runs(worker, id, attempt)
-  local run = redis.pcall('HMGET', record(id), 'worker', 'attempt', 'finished')
-  return run[1] == worker and run[2] == attempt and not run[3]
+  local run = redis.pcall('HMGET', record(id), 'worker', 'attempt')
+  return (run[1] == worker and run[2] == attempt) or runs_despite(worker, id, attempt, run[1], run[2])
 end
 
 -- Take what is of a job that has ended, and of its runs, out of its record: the id is used again.
@@ -170,7 +290,7 @@ end
 local function renew(id, again)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
   if again then
-    redis.call('ZADD', schedule, 'LT', again, id)
+    redis.call('ZADD', schedule, 'LT', again_of(again), id)
   end
 end
 
@@ -193,11 +313,12 @@ end
 -- The worker that holds the job in its list, or nil. One that took it and has not started it yet is not named in the
 -- record: then all lists are looked at, O(workers).
 local function holder_of(id, named)
-  if named and redis.call('LPOS', processing(named), id) then
+  named = worker_of(named)
+  if holds(named, id) then
     return named
   end
   for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
-    if worker ~= named and redis.call('LPOS', processing(worker), id) then
+    if worker ~= named and holds(worker, id) then
       return worker
     end
   end

@@ -36,11 +36,13 @@ end
 -- One that has run before, and is tried again or revived, was judged then.
 local function falls_due(name, id, due, now)
   local key = recurrence(name)
-  local found = redis.call('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
+  local found = redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
   local of = redis.call('HMGET', record(id), 'planned', 'grace', 'attempt')
-  local planned, grace, attempt = tonumber(of[1]), tonumber(of[2]), tonumber(of[3] or 0)
-  if redis.call('EXISTS', key) == 0 or attempt > 0 or not planned then
+  local planned, grace = tonumber(moment_of(of[1])), tonumber(moment_of(of[2]))
+  if found.err or redis.call('EXISTS', key) == 0 or attempt_of(of[3]) > 0 or not planned then
     return 'go'
+  elseif not (' ' .. (found[5] or '') .. ' '):find(' ' .. id .. ' ', 1, true) then
+    return 'go' -- whoever wrote this record, it was not `recur`
   end
   local overlap, current, waiting, misfire, ahead = found[1] or 'skip', found[2], found[3], found[4] or 'once', found[5]
   if grace and misfire ~= 'all' and now - tonumber(due) > grace and waiting ~= id then
@@ -65,7 +67,7 @@ local function falls_due(name, id, due, now)
   if waiting then
     redis.call('HDEL', key, 'waiting')
     if waiting ~= id then -- what it waited for ended without a word: somebody deleted its record
-      redis.call('ZADD', schedule, 'XX', redis.call('HGET', record(waiting), 'planned') or now, waiting)
+      redis.call('ZADD', schedule, 'XX', moment_of(field_of(waiting, 'planned')) or now, waiting)
     end
   end
   return 'go'

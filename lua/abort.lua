@@ -17,10 +17,8 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 local list = processing(worker)
--- These reads refuse a key of the wrong type before anything is written.
-redis.call('ZCARD', schedule)
-redis.call('ZCARD', backlog)
-redis.call('LLEN', ready)
+expect('LLEN', list)
+expect_gate()
 
 local lost = {}
 for id, attempt, retention, reply in rows(3, 4) do

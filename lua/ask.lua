@@ -9,12 +9,12 @@
 
 local id = unpack(ARGV, 1, 1)
 local key = record(id)
-local run = redis.call('HMGET', key, 'payload', 'outcome', 'result', 'reason', 'finished')
-if not run[1] and not run[5] then
+local run = redis.call('HMGET', key, 'outcome', 'result', 'reason', 'finished')
+if redis.call('HSTRLEN', key, 'payload') == 0 and not run[4] then
   return fail('MISSING', id .. ' has no record: it never was, or its retention has ended')
 end
-if run[5] and not redis.call('ZSCORE', schedule, id) then
-  return { run[2], run[3] or '', run[4] or '' }
+if run[4] and run[1] and not redis.call('ZSCORE', schedule, id) then
+  return { run[1], run[2] or '', run[3] or '' }
 end
 redis.call('HSET', key, 'reply', '1')
 return { '', '', '' }

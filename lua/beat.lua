@@ -14,15 +14,16 @@
 local now, worker, lease, fresh = unpack(ARGV, 1, 4)
 now = clock(now)
 
-local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
-if kept then
-  redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
-end
 -- In case that the message which told the worker was lost. At most 1 us a job, each few seconds.
 local stops, held = {}, redis.call('LRANGE', processing(worker), 0, -1)
 for _, id in ipairs(held) do
-  if redis.call('HEXISTS', record(id), 'stop') == 1 then
+  if field_of(id, 'stop') then
     stops[#stops + 1] = id
   end
+end
+
+local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
+if kept then
+  redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
 return { kept and '1' or '0', #held, stops }

@@ -17,11 +17,11 @@ now = clock(now)
 
 local waiting = redis.call('ZCARD', backlog)
 for _, group in ipairs(redis.call('ZRANGE', closed, 0, -1)) do
-  waiting = waiting + redis.call('ZCARD', side(group))
+  waiting = waiting + size_of('ZCARD', side(group))
 end
 local workers, held = redis.call('ZRANGE', leases, 0, -1), 0
 for _, worker in ipairs(workers) do
-  held = held + redis.call('LLEN', processing(worker))
+  held = held + size_of('LLEN', processing(worker))
 end
 local front = redis.call('LRANGE', ready, 0, 0)[1] or redis.call('ZRANGE', backlog, 0, 0)[1]
 return {
@@ -34,6 +34,6 @@ return {
   redis.call('ZCARD', dead),
   #workers,
   redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2] or '',
-  policy.paused or '',
-  front and field_of(front, 'due') or '',
+  policy.paused and (moment_of(policy.paused) or seconds(now)) or '',
+  front and moment_of(field_of(front, 'due')) or '',
 }

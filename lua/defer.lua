@@ -18,13 +18,15 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 local list = processing(worker)
+expect('LLEN', list)
+expect_gate()
 
 local lost = {}
 for id, attempt, due, reason in rows(3, 4) do
   if not (runs(worker, id, attempt) and redis.call('LPOS', list, id)) then
     lost[#lost + 1] = id
   elseif send_back(list, id, due, reason, now) then
-    redis.call('HINCRBY', record(id), 'attempt', -1)
+    redis.call('HSET', record(id), 'attempt', math.max(0, tonumber(attempt) - 1))
     redis.call('HDEL', record(id), 'started')
   end
 end

@@ -26,17 +26,39 @@ local GRACE = 2
 local WEIGHT_LEAST = 0.001
 -- How many of the newest a call looks at when there is more due than it moves.
 local NEWEST = 16
+-- How many bytes of members a call takes up, and how many members it reads at once: inline jobs may be long.
+local BYTES_MOST, SLICE = 1048576, 16
+-- A member beyond this is not kept, nor read through: four times what the cap lets a payload have by default.
+local MEMBER_MOST = 1048576
 
 if canary ~= '' then
+  redis.call('DEL', root .. 'canary')
   redis.call('ZADD', root .. 'canary', 0, '')
   redis.call('DEL', root .. 'canary')
   redis.call('PUBLISH', 'evsched:canary:' .. canary, '1')
 end
 
--- These reads also refuse a key of the wrong type before anything is moved.
-redis.call('ZCARD', dead)
-redis.call('ZCARD', backlog)
-local due = redis.call('ZRANGE', schedule, '-inf', seconds(now), 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+expect('ZCARD', dead)
+expect_gate()
+
+-- What is due as member, score, ..., the earliest first: at most `limit`, and no more than so many bytes.
+local function read_due()
+  local found, bytes = {}, 0
+  local count = math.min(limit, redis.call('ZCOUNT', schedule, '-inf', seconds(now)))
+  for first = 0, count - 1, SLICE do
+    local slice = redis.call('ZRANGE', schedule, first, math.min(first + SLICE, count) - 1, 'WITHSCORES')
+    for i = 1, #slice, 2 do
+      bytes = bytes + #slice[i]
+      if bytes > BYTES_MOST and #found > 0 then
+        return found
+      end
+      found[#found + 1], found[#found + 2] = slice[i], slice[i + 1]
+    end
+  end
+  return found
+end
+
+local due = read_due()
 if #due == 2 * limit then
   -- A flood. What falls due in the midst of it, in another group, is not behind it here either.
   local newest =
@@ -59,6 +81,14 @@ if #due > 0 then
   end
 end
 
+-- The id of a member that names none. The SHA-1 of one that is too long to be a job would take long itself.
+local function digest(member)
+  if #member <= MEMBER_MOST then
+    return redis.sha1hex(member)
+  end
+  return redis.sha1hex(#member .. member:sub(1, 4096) .. member:sub(-4096))
+end
+
 local moved, buried, missed, places, gone, turns = {}, {}, {}, {}, {}, {}
 
 -- An id that waits already has the same record: it is out of there too, not in two places.
@@ -71,12 +101,21 @@ end
 
 -- A member that cannot be a job's id is kept under an id made from it, with what its record held.
 local function bury_member(member, reason)
-  local id = 'bad-' .. redis.sha1hex(member)
+  local id = 'bad-' .. digest(member)
   if redis.call('TYPE', record(member)).ok == 'hash' then
     redis.call('RENAME', record(member), record(id))
   end
   redis.call('HSET', record(id), 'member', #member <= 1024 and member or member:sub(1, 1024))
   bury(id, reason)
+end
+
+-- What an inline job that went to dead was, for who looks: its beginning alone when it is longer than a record may be.
+local function keep(id, member)
+  if #member <= MEMBER_MOST then
+    redis.call('HSET', record(id), 'payload', member)
+  else
+    redis.call('HSET', record(id), 'member', member:sub(1, 1024))
+  end
 end
 
 -- The job inline as a table, or nil and what is wrong with it.
@@ -101,7 +140,7 @@ end
 
 -- From an inline member to the id of a record that holds it, or nil when it went to dead.
 local function adopt(member)
-  local id = redis.sha1hex(member)
+  local id = digest(member)
   local job, wrong
   if #member > cap then
     wrong = 'the payload has '
@@ -113,14 +152,14 @@ local function adopt(member)
     job, wrong = decode(member)
   end
   if wrong then
-    redis.call('HSET', record(id), 'payload', member)
+    keep(id, member)
     bury(id, wrong)
     return nil
   end
   id = job.id or id
   if #id > 200 or not id:find('^[%w._:@-]+$') then
-    local safe = redis.sha1hex(member)
-    redis.call('HSET', record(safe), 'payload', member)
+    local safe = digest(member)
+    keep(safe, member)
     bury(safe, 'the id of the inline job is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id')
     return nil
   end
@@ -134,8 +173,8 @@ local function adopt(member)
     fields[#fields + 1] = job.group
   end
   if type(redis.pcall('HSET', record(id), unpack(fields))) == 'table' then
-    local safe = redis.sha1hex(member)
-    redis.call('HSET', record(safe), 'payload', member)
+    local safe = digest(member)
+    keep(safe, member)
     bury(safe, 'the key of the record of ' .. id .. ' is not a hash: DEL it and schedule the job again')
     return nil
   end
@@ -177,7 +216,7 @@ end
 
 -- No payload yet: look again soon, twice as late each time, so that it starts at most twice as late as it came.
 local function await(id, score, since)
-  since = tonumber(since) or now
+  since = math.min(tonumber(moment_of(since)) or now, now)
   if now - since >= GRACE then
     return false
   end
@@ -197,8 +236,8 @@ local function pass(id, score)
   local run =
     redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due', 'parked', 'recurrence')
   local worker, finished, priority, group, awaited = run[1], run[2], run[3] or '5', run[4] or '', run[5]
-  if worker and not finished then
-    if redis.call('LPOS', processing(worker), id) then
+  if worker then
+    if holds(worker_of(worker), id) then
       -- It runs now: the verb that ends the run puts it on the schedule again, and only then is it judged.
       redis.call('HSET', key, 'again', score)
       return true
@@ -206,7 +245,7 @@ local function pass(id, score)
     redis.call('HDEL', key, 'worker')
   end
   if size == 0 then
-    if not finished and await(id, awaited and run[6] or score, awaited) then
+    if not finished and await(id, awaited and moment_of(run[6]) or score, awaited) then
       return false
     end
     bury(id, 'no payload in its record: HSET ' .. key .. ' payload {...} before the ZADD, or at most 2 s after it')
@@ -223,12 +262,12 @@ local function pass(id, score)
     bury(id, 'the priority is not a whole number from 0 to 9: HSET ' .. key .. ' priority 5')
     return true
   end
-  if #group > 200 then
-    bury(id, 'the group has more than 200 bytes: give it a shorter name')
+  if run[4] and not group_of(group) then
+    bury(id, 'the group has more than 200 bytes, or a `}`: give it another name')
     return true
   end
   if awaited then
-    score = run[6]
+    score = moment_of(run[6]) or score
     redis.call('HDEL', key, 'awaited')
   end
   if finished then
@@ -238,20 +277,21 @@ local function pass(id, score)
     redis.call('ZREM', dead, id)
     redis.call('DEL', root .. 'reply:' .. id)
   end
-  local aside = run[7] and redis.call('ZSCORE', side(run[7]), id)
-  local verdict = run[8] and not is_ready[id] and not aside and falls_due(run[8], id, score, now) or 'go'
+  local aside = run[7] and aside_in(id)
+  local name = run[8] and recurrence_of(id, run[8])
+  local verdict = name and not is_ready[id] and not aside and falls_due(name, id, score, now) or 'go'
   if verdict == 'wait' then
     redis.call('ZADD', schedule, '+inf', id)
     return false
   elseif verdict == 'skip' then
-    redis.call('HINCRBY', recurrence(run[8]), 'missed', 1)
-    missed[#missed + 1] = run[8]
+    redis.call('HINCRBY', recurrence(name), 'missed', 1)
+    missed[#missed + 1] = name
     redis.call('DEL', key)
     return true
   end
   if not is_ready[id] and not aside then
-    -- A score of 0, or under it, means "now": from here on, that is a time.
-    score = tonumber(score) > 0 and score or seconds(now)
+    -- A score of 0, or near it, means "now": from here on, that is a time.
+    score = tonumber(score) >= 1 and score or seconds(now)
     redis.call('HSET', key, 'due', score)
     places[#places + 1] = position(tonumber(priority), group)
     places[#places + 1] = id

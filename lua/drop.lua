@@ -11,8 +11,7 @@
 
 local before, limit = unpack(ARGV, 1, 2)
 
--- This read also refuses a key of the wrong type before anything is written.
-redis.call('ZCARD', schedule)
+expect('ZCARD', schedule, dead)
 local ids, refusal = pick_dead(3, before, limit)
 if refusal then
   return refusal

@@ -39,7 +39,7 @@ for id, _, _, _, due, delay in rows(3, 6) do
     return fail('EXISTS', unended)
   elseif unended then
     kept[id] = true
-    due = redis.call('ZSCORE', schedule, id) or redis.call('HGET', record(id), 'due') or seconds(now)
+    due = redis.call('ZSCORE', schedule, id) or moment_of(field_of(id, 'due')) or seconds(now)
   else
     if due == '' then
       due = seconds(now + tonumber(delay))

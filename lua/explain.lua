@@ -17,10 +17,9 @@
 
 local now, id = unpack(ARGV, 1, 2)
 now = clock(now)
-local key = record(id)
-local run = redis.call('HMGET', key, 'worker', 'finished', 'group', 'priority', 'parked')
-local group, priority, parked = run[3] or '', run[4] or '5', run[5]
-local place, score = place_of(id, run[1], run[2])
+local worker, group = field_of(id, 'worker'), group_of(field_of(id, 'group')) or ''
+local priority, parked = priority_of(field_of(id, 'priority')) or 5, (aside_in(id))
+local place, score = place_of(id, worker, field_of(id, 'finished'))
 
 local facts = { 'workers', redis.call('ZCARD', leases), 'waiting', redis.call('ZCARD', backlog) }
 local function fact(name, value)
@@ -37,8 +36,9 @@ local function shares()
   end
   local passed = tonumber(redis.call('HGET', order, 'passed:' .. priority) or 0)
   local fields, groups, weights = redis.call('HGETALL', order), 0, 0
+  local before = 'last:' .. priority .. ':'
   for i = 1, #fields, 2 do
-    local of = fields[i]:match('^last:' .. priority .. ':(.*)$')
+    local of = fields[i]:sub(1, #before) == before and fields[i]:sub(#before + 1)
     if of and (tonumber(fields[i + 1]) > passed or of == group) then
       groups = groups + 1
       weights = weights + (limit_of(redis.call('HGET', limits, 'weight:' .. of)) or 1)
@@ -62,8 +62,8 @@ if place == 'backlog' then
 elseif place == 'ready' then
   fact('ahead', redis.call('LPOS', ready, id))
 elseif place == 'processing' then
-  local holder = holder_of(id, run[1])
+  local holder = holder_of(id, worker)
   fact('holder', holder)
   fact('lease', holder and redis.call('ZSCORE', leases, holder))
 end
-return { seconds(now), place or '', score or '', redis.call('HGETALL', key), redis.call('HGETALL', limits), facts }
+return { seconds(now), place or '', score or '', told(id), redis.call('HGETALL', limits), facts }

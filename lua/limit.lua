@@ -14,6 +14,7 @@
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
 
+expect_gate()
 local changed = false
 for field, value in rows(2, 2) do
   if value == '' then

@@ -10,9 +10,5 @@
 
 local now, id = unpack(ARGV, 1, 2)
 now = seconds(clock(now))
-local key = record(id)
-local run = redis.call('HMGET', key, 'worker', 'finished')
-local fields = redis.call('HGETALL', key)
-
-local place, score = place_of(id, run[1], run[2])
-return { now, place or '', score or '', fields }
+local place, score = place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
+return { now, place or '', score or '', told(id) }

@@ -17,11 +17,8 @@
 local now, most, strays = unpack(ARGV, 1, 3)
 now = clock(now)
 
--- These reads also refuse a key of the wrong type before anything is written.
-redis.call('ZCARD', schedule)
-redis.call('ZCARD', dead)
-redis.call('ZCARD', backlog)
-redis.call('LLEN', ready)
+expect('ZCARD', dead)
+expect_gate()
 
 local mends = {
   -- At its old due, so at once; its attempts go on.

@@ -12,11 +12,10 @@
 
 local now, limit = unpack(ARGV, 1, 2)
 now = clock(now)
--- This read also refuses a key of the wrong type before anything is written.
-redis.call('ZCARD', backlog)
+expect_gate()
 
 redis.call('HSETNX', limits, 'paused', seconds(now))
 local ids = redis.call('LRANGE', ready, 0, limit - 1)
 step_back(ids)
 redis.call('LTRIM', ready, #ids, -1)
-return { redis.call('HGET', limits, 'paused'), #ids, redis.call('LLEN', ready) }
+return { moment_of(redis.call('HGET', limits, 'paused')) or seconds(now), #ids, redis.call('LLEN', ready) }

@@ -27,8 +27,7 @@ if redis.call('ZSCORE', recurrences, name) ~= seen then
 end
 local job = redis.call('HMGET', key, 'payload', 'priority', 'group', 'count', 'made')
 local most, made = tonumber(job[4] or 'inf'), tonumber(job[5] or 0)
--- This read also refuses a key of the wrong type before anything is written.
-redis.call('ZCARD', schedule)
+expect('ZCARD', schedule)
 
 local put, ahead = {}, ahead_of(name)
 for id, planned, due, grace in rows(7, 4) do

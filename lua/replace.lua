@@ -29,16 +29,15 @@ for id, _, _, _, due, delay in rows(2, 6) do
   dues[#dues + 1] = due
 end
 
--- These reads, and ZADD, refuse a key of the wrong type and a due that is no number before anything else is written.
-redis.call('ZCARD', dead)
-redis.call('ZCARD', backlog)
-redis.call('LLEN', ready)
+expect('ZCARD', dead)
+expect_gate()
+-- First, since it refuses a due that is no number.
 redis.call('ZADD', schedule, unpack(places))
 for id, payload, priority, group in rows(2, 6) do
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'reply')
   unline(id)
   redis.call('ZREM', dead, id)
-  if run[1] and not run[2] and redis.call('LPOS', processing(run[1]), id) then
+  if holds(worker_of(run[1]), id) then
     redis.call('HDEL', record(id), 'priority', 'group', 'again')
   else
     redis.call('DEL', record(id))

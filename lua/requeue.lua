@@ -25,6 +25,9 @@ if lease ~= '' and (redis.call('ZSCORE', leases, worker) or 'none') ~= lease the
   return { 'moved', {} }
 end
 
+expect('LLEN', list)
+expect('ZCARD', leases)
+expect_gate()
 local ids = {}
 for id in rows(6, 1) do
   if redis.call('LPOS', list, id) then
@@ -43,8 +46,8 @@ for i = #ids, 1, -1 do
   local id = ids[i]
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'due', 'stop') -- pcall: start judges a wrong type
   local holder = not run[2] and run[1]
-  if holder and holder ~= worker and redis.call('LPOS', processing(holder), id) then
-    redis.call('HSET', record(id), 'again', run[3])
+  if holder and holder ~= worker and holds(worker_of(holder), id) then
+    redis.call('HSET', record(id), 'again', moment_of(run[3]) or seconds(now))
   elseif run[4] and not run[2] then
     abort(id, reason, RETENTION, '', now)
     leave(id)
@@ -54,7 +57,7 @@ for i = #ids, 1, -1 do
     else
       redis.call('LPUSH', ready, id)
       if counting then
-        enter(id, field_of(id, 'group') or '')
+        enter(id, group_of(field_of(id, 'group')) or '')
       end
     end
     if holder then

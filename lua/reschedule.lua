@@ -16,10 +16,11 @@ if due == '' then
   due = seconds(now)
 end
 
+expect_gate()
 if not (redis.call('ZSCORE', schedule, id) or lined(id)) then
-  local run = redis.call('HMGET', record(id), 'worker', 'finished')
-  if run[1] and not run[2] then
-    return fail('RUNNING', id .. ' is held by worker ' .. run[1])
+  local holder = holder_of(id, field_of(id, 'worker'))
+  if holder then
+    return fail('RUNNING', id .. ' is held by worker ' .. holder)
   end
   return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
 end

@@ -10,10 +10,11 @@
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
 
+expect_gate()
 local since = redis.call('HGET', limits, 'paused')
 redis.call('HDEL', limits, 'paused')
 read_policy()
 admit(0, now)
 -- A dispatcher that sleeps knows nothing of a rate that was closed too.
 redis.call('PUBLISH', root .. 'gate', seconds(now))
-return since or ''
+return since and (moment_of(since) or seconds(now)) or ''

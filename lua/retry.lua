@@ -18,6 +18,8 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 local list = processing(worker)
+expect('LLEN', list)
+expect_gate()
 
 local lost = {}
 for id, attempt, delay, reason in rows(3, 4) do

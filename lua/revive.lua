@@ -13,6 +13,7 @@
 local now, before, limit = unpack(ARGV, 1, 3)
 now = clock(now)
 
+expect('ZCARD', schedule, dead)
 local ids, refusal = pick_dead(4, before, limit)
 if refusal then
   return refusal

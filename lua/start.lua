@@ -6,6 +6,7 @@
 --        worker    who takes
 --        lease     seconds: the worker holds jobs from here on, so its lease is the short one
 --        hold      how many jobs it may hold in all, under 1000
+--        cap       bytes that a payload may have, as dispatch has judged; it may have been replaced since
 -- ROWS   id        already in the worker's list: what BLMOVE took, or what a lost reply left there
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker had a lease, '0' when it was lost;
 --        list of id, attempt, due, payload, planned of what is to run;
@@ -14,18 +15,24 @@
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
 --
--- About 3 us a job. A job in two lists (its id was scheduled again between BLMOVE and start) runs in one of them;
+-- About 3 us a job. The payloads of a call have a bound of their own: what is beyond it stays in ready or, of the rows,
+-- in the worker's list. A job in two lists (its id was scheduled again between BLMOVE and start) runs in one of them;
 -- the other is put back on the schedule by the verb that ends the run.
 
-local now, worker, lease, hold = unpack(ARGV, 1, 4)
-now = clock(now)
+local now, worker, lease, hold, cap = unpack(ARGV, 1, 5)
+now, cap = clock(now), tonumber(cap)
 local list = processing(worker)
 
--- These reads also refuse a key of the wrong type before anything is written.
-redis.call('ZCARD', dead)
+-- How many bytes of payloads one call hands out; one job at least.
+local BYTES_MOST = 1048576
+
+expect('LLEN', list)
+expect('ZCARD', dead, leases)
+expect_gate()
+
 local more = tonumber(hold) - redis.call('LLEN', list)
 local ids = {}
-for id in rows(5, 1) do
+for id in rows(6, 1) do
   if redis.call('LPOS', list, id) then
     ids[#ids + 1] = id
   end
@@ -44,19 +51,42 @@ if more > 0 then
 end
 admit(0, now)
 
-local started, buried, freed = {}, {}, false
-local moment = seconds(now)
+-- What does not fit in the reply any more, from `first` on: back to the front of ready, but what was given.
+local function put_back(first)
+  for i = #ids, math.max(first, given + 1), -1 do
+    redis.call('LPUSH', ready, ids[i])
+    redis.call('LREM', list, -1, ids[i])
+  end
+end
+
+local started, buried, freed, bytes = {}, {}, false, 0
+local moment, call = seconds(now), redis.call
 for i, id in ipairs(ids) do
   local key = record(id)
-  local run = redis.pcall('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned', 'group')
-  local payload, attempt, due, holder, finished, stop, planned, group = unpack(run)
-  local elsewhere = holder and not finished and holder ~= worker and redis.call('LPOS', processing(holder), id)
+  -- Before it is read: it may have been written over since dispatch looked at it.
+  local size = redis.pcall('HSTRLEN', key, 'payload')
+  local payload, attempt, due, holder, finished, stop, planned
+  if type(size) ~= 'number' then
+    size = nil
+  elseif size > 0 and size <= cap then
+    bytes = bytes + size
+    if bytes > BYTES_MOST and bytes > size then
+      put_back(i)
+      break
+    end
+    payload, attempt, due, holder, finished, stop, planned =
+      unpack(call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned'))
+    due = moment_of(due)
+  end
+  local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
   if not payload then
     local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
-    if run.err then
+    if not size then
       reason = 'the key of its record is not a hash: DEL it and schedule the job again'
       kept = 'bad-' .. redis.sha1hex(id)
       redis.call('HSET', record(kept), 'member', id)
+    elseif size > cap then
+      reason = 'its payload has ' .. size .. ' bytes, more than ' .. cap .. ', since it was due: do not HSET it then'
     end
     redis.call('LREM', list, 1, id)
     leave(id)
@@ -88,13 +118,14 @@ for i, id in ipairs(ids) do
     end
     if counting then
       -- It is already, but when it lay in two lists and the run in the other has ended.
-      enter(id, group or '')
+      enter(id, group_of(field_of(id, 'group')) or '')
     end
     if finished or holder ~= worker then
-      attempt = tostring(tonumber(attempt or 0) + 1)
+      attempt = tostring(attempt_of(attempt) + 1)
       redis.call('HSET', key, 'attempt', attempt, 'worker', worker, 'started', moment)
     end
     local at = #started
+    planned = planned and moment_of(planned)
     started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload
     started[at + 5] = planned or due or moment
   end

@@ -18,6 +18,6 @@ for i = 1, #found, 2 do
   local at = #reply
   reply[at + 1], reply[at + 2] = found[i], found[i + 1]
   reply[at + 3] = seconds(tonumber(found[i + 1]) - now)
-  reply[at + 4] = redis.call('LLEN', processing(found[i]))
+  reply[at + 4] = size_of('LLEN', processing(found[i]))
 end
 return reply

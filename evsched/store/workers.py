@@ -27,9 +27,19 @@ class Workers(Queue):
         )
 
     def start(
-        self, worker: str, ids: Sequence[str], *, hold: int, lease: float, now: float | None = None
+        self,
+        worker: str,
+        ids: Sequence[str],
+        *,
+        hold: int,
+        lease: float,
+        cap: int = 256 * 1024,
+        now: float | None = None,
     ) -> Call[Take]:
-        """Count the attempts of the jobs that BLMOVE took, take more up to `hold`, and hand them all out."""
+        """Count the attempts of the jobs that BLMOVE took, take more up to `hold`, and hand them all out.
+
+        As far as their payloads fit in one reply: what does not is left for the next call.
+        """
 
         def take(reply: list[Any]) -> Take:
             moment, more, leased, flat, buried = reply
@@ -39,7 +49,7 @@ class Workers(Queue):
             ]
             return Take(float(moment), more == b"1", leased == b"1", jobs, as_pairs(buried))
 
-        return self._verb("start", take, self._stamp(now), worker, lease, hold, *ids)
+        return self._verb("start", take, self._stamp(now), worker, lease, hold, cap, *ids)
 
     def complete(self, worker: str, runs: Iterable[tuple[Taken, Done]], *, now: float | None = None) -> Call[list[str]]:
         """End runs that are done; the reply is the ids of those that were lost."""

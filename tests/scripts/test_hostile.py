@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import math
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -10,10 +11,22 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from redis.exceptions import NoPermissionError
 
+from evsched.answers import New, Wrong
 from evsched.embedded import EmbeddedRedis
+from evsched.errors import JobExists, JobMissing, JobRunning
+from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Taken
+from evsched.store import Store
 from tests.support import hostile
+from tests.support.hostile import ON_RUNNING, VALID, WAYS
 
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+NOW = 1_900_000_000.0
 IDS = [b"a", b"b", b"r@1"]
+GOOD = [f"good-{n}" for n in range(5)]
+DONE = Done(b"1", 300.0, False)
+CAP = 262_144
 
 
 @pytest.fixture
@@ -23,21 +36,180 @@ def producer(raw: Any, server: EmbeddedRedis) -> Generator[Any]:
     client.close()
 
 
-@pytest.mark.parametrize("way", hostile.WAYS)
-def test_the_rights_of_a_producer_allow_each_way(producer: Any, queue: str, way: str) -> None:
-    for command in hostile.WAYS[way](queue):
-        producer.execute_command(*command)
-
-
-@settings(max_examples=50, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(commands=hostile.commands("grammar", IDS))
-def test_the_rights_of_a_producer_allow_the_grammar(producer: Any, raw: Any, commands: list[hostile.Command]) -> None:
+def write(client: Any, commands: list[hostile.Command]) -> None:
+    """Send commands; what Redis itself refuses is nothing to us, as long as the rights allow it."""
     for command in commands:
         try:
-            producer.execute_command(*command)
+            client.execute_command(*command)
         except NoPermissionError:
             raise
         except redis.ResponseError:
-            pass  # what Redis itself refuses: a key of another type, a sum that is no number
-    for key in raw.scan_iter(match="evsched:{grammar}:*"):
-        raw.delete(key)
+            pass
+
+
+def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[str]:
+    """Dispatch and run what is there, round by round; return the ids of what was done."""
+    done: set[str] = set()
+    for n in range(rounds):
+        now = NOW + n
+        step = send(store.dispatch(limit=100, cap=CAP, now=now))
+        assert step.sleep >= 0
+        take = send(store.start(worker, (), hold=50, lease=15, now=now))
+        assert all(math.isfinite(job.due) and math.isfinite(job.planned) and job.attempt >= 1 for job in take.jobs)
+        lost = send(store.complete(worker, [(job, DONE) for job in take.jobs], now=now))
+        done |= {job.id for job in take.jobs} - set(lost)
+        send(store.beat(worker, 15, fresh=True, now=now))
+    return done
+
+
+def look_on(send: Send, store: Store, ids: list[str]) -> None:
+    """Every verb that reads answers, and Python can read the answer."""
+    send(store.census(now=NOW))
+    send(store.survey(now=NOW))
+    send(store.recount([b"e}:schedule", b"}:job:x", b"e"]))
+    for job_id in ids:
+        send(store.look(job_id, now=NOW))
+        send(store.explain(job_id, now=NOW))
+        for wrong in send(store.audit([job_id.encode()], now=NOW)):
+            send(store.mend([wrong], now=NOW))
+    send(store.mend([Wrong(b"", "inside", "", b"")], now=NOW))
+
+
+def touch(send: Send, store: Store, job_id: str) -> None:
+    """Every verb that changes one job does its work or refuses by a code of its own."""
+    calls = [
+        store.ask(job_id),
+        store.reschedule(job_id, NOW, now=NOW),
+        store.enqueue([New(job_id, VALID, due=NOW)], keep=True, now=NOW),
+        store.enqueue([New(job_id, VALID, due=NOW)], now=NOW),
+        store.replace([New(job_id, VALID, due=NOW)], now=NOW),
+        store.cancel(job_id, now=NOW),
+        store.revive([job_id], now=NOW),
+        store.drop([job_id]),
+    ]
+    for call in calls:
+        try:
+            send(call)
+        except (JobExists, JobMissing, JobRunning):
+            pass
+
+
+def schedule_good(send: Send, store: Store) -> None:
+    send(store.enqueue([New(job_id, VALID, due=NOW - 1, group="g") for job_id in GOOD]))
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_record_that_is_written_badly_costs_one_job(
+    send: Send, store: Store, state: State, producer: Any, queue: str, way: str, limited: bool
+) -> None:
+    if limited:
+        send(store.limit({"concurrency": 20, "concurrency:g": 2, "rate:}:job:x": 1}))
+    write(producer, WAYS[way](queue))
+    schedule_good(send, store)
+    look_on(send, store, ["bad", *GOOD])
+    assert work(send, store) >= set(GOOD)
+    look_on(send, store, ["bad", *GOOD])
+    after = state()
+    assert "schedule" not in after
+    assert "ready" not in after
+    assert "processing:w" not in after
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_verb_about_a_job_that_is_written_badly_answers(
+    send: Send, store: Store, producer: Any, queue: str, way: str
+) -> None:
+    write(producer, WAYS[way](queue))
+    touch(send, store, "bad")
+    write(producer, WAYS[way](queue))
+    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    touch(send, store, "bad")
+    schedule_good(send, store)
+    assert work(send, store) >= set(GOOD)
+
+
+ENDS: dict[str, tuple[Callable[[Store], Callable[..., Any]], Outcome]] = {
+    "complete": (lambda store: store.complete, DONE),
+    "retry": (lambda store: store.retry, Retried(1.0, "x")),
+    "bury": (lambda store: store.bury, Buried("x", False)),
+    "abort": (lambda store: store.abort, Aborted(300.0, False)),
+    "defer": (lambda store: store.defer, Deferred(NOW + 9, "x")),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("way", ON_RUNNING)
+def test_what_is_written_into_the_record_of_a_run_keeps_it_not_from_its_end(
+    send: Send, store: Store, state: State, producer: Any, queue: str, way: str, end: str
+) -> None:
+    schedule_good(send, store)
+    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    jobs: list[Taken] = send(store.start("w", (), hold=5, lease=15, now=NOW)).jobs
+    write(producer, [hostile.hset(queue, GOOD[1].encode(), *ON_RUNNING[way])])
+    look_on(send, store, GOOD)
+    verb, outcome = ENDS[end]
+    lost = send(verb(store)("w", [(job, outcome) for job in jobs], now=NOW))
+    # One that is named as another run cannot be told from another run: the beat finds it, and it runs again.
+    assert lost == ([GOOD[1]] if way == "attempt-other" else [])
+    if lost:
+        again = send(store.start("w", lost, hold=5, lease=15, now=NOW)).jobs
+        assert send(verb(store)("w", [(again[0], outcome)], now=NOW)) == []
+    assert "processing:w" not in state()
+    assert len(work(send, store, 12)) >= {"retry": 4, "defer": 4}.get(end, 0)
+
+
+@pytest.mark.parametrize("way", ON_RUNNING)
+def test_what_is_written_into_the_record_of_a_run_keeps_its_worker_not_from_handing_it_back(
+    send: Send, store: Store, state: State, producer: Any, queue: str, way: str
+) -> None:
+    schedule_good(send, store)
+    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    send(store.start("w", (), hold=5, lease=15, now=NOW))
+    write(producer, [hostile.hset(queue, GOOD[1].encode(), *ON_RUNNING[way])])
+    assert send(store.requeue("w", "x", now=NOW))[0] == "all"
+    assert len(work(send, store, worker="v")) >= 4
+    assert "processing:w" not in state()
+
+
+def test_a_run_is_its_workers_by_its_list_and_a_stale_one_is_not(
+    send: Send, store: Store, producer: Any, queue: str
+) -> None:
+    """The fence of runs holds where the record is as the scripts left it."""
+    schedule_good(send, store)
+    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    (job,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    send(store.requeue("w", "x", now=NOW))
+    assert send(store.take("w", 1)) == job.id
+    assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]  # in its list again, and not begun
+    write(producer, [hostile.hset(queue, job.id.encode(), b"finished", b"1")])
+    assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]
+
+
+@settings(
+    max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(commands=hostile.commands("grammar", IDS))
+def test_whatever_a_producer_may_write_the_other_jobs_run(
+    send: Send, producer: Any, raw: Any, commands: list[hostile.Command]
+) -> None:
+    store = Store("grammar")
+    try:
+        half = len(commands) // 2
+        write(producer, commands[:half])
+        schedule_good(send, store)
+        send(store.dispatch(limit=100, cap=CAP, now=NOW))
+        write(producer, commands[half:])
+        jobs = send(store.start("w", (), hold=50, lease=15, now=NOW)).jobs
+        write(producer, commands)
+        look_on(send, store, ["a", "b", "r@1"])
+        lost = send(store.complete("w", [(job, DONE) for job in jobs], now=NOW))
+        send(store.start("w", lost, hold=50, lease=15, now=NOW))
+        send(store.requeue("w", "x", now=NOW))
+        done = {job.id for job in jobs} | work(send, store, worker="v")
+        assert done >= set(GOOD)
+        for job_id in ("a", "b", "r@1"):
+            touch(send, store, job_id)
+    finally:
+        for key in raw.scan_iter(match="evsched:{grammar}:*", count=1000):
+            raw.delete(key)
