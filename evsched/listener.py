@@ -2,13 +2,19 @@
 
 It answers GET and HEAD, one request a connection, and nothing else: no framework is needed for three pages, and none
 of them takes input. It binds to 127.0.0.1 unless told otherwise.
+
+Nobody is kept from an answer by others who are slow. A client that keeps us waiting, for its request or to take its
+answer, is cut off after a time, and at once when too many others came after it. Scrapes have a bound of their own, and
+what watches over the process, /healthz and /readyz, has none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+import struct
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Final
@@ -25,8 +31,17 @@ _PATIENCE: Final = 5.0
 _LONGEST: Final = 8192
 """Bytes of a request's head."""
 
-_MOST: Final = 32
-"""Connections at one time: Prometheus needs one."""
+_WAITED_FOR: Final = 64
+"""Clients that are waited for at one time: one that has sent its request is none of them."""
+
+_SCRAPES: Final = 32
+"""Scrapes at one time, which are answered one after the other: Prometheus makes one."""
+
+
+class Request(Struct, frozen=True):
+    method: str
+    path: str
+    accept: str
 
 
 class Page(Struct, frozen=True):
@@ -51,7 +66,9 @@ class Listener:
         self._refresh = refresh
         self._ready = ready
         self._server: asyncio.Server | None = None
-        self._open = 0
+        self._waiting = dict[asyncio.StreamWriter, None]()
+        """Whom we wait for, the one that we have waited for longest first."""
+        self._scraping = 0
         self._scrape = asyncio.Lock()
         self._builder = ThreadPoolExecutor(1, "evsched-metrics")
         """A thread of its own: handlers may hold all those that the loop shares."""
@@ -77,48 +94,44 @@ class Listener:
         """Listen no more."""
         if self._server is not None:
             self._server.close()
+            for writer in list(self._waiting):
+                _cut(writer)
             await self._server.wait_closed()
         self._builder.shutdown(wait=False)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        writer.transport.set_write_buffer_limits(0)  # `drain` ends when all is taken
         try:
-            async with asyncio.timeout(_PATIENCE):
-                if self._open > _MOST:
-                    page, method = Page(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n"), "GET"
-                else:
-                    page, method = await self._read(reader)
-                writer.write(_head(page) + (b"" if method == "HEAD" else page.body))
-                await writer.drain()
+            with self._wait_for(writer):
+                async with asyncio.timeout(_PATIENCE):
+                    asked = await _read(reader)
+            page = asked if isinstance(asked, Page) else await self._page(asked.path, asked.accept)
+            body = b"" if isinstance(asked, Request) and asked.method == "HEAD" else page.body
+            with self._wait_for(writer):
+                async with asyncio.timeout(_PATIENCE):
+                    writer.write(_head(page) + body)
+                    await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
-            pass  # who asks and goes away has lost only the answer
+            _cut(writer)  # who asks and goes away, or is too slow, has lost only the answer
         finally:
-            self._open -= 1
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader) -> tuple[Page, str]:
+    @contextlib.contextmanager
+    def _wait_for(self, writer: asyncio.StreamWriter) -> Generator[None]:
+        """Wait for a client; when too many are waited for, cut off the one that has kept us for longest."""
+        if len(self._waiting) >= _WAITED_FOR:
+            slowest = next(iter(self._waiting))
+            del self._waiting[slowest]
+            _cut(slowest)
+        self._waiting[writer] = None
         try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        except asyncio.LimitOverrunError:
-            return Page(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too long\n"), "GET"
-        line, *fields = head.split("\r\n")
-        words = line.split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return Page(HTTPStatus.BAD_REQUEST, b"not HTTP/1\n"), "GET"
-        method, path = words[0], words[1].partition("?")[0]
-        if method not in ("GET", "HEAD"):
-            return Page(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n"), method
-        headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-        return await self._page(path, headers.get("accept", "")), method
+            yield
+        finally:
+            self._waiting.pop(writer, None)
 
     async def _page(self, path: str, accept: str) -> Page:
         if path == "/metrics":
-            encode, kind = choose_encoder(accept)
-            async with self._scrape:  # gauges are set anew by one scrape at a time
-                await self._refresh()
-                # It may take some ms: jobs go on meanwhile.
-                body = await asyncio.get_running_loop().run_in_executor(self._builder, encode, self._registry)
-            return Page(HTTPStatus.OK, body, kind)
+            return await self._metrics(accept)
         if path == "/healthz":
             return Page(HTTPStatus.OK, b"ok\n")  # that it is said at all says it: the loop turns
         if path == "/readyz":
@@ -127,6 +140,46 @@ class Listener:
                 return Page(HTTPStatus.OK, b"ok\n")
             return Page(HTTPStatus.SERVICE_UNAVAILABLE, f"{wrong}\n".encode())
         return Page(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
+
+    async def _metrics(self, accept: str) -> Page:
+        if self._scraping >= _SCRAPES:
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at one time\n")
+        try:
+            encode, kind = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number: then the oldest format, which all can read
+            encode, kind = choose_encoder("")
+        self._scraping += 1
+        try:
+            async with self._scrape:  # gauges are set anew by one scrape at a time
+                await self._refresh()
+                # It may take some ms: jobs go on meanwhile.
+                body = await asyncio.get_running_loop().run_in_executor(self._builder, encode, self._registry)
+        finally:
+            self._scraping -= 1
+        return Page(HTTPStatus.OK, body, kind)
+
+
+async def _read(reader: asyncio.StreamReader) -> Request | Page:
+    """Read a request, or say what is wrong with it."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.LimitOverrunError:
+        return Page(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too long\n")
+    line, *fields = head.split("\r\n")
+    words = line.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return Page(HTTPStatus.BAD_REQUEST, b"not HTTP/1\n")
+    if words[0] not in ("GET", "HEAD"):
+        return Page(HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+    return Request(words[0], words[1].partition("?")[0], headers.get("accept", ""))
+
+
+def _cut(writer: asyncio.StreamWriter) -> None:
+    # By a reset: else the system would keep what the client has not taken, for as long as it likes.
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 def _url(server: asyncio.Server) -> str:

@@ -1,0 +1,116 @@
+"""The listener alone: it answers whoever asks rightly, whatever others do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from evsched.listener import Listener
+from tests.support.web import ask, get
+
+pytestmark = pytest.mark.anyio
+
+
+class Sick:
+    """What a listener tells of, with a Redis that does not answer until `well` is set."""
+
+    def __init__(self) -> None:
+        self.well = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.refreshed = 0
+
+    async def refresh(self) -> None:
+        self.refreshed += 1
+        self.asked.set()
+        await self.well.wait()
+
+    async def ready(self) -> str | None:
+        return None
+
+
+@asynccontextmanager
+async def listening(sick: Sick, size: int = 1) -> AsyncGenerator[str]:
+    registry = CollectorRegistry()
+    Gauge("some_gauge", "x" * size, registry=registry)
+    listener = Listener(registry, sick.refresh, sick.ready)
+    try:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=200)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the system takes little for a slow client
+        yield await listener.adopt(listening)
+    finally:
+        await listener.close()
+
+
+@asynccontextmanager
+async def connected(url: str, count: int, request: bytes) -> AsyncGenerator[list[asyncio.StreamReader]]:
+    """Connect many times, one after the other, and send a request that may be no whole one. Takes answers slowly."""
+    parts = urlsplit(url)
+    links = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
+    try:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            links.append((reader, writer))
+            writer.write(request)
+        yield [reader for reader, _ in links]
+    finally:
+        for _, writer in links:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET /metrics HTTP/1.1\r\nx: "])
+async def test_probes_and_scrapes_are_answered_beside_two_hundred_that_say_nothing(request_: bytes) -> None:
+    sick = Sick()
+    sick.well.set()
+    async with listening(sick) as url, connected(url, 200, request_) as readers:
+        assert await get(f"{url}/healthz") == (200, "ok\n")
+        assert await get(f"{url}/readyz") == (200, "ok\n")
+        assert (await get(f"{url}/metrics"))[0] == 200
+        with pytest.raises(ConnectionResetError):  # the first of them is cut off
+            await asyncio.wait_for(readers[0].read(), 5)
+
+
+async def test_probes_are_answered_beside_many_scrapes_that_wait_for_redis() -> None:
+    sick = Sick()
+    async with listening(sick) as url, connected(url, 200, b"GET /metrics HTTP/1.1\r\n\r\n") as readers:
+        await sick.asked.wait()
+        assert await get(f"{url}/healthz") == (200, "ok\n")
+        assert await get(f"{url}/readyz") == (200, "ok\n")
+        sick.well.set()
+        answers = [await asyncio.wait_for(reader.readline(), 5) for reader in readers]
+        assert {answer.split(b" ")[1] for answer in answers} == {b"200", b"503"}
+        assert sick.refreshed <= 32
+        assert (await get(f"{url}/metrics"))[0] == 200
+
+
+async def test_probes_are_answered_beside_many_that_do_not_take_their_answer() -> None:
+    sick = Sick()
+    sick.well.set()
+    async with listening(sick, size=200_000) as url, AsyncExitStack() as stack:
+        slow = list[asyncio.StreamReader]()
+        for _ in range(10):
+            slow += await stack.enter_async_context(connected(url, 8, b"GET /metrics HTTP/1.1\r\n\r\n"))
+            assert all([await asyncio.wait_for(reader.read(1), 20) for reader in slow[-8:]])
+            assert await get(f"{url}/healthz") == (200, "ok\n")
+        with pytest.raises(ConnectionResetError):  # the first of them is cut off
+            await asyncio.wait_for(slow[0].read(), 5)
+
+
+@pytest.mark.parametrize(
+    "version", ["x", "1.x", "", "1.0.0.x", "2.0.0", "0.0.4", "99999999999999999999", "1.0.0;escaping=y"]
+)
+async def test_a_format_that_nobody_knows_is_answered_in_one_that_all_can_read(version: str) -> None:
+    sick = Sick()
+    sick.well.set()
+    async with listening(sick) as url:
+        for kind in ("application/openmetrics-text", "text/plain"):
+            head = f"GET /metrics HTTP/1.1\r\nAccept: {kind}; version={version}\r\n\r\n"
+            page = await ask(url, head.encode())
+            assert page.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert b"some_gauge" in page
