@@ -53,7 +53,11 @@ class Metrics:
         )
         self._lost = self._counter("leases_lost", "Leases that ended while their worker lived.", "queue")
         self._errors = self._counter("redis_errors", "Commands of loops that failed.", "kind")
-        self._up = self._gauge("redis_up", "1 = Redis answers this process.")
+        self._up = self._gauge(
+            "redis_up",
+            "1 = Redis answers this process: its loops, and a dispatcher's question at this scrape. While it is 0, a"
+            " dispatcher may leave the figures of queues out.",
+        )
         self._up.set(1)
         self._gauge("build_info", "1, with the version.", "version").labels(version).set(1)
 
@@ -93,8 +97,8 @@ class Metrics:
             events.Missed: lambda event: self._count(self._missed, event.queue, by=event.count),
             events.LeaseLost: lambda event: self._count(self._lost, event.queue),
             events.RedisFailed: lambda event: self._errors.labels(event.kind).inc(),
-            events.RedisDown: self._on_down,
-            events.RedisUp: self._on_up,
+            events.RedisDown: lambda event: self.tell_up(event.who, False),
+            events.RedisUp: lambda event: self.tell_up(event.who, True),
         }
 
     def listen(self, event: Event) -> None:
@@ -102,6 +106,14 @@ class Metrics:
         heard = self._heard.get(type(event))
         if heard is not None:
             heard(event)
+
+    def tell_up(self, who: str, up: bool) -> None:
+        """Note whether Redis answers a part of this process."""
+        if up:
+            self._down.discard(who)
+        else:
+            self._down.add(who)
+        self._up.set(not self._down)
 
     def queue_label(self, queue: str) -> str:
         """Return the label of a queue: its name, or `__other__` when there are too many."""
@@ -191,11 +203,3 @@ class Metrics:
 
     def _on_lost_run(self, event: events.RunLost) -> None:
         self._count(self._finished, event.queue, self._task(event.task), "lost")
-
-    def _on_down(self, event: events.RedisDown) -> None:
-        self._down.add(event.who)
-        self._up.set(0)
-
-    def _on_up(self, event: events.RedisUp) -> None:
-        self._down.discard(event.who)
-        self._up.set(not self._down)

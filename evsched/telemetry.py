@@ -32,8 +32,8 @@ from evsched.sender import Commands
 from evsched.store import Store
 from evsched.worker import Worker
 
-_DEADLINE: Final = 2.0
-"""Seconds that the question whether a process is ready waits for Redis."""
+_DEADLINE: Final = 0.75
+"""Seconds that the question whether a process is ready waits for Redis: who asks waits for a second, most often."""
 
 
 class Telemetry:

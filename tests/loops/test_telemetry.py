@@ -142,6 +142,31 @@ async def test_an_outage_is_told_and_so_is_its_end(config: Config, app: App, ser
                 await running.recorder.wait(events.RedisUp, count=back)
 
 
+async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_cut_off(
+    config: Config, app: App, server: EmbeddedRedis, queue: str
+) -> None:
+    async with Proxy(str(server.socket)) as proxy:
+        patient = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0", deadline=4.0, probe=4.0)
+        async with system(patient, app, workers=0) as running, told(running) as url:
+            figure = await scrape(url)
+            assert figure("redis_up") == 1
+            assert figure("queue_jobs", queue=queue, place="ready") == 0
+            proxy.swallow()
+            while figure("redis_up") == 1:  # what was read is told again for a second
+                async with asyncio.timeout(1.4):  # what the promise of a second is on a machine that is busy
+                    figure = await scrape(url)
+            assert figure("queue_jobs", queue=queue, place="ready") is None
+            assert figure("wakeups_total", reason="reconnect") is not None  # what the process knows by itself is told
+            async with asyncio.timeout(1.4):
+                status, why = await get(f"{url}/readyz")
+            assert (status, why) == (503, "Redis does not answer within 0.75 s\n")
+            proxy.heal()
+            proxy.reset()
+            await running.recorder.wait(events.RedisUp)
+            while figure("redis_up") == 0:
+                figure = await scrape(url)
+
+
 async def test_a_dispatcher_that_hears_no_events_is_not_ready(config: Config, app: App) -> None:
     # One that may not set the flags itself.
     user = "default on nopass ~* &* +@all -config|set"
