@@ -16,28 +16,32 @@ Loops decide when, the store moves, handlers work; nothing else touches Redis. d
 
 from __future__ import annotations
 
-from evsched.app import App
-from evsched.arguments import Arguments
-from evsched.backoff import Retry
-from evsched.current import CurrentJob, GiveUp, RetryLater, current_job
-from evsched.enqueuer import AsyncTask, PlainTask, TaskHandle
-from evsched.errors import (
-    BadArguments,
-    ConfigError,
-    EvschedError,
-    JobDead,
-    JobError,
-    JobExists,
-    JobMissing,
-    JobRunning,
-    LeaseLost,
-    StoreDown,
-    StoreError,
-    StoreRefused,
-    UnknownTask,
-)
-from evsched.handle import Job, SyncJob
-from evsched.job import JobStatus
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from evsched.app import App
+    from evsched.arguments import Arguments
+    from evsched.backoff import Retry
+    from evsched.current import CurrentJob, GiveUp, RetryLater, current_job
+    from evsched.enqueuer import AsyncTask, PlainTask, TaskHandle
+    from evsched.errors import (
+        BadArguments,
+        ConfigError,
+        EvschedError,
+        JobDead,
+        JobError,
+        JobExists,
+        JobMissing,
+        JobRunning,
+        LeaseLost,
+        StoreDown,
+        StoreError,
+        StoreRefused,
+        UnknownTask,
+    )
+    from evsched.handle import Job, SyncJob
+    from evsched.job import JobStatus
 
 __version__ = "0.1.0"
 
@@ -70,3 +74,50 @@ __all__ = [
     "__version__",
     "current_job",
 ]
+
+_WHERE: Final = {
+    "app": ("App",),
+    "arguments": ("Arguments",),
+    "backoff": ("Retry",),
+    "current": (
+        "CurrentJob",
+        "GiveUp",
+        "RetryLater",
+        "current_job",
+    ),
+    "enqueuer": (
+        "AsyncTask",
+        "PlainTask",
+        "TaskHandle",
+    ),
+    "errors": (
+        "BadArguments",
+        "ConfigError",
+        "EvschedError",
+        "JobDead",
+        "JobError",
+        "JobExists",
+        "JobMissing",
+        "JobRunning",
+        "LeaseLost",
+        "StoreDown",
+        "StoreError",
+        "StoreRefused",
+        "UnknownTask",
+    ),
+    "handle": (
+        "Job",
+        "SyncJob",
+    ),
+    "job": ("JobStatus",),
+}
+"""The modules of these names. Each is imported at the first use: a service must hear SIGTERM before the half second
+that all of them take."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _WHERE.items():
+        if name in names:
+            found = globals()[name] = getattr(import_module(f"evsched.{module}"), name)
+            return found
+    raise AttributeError(f"module 'evsched' has no attribute {name!r}")

@@ -32,6 +32,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     url: str = "redis://localhost:6379/0"
     queues: tuple[str, ...] = ()
+    require_redis: bool = False
+    """A service exits when Redis is absent at its start, instead of waiting: for who starts it anew, or a test."""
 
     concurrency: int = 256
     """Slots of a worker process: enough that a batch of short jobs hides the round trips."""

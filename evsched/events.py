@@ -232,6 +232,24 @@ class WorkerStuck(Event, frozen=True):
     attempt: int
 
 
+class WorkerBlocked(Event, frozen=True):
+    """A worker was asked to end, and its jobs, `running`, block its event loop: the process ends."""
+
+    worker: str
+    running: list[str]
+    handed_back: int
+
+
+class EndedByForce(Event, frozen=True):
+    """The process was asked to end, and did not within its bound: it is ended."""
+
+    seconds: float
+
+
+class EndedAtOnce(Event, frozen=True):
+    """The process was asked to end a second time: it is ended, and what it held waits for the end of its lease."""
+
+
 class ReadyLeft(Event, frozen=True):
     """A worker has taken what it can for now, and more is ready."""
 
@@ -255,6 +273,13 @@ class ChildEnded(Event, frozen=True):
     number: int
     pid: int
     code: int
+
+
+class ChildKilled(Event, frozen=True):
+    """A worker process did not end within its bound: its parent killed it."""
+
+    number: int
+    pid: int
 
 
 class RedisFailed(Event, frozen=True):

@@ -26,7 +26,7 @@ from evsched.executor import Executor
 from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
 from evsched.outage import Outage
 from evsched.run import Run
-from evsched.sender import Blocking, Commands, Direct
+from evsched.sender import Blocking, Commands, Direct, SyncCommands
 from evsched.server import unblock
 from evsched.slots import Slots
 from evsched.store import Store
@@ -131,6 +131,8 @@ class Lane:
     async def _take_one(self) -> None:
         if self._blocking.client is None:
             await self._blocking.open()
+        if self._stopping:
+            return
         client = self._blocking.client
         try:
             taken = await self._blocking.send(self.store.take(self._worker, self._config.probe), self._config.probe)
@@ -357,9 +359,13 @@ class Lane:
         self._news.set()
         self._emit(events.LeaseLost(self.store.queue, self._worker))
 
+    def take_no_more(self) -> None:
+        """Begin no other take. For any thread; `stop_taking` ends the one that waits."""
+        self._stopping = True
+
     async def stop_taking(self) -> None:
         """Take no more; a BLMOVE that waits ends without a job, or hands its job back."""
-        self._stopping = True
+        self.take_no_more()
         self._hungry.set()
         self._news.set()
         while not self._blocked.done():
@@ -384,4 +390,19 @@ class Lane:
             put += len(ids)
             if ids:
                 self._emit(events.Requeued(self.store.queue, self._worker, ids, "stopped", reason))
+        return put
+
+    def hand_back_by(self, commands: SyncCommands, reason: str) -> int:
+        """Do the same from a thread, for an event loop that is blocked; the process must end then.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        self.take_no_more()
+        if self._blocking.client is not None:
+            commands.send(unblock(self._blocking.client))
+        put, rest = 0, "more"
+        while rest == "more":
+            rest, ids = commands.send(self.store.requeue(self._worker, reason))
+            put += len(ids)
         return put

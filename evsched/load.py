@@ -1,6 +1,6 @@
 """What a worker process tells the one that started it: that it is ready, behind, or idle. One byte each.
 
-The parent decides how many processes there are. When it is gone, its end of the link closes, and the worker drains.
+The parent decides how many processes there are. When it is gone, its end of the link closes: shutdown.py hears that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def inherited(name: str) -> socket.socket | None:
 
 
 class Load:
-    """`listen` to the events of a worker, which is idle after `rest` seconds; it stops when the parent is gone."""
+    """`listen` to the events of a worker, which is idle after `rest` seconds."""
 
     def __init__(self, link: socket.socket, rest: float, worker: Worker) -> None:
         self._link = link
@@ -47,7 +47,6 @@ class Load:
         self._full: asyncio.TimerHandle | None = None
         self._idle = self._loop.call_later(self._rest_for, self._rest)
         link.setblocking(False)
-        self._loop.add_reader(link, self._read)
 
     def listen(self, event: Event) -> None:
         """Tell the parent what it needs to know of this event."""
@@ -68,13 +67,11 @@ class Load:
 
     def close(self) -> None:
         """Tell no more."""
-        self._loop.remove_reader(self._link)
         self._idle.cancel()
         if self._full is not None:
             self._full.cancel()
         if self._asking is not None:
             self._asking.cancel()
-        self._link.close()
 
     def _look(self) -> None:
         self._full = self._loop.call_later(_FULL_FOR, self._look)
@@ -92,16 +89,5 @@ class Load:
         self._idle = self._loop.call_later(self._rest_for, self._rest)
 
     def _tell(self, word: bytes) -> None:
-        with contextlib.suppress(OSError):  # the parent is gone: then `_read` sees it
+        with contextlib.suppress(OSError):  # the parent is gone
             self._link.send(word)
-
-    def _read(self) -> None:
-        try:
-            gone = not self._link.recv(64)
-        except BlockingIOError:
-            return
-        except OSError:
-            gone = True
-        if gone:
-            self._loop.remove_reader(self._link)
-            self._worker.stop()

@@ -1,15 +1,15 @@
-"""One process: opens the connections, starts the loops in one task group, hears the signals, drains."""
+"""One process: opens the connections, starts the loops in one task group, drains when it is asked to end."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import os
-import signal
+import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import evsched
 from evsched import log
@@ -22,8 +22,10 @@ from evsched.errors import CannotStart, ConfigError, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.janitor import Janitor
 from evsched.load import LINK, METRICS, Load, inherited
+from evsched.outage import Outage
 from evsched.sender import Commands
 from evsched.server import info
+from evsched.shutdown import Shutdown, bound
 from evsched.supervisor import Span, Supervisor
 from evsched.telemetry import Telemetry
 from evsched.worker import Worker
@@ -64,13 +66,15 @@ async def check_server(commands: Commands, url: str) -> str:
     """Return which server answers, such as "Redis 7.0.15".
 
     Raises:
-        CannotStart: none answers, or it is too old.
+        StoreDown: none answers; the message says what to do.
+        CannotStart: it refuses, or is too old.
     """
     try:
         told = await commands.send(info())
     except StoreDown as error:
-        raise CannotStart(
-            f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL"
+        raise StoreDown(
+            f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL",
+            kind=error.kind,
         ) from None
     except StoreRefused as error:
         raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
@@ -85,72 +89,98 @@ async def check_server(commands: Commands, url: str) -> str:
 class _Process:
     """What the loops of one process share."""
 
-    def __init__(self, config: Config, commands: Commands, server: str) -> None:
+    def __init__(self, config: Config, events: Events, shutdown: Shutdown, link: socket.socket | None) -> None:
         self.config = config
-        self.commands = commands
-        self.server = server
-        self.events = Events(log.Log().listen)
-        self.telemetry = Telemetry(config, commands, self.events, evsched.__version__, inherited(METRICS))
+        self.events = events
+        self.shutdown = shutdown
+        self.link = link
+        """To the parent, if it works for one."""
+        self.commands = Commands(config.url)
+        self.server = ""
+        self.telemetry = Telemetry(config, self.commands, events, evsched.__version__, inherited(METRICS))
 
-    @classmethod
-    async def begin(cls, config: Config) -> _Process:
-        """Look whether Redis is there.
+    async def meet_redis(self) -> None:
+        """Wait for Redis, and learn which server it is.
 
         Raises:
-            CannotStart: it is not, or it is too old.
+            CannotStart: it is absent and required, refuses, or is too old.
         """
-        commands = Commands(config.url)
-        return cls(config, commands, await check_server(commands, config.url))
+        outage = Outage("the start", self.events.emit)
+        while not self.server:
+            async with outage:
+                try:
+                    self.server = await check_server(self.commands, self.config.url)
+                except StoreDown as error:
+                    if self.config.require_redis:
+                        raise CannotStart(str(error)) from None
+                    raise
 
 
-async def run_dispatcher(config: Config) -> None:
+_Work = Callable[[_Process], Awaitable[bool]]
+"""Works until it is asked to end; returns whether threads of it go on that cannot be ended."""
+
+
+def run_dispatcher(config: Config) -> None:
     """Run a dispatcher and a janitor until SIGTERM or SIGINT."""
-    process = await _Process.begin(config)
-    async with process.telemetry:
-        await _until_signal(_dispatch(process))
+
+    async def work(process: _Process) -> bool:
+        await process.shutdown.unless_asked(_dispatch(process))
+        return False
+
+    _run(config, 0.0, work)
 
 
-async def run_worker(config: Config, app: App, *, burst: bool = False) -> None:
+def run_worker(config: Config, app: App, *, burst: bool = False) -> None:
     """Run a worker until SIGTERM or SIGINT, then drain. `burst`: dispatch too, and end when nothing is due."""
-    process = await _Process.begin(config)
     if burst:
-        await _both(process, app, burst=True)
-        return
-    async with process.telemetry:
-        lingering = await _work(process, app)
-    _leave(lingering)
+        _run(config, config.grace, lambda process: _both(process, app, burst=True))
+    else:
+        _run(config, config.grace, lambda process: _work(process, app))
 
 
-async def run_workers(config: Config, span: Span, command: Sequence[str], targets: Path | None) -> int:
-    """Run worker processes, whose command line is `command`, until SIGTERM or SIGINT; return the exit code."""
-    return await Supervisor(config, span, command, Events(log.Log().listen).emit, targets).run()
-
-
-async def run_dev(config: Config, app: App) -> None:
+def run_dev(config: Config, app: App) -> None:
     """Run a dispatcher, a janitor and a worker in one process, until SIGTERM or SIGINT."""
-    await _both(await _Process.begin(config), app)
+    _run(config, config.grace, lambda process: _both(process, app))
 
 
-async def _both(process: _Process, app: App, *, burst: bool = False) -> None:
-    async with process.telemetry:
-        dispatching = asyncio.ensure_future(_dispatch(process))
-        working = asyncio.ensure_future(_work(process, app, burst=burst))
-        try:
-            await asyncio.wait([dispatching, working], return_when=asyncio.FIRST_COMPLETED)
-            if dispatching.done():
-                dispatching.result()
-            lingering = await working
-        finally:
-            for half in (dispatching, working):
-                half.cancel()
-            await asyncio.gather(dispatching, working, return_exceptions=True)
-    _leave(lingering)
+def run_workers(config: Config, span: Span, command: Sequence[str], targets: Path | None) -> int:
+    """Run worker processes, whose command line is `command`, until SIGTERM or SIGINT; return the exit code."""
+    emit = Events(log.Log().listen).emit
+    with Shutdown(bound(config.grace), emit) as shutdown:
+        return asyncio.run(Supervisor(config, span, command, emit, shutdown, targets).run())
 
 
-def _leave(lingering: bool) -> None:
-    """End the process at once when a job's thread goes on past its grace: Python would wait for it for ever."""
+def _run(config: Config, grace: float, work: _Work) -> None:
+    events, link = Events(log.Log().listen), inherited(LINK)
+    with Shutdown(grace, events.emit, link) as shutdown:
+        asyncio.run(_live(_Process(config, events, shutdown, link), work))
+
+
+async def _live(process: _Process, work: _Work) -> None:
+    process.shutdown.attach()
+    lingering = False
+    try:
+        async with process.telemetry:
+            if await process.shutdown.unless_asked(process.meet_redis()):
+                lingering = await work(process)
+    finally:
+        await process.commands.close()
     if lingering:
-        os._exit(0)
+        os._exit(0)  # a job's thread goes on past its grace: Python would wait for it for ever
+
+
+async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
+    dispatching = asyncio.ensure_future(_dispatch(process))
+    working = asyncio.ensure_future(_work(process, app, burst=burst))
+    try:
+        await asyncio.wait([dispatching, working], return_when=asyncio.FIRST_COMPLETED)
+        if dispatching.done():
+            dispatching.result()
+        return await working
+    finally:
+        for half in (dispatching, working):
+            half.cancel()
+        await asyncio.gather(dispatching, working, return_exceptions=True)
 
 
 async def _dispatch(process: _Process) -> None:
@@ -158,10 +188,14 @@ async def _dispatch(process: _Process) -> None:
     dispatcher = Dispatcher(config, commands, events.emit)
     janitor = Janitor(config, commands, events.emit, lambda: dispatcher.queues)
     events.listen(janitor.listen)
-    try:
-        await dispatcher.find_queues()
-    except StoreRefused as error:
-        raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
+    outage, found = Outage("the search for queues", events.emit), False
+    while not found:
+        async with outage:
+            try:
+                await dispatcher.find_queues()
+            except StoreRefused as error:
+                raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
+            found = True
     process.telemetry.of_dispatcher(dispatcher)
     events.emit(DispatcherStarted(process.server, dispatcher.queues))
     async with asyncio.TaskGroup() as group:
@@ -170,46 +204,37 @@ async def _dispatch(process: _Process) -> None:
 
 
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
-    """Run a worker until it is stopped; return whether threads of it go on that cannot be ended."""
-    config = process.config
+    config, shutdown = process.config, process.shutdown
     app.move_to(config.url)
     queues = list(config.queues or (app.queue,))
     worker = Worker(config, process.commands, process.events.emit, app.program, queues)
     process.telemetry.of_worker(worker)
-    link, load = inherited(LINK), None
-    if link is not None:
-        load = Load(link, config.idle_end, worker)
+    load = None
+    if process.link is not None:
+        load = Load(process.link, config.idle_end, worker)
         process.events.listen(load.listen)
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, worker.stop)
+    shutdown.heard, shutdown.rescue = worker.take_no_more, worker.rescue
+    running = asyncio.ensure_future(worker.run())
+    ending = asyncio.ensure_future(_idle(process, worker) if burst else shutdown.wait())
     try:
-        running = asyncio.ensure_future(worker.run())
-        if burst:
-            while not running.done() and not await worker.idle():
-                await asyncio.wait([running], timeout=_BURST_LOOK)
-            worker.stop()
+        await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
+        worker.stop()
         await running
+        if ending.done():
+            ending.result()
     finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+        ending.cancel()
+        running.cancel()
+        await asyncio.gather(running, ending, return_exceptions=True)
         if load is not None:
             load.close()
         await app.close()
-        await process.commands.close()
     return worker.lingering
 
 
-async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    loop = asyncio.get_running_loop()
-    running, stop = asyncio.ensure_future(work), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        stopping.cancel()
-        running.result()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+async def _idle(process: _Process, worker: Worker) -> None:
+    """Return when a burst is over: nothing runs and nothing is due, or it was asked to end."""
+    outage, idle = Outage("burst", process.events.emit), False
+    while not idle and not await process.shutdown.asked_within(_BURST_LOOK):
+        async with outage:
+            idle = await worker.idle()

@@ -25,11 +25,15 @@ from evsched import load
 from evsched.backoff import reconnect_delay
 from evsched.config import Config, as_environment
 from evsched.errors import CannotStart, ConfigError
-from evsched.events import ChildEnded, ChildStarted, Emit
+from evsched.events import ChildEnded, ChildKilled, ChildStarted, Emit
+from evsched.shutdown import FORCED, Shutdown, bound
 
 _APART: Final = 2.0
 """Seconds between two starts for want of room: the last one must have had time to take jobs."""
 
+
+_MARGIN: Final = 1.0
+"""Seconds for a child to end after its own bound: then it is stopped, or the machine is."""
 
 _ALL: Final = ("0.0.0.0", "::")  # noqa: S104
 """Every address of this host: none that Prometheus could ask, so its name stands for them."""
@@ -73,12 +77,19 @@ class Supervisor:
     """Keeps `span` worker processes of a command line."""
 
     def __init__(
-        self, config: Config, span: Span, command: Sequence[str], emit: Emit, targets: Path | None = None
+        self,
+        config: Config,
+        span: Span,
+        command: Sequence[str],
+        emit: Emit,
+        shutdown: Shutdown,
+        targets: Path | None = None,
     ) -> None:
         self._config = config
         self._span = span
         self._command = command
         self._emit = emit
+        self._shutdown = shutdown
         self._targets = targets
         self._stop = asyncio.Event()
         self._children: list[Child] = []
@@ -87,14 +98,17 @@ class Supervisor:
         self._code = 0
 
     async def run(self) -> int:
-        """Keep the processes until SIGTERM or SIGINT, or until the first cannot start; return the exit code.
+        """Keep the processes until asked to end, or until the first cannot start; return the exit code.
+
+        It is that of the first, or FORCED when a child was killed, or held past its bounds, after the signal.
 
         Raises:
             CannotStart: a metrics port is taken, or the targets' file cannot be written.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        self._shutdown.attach()
+        self._shutdown.hurry = self._kill
+        asked = asyncio.ensure_future(self._shutdown.wait())
+        asked.add_done_callback(lambda _: self._stop.set())
         self._children = [Child(number, self._bind(number)) for number in range(self._span.most)]
         try:
             for child in self._children[: self._span.least]:
@@ -104,8 +118,7 @@ class Supervisor:
                 self._end(child)
             await self._outlive([child.keeper for child in self._children if child.keeper])
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+            asked.cancel()
             if self._targets is not None:
                 self._targets.unlink(missing_ok=True)
             for child in self._children:
@@ -116,12 +129,19 @@ class Supervisor:
     async def _outlive(self, keepers: list[asyncio.Task[None]]) -> None:
         """Wait for the children's end; one that hangs is killed, and the janitor puts back what it held."""
         if keepers:
-            # A drain is at most three graces, and some answers of Redis that do not come.
-            await asyncio.wait(keepers, timeout=3 * self._config.grace + 4 * self._config.deadline)
-        for child in self._children:
-            if child.process is not None and child.process.returncode is None:
-                child.process.kill()
+            await asyncio.wait(keepers, timeout=bound(self._config.grace) + _MARGIN)
+        for child in self._kill():
+            self._emit(ChildKilled(child.number, child.process.pid if child.process else 0))
         await asyncio.gather(*keepers)
+
+    def _kill(self) -> list[Child]:
+        """Kill the children that live, and return them. For any thread."""
+        living = [child for child in self._children if child.process is not None and child.process.returncode is None]
+        for child in living:
+            if child.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.process.pid, signal.SIGKILL)
+        return living
 
     def _bind(self, number: int) -> socket.socket | None:
         first, host = self._config.metrics_port, self._config.metrics_host
@@ -169,6 +189,8 @@ class Supervisor:
             began = time.monotonic()
             code = await self._live(child)
             if not child.wanted:
+                if self._stop.is_set() and code not in (0, -signal.SIGTERM):  # the signal came before all else
+                    self._code = FORCED
                 return
             if not self._ready:
                 # The very first did not come up: the others would not either, and it has said why.

@@ -25,6 +25,7 @@ from evsched.events import (
     NotificationsProven,
     Subscribed,
     SubscriptionLost,
+    WorkerDraining,
 )
 from evsched.listener import Listener
 from evsched.metrics import Metrics
@@ -58,6 +59,7 @@ class Telemetry:
         self._listener = Listener(self._metrics.registry, self._refresh, self._ready)
         self._unproven: str | None = "the subscription is not proved yet"
         self._unheard: str | None = None
+        self._draining = False
         counted = config.metrics_port is not None or listening is not None
         if counted:
             disable_created_metrics()  # twice the series, for times that nobody asks for
@@ -107,6 +109,8 @@ class Telemetry:
             await refresh()
 
     async def _ready(self) -> str | None:
+        if self._draining:
+            return "draining: it was asked to end"
         if not self._asks:
             return "it is starting"
         for ask in self._asks:
@@ -129,7 +133,9 @@ class Telemetry:
         return self._unheard or self._unproven
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, NotificationsProven):
+        if isinstance(event, WorkerDraining):
+            self._draining = True
+        elif isinstance(event, NotificationsProven):
             self._unproven = None
         elif isinstance(event, NotificationsMissing):
             self._unproven = f"Redis tells no keyspace events: {event.mend}"

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import socket
-from typing import Any
+from typing import Any, Final
 
 from evsched import events
 from evsched.beat import Beat
@@ -24,11 +24,12 @@ from evsched.lane import Lane
 from evsched.outage import Outage
 from evsched.roll import Roll
 from evsched.sender import Commands, SyncCommands
+from evsched.shutdown import FORCED
 from evsched.slots import Slots
 from evsched.store import Store
 
-STUCK: int = 70
-"""Exit code of a worker that a job held past its timeout and grace (EX_SOFTWARE of sysexits)."""
+_PUT_BACK: Final = 5.0
+"""Seconds in which what runs past the grace is handed back; some answers of Redis are enough."""
 
 
 def new_id() -> str:
@@ -51,6 +52,10 @@ class Worker:
         slots = Slots(config.concurrency)
         self._outage = Outage("worker", emit)
         self._stop = asyncio.Event()
+        self._starting: asyncio.Task[Any] | None = None
+        """The task of `run`, until the worker has started: it can be cancelled."""
+        self._came_round = False
+        """The event loop has come to hand back what did not end within the grace."""
         self._beat = Beat(
             config,
             self.id,
@@ -77,21 +82,37 @@ class Worker:
             CannotStart: the app's lifespan did not begin.
         """
         async with contextlib.AsyncExitStack() as stack:
+            if await self._start(stack):
+                await self._run()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> bool:
+        """Begin the lifespan and the leases, waiting for Redis; return whether that was not stopped."""
+        task = self._starting = asyncio.current_task()
+        try:
+            if self._stop.is_set():
+                return False
             try:
                 self._executor.state = await stack.enter_async_context(self._program.lifespan())
             # Whatever a user's lifespan does before anything runs is the user's mistake, told in one line.
             except Exception as error:  # noqa: BLE001
                 raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
-            await self._run()
+            for lane in self.lanes.values():
+                while True:
+                    async with self._outage:
+                        await self._declare(lane.store)
+                        break
+            for lane in self.lanes.values():
+                await self._begin_lease(lane)
+            return True
+        except asyncio.CancelledError:
+            if not self._stop.is_set() or (task is not None and task.uncancel()):
+                raise
+            await self._hand_back()  # the leases that have begun
+            return False
+        finally:
+            self._starting = None
 
     async def _run(self) -> None:
-        for lane in self.lanes.values():
-            while True:
-                async with self._outage:
-                    await self._declare(lane.store)
-                    break
-        for lane in self.lanes.values():
-            await self._begin_lease(lane)
         self._beat.start()
         self._emit(
             events.WorkerStarted(self.id, list(self.lanes), self._config.concurrency, sorted(self._program.tasks))
@@ -125,6 +146,26 @@ class Worker:
     def stop(self) -> None:
         """Take no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
         self._stop.set()
+        if self._starting is not None:
+            self._starting.cancel()
+
+    def take_no_more(self) -> None:
+        """Begin no other take. For any thread, before `stop`."""
+        for lane in list(self.lanes.values()):
+            lane.take_no_more()
+
+    def rescue(self) -> bool:
+        """Hand back what is held, if the event loop does not come round to it; return whether. For any thread."""
+        if self._came_round:
+            return False
+        self._beat.stop()
+        if self._beat.is_alive():
+            self._beat.join(2 * self._config.deadline)  # it would begin anew the leases that end here
+        commands = SyncCommands(self._config.url, deadline=self._config.deadline)
+        running = [run.job.id for run in list(self._executor.running)]
+        back = self._hand_back_by(commands, f"worker {self.id} was stopped, and a job blocked it")
+        self._emit(events.WorkerBlocked(self.id, running, back))
+        return True
 
     async def idle(self) -> bool:
         """Look once: nothing runs here, and nothing is due in the queues that could start.
@@ -189,10 +230,14 @@ class Worker:
         await asyncio.wait([*quiet, *running], timeout=self._config.grace)
         for lane in quiet:
             lane.cancel()
+        self._came_round = True
         await self._end_beat()
+        await self._hand_back()
+
+    async def _hand_back(self) -> None:
         back = 0
         try:
-            async with asyncio.timeout(self._config.grace):
+            async with asyncio.timeout(_PUT_BACK):
                 for lane in self.lanes.values():
                     back += await lane.hand_back()
         except (StoreError, TimeoutError):
@@ -232,10 +277,13 @@ class Worker:
             return
         self._emit(events.WorkerStuck(self.id, stuck.queue, stuck.job.id, stuck.task, stuck.job.attempt))
         reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"
-        try:
-            for lane in self.lanes.values():
-                while commands.send(lane.store.requeue(self.id, reason))[0] == "more":
-                    pass
-        except StoreError:
-            pass  # then they wait for the lease to end
-        os._exit(STUCK)
+        self._hand_back_by(commands, reason)
+        os._exit(FORCED)
+
+    def _hand_back_by(self, commands: SyncCommands, reason: str) -> int:
+        back = 0
+        # What is not handed back waits for the lease to end.
+        with contextlib.suppress(StoreError):
+            for lane in list(self.lanes.values()):
+                back += lane.hand_back_by(commands, reason)
+        return back

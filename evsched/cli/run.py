@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,9 @@ MetricsPort = Annotated[
     int | None, Parameter(help="Serve /metrics, /healthz and /readyz on this port, 0 = any free one; else nowhere.")
 ]
 MetricsHost = Annotated[str | None, Parameter(help="The address to serve them on; 127.0.0.1.")]
+RequireRedis = Annotated[
+    bool | None, Parameter(negative="", help="Exit when Redis is absent at the start, instead of waiting for it.")
+]
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 Level = Annotated[str, Parameter(help=f"One of {', '.join(_LEVELS)}.")]
 _DEFAULT = Config().url
@@ -30,14 +32,17 @@ def dispatcher(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
     url: Url = None,
+    require_redis: RequireRedis = None,
     log_level: Level = "INFO",
 ) -> None:
     """Move due jobs on, and put back what dead workers held. Run any number of them."""
     from evsched.service import run_dispatcher
 
     _log(log_level)
-    found = settings(url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host)
-    asyncio.run(run_dispatcher(found))
+    found = settings(
+        url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host, require_redis=require_redis
+    )
+    run_dispatcher(found)
 
 
 def worker(
@@ -55,6 +60,7 @@ def worker(
         Path | None, Parameter(help="With --processes: the file that names their ports to Prometheus.")
     ] = None,
     url: Url = None,
+    require_redis: RequireRedis = None,
     log_level: Level = "INFO",
 ) -> int:
     """Take jobs and run them. Run any number of them."""
@@ -68,6 +74,7 @@ def worker(
         pool=pool,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
+        require_redis=require_redis,
     )
     if processes is None and metrics_targets is not None:
         raise UsageError("--metrics-targets names the ports of many: give --processes too")
@@ -78,11 +85,11 @@ def worker(
     _log(log_level)
     if processes is not None:
         command = ["worker", module, "--log-level", log_level]  # all else is in the settings
-        return asyncio.run(run_workers(found, read_span(processes), command, metrics_targets))
+        return run_workers(found, read_span(processes), command, metrics_targets)
     app = find_app(module)
     if url is None and "EVSCHED_URL" not in os.environ:
         found = replace(found, url=app.url)
-    asyncio.run(run_worker(found, app, burst=burst))
+    run_worker(found, app, burst=burst)
     return 0
 
 
@@ -94,23 +101,26 @@ def dev(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
     url: Url = None,
+    require_redis: RequireRedis = None,
     log_level: Level = "INFO",
 ) -> None:
     """Run a dispatcher and a worker in one process; with a private Redis when none is named."""
     from evsched.embedded import EmbeddedRedis
     from evsched.service import find_app, run_dev
 
-    found = settings(url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host)
+    found = settings(
+        url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host, require_redis=require_redis
+    )
     _log(log_level)
     app = find_app(module)
     if url is not None or "EVSCHED_URL" in os.environ:
-        asyncio.run(run_dev(found, app))
+        run_dev(found, app)
     elif app.url != _DEFAULT:
-        asyncio.run(run_dev(replace(found, url=app.url), app))
+        run_dev(replace(found, url=app.url), app)
     else:
         with EmbeddedRedis() as server:
             print(f"private Redis: for another terminal, export EVSCHED_URL='{server.url}'", flush=True)
-            asyncio.run(run_dev(replace(found, url=server.url), app))
+            run_dev(replace(found, url=server.url), app)
 
 
 def demo(

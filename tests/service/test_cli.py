@@ -122,7 +122,7 @@ def test_the_demo(folder: Path) -> None:
 
 MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "write redis://USER:PASSWORD@HOST:PORT/DB", ("queues", "--url", "localhost:6379")),
-    (1, "start one, or name another with --url", ("dispatcher", "--url", "redis://127.0.0.1:1/0")),
+    (1, "start one, or name another with --url", ("dispatcher", "--require-redis", "--url", "redis://127.0.0.1:1/0")),
     (1, "Connection refused", ("queues", "--url", "redis://127.0.0.1:1/0")),
     (1, "connecting to 127.0.0.1:1", ("top", "--url", "redis://127.0.0.1:1/0")),
     (2, "a queue's name is", ("top", "--queue", "a b")),

@@ -1,21 +1,39 @@
-"""How a service ends: asked to, or killed; and what ends with it."""
+"""How a service ends: asked to, at any moment of its life, or killed; and what ends with it."""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cli import Cli, Log
+from evsched.embedded import EmbeddedRedis
+from tests.support.cli import Cli, Log, ended
+from tests.support.web import get
+
+pytestmark = pytest.mark.anyio
 
 TASKS = """
-import os, signal
+import asyncio, os, signal, time
 from evsched import App
 
 app = App()
+
+@app.task
+async def hold() -> None:
+    await asyncio.Event().wait()
+
+@app.task
+async def block() -> None:
+    with open("pipe", "w") as pipe:
+        print("began", file=pipe)
+    time.sleep(3600)
 
 @app.task(on="process", timeout=60)
 def spin() -> None:
@@ -31,35 +49,248 @@ def signalled() -> str:
     return "still there"
 """
 
+SERVICES = [("dispatcher",), ("worker", "tasks:app"), ("dev", "tasks:app")]
+WORKERS = [("worker", "tasks:app"), ("worker", "tasks:app", "--burst"), ("dev", "tasks:app")]
+PARENT = ("worker", "tasks:app", "--processes", "1")
+
 
 @pytest.fixture
 def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
     (tmp_path / "tasks.py").write_text(TASKS)
+    os.mkfifo(tmp_path / "pipe")
     cli = Cli(server.url, tmp_path)
     cli.environment |= {"EVSCHED_GRACE": "0.3", "EVSCHED_QUEUES": queue}
     return cli
 
 
-def start(cli: Cli, *words: str) -> tuple[subprocess.Popen[str], Log]:
-    child = subprocess.Popen(
-        cli.command(*words), env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True
-    )
-    return child, Log(child)
+@contextmanager
+def started(cli: Cli, *words: str, python: tuple[str, ...] = ()) -> Generator[tuple[subprocess.Popen[str], Log]]:
+    program, *rest = cli.command(*words)
+    with subprocess.Popen(
+        [program, *python, *rest],
+        env=cli.environment,
+        cwd=cli.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            yield child, Log(child)
+        finally:
+            child.kill()
 
 
-def schedule(raw: Any, queue: str, task: str, job: str) -> None:
-    raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}","id":"{job}"}}': 0})
+def schedule(raw: Any, queue: str, task: str, *ids: str) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}","id":"{job}"}}': n for n, job in enumerate(ids)})
+
+
+def wait_for(cli: Cli, word: str) -> None:
+    with (cli.folder / "pipe").open() as pipe:
+        assert pipe.readline() == f"{word}\n"
+
+
+# While it starts.
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [*((words, signal.SIGTERM) for words in SERVICES), (PARENT, signal.SIGINT)],
+    ids=["dispatcher", "worker", "dev", "SIGINT"],
+)
+def test_a_service_ends_well_while_it_imports(cli: Cli, words: tuple[str, ...], number: signal.Signals) -> None:
+    with started(cli, *words, python=("-X", "importtime")) as (child, _):
+        assert child.stderr is not None
+        assert any("asyncio" in line for line in child.stderr)
+        child.send_signal(number)
+        _, said = child.communicate(timeout=20)
+        assert (child.returncode, "Traceback" in said) == (0, False)
+
+
+def test_another_command_that_is_interrupted_while_it_imports_says_nothing(cli: Cli) -> None:
+    with started(cli, "queues", python=("-X", "importtime")) as (child, _):
+        assert child.stderr is not None
+        assert any("asyncio" in line for line in child.stderr)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=20)
+        assert (child.returncode, "Traceback" in said) == (130, False)
+
+
+@pytest.fixture
+def refusing(cli: Cli) -> Generator[Cli]:
+    """Redis answers, and takes no write: it is a replica."""
+    with EmbeddedRedis(replicaof="127.0.0.1 1") as server:
+        cli.environment["EVSCHED_URL"] = server.url
+        yield cli
+
+
+@pytest.mark.parametrize("words", [*WORKERS, PARENT], ids=" ".join)
+def test_a_worker_whose_redis_refuses_ends_well(refusing: Cli, words: tuple[str, ...]) -> None:
+    with started(refusing, *words) as (child, log):
+        log.until("RedisDown")
+        assert ended(child) == 0
+
+
+def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing: Cli) -> None:
+    with started(refusing, *PARENT) as (child, log):
+        log.until("RedisDown")
+        child.kill()
+        child.communicate(timeout=20)  # the child writes to the same pipe: it is closed when both have ended
+
+
+@pytest.mark.parametrize("words", [("dispatcher",), PARENT], ids=" ".join)
+def test_a_service_waits_for_redis_and_ends_well_while_it_waits(cli: Cli, words: tuple[str, ...]) -> None:
+    cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
+    with started(cli, *words) as (child, log):
+        assert "start one, or name another" in log.until("RedisDown")["reason"]
+        assert ended(child) == 0
+
+
+@pytest.mark.parametrize("words", [("dispatcher",), ("worker", "tasks:app")], ids=" ".join)
+def test_a_service_begins_when_redis_is_there(cli: Cli, words: tuple[str, ...]) -> None:
+    with EmbeddedRedis() as server:
+        cli.environment["EVSCHED_URL"] = server.url
+        server.stop()
+        with started(cli, *words) as (child, log):
+            log.until("RedisDown")
+            server.start()
+            log.until("DispatcherStarted" if words == SERVICES[0] else "WorkerStarted")
+            said = [line["event"] for line in log.lines]
+            assert (said.count("RedisDown"), said.count("RedisUp")) == (1, 1)
+            assert ended(child) == 0
+
+
+def test_redis_can_be_required(cli: Cli) -> None:
+    cli.environment["EVSCHED_REQUIRE_REDIS"] = "true"
+    done = cli.run("worker", "tasks:app", "--processes", "2", "--url", "redis://127.0.0.1:1/0")
+    assert (done.returncode, "no Redis at redis://127.0.0.1:1/0" in done.stderr) == (1, True)
+
+
+def test_a_lifespan_that_does_not_begin_is_cancelled(cli: Cli) -> None:
+    lifespan = """
+import contextlib
+@contextlib.asynccontextmanager
+async def never(*_):
+    print("begins", file=open("pipe", "w"), flush=True)
+    await asyncio.Event().wait()
+    yield
+app = App(lifespan=never)
+"""
+    (cli.folder / "tasks.py").write_text(TASKS + lifespan)
+    with started(cli, "worker", "tasks:app") as (child, _):
+        wait_for(cli, "begins")
+        assert ended(child) == 0
+
+
+# While it works.
+
+
+def test_a_worker_that_is_locked_out_ends_well(cli: Cli) -> None:
+    with EmbeddedRedis() as server:
+        cli.environment["EVSCHED_URL"] = server.url
+        with started(cli, "worker", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as admin:
+            log.until("WorkerStarted")
+            admin.connect(str(server.socket))
+            admin.sendall(b"CONFIG SET requirepass secret\r\nCLIENT KILL TYPE normal SKIPME yes\r\n")
+            log.until("RedisDown")
+            assert ended(child) == 0
+
+
+def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue: str, raw: Any) -> None:
+    with cli.running("dispatcher", until="NotificationsProven"), started(cli, *PARENT) as (child, log):
+        schedule(raw, queue, "block", "one", "two")
+        wait_for(cli, "began")
+        child.send_signal(signal.SIGTERM)
+        assert log.until("WorkerBlocked")["handed_back"] == 2
+        assert log.until("ChildEnded")["code"] == 70
+        child.communicate(timeout=20)
+        assert child.returncode == 70
+        assert not raw.keys(f"evsched:{{{queue}}}:processing:*")
+        assert not raw.exists(f"evsched:{{{queue}}}:leases")
+
+
+def test_a_lifespan_that_does_not_end_is_cut_off(cli: Cli) -> None:
+    lifespan = """
+import contextlib
+@contextlib.asynccontextmanager
+async def endless(*_):
+    yield
+    await asyncio.Event().wait()
+app = App(lifespan=endless)
+"""
+    (cli.folder / "tasks.py").write_text(TASKS + lifespan)
+    with started(cli, "worker", "tasks:app") as (child, log):
+        log.until("WorkerStarted")
+        child.send_signal(signal.SIGTERM)
+        log.until("EndedByForce")
+        child.communicate(timeout=20)
+        assert child.returncode == 70
+
+
+def test_who_minds_signals_of_his_own_does_not_take_ours(cli: Cli) -> None:
+    lifespan = """
+import contextlib
+@contextlib.asynccontextmanager
+async def minding(*_):
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, print)
+    yield
+app = App(lifespan=minding)
+"""
+    (cli.folder / "tasks.py").write_text(TASKS + lifespan)
+    with started(cli, "worker", "tasks:app") as (child, log):
+        log.until("WorkerStarted")
+        assert ended(child) == 0
+
+
+async def test_a_worker_that_drains_lives_and_is_not_ready(cli: Cli, queue: str, raw: Any) -> None:
+    cli.environment["EVSCHED_GRACE"] = "30"
+    with started(cli, "dev", "tasks:app", "--metrics-port", "0") as (child, log):
+        url = log.until("Listening")["url"]
+        log.until("WorkerStarted")
+        log.until("NotificationsProven")
+        schedule(raw, queue, "hold", "one")
+        while 'evsched_worker_slots{state="busy"} 1.0' not in (await get(f"{url}/metrics"))[1]:
+            pass  # it begins
+        assert await get(f"{url}/readyz") == (200, "ok\n")
+        child.send_signal(signal.SIGTERM)
+        log.until("WorkerDraining")
+        assert await get(f"{url}/readyz") == (503, "draining: it was asked to end\n")
+        assert (await get(f"{url}/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize("words", [("worker", "tasks:app"), PARENT], ids=" ".join)
+def test_a_second_signal_ends_it_at_once(cli: Cli, words: tuple[str, ...], queue: str, raw: Any) -> None:
+    cli.environment["EVSCHED_GRACE"] = "60"
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        started(cli, *words, "--concurrency", "1") as (
+            child,
+            log,
+        ),
+    ):
+        schedule(raw, queue, "block", "one")
+        wait_for(cli, "began")
+        while child.poll() is None:  # somebody presses Ctrl-C until it helps
+            child.send_signal(signal.SIGINT)
+            try:
+                child.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+        assert child.returncode == 130
+        log.until("EndedAtOnce")
+        child.communicate(timeout=20)  # its children have ended too
+    raw.delete(*raw.scan_iter(match=f"evsched:{{{queue}}}:*"))
+
+
+# What ends with it.
 
 
 def test_the_processes_of_a_pool_end_with_a_worker_that_is_killed(cli: Cli, queue: str, raw: Any) -> None:
-    os.mkfifo(cli.folder / "pipe")
-    child, _ = start(cli, "worker", "tasks:app", "--burst")
-    schedule(raw, queue, "spin", "endless")
-    with (cli.folder / "pipe").open() as pipe:
-        assert pipe.readline() == "began\n"
-        child.kill()
-        assert pipe.read() == ""  # it is closed when the handler's process has ended
-    child.communicate(timeout=20)
+    with started(cli, "worker", "tasks:app", "--burst") as (child, _):
+        schedule(raw, queue, "spin", "endless")
+        with (cli.folder / "pipe").open() as pipe:
+            assert pipe.readline() == "began\n"
+            child.kill()
+            assert pipe.read() == ""  # it is closed when the handler's process has ended
 
 
 def test_a_signal_to_the_whole_group_leaves_the_processes_of_a_pool_to_the_worker(
@@ -69,3 +300,17 @@ def test_a_signal_to_the_whole_group_leaves_the_processes_of_a_pool_to_the_worke
     done = cli.run("worker", "tasks:app", "--burst")
     assert done.returncode == 0, done.stderr
     assert cli.json("show", "one", "--queue", queue)["result"] == "still there"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals) -> None:
+    del cli.environment["EVSCHED_URL"]
+    with started(cli, "dev", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as redis:
+        assert child.stdout is not None
+        url = child.stdout.readline().split("'")[1]
+        redis.connect(url.removeprefix("unix://").partition("?")[0])
+        log.until("WorkerStarted")
+        child.send_signal(number)
+        assert redis.recv(1) == b""
+        child.communicate(timeout=20)
+        assert child.returncode == (-9 if number == signal.SIGKILL else 0)

@@ -146,9 +146,10 @@ def test_a_child_that_hangs_is_killed_in_the_end(cli: Cli, queue: str) -> None:
     log.until("WorkerStarted")
     os.kill(log.until("ChildStarted")["pid"], signal.SIGSTOP)
     child.send_signal(signal.SIGTERM)
+    log.until("ChildKilled")
     assert log.until("ChildEnded")["code"] == -signal.SIGKILL
     child.communicate(timeout=20)
-    assert child.returncode == 0
+    assert child.returncode == 70
 
 
 @pytest.mark.parametrize(
