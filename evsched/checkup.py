@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from evsched.connection import NO_CLUSTER
 from evsched.embedded import read_version
 from evsched.finding import Finding
 
@@ -48,6 +49,15 @@ def version(server: Server) -> list[Finding]:
             "Redis",
             f"install {kind} {least[0]}.{least[1]} or newer",
         )
+    ]
+
+
+def cluster(server: Server) -> list[Finding]:
+    """Judge whether this is a cluster: it has its queues on several nodes, and one URL names one of them."""
+    if server.info.get("redis_mode") != "cluster" and server.number("cluster_enabled") == 0:
+        return []
+    return [
+        Finding("cluster", "fault", NO_CLUSTER, "Redis, cluster-enabled", "set cluster-enabled no, or name another")
     ]
 
 
@@ -152,6 +162,7 @@ def clock(offset: float) -> list[Finding]:
 
 CHECKS: Final[tuple[Callable[[Server], list[Finding]], ...]] = (
     version,
+    cluster,
     replica,
     persistence,
     appendfsync,

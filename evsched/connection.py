@@ -53,10 +53,18 @@ _WAIT_ERRORS: Final = (
     exceptions.ReadOnlyError,
     exceptions.MasterDownError,
     exceptions.OutOfMemoryError,
-    exceptions.TryAgainError,
-    exceptions.ClusterDownError,
     OSError,
 )
+_CLUSTER_ERRORS: Final = (
+    exceptions.AskError,  # MOVED too
+    exceptions.ClusterCrossSlotError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
+"""redis-py takes the code off these: what is left of MOVED is a slot and an address."""
+
+NO_CLUSTER: Final = "this is a node of a Redis Cluster, which evsched does not support yet: give it a Redis of its own"
+
 _WAIT_CODES: Final = ("UNBLOCKED", "NOREPLICAS", "MISCONF", "BUSY", "NOTBUSY", "UNKILLABLE", "OOM", "READONLY")
 
 _KINDS: Final = (*_WAIT_CODES, "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE")
@@ -115,6 +123,8 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     code, _, rest = message.partition(" ")
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
         return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
+    if isinstance(error, _CLUSTER_ERRORS) or code == "CROSSSLOT" or "cluster mode" in message:
+        return StoreRefused(f"{what}: {NO_CLUSTER} ({type(error).__name__}: {message})", kind=_kind(error, code))
     if isinstance(error, _WAIT_ERRORS) or code in _WAIT_CODES:
         return StoreDown(f"{what}: {message}", kind=_kind(error, code))
     if code in _JOB_ERRORS:

@@ -59,6 +59,8 @@ class Doctor:
         if info is not None:
             told = checkup.Server(info, settings or {})
             self._found += [finding for check in checkup.CHECKS for finding in check(told)]
+            if checkup.cluster(told):
+                return self._found  # all else would fail for that reason, and say another
         await self._check_clock()
         if settings is not None:
             await self._check_flags(settings.get("notify-keyspace-events", ""))

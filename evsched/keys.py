@@ -18,7 +18,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 """Glob of all schedules: braces stand for themselves in a Redis pattern."""
 
-EVERY_PLACE: Final = "evsched:{*}:[sblrp]*"
+EVERY_PLACE: Final = "evsched:{*}:[sbdlrp]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
 EVERY_KEY: Final = "evsched:{*}:*"
@@ -27,7 +27,7 @@ EVERY_KEY: Final = "evsched:{*}:*"
 _KEY: Final = re.compile(rb"evsched:\{([^{}]+)\}:(.*)", re.DOTALL)
 
 _QUEUE: Final = re.compile(
-    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|leases|recurrences|gate|processing:(.+))", re.DOTALL
+    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|dead|leases|limits|recurrences|gate|processing:(.+))", re.DOTALL
 )
 
 

@@ -16,6 +16,7 @@ from evsched import log
 from evsched.address import hide_password
 from evsched.app import App
 from evsched.config import Config
+from evsched.connection import NO_CLUSTER
 from evsched.dispatcher import Dispatcher
 from evsched.embedded import read_version
 from evsched.errors import CannotStart, ConfigError, StoreDown, StoreRefused
@@ -78,6 +79,8 @@ async def check_server(commands: Commands, url: str) -> str:
         ) from None
     except StoreRefused as error:
         raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
+    if told.get("redis_mode") == "cluster":
+        raise CannotStart(f"{hide_password(url)}: {NO_CLUSTER}")
     kind, version, least = read_version(told)
     if least is not None:
         raise CannotStart(

@@ -27,11 +27,14 @@ def list_dead(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List dead jobs, the oldest first, with their reasons."""
+    """List dead jobs, the newest first, with their reasons."""
     store = Store(queue)
     with client(url) as redis:
-        front = redis.send(store.front("dead", max(limit, 1)))
+        front = redis.send(store.front("dead", max(limit, 1), last=True))
+        there = redis.send(store.dead())
         rows = [(job, died, redis.status(queue, job)) for job, died in front]
+    if there > len(front):
+        output.note(f"{len(front)} of {there} dead jobs, the newest first: --limit {there} lists them all")
     if json:
         output.as_json(
             [

@@ -52,6 +52,8 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
     try:
         doctor = Doctor(url, commands, queues[0] if queues else DEFAULT_QUEUE, repair=repair)
         found = await doctor.run(role, all_queues=not queues)
+        if any(finding.check == "cluster" for finding in found):
+            return found, 0, 0
         audit = Audit(commands, queues)
         try:
             with _bar() as told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -107,6 +108,7 @@ def jobs(
         raise UsageError("--limit: at least 1")
     store, rows = Store(queue), list[tuple[str, str, float | None]]()
     with client(url) as redis:
+        there = redis.send(store.census()).places
         for of in (place,) if place else get_args(Listed):
             if of == "ready":
                 rows += [(of, job, None) for job in redis.send(store.line(limit))]
@@ -115,6 +117,9 @@ def jobs(
             if of == "backlog":
                 for held_back in redis.send(store.closed()):
                     rows += [(of, job, None) for job, _ in redis.send(store.front(of, limit, group=held_back))]
+    for of, listed in Counter(of for of, _, _ in rows).items():
+        if there[of] > listed:
+            output.note(f"{listed} of {there[of]} jobs in {of}: --limit {there[of]} lists them all")
     if json:
         output.as_json([{"place": of, "id": job, "at": at if of != "backlog" else None} for of, job, at in rows])
     else:

@@ -32,6 +32,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) 
     console.print(drawn if drawn.row_count else empty, highlight=False)
 
 
+def note(line: str) -> None:
+    """Print one line for people beside the data, on stderr: stdout stays what a program reads."""
+    print(f"evsched: {escape(' '.join(line.split()))}", file=sys.stderr)
+
+
 def moment(unix: float | None) -> str:
     """Return a time as a person reads it: local, with milliseconds and zone."""
     if unix is None:

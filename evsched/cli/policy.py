@@ -9,8 +9,9 @@ from cyclopts import Parameter
 
 from evsched import limits
 from evsched.cli import output
+from evsched.cli.queues import missing
 from evsched.cli.root import Json, Url, UsageError, client
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue
 from evsched.store import Store
 
@@ -25,10 +26,18 @@ def _store(queue: str) -> Store:
         raise UsageError(str(error)) from None
 
 
-def pause(queue: Q, /, *, url: Url = None) -> None:
+def pause(
+    queue: Q,
+    /,
+    *,
+    create: Annotated[bool, Parameter(negative="", help="Pause it even if nothing is known of it yet.")] = False,
+    url: Url = None,
+) -> None:
     """Let nothing more start on a queue. What runs ends; what falls due waits, in fair order, until `resume`."""
     store = _store(queue)
     with client(url) as redis:
+        if not create and (unknown := missing(redis, queue)):
+            raise EvschedError(f"{unknown}; --create pauses it before its first job")
         since, back, left = redis.send(store.pause())
         while left:
             _, put, left = redis.send(store.pause())
@@ -40,6 +49,8 @@ def resume(queue: Q, /, *, url: Url = None) -> None:
     """Let jobs start again on a queue that was paused."""
     with client(url) as redis:
         since = redis.send(_store(queue).resume())
+        if since is None and (unknown := missing(redis, queue)):
+            raise EvschedError(unknown)
     ago = "it was not paused" if since is None else f"it was paused since {output.moment(since)}"
     print(f"{queue} goes on: {ago}")
 
@@ -66,6 +77,9 @@ def limit(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
+        # Limits are often set where a queue is deployed, before its first job: so that is told and not refused.
+        if fields and (unknown := missing(redis, queue)):
+            output.note(f"{unknown}. The limits are set all the same")
         found = redis.send(_store(queue).limit(fields))
     if json:
         output.as_json(found)

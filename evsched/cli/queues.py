@@ -1,12 +1,22 @@
-"""The commands about what there is: queues, workers."""
+"""The commands about what there is: queues, workers; and whether there is a queue of a name."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from evsched import keys, server
+from evsched.call import Call
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, client
 from evsched.client import SyncClient
+from evsched.errors import StoreRefused
 from evsched.store import Store
+
+T = TypeVar("T")
+
+_PLACES = ("schedule", "backlog", "ready", "processing", "dead")
 
 
 def find_queues(redis: SyncClient, named: list[str] | None) -> list[str]:
@@ -21,39 +31,86 @@ def find_queues(redis: SyncClient, named: list[str] | None) -> list[str]:
             return sorted(found)
 
 
-def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
-    """Count the jobs of each queue by place."""
-    rows = list[dict[str, str | int | float | None]]()
+def missing(redis: SyncClient, queue: str) -> str | None:
+    """Return what to say when nothing is known of a queue, None when there is one of that name."""
+    store = Store(queue)
+    try:
+        census = redis.send(store.census())
+    except StoreRefused:  # a key of the wrong type: something is there
+        return None
+    if any(census.places.values()) or census.workers or census.paused or redis.send(store.recurrences(0, 1)):
+        return None
+    try:
+        near = difflib.get_close_matches(queue, find_queues(redis, None), n=3)
+    except StoreRefused:  # the ACL user `client` may not SCAN
+        near = []
+    hint = f": did you mean {', '.join(near)}?" if near else ""
+    return f"queue {queue} has no jobs, no workers and no recurrences{hint}"
+
+
+def _each(
+    redis: SyncClient, named: list[str] | None, call: Callable[[Store], Call[T]]
+) -> list[tuple[str, T | StoreRefused]]:
+    """Ask it of each queue for itself: one that cannot be read hides no other."""
+    found = list[tuple[str, T | StoreRefused]]()
+    for name in find_queues(redis, named):
+        try:
+            found.append((name, redis.send(call(Store(name)))))
+        except StoreRefused as error:
+            found.append((name, error))
+    return found
+
+
+def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
+    """Count the jobs of each queue by place. Exit code 1 when one of them cannot be read."""
+    rows = list[dict[str, Any]]()
     with client(url) as redis:
-        for name in find_queues(redis, queue):
-            census = redis.send(Store(name).census())
-            rows.append(
-                {
-                    "queue": name,
-                    **census.places,
-                    "workers": census.workers,
-                    "next_due": census.next_due,
-                    "paused": census.paused,
-                }
-            )
+        for name, census in _each(redis, queue, Store.census):
+            row: dict[str, Any] = {"queue": name, **dict.fromkeys((*_PLACES, "workers", "next_due", "paused", "error"))}
+            if isinstance(census, StoreRefused):
+                row["error"] = str(census)
+            else:
+                row |= {**census.places, "workers": census.workers}
+                row |= {"next_due": census.next_due, "paused": census.paused}
+            rows.append(row)
+    refused = {row["queue"]: row["error"] for row in rows if row["error"]}
     if json:
         output.as_json(rows)
-        return
-    shown = [[output.moment(v) if k in ("next_due", "paused") else v for k, v in row.items()] for row in rows]  # type: ignore[arg-type]
-    columns = ("queue", "schedule", "backlog", "ready", "processing", "dead", "workers", "next due", "paused since")
-    output.table(columns, shown, "no queues: nothing has been scheduled yet")
-
-
-def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
-    """List the workers, what they hold, and how long their leases have left."""
-    with client(url) as redis:
-        rows = [
-            {"worker": lease.worker, "queue": name, "held": lease.held, "lease_left": lease.left}
-            for name in find_queues(redis, queue)
-            for lease in redis.send(Store(name).survey())
+    else:
+        counts = (*_PLACES, "workers")
+        times = ("next_due", "paused")
+        shown = [
+            [
+                row["queue"],
+                *("?" if row["error"] else row[name] for name in counts),
+                *(output.moment(row[name]) for name in times),
+            ]
+            for row in rows
         ]
+        output.table(("queue", *counts, "next due", "paused since"), shown, "no queues: nothing has been scheduled yet")
+    return _tell(refused)
+
+
+def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
+    """List the workers, what they hold, and how long their leases have left. Exit code 1 when a queue is unreadable."""
+    rows, refused = list[dict[str, Any]](), dict[str, str]()
+    with client(url) as redis:
+        for name, leases in _each(redis, queue, Store.survey):
+            if isinstance(leases, StoreRefused):
+                refused[name] = str(leases)
+                continue
+            for lease in leases:
+                rows.append({"worker": lease.worker, "queue": name, "held": lease.held, "lease_left": lease.left})
     if json:
         output.as_json(rows)
     else:
         shown = [(row["worker"], row["queue"], row["held"], f"{row['lease_left']:.1f} s") for row in rows]
         output.table(("worker", "queue", "holds", "lease left"), shown, "no workers")
+    return _tell(refused)
+
+
+def _tell(refused: dict[str, str]) -> int:
+    """Tell which queues cannot be read, and why; return the exit code."""
+    for name, reason in refused.items():
+        output.note(f"queue {name} cannot be read: {reason}")
+    return int(bool(refused))

@@ -70,15 +70,27 @@ class Operators(Queue):
         return Call(("PUBLISH", keys.roll(self.queue), keys.present(self.queue, asker)), int)
 
     def front(
-        self, place: Literal["schedule", "backlog", "dead"], limit: int, *, group: str | None = None
+        self,
+        place: Literal["schedule", "backlog", "dead"],
+        limit: int,
+        *,
+        group: str | None = None,
+        last: bool = False,
     ) -> Call[list[tuple[str, float]]]:
-        """Read the first jobs of a place with their scores; of the backlog of a `group` that its limits hold back."""
+        """Read the first jobs of a place with their scores; of the backlog of a `group` that its limits hold back.
+
+        `last`: the last jobs, from the end.
+        """
         key = self._root + (place if group is None else f"{place}:{group}")
 
         def read(reply: list[bytes]) -> list[tuple[str, float]]:
             return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
 
-        return Call(("ZRANGE", key, 0, limit - 1, "WITHSCORES"), read)
+        return Call(("ZRANGE", key, 0, limit - 1, *(("REV",) if last else ()), "WITHSCORES"), read)
+
+    def dead(self) -> Call[int]:
+        """Count the dead jobs."""
+        return Call(("ZCARD", self._root + "dead"), int)
 
     def moved(self, job_id: str) -> Call[list[bytes | None]]:
         """Read of a record what changes when its job moves on."""

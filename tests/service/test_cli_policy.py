@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +55,8 @@ def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
 
 def test_pause_and_resume(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
-    assert "is paused since" in cli.run("pause", queue).stdout
+    assert "is paused since" in cli.run("pause", queue, "--create").stdout
+    assert [row["paused"] is not None for row in cli.json("queues") if row["queue"] == queue] == [True]
     cli.run("enqueue", "noop", "--id", "a", *of)
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
     assert cli.json("show", "a", *of)["place"] == "backlog"
@@ -62,6 +65,51 @@ def test_pause_and_resume(cli: Cli, queue: str) -> None:
     assert "it was not paused" in cli.run("resume", queue).stdout
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
     assert "it ran: done" in cli.json("explain", "a", *of)["sentence"]
+
+
+def test_a_queue_of_which_nothing_is_known_is_not_paused_by_a_slip(cli: Cli, queue: str, raw: Any) -> None:
+    cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
+    for command in ("pause", "resume"):
+        done = cli.run(command, f"{queue}x")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert f"did you mean {queue}" in done.stderr
+    assert not raw.exists(f"evsched:{{{queue}x}}:limits")
+    done = cli.run("limit", f"{queue}x", "--concurrency", "5")
+    assert done.returncode == 0
+    assert f"did you mean {queue}" in done.stderr
+    assert "set all the same" in done.stderr
+
+
+def test_a_queue_that_cannot_be_read_hides_no_other(cli: Cli, queue: str, raw: Any) -> None:
+    cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
+    bad = f"evsched:{{{queue}-bad}}:"
+    raw.set(f"{bad}schedule", "x")
+    raw.set(f"{bad}leases", "x")
+    try:
+        done = cli.run("queues", "--json")
+        rows = {row["queue"]: row for row in json.loads(done.stdout)}
+        assert done.returncode == 1
+        assert (rows[queue]["schedule"], rows[queue]["error"]) == (1, None)
+        assert "WRONGTYPE" in rows[f"{queue}-bad"]["error"]
+        assert f"queue {queue}-bad cannot be read" in cli.run("queues").stderr
+        done = cli.run("workers", "--json")
+        assert (done.returncode, json.loads(done.stdout)) == (1, [])
+        assert f"queue {queue}-bad cannot be read" in done.stderr
+    finally:
+        raw.delete(f"{bad}schedule", f"{bad}leases")
+
+
+def test_a_list_that_is_cut_says_so(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    raw.zadd(f"evsched:{{{queue}}}:dead", {f"job-{n}": n for n in range(7)})
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {f"later-{n}": 4e9 + n for n in range(3)})
+    done = cli.run("dead", "--limit", "2", "--json", *of)
+    assert [row["id"] for row in json.loads(done.stdout)] == ["job-6", "job-5"]
+    assert "2 of 7 dead jobs, the newest first" in done.stderr
+    assert cli.run("dead", *of).stderr == ""
+    done = cli.run("jobs", "--limit", "2", *of)
+    assert "2 of 3 jobs in schedule" in done.stderr
+    assert "2 of 7 jobs in dead" in done.stderr
 
 
 def test_explain_of_nobody_names_the_nearest(cli: Cli, queue: str) -> None:

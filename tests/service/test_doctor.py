@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -320,3 +321,15 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
         assert whole.recorder.of(events.Retrying)
         assert whole.recorder.of(events.Buried)
     assert seen > 100 * LOOKS
+
+
+def test_a_node_of_a_cluster_is_told_by_that_name(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        bus = free.getsockname()[1]
+    with EmbeddedRedis(port=0, cluster_enabled="yes", cluster_port=str(bus)) as server:
+        cli = Cli(server.url, tmp_path)
+        for command in (("doctor",), ("dispatcher",), ("enqueue", "t"), ("queues", "--url", f"{server.url[:-1]}1")):
+            done = cli.run(*command)
+            assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+            assert "Redis Cluster, which evsched does not support yet" in done.stdout + done.stderr, command
+            assert "EVAL" not in done.stdout

@@ -5,10 +5,12 @@ from __future__ import annotations
 from hashlib import sha1
 
 import pytest
+from redis.exceptions import AskError, MovedError, ResponseError
 
 from evsched.answers import New
 from evsched.call import Call, Script, text, texts
-from evsched.errors import ConfigError
+from evsched.connection import translate
+from evsched.errors import ConfigError, StoreRefused
 from evsched.job import Buried, Done, Retried, Taken
 from evsched.scripts import folder, script
 from evsched.store import Store
@@ -76,3 +78,13 @@ def test_replies_that_are_not_utf8_show_as_escapes() -> None:
 def test_a_store_of_a_queue_that_cannot_be(name: str) -> None:
     with pytest.raises(ConfigError, match="1 to 200"):
         Store(name)
+
+
+@pytest.mark.parametrize(
+    "error", [MovedError("5718 127.0.0.1:7502"), AskError("5718 127.0.0.1:7502"), ResponseError("CROSSSLOT Keys in")]
+)
+def test_what_a_node_of_a_cluster_answers_is_told_by_that_name(error: ResponseError) -> None:
+    found = translate(error)
+    assert isinstance(found, StoreRefused)
+    assert "Redis Cluster, which evsched does not support yet" in str(found)
+    assert str(error) in str(found)
