@@ -17,7 +17,7 @@ local key = record(id)
 local run = redis.call('HMGET', key, 'worker', 'finished', 'reply', 'recurrence')
 local size = redis.call('HSTRLEN', key, 'payload')
 
-expect('ZCARD', dead)
+expect('ZCARD', dead, leases)
 expect_gate()
 
 -- A longer payload is not read here: no job that runs has one.

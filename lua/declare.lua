@@ -15,6 +15,8 @@
 local name, owner = unpack(ARGV, 1, 2)
 local key = recurrence(name)
 
+expect('ZCARD', schedule, recurrences)
+expect('HLEN', key)
 local there = redis.call('ZSCORE', recurrences, name)
 local same = there and (redis.call('HGET', key, 'owner') or '') == owner
 for field, value in rows(3, 2) do

@@ -15,6 +15,8 @@ local now, name, paused = unpack(ARGV, 1, 3)
 now = clock(now)
 local key = recurrence(name)
 
+expect('ZCARD', schedule, recurrences)
+expect('HLEN', key)
 if not redis.call('ZSCORE', recurrences, name) then
   return fail('MISSING', name .. ' is no recurrence of this queue')
 end

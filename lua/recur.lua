@@ -28,6 +28,7 @@ end
 local job = redis.call('HMGET', key, 'payload', 'priority', 'group', 'count', 'made')
 local most, made = tonumber(job[4] or 'inf'), tonumber(job[5] or 0)
 expect('ZCARD', schedule)
+expect('HLEN', key)
 
 local put, ahead = {}, ahead_of(name)
 for id, planned, due, grace in rows(7, 4) do

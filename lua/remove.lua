@@ -10,6 +10,8 @@
 local name = unpack(ARGV, 1, 1)
 local key = recurrence(name)
 
+expect('ZCARD', schedule, recurrences)
+expect('HLEN', key)
 if not redis.call('ZSCORE', recurrences, name) then
   return fail('MISSING', name .. ' is no recurrence of this queue')
 end

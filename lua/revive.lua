@@ -20,7 +20,9 @@ if refusal then
 end
 for _, id in ipairs(ids) do
   redis.call('ZADD', schedule, seconds(now), id)
-  clear_ended(id)
+  if size_of('HLEN', record(id)) > 0 then -- a key of another type is judged by dispatch
+    clear_ended(id)
+  end
   redis.call('ZREM', dead, id)
 end
 return ids

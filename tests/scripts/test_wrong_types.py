@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
+from evsched.answers import New, Wrong
 from evsched.call import Call
-from evsched.errors import StoreRefused
-from evsched.job import Buried, Done, Retried, Taken
+from evsched.current import Progress
+from evsched.errors import JobMissing, StoreRefused
+from evsched.job import Aborted, Buried, Deferred, Done, Retried, Taken
+from evsched.recurrence import Declared, Occurrence
+from evsched.scripts import folder
 from evsched.store import Store
 
 NOW = 1_900_000_000.0
 Send = Callable[[Any], Any]
 State = Callable[[], dict[str, Any]]
 DONE = Done(b"1", 300.0, True)
+
+
+Seeded = dict[str, Taken]
 
 
 def seed(send: Send, store: Store, raw: Any) -> Taken:
@@ -36,82 +42,147 @@ def seed(send: Send, store: Store, raw: Any) -> Taken:
     return running
 
 
-CALLS: dict[str, Callable[[Store, Taken], Call[Any]]] = {
-    "enqueue": lambda store, run: store.enqueue([New("n1", b"{}"), New("n2", b"{}")], now=NOW),
-    "dispatch": lambda store, run: store.dispatch(limit=100, cap=1000, now=NOW),
-    "complete": lambda store, run: store.complete("w", [(run, DONE)], now=NOW),
-    "retry": lambda store, run: store.retry("w", [(run, Retried(1.0, "x"))], now=NOW),
-    "bury": lambda store, run: store.bury("w", [(run, Buried("x", True))], now=NOW),
-    "cancel": lambda store, run: store.cancel("r00"),
-    "revive": lambda store, run: store.revive(["dead"], now=NOW),
-    "drop": lambda store, run: store.drop(["dead"]),
+@pytest.fixture
+def seeded(send: Send, store: Store, raw: Any) -> Seeded:
+    """A queue that has every kind of key, and jobs in every place."""
+    due = b'{"task":"t","reply":true}'
+
+    def put(*ids: str, **of: Any) -> None:
+        send(store.enqueue([New(job_id, due, due=NOW - 5, **of) for job_id in ids], now=NOW - 5))
+        send(store.dispatch(limit=100, cap=1000, now=NOW))
+
+    put("dead")
+    (run,) = send(store.start("w", (), hold=1, lease=99, now=NOW)).jobs
+    send(store.bury("w", [(run, Buried("x", False))], now=NOW))
+    send(store.limit({"concurrency": 7, "rate": 1000, "concurrency:g": 1, "rate:g": 1, "weight:g": 2}, now=NOW))
+    put("g0", "g1", "g2", group="g")
+    put("running")
+    jobs = send(store.start("w", ["running"], hold=2, lease=99, now=NOW)).jobs
+    put("r1", "r2", "r3", "r4", "r5", "r6", "r7")
+    send(store.ask("running"))
+    send(store.start("v", (), hold=1, lease=99, now=NOW))
+    send(store.declare(Declared(name="r", payload=b'{"task":"t"}', rule="@hourly")))
+    send(store.recur("r", b"0", [Occurrence("r@1", NOW - 1, NOW - 1, None)], next_=NOW + 9))
+    send(store.enqueue([New("scheduled", due, due=NOW - 1)], now=NOW))
+    send(store.set_window("night", "22:00-06:00"))
+    raw.rpush(f"evsched:{{{store.queue}}}:reply:running", "{}")
+    raw.zadd(f"evsched:{{{store.queue}}}:canary", {"": 0})
+    return {job.id: job for job in jobs}
+
+
+RUN = "running"
+OCCURRENCE = Occurrence("r@2", NOW + 9, NOW + 9, None)
+CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
+    "abort": lambda store, runs: store.abort("w", [(runs[RUN], Aborted(9, True))], now=NOW),
+    "agenda": lambda store, runs: store.agenda(99, 9, now=NOW),
+    "ask": lambda store, runs: store.ask("r1"),
+    "audit": lambda store, runs: store.audit([b"running", b"g1", b"r3", b"scheduled", b"dead"], now=NOW),
+    "beat": lambda store, runs: store.beat("w", 99, now=NOW),
+    "bury": lambda store, runs: store.bury("w", [(runs[RUN], Buried("x", True))], now=NOW),
+    "cancel": lambda store, runs: store.cancel("r4", now=NOW),
+    "census": lambda store, runs: store.census(now=NOW),
+    "complete": lambda store, runs: store.complete("w", [(runs[RUN], DONE)], now=NOW),
+    "declare": lambda store, runs: store.declare(Declared(name="r", payload=b"{}", rule="@daily"), "app"),
+    "defer": lambda store, runs: store.defer("w", [(runs[RUN], Deferred(NOW + 1, "x"))], now=NOW),
+    "dispatch": lambda store, runs: store.dispatch(limit=100, cap=1000, canary="c", now=NOW),
+    "drop": lambda store, runs: store.drop(["dead"]),
+    "enqueue": lambda store, runs: store.enqueue([New("n1", b"{}", due=NOW), New("n2", b"{}", due=NOW)], now=NOW),
+    "explain": lambda store, runs: store.explain("g1", now=NOW),
+    "hold": lambda store, runs: store.hold("r", True, now=NOW),
+    "limit": lambda store, runs: store.limit({"concurrency": 9, "concurrency:g": 2}, now=NOW),
+    "look": lambda store, runs: store.look("g1", now=NOW),
+    "mend": lambda store, runs: store.mend([Wrong(b"", "inside", "", b""), Wrong(b"g", "stranded", "", b"")], now=NOW),
+    "pause": lambda store, runs: store.pause(now=NOW),
+    "progress": lambda store, runs: store.progress("w", [(runs[RUN], Progress(1, 2, ""))]),
+    "recount": lambda store, runs: store.recount([b"g"]),
+    "recur": lambda store, runs: store.recur("r", str(int(NOW + 9)).encode(), [OCCURRENCE], next_=NOW + 99),
+    "remove": lambda store, runs: store.remove("r"),
+    "replace": lambda store, runs: store.replace([New("r5", b"{}", due=NOW), New("n1", b"{}", due=NOW)], now=NOW),
+    "requeue": lambda store, runs: store.requeue("w", "x", now=NOW),
+    "reschedule": lambda store, runs: store.reschedule("g1", NOW, now=NOW),
+    "resume": lambda store, runs: store.resume(now=NOW),
+    "retry": lambda store, runs: store.retry("w", [(runs[RUN], Retried(1.0, "x"))], now=NOW),
+    "revive": lambda store, runs: store.revive(["dead"], now=NOW),
+    "rewind": lambda store, runs: store.rewind(9, 0, 9, now=NOW - 9999),
+    "start": lambda store, runs: store.start("w", [RUN], hold=5, lease=99, now=NOW),
+    "survey": lambda store, runs: store.survey(now=NOW),
 }
 
-PLACES = {
-    "enqueue": ["schedule"],
-    "dispatch": ["schedule", "backlog", "ready", "dead"],
-    "complete": ["schedule", "backlog", "ready", "processing:w"],
-    "retry": ["schedule", "processing:w"],
-    "bury": ["schedule", "backlog", "ready", "dead", "processing:w"],
-    "cancel": ["schedule", "backlog", "ready", "dead"],
-    "revive": ["schedule", "dead"],
-    "drop": ["schedule", "dead"],
-}
+WHOLE = ["schedule", "backlog", "ready", "processing:w", "dead", "leases", "limits", "inside", "closed", "order"]
+NAMED = ["processing:v", "backlog:g", "arrival", "arrival:g", "recurrence:r", "reply:running", "canary", "windows"]
+JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
+OF_ONE = {"cancel", "ask", "reschedule", "look", "explain", "enqueue", "revive", "drop"}
+OF_RECURRENCES = {"agenda", "declare", "hold", "recur", "remove", "rewind"}
 
 
-@pytest.mark.parametrize(("verb", "place"), [(verb, place) for verb, places in PLACES.items() for place in places])
-def test_a_place_of_the_wrong_type_refuses_the_verb_whole(
-    send: Send, store: Store, state: State, raw: Any, verb: str, place: str
+def test_every_verb_is_here() -> None:
+    assert set(CALLS) == {path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_")}
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_a_key_of_the_wrong_type_is_refused_whole_or_costs_what_it_names(
+    send: Send, store: Store, state: State, raw: Any, seeded: Seeded, verb: str
 ) -> None:
-    run = seed(send, store, raw)
-    key = f"evsched:{{{store.queue}}}:{place}"
-    raw.rename(key, f"kept:{store.queue}")
-    raw.set(key, "wrong")
-    before = state()
-    with pytest.raises(StoreRefused, match="WRONGTYPE"):
-        send(CALLS[verb](store, run))
-    assert state() == before
+    """Either nothing is written, and the refusal names the type; or all goes on. After the repair every job runs."""
+    root = f"evsched:{{{store.queue}}}:"
+    dumped = {key: raw.dump(key) for key in raw.scan_iter(match=root + "*", count=1000)}
+    for name in [*WHOLE, *NAMED, "recurrences", *JOBS]:
+        pipe = raw.pipeline()
+        pipe.delete(*raw.keys(root + "*"))
+        for key, value in dumped.items():
+            pipe.restore(key, 0, value)
+        pipe.execute()
+        key = root + name
+        kept = dumped.get(key.encode())
+        raw.delete(key)
+        if name.startswith("arrival"):
+            raw.rpush(key, "wrong")
+        else:
+            raw.set(key, "wrong")
+        before = state(), raw.type(key)
+        before[0].pop("canary", None)  # the proof goes first: it is not of this queue
+        if refusal := refused(send, CALLS[verb](store, seeded)):
+            assert "WRONGTYPE" in refusal, name
+            after = state()
+            after.pop("canary", None)
+            assert (after, raw.type(key)) == before, f"{verb} wrote something before {name} stopped it"
+            allowed = name in WHOLE or (name in JOBS and verb in OF_ONE)
+            assert allowed or (verb in OF_RECURRENCES and name in ("recurrences", "recurrence:r")), name
+        raw.delete(key)
+        if kept is not None:
+            raw.restore(key, 0, kept)
+        run_all(send, store, name)
+        after = state()
+        places = {"schedule", "backlog", "backlog:g", "ready", "processing:w", "processing:v"} & set(after)
+        assert not places, (name, places, after)
+        lost = [
+            key for key, record in after.items() if key.startswith("job:") and key != name and "finished" not in record
+        ]
+        assert not lost, (name, lost)
 
-    raw.delete(key)
-    raw.rename(f"kept:{store.queue}", key)
-    before = state()
-    lost = send(CALLS[verb](store, run))
-    assert state() != before
-    assert lost != ["running"]
+
+def refused(send: Send, call: Call[Any]) -> str:
+    """Send a call; return why Redis refused it, '' = it did not."""
+    try:
+        send(call)
+    except StoreRefused as refusal:
+        return str(refusal)
+    except JobMissing:
+        pass
+    return ""
 
 
-@pytest.mark.parametrize(
-    ("verb", "place"),
-    [
-        ("start", "ready"),
-        ("start", "backlog"),
-        ("requeue", "ready"),
-        ("reschedule", "ready"),
-        ("reschedule", "backlog"),
-    ],
-)
-def test_no_job_disappears_where_a_step_may_be_refused_halfway(
-    send: Send, store: Store, state: State, raw: Any, verb: str, place: str
-) -> None:
-    """These may leave a job in two places, never in none: see the rule in lua/README.md."""
-    run = seed(send, store, raw)
-    calls = {
-        "start": store.start("w", ["running"], hold=5, lease=15, now=NOW),
-        "requeue": store.requeue("w", "x"),
-        "reschedule": store.reschedule("r17", NOW + 9),
-    }
-    key = f"evsched:{{{store.queue}}}:{place}"
-    raw.rename(key, f"kept:{store.queue}")
-    raw.set(key, "wrong")
-    with pytest.raises(StoreRefused, match="WRONGTYPE"):
-        send(calls[verb])
-    raw.delete(key)
-    raw.rename(f"kept:{store.queue}", key)
-    after = state()
-    places = [*after["schedule"], *after["backlog"], *after["ready"], *after["dead"], *after.get("processing:w", [])]
-    assert {"dead", "running", "scheduled", *(f"r{n:02}" for n in range(18))} == set(places)
-    send(calls[verb])
-    assert run.id in {*state().get("processing:w", []), *state()["ready"]}
+def run_all(send: Send, store: Store, name: str) -> None:
+    """Hand back what the workers hold, open all gates, and run everything."""
+    send(store.limit({"concurrency": None, "rate": None, "concurrency:g": None, "rate:g": None}, now=NOW))
+    send(store.resume(now=NOW))
+    for worker in "wv":
+        send(store.requeue(worker, "x", now=NOW))
+    for n in range(3):
+        now = NOW + 9999 + 9 * n
+        send(store.dispatch(limit=100, cap=1000, now=now))
+        jobs = send(store.start("u", (), hold=100, lease=99, now=now)).jobs
+        assert send(store.complete("u", [(job, DONE) for job in jobs], now=now)) == [], name
 
 
 def test_a_due_that_is_no_number_leaves_no_record(send: Send, store: Store, state: State) -> None:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
 def snapshot(raw: Any, queue: str) -> dict[str, Any]:
     """Return all keys of a queue, by their names after the root, with what they hold as text."""
     root = f"evsched:{{{queue}}}:"
+    keys = sorted(raw.scan_iter(match=f"{root}*", count=1000))
+    pipe = raw.pipeline(transaction=False)
+    for key in keys:
+        pipe.type(key)
+    read: dict[str, Callable[[bytes], Any]] = {
+        "zset": lambda key: pipe.zrange(key, 0, -1, withscores=True),
+        "list": lambda key: pipe.lrange(key, 0, -1),
+        "hash": lambda key: pipe.hgetall(key),
+    }
+    kinds = [(key, kind) for key, kind in zip(keys, map(_text, pipe.execute()), strict=True) if kind in read]
+    for key, kind in kinds:
+        read[kind](key)
     found: dict[str, Any] = {}
-    for key in sorted(raw.scan_iter(match=f"{root}*", count=1000)):
-        name, kind = _text(key).removeprefix(root), _text(raw.type(key))
+    for (key, kind), held in zip(kinds, pipe.execute(), strict=True):
+        name = _text(key).removeprefix(root)
         if kind == "zset":
-            found[name] = {_text(member): score for member, score in raw.zrange(key, 0, -1, withscores=True)}
+            found[name] = {_text(member): score for member, score in held}
         elif kind == "list":
-            found[name] = [_text(item) for item in raw.lrange(key, 0, -1)]
-        elif kind == "hash":
-            found[name] = {_text(field): _text(value) for field, value in raw.hgetall(key).items()}
+            found[name] = [_text(item) for item in held]
+        else:
+            found[name] = {_text(field): _text(value) for field, value in held.items()}
     return found
 
 
