@@ -30,8 +30,14 @@ check: $(READY)
 	if command -v stylua >/dev/null; then echo "stylua --check lua"; stylua --check lua; \
 	else echo "skipped: stylua (not installed; npm: @johnnymorganz/stylua-bin)"; fi
 
-# One process: faults are timed, and share the machine badly.
+# `make test` walks the same paths each time; here they are new, and one seed walks them again: make chaos SEED=...
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+
+# One process for the faults: they are timed, and share the machine badly.
 chaos: $(READY)
+	@echo "exploring with SEED=$(SEED)"
+	@EVSCHED_TEST_SEED=$(SEED) $(BIN)/pytest -m "hypothesis or seeded" --timeout 900 \
+		--hypothesis-profile explore --hypothesis-seed $(SEED)
 	@$(BIN)/pytest -n 0 tests/chaos
 
 bench: $(READY)

@@ -9,11 +9,18 @@ from typing import Any, cast
 
 import pytest
 import redis
+from hypothesis import settings
 
 from evsched.embedded import EmbeddedRedis, Kind, find_server
 from evsched.sender import Commands
 from evsched.store import Store
 from tests.support.recorder import Recorder
+
+# The same examples each time, so that a change is turned away for what it does alone; and no limit to how long one
+# takes, since a machine may be busy. `make chaos` looks for new ones.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+settings.register_profile("explore", max_examples=2000, print_blob=True, deadline=None)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from evsched import App, JobDead, JobMissing, current_job, events
@@ -16,6 +16,7 @@ from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
 from evsched.store import Store
 from tests.support import heavy
+from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
 
@@ -26,7 +27,7 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
 
 async def cancelled(running: System, job: Any) -> None:
     """Cancel a job that runs, and see all that must come of it."""
-    waiting = asyncio.ensure_future(job.result(10))
+    waiting = asyncio.ensure_future(job.result(PATIENCE))
     await running.recorder.wait(events.Started)
     assert await job.cancel() == "processing"
     ended = await running.recorder.wait(events.Aborted)
@@ -67,7 +68,7 @@ async def test_a_thread_is_told_and_ends_by_itself(config: Config, app: App) -> 
 
     async with system(config, app) as running:
         job = await spin.enqueue()
-        await asyncio.to_thread(begun.wait, 5)
+        await asyncio.to_thread(begun.wait, PATIENCE)
         await cancelled(running, job)
 
 
@@ -78,12 +79,12 @@ async def test_a_process_is_ended(config: Config, queue: str, tmp_path: Path) ->
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         # Its place in the pool is free again.
-        assert await (await heavy.double.using(queue=queue).enqueue(21)).result(20) == 42
+        assert await (await heavy.double.using(queue=queue).enqueue(21)).result(PATIENCE) == 42
 
 
 async def spinning(queue: str, folder: Path, **options: Any) -> tuple[int, Any]:
     """Return the pid of a job on a process that has begun."""
-    await (await heavy.pid.using(queue=queue).enqueue()).result(20)  # a process takes its time to come up
+    await (await heavy.pid.using(queue=queue).enqueue()).result(PATIENCE)  # a process takes its time to come up
     fifo = folder / "pid"
     os.mkfifo(fifo)
     # Not in a thread, which would wait for ever for a process that ended before it could write.
@@ -92,7 +93,7 @@ async def spinning(queue: str, folder: Path, **options: Any) -> tuple[int, Any]:
     loop.add_reader(end, told.set)
     try:
         job = await heavy.spin.using(queue=queue, **options).enqueue(str(fifo))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await told.wait()
         return int(os.read(end, 100)), job
     finally:
@@ -102,9 +103,9 @@ async def spinning(queue: str, folder: Path, **options: Any) -> tuple[int, Any]:
 
 async def test_a_timeout_ends_a_process(config: Config, queue: str, tmp_path: Path) -> None:
     async with system(config, heavy.app):
-        pid, job = await spinning(queue, tmp_path, timeout=1)
+        pid, job = await spinning(queue, tmp_path, timeout=3)
         with pytest.raises(JobDead, match="timeout"):
-            await job.result(10)
+            await job.result(PATIENCE)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -113,7 +114,7 @@ async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Confi
     async with system(config, heavy.app):
 
         async def outcome(task: Any, *args: Any) -> Any:
-            return await (await task.using(queue=queue).enqueue(*args)).result(20)
+            return await (await task.using(queue=queue).enqueue(*args)).result(PATIENCE)
 
         assert await outcome(heavy.pid) != os.getpid()
         assert await outcome(heavy.steer, "later") == 2
@@ -127,33 +128,25 @@ async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Confi
                 await outcome(heavy.steer, how)
 
 
-async def test_the_worker_is_told_within_100_ms(config: Config, app: App) -> None:
-    """The median of some: the bound is a promise, the machine is shared."""
-    moments: list[float] = []
+async def test_it_is_the_message_that_tells_the_worker(config: Config, app: App) -> None:
+    """No beat comes as long as the test waits. How fast it is, the benchmark says."""
 
     @app.task
     async def hang() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            moments.append(time.monotonic())
+        await asyncio.Event().wait()
 
-    async with system(config, app) as running:
-        waits: list[float] = []
+    async with system(msgspec.structs.replace(config, beat=4 * PATIENCE, lease=10 * PATIENCE), app) as running:
         for n in range(9):
             job = await hang.enqueue()
             await running.recorder.wait(events.Started, count=n + 1)
-            sent = time.monotonic()
             await job.cancel()
             await running.recorder.wait(events.Aborted, count=n + 1)
-            waits.append(moments[-1] - sent)
-    assert sorted(waits)[4] < 0.1
 
 
 async def test_what_the_message_did_not_bring_the_beat_brings(
     server: EmbeddedRedis, app: App, queue: str, raw: Any
 ) -> None:
-    config = Config(url=server.url, queues=(queue,), lease=2.0, beat=0.1)
+    config = Config(url=server.url, queues=(queue,), lease=15.0, beat=0.1)
 
     @app.task
     async def hang() -> None:

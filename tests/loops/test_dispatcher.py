@@ -43,7 +43,7 @@ async def test_a_subscription_that_is_cut_is_built_anew_and_looked_at(
             key, due, member = inline(queue, f"j{n}")
             pipe.zadd(key, {member: due})
             pipe.execute()
-            await running.recorder.wait(events.Completed, lambda event: event.ids == [f"j{n}"], limit=5)  # noqa: B023
+            await running.recorder.wait(events.Completed, lambda event: event.ids == [f"j{n}"])  # noqa: B023
             await running.recorder.wait(events.Subscribed, count=n + 1)
         assert not [event for event in running.recorder.of(events.Woken) if event.reason == "safety" and event.found]
 

@@ -98,7 +98,7 @@ async def test_it_looks_soon_after_jobs_were_moved_on(
     await after(0.05)
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
     janitor.listen(Dispatched(store.queue, [0.0]))
-    assert (await recorder.wait(events.Requeued, limit=5)).ids == ["a"]
+    assert (await recorder.wait(events.Requeued)).ids == ["a"]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

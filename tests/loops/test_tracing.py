@@ -18,6 +18,7 @@ from evsched import App, ConfigError, GiveUp, JobDead, JobExists, Retry, RetryLa
 from evsched.config import Config
 from evsched.tracing import trace
 from tests.support import heavy
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -69,7 +70,7 @@ async def test_a_run_is_linked_to_its_enqueue_and_begins_a_trace(
     with tracer.start_as_current_span("ambient") as ambient:
         async with system(config, app):
             job = await noop.enqueue()
-            await job.result(5)
+            await job.result(PATIENCE)
     sent, run = spans.one("enqueue noop"), spans.one("run noop")
     assert (sent.kind, run.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
     assert linked(sent) == []
@@ -109,7 +110,7 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, a
 
     async with system(config, app):
         with pytest.raises(JobDead):
-            await (await fail.enqueue()).result(5)
+            await (await fail.enqueue()).result(PATIENCE)
     runs = spans.named("run fail")
     assert [said(run)["evsched.attempt"] for run in runs] == [1, 2]
     assert [linked(run) for run in runs] == [[itself(spans.one("enqueue fail"))]] * 2
@@ -130,7 +131,7 @@ async def test_to_retry_later_is_no_error(config: Config, app: App, spans: Trace
             raise RetryLater(0.01, "not yet")
 
     async with system(config, app):
-        await (await wait.enqueue()).result(5)
+        await (await wait.enqueue()).result(PATIENCE)
     first, second = spans.named("run wait")
     assert first.status.status_code is StatusCode.UNSET
     assert said(first)["evsched.retry_later"] == "not yet"
@@ -151,7 +152,7 @@ async def test_a_timeout_is_an_error(config: Config, app: App, spans: Traced, pl
     task: Any = app.task(name="slow", timeout=0.05, retry=Retry(attempts=1))(spin if plain else hang)
     async with system(config, app):
         with pytest.raises(JobDead, match="timeout"):
-            await (await task.enqueue()).result(5)
+            await (await task.enqueue()).result(PATIENCE)
     run = spans.one("run slow")
     assert run.status.status_code is StatusCode.ERROR
     assert (said(run)["error.type"], said(run)["evsched.stopped"]) == ("timeout", "timeout")
@@ -193,7 +194,7 @@ async def test_a_handler_that_is_cancelled_from_inside_fails(config: Config, app
 
     async with system(config, app):
         with pytest.raises(JobDead):
-            await (await inner.enqueue()).result(5)
+            await (await inner.enqueue()).result(PATIENCE)
     assert said(spans.one("run inner"))["error.type"] == "asyncio.exceptions.CancelledError"
 
 
@@ -210,7 +211,7 @@ async def test_a_handlers_own_spans_are_children_of_its_run(
 
     task: Any = app.task(name="outer")(inner if plain else inner_too)
     async with system(config, app):
-        await (await task.enqueue()).result(5)
+        await (await task.enqueue()).result(PATIENCE)
     parent = spans.one("inner").parent
     assert parent is not None
     assert (parent.trace_id, parent.span_id) == itself(spans.one("run outer"))
@@ -222,10 +223,10 @@ async def test_what_a_handler_enqueues_is_part_of_its_trace(config: Config, app:
 
     @app.task
     async def first() -> None:
-        await (await second.enqueue()).result(5)
+        await (await second.enqueue()).result(PATIENCE)
 
     async with system(config, app):
-        await (await first.enqueue()).result(5)
+        await (await first.enqueue()).result(PATIENCE)
     sent = spans.one("enqueue second")
     assert itself(sent)[0] == itself(spans.one("run first"))[0]
     assert linked(spans.one("run second")) == [itself(sent)]
@@ -243,7 +244,7 @@ async def test_a_middleware_stands_inside_the_span_whatever_came_first(config: C
     spans = Traced(app)
     async with system(config, app):
         with pytest.raises(JobDead, match="refused"):
-            await (await noop.enqueue()).result(5)
+            await (await noop.enqueue()).result(PATIENCE)
     assert spans.one("run noop").status.description == "refused"
 
 
@@ -251,9 +252,9 @@ async def test_a_task_on_a_process(config: Config, app: App, spans: Traced) -> N
     double = app.task(on="process")(heavy.double.handler)
     steer = app.task(on="process", retry=Retry(attempts=1))(heavy.steer.handler)
     async with system(config, app):
-        assert await (await double.enqueue(21)).result(20) == 42
+        assert await (await double.enqueue(21)).result(PATIENCE) == 42
         with pytest.raises(JobDead, match="ValueError"):
-            await (await steer.enqueue("fail")).result(20)
+            await (await steer.enqueue("fail")).result(PATIENCE)
     assert linked(spans.one("run double")) == [itself(spans.one("enqueue double"))]
     failed = spans.one("run steer")
     assert said(failed)["error.type"] == "evsched.processes.HandlerFailed"
@@ -267,7 +268,7 @@ async def test_a_program_without_a_loop(config: Config, app: App, spans: Traced)
 
     def program() -> int:
         with app.sync() as client:
-            return client.enqueue(double.using(id="mine", meta={"tenant": 7}), 21).result(5)
+            return client.enqueue(double.using(id="mine", meta={"tenant": 7}), 21).result(PATIENCE)
 
     async with system(config, app):
         assert await asyncio.to_thread(program) == 42
@@ -283,7 +284,7 @@ async def test_a_batch_is_one_span_and_each_job_is_linked_to_it(config: Config, 
     async with system(config, app):
         jobs = await noop.enqueue_many([(1,), (2,), (3,)])
         for job in jobs:
-            await job.result(5)
+            await job.result(PATIENCE)
     sent, runs = spans.one("enqueue noop"), spans.named("run noop")
     assert said(sent)["messaging.batch.message_count"] == 3
     assert "messaging.message.id" not in said(sent)
@@ -297,8 +298,8 @@ async def test_what_the_user_puts_into_meta_stays(config: Config, app: App, span
         return current_job().meta
 
     async with system(config, app):
-        got = await (await meta.using(meta={"tenant": 7}).enqueue()).result(5)
-        own = await (await meta.using(meta={"traceparent": PARENT}).enqueue()).result(5)
+        got = await (await meta.using(meta={"tenant": 7}).enqueue()).result(PATIENCE)
+        own = await (await meta.using(meta={"traceparent": PARENT}).enqueue()).result(PATIENCE)
     assert got.keys() == {"tenant", "traceparent"}
     assert got["tenant"] == 7
     assert own == {"traceparent": PARENT}
@@ -320,8 +321,8 @@ async def test_a_vendors_state_travels_with_its_own_context_only(config: Config,
         with otel.use_span(otel.NonRecordingSpan(ambient)):
             ours = await meta.enqueue()
             theirs = await meta.using(meta={"traceparent": PARENT}).enqueue()
-        assert (await ours.result(5))["tracestate"] == "vendor=1"
-        assert await theirs.result(5) == {"traceparent": PARENT}
+        assert (await ours.result(PATIENCE))["tracestate"] == "vendor=1"
+        assert await theirs.result(PATIENCE) == {"traceparent": PARENT}
     states = {
         said(run)["messaging.message.id"]: [link.context.trace_state.to_header() for link in run.links]
         for run in spans.named("run meta")
@@ -383,4 +384,4 @@ async def test_without_an_sdk_nothing_is_written(config: Config, app: App) -> No
 
     trace(app, otel.NoOpTracerProvider())
     async with system(config, app):
-        assert await (await meta.using(meta={"tenant": 7}).enqueue()).result(5) == {"tenant": 7}
+        assert await (await meta.using(meta={"tenant": 7}).enqueue()).result(PATIENCE) == {"tenant": 7}

@@ -12,6 +12,7 @@ from evsched import App, ConfigError, JobDead, Retry, TaskHandle, current_job, e
 from evsched.config import Config
 from evsched.explain import explain
 from evsched.store import Store
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
@@ -58,7 +59,7 @@ async def test_a_named_window_holds_at_once_when_it_is_changed(config: Config, a
         await running.recorder.wait(events.Deferred)
         await running.commands.send(store.set_window("customer-a", "00:00-24:00 UTC"))
         await job.reschedule()
-        assert await job.result(5) == 1  # its first attempt
+        assert await job.result(PATIENCE) == 1  # its first attempt
 
 
 async def test_a_window_that_is_none_goes_to_dead_with_the_place(
@@ -67,11 +68,11 @@ async def test_a_window_that_is_none_goes_to_dead_with_the_place(
     async with system(config, app):
         job = await task(app).using(window="customer-b").enqueue()
         with pytest.raises(JobDead, match="there is no window 'customer-b'"):
-            await job.result(5)
+            await job.result(PATIENCE)
         raw.zadd(
             f"evsched:{{{queue}}}:schedule", {'{"task":"attempt","id":"w","window":"always open","reply":true}': 0}
         )
-        _, reply = await asyncio.to_thread(raw.blpop, f"evsched:{{{queue}}}:reply:w", timeout=5)
+        _, reply = await asyncio.to_thread(raw.blpop, f"evsched:{{{queue}}}:reply:w", timeout=PATIENCE)
         assert b"at 'always open'" in reply
     with pytest.raises(ConfigError, match="at 'always open'"):
         await task(app).using(window="always open").enqueue()

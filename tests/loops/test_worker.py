@@ -11,6 +11,7 @@ import pytest
 from evsched import App, current_job, events
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
@@ -39,7 +40,7 @@ async def test_stopping_hands_back_what_does_not_end(config: Config, app: App, h
         assert raw.lrange(f"evsched:{{{queue}}}:ready", 0, -1) == [job.id.encode()]
         hold.gate.set()
         running.work()
-        assert await job.result(5) == 2
+        assert await job.result(PATIENCE) == 2
 
 
 async def test_stopping_lets_what_runs_end(server: EmbeddedRedis, app: App, hold: Any, queue: str) -> None:
@@ -52,7 +53,7 @@ async def test_stopping_lets_what_runs_end(server: EmbeddedRedis, app: App, hold
         hold.gate.set()
         stopped = await running.recorder.wait(events.WorkerStopped)
         assert stopped.handed_back == 0
-        assert await job.result(5) == 1
+        assert await job.result(PATIENCE) == 1
 
 
 async def test_a_lost_lease_stops_what_runs_and_the_newer_run_stands(
@@ -67,7 +68,7 @@ async def test_a_lost_lease_stops_what_runs_and_the_newer_run_stands(
         await running.recorder.wait(events.LeaseLost)
         await running.recorder.wait(events.Started, count=2)
         hold.gate.set()
-        assert await job.result(5) == 2
+        assert await job.result(PATIENCE) == 2
     assert not running.recorder.of(events.RunLost)
 
 
@@ -77,14 +78,14 @@ async def test_an_idle_worker_keeps_its_long_lease(server: EmbeddedRedis, queue:
     @app.task
     async def noop() -> None: ...
 
-    config = Config(url=server.url, queues=(queue,), lease=0.5, beat=0.1, idle_lease=60, idle_beat=20)
+    config = Config(url=server.url, queues=(queue,), lease=10, beat=0.1, idle_lease=60, idle_beat=20)
     async with system(config, app) as running:
         store = running.workers[0].lanes[queue].store
         for _ in range(10):
-            await (await noop.enqueue()).result(5)
+            await (await noop.enqueue()).result(PATIENCE)
             # The start made it short; a beat makes it long again, before it ends.
-            async with asyncio.timeout(2):
-                while (await running.commands.send(store.survey()))[0].left < 1:
+            async with asyncio.timeout(PATIENCE):
+                while (await running.commands.send(store.survey()))[0].left <= 10:
                     pass
     assert not running.recorder.of(events.LeaseLost)
 
@@ -136,7 +137,7 @@ async def test_what_runs_outlives_a_redis_that_is_away(server: EmbeddedRedis, qu
             gate.set()
             await running.recorder.wait(events.RedisDown)
             await asyncio.to_thread(own.restart)
-            assert await job.result(20) == 1
+            assert await job.result(PATIENCE) == 1
             await running.recorder.wait(events.RedisUp)
 
 

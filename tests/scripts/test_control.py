@@ -12,6 +12,7 @@ from evsched.answers import New
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.job import Buried, Done
 from evsched.store import Store
+from tests.support.patience import PATIENCE
 
 NOW = 1_900_000_000.0
 Send = Callable[[Any], Any]
@@ -99,9 +100,9 @@ def test_what_runs_is_told_to_stop_and_not_rescheduled(send: Send, store: Store,
     assert state() == before
     with raw.pubsub() as heard:
         heard.subscribe(f"evsched:{{{store.queue}}}:control:w")
-        heard.get_message(timeout=5)
+        heard.get_message(timeout=PATIENCE)
         assert send(store.cancel("a")) == "processing"
-        assert heard.get_message(timeout=5)["data"] == b"a"
+        assert heard.get_message(timeout=PATIENCE)["data"] == b"a"
     before["job:a"]["stop"] = "1"
     assert state() == before
     assert send(store.beat("w", 15, now=NOW))[2] == ["a"]

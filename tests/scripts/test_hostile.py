@@ -186,9 +186,7 @@ def test_a_run_is_its_workers_by_its_list_and_a_stale_one_is_not(
     assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]
 
 
-@settings(
-    max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(commands=hostile.commands("grammar", IDS))
 def test_whatever_a_producer_may_write_the_other_jobs_run(
     send: Send, producer: Any, raw: Any, commands: list[hostile.Command]

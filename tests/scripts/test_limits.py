@@ -14,6 +14,7 @@ from evsched.errors import StoreRefused
 from evsched.job import Buried, Done, Taken
 from evsched.limits import Limits
 from evsched.store import Store
+from tests.support.patience import PATIENCE
 
 NOW = 1_900_000_000.0
 DONE = Done(b"null", 60, False)
@@ -165,9 +166,9 @@ def test_whoever_brings_a_new_moment_tells_the_dispatchers(send: Send, store: St
     (job,) = take(send, store)
     with raw.pubsub() as heard:
         heard.subscribe(f"evsched:{{{store.queue}}}:gate")
-        heard.get_message(timeout=5)
+        heard.get_message(timeout=PATIENCE)
         send(store.complete("w", [(job, DONE)], now=NOW))  # lets the second pass, and that closes the rate
-        assert float(heard.get_message(timeout=5)["data"]) == pytest.approx(NOW + 0.1)
+        assert float(heard.get_message(timeout=PATIENCE)["data"]) == pytest.approx(NOW + 0.1)
         send(store.complete("w", [(job, DONE)], now=NOW))  # changes nothing
         assert heard.get_message() is None
 

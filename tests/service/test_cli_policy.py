@@ -11,6 +11,7 @@ import pytest
 
 from evsched.embedded import EmbeddedRedis
 from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
 
 TASKS = """
 import os
@@ -159,7 +160,7 @@ def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> N
     goes_on.write_text("now")
     said += follow.stdout.read()
     follow.stdout.close()
-    assert (follow.wait(30), worker.wait(30)) == (0, 0)
+    assert (follow.wait(PATIENCE), worker.wait(PATIENCE)) == (0, 0)
     assert '"result": 8848' in said
     assert "25%" in said
 

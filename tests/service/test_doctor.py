@@ -29,6 +29,7 @@ from evsched.standstill import Standstill
 from evsched.store import Store
 from tests.service.test_rights import USERS, url, words_of
 from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
@@ -36,11 +37,13 @@ def client(server: EmbeddedRedis) -> Any:
     return redis.Redis.from_url(server.url, protocol=2, driver_info=None)
 
 
-async def examine(address: str, role: Role | None = None, *, repair: bool = False, skew: float = 0.0) -> list[Finding]:
+async def examine(
+    address: str, role: Role | None = None, *, repair: bool = False, skew: float = 0.0, heard: float = 3.0
+) -> list[Finding]:
     """Return what the doctor finds, without what is only worth knowing; unless it is about rights."""
     commands = Commands(address)
     try:
-        doctor = Doctor(address, commands, "q", repair=repair, wall=lambda: time.time() + skew, heard=0.5)
+        doctor = Doctor(address, commands, "q", repair=repair, wall=lambda: time.time() + skew, heard=heard)
         return await doctor.run(role)
     finally:
         await commands.close()
@@ -72,7 +75,7 @@ def fail_snapshot(raw: Any, server: EmbeddedRedis) -> None:
     """The snapshot cannot take its name, since a folder has it."""
     (server.folder / "dump.rdb").mkdir()
     raw.bgsave()
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while raw.info("persistence")["rdb_bgsave_in_progress"]:
         assert time.monotonic() < end
 
@@ -306,7 +309,7 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
                 await send(store.resume())
             await send(store.limit({"concurrency": 10.0 * (n % 4 + 1)}))
             last = await work.using(priority=0).enqueue(1)  # not more than the workers can do
-            await last.result(20)
+            await last.result(PATIENCE)
 
     config = Config(url=server.url, queues=(queue,), concurrency=32)
     async with system(config, app, workers=2) as whole:

@@ -14,6 +14,7 @@ import pytest
 from evsched.errors import ConfigError
 from evsched.supervisor import Span, read_span
 from tests.support.cli import Cli, Log, ended
+from tests.support.patience import PATIENCE
 from tests.support.web import get
 
 pytestmark = pytest.mark.anyio
@@ -136,7 +137,7 @@ def test_children_end_with_a_parent_that_is_killed(cli: Cli, queue: str) -> None
     log.until("WorkerStarted")
     child.kill()
     log.until("WorkerStopped")  # the child writes to the same pipe
-    child.communicate(timeout=20)  # which is closed when it has ended
+    child.communicate(timeout=PATIENCE)  # which is closed when it has ended
 
 
 def test_a_child_that_hangs_is_killed_in_the_end(cli: Cli, queue: str) -> None:
@@ -148,7 +149,7 @@ def test_a_child_that_hangs_is_killed_in_the_end(cli: Cli, queue: str) -> None:
     child.send_signal(signal.SIGTERM)
     log.until("ChildKilled")
     assert log.until("ChildEnded")["code"] == -signal.SIGKILL
-    child.communicate(timeout=20)
+    child.communicate(timeout=PATIENCE)
     assert child.returncode == 70
 
 

@@ -22,6 +22,7 @@ from evsched.connection import Subscription
 from evsched.embedded import EmbeddedRedis
 from evsched.store import Store
 from evsched.top import Top
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 CONF = Path(__file__).parents[2] / "redis.conf"
@@ -83,11 +84,11 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
         app.move_to(url(own, "client"))
         client.send(Store(queue).limit({"concurrency": 5, "rate": 100, "rate:alice": 50, "concurrency:alice": 2}))
         jobs = await noop.using(group="alice").enqueue_many([()] * 9)
-        assert [await job.result(10) for job in jobs] == [1] * 9
+        assert [await job.result(PATIENCE) for job in jobs] == [1] * 9
         client.send(Store(queue).pause())
         later = await noop.enqueue()
         client.send(Store(queue).resume())
-        assert await later.result(10) == 1
+        assert await later.result(PATIENCE) == 1
         job = await hang.enqueue()
         await whole.recorder.wait(events.Started, lambda event: job.id in event.ids)
         assert observer.send(Store(queue).explain(job.id)).holder == whole.workers[0].id
@@ -98,7 +99,7 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
         await top.close()
         await job.cancel()
         with pytest.raises(JobDead, match="cancelled"):
-            await job.result(10)
+            await job.result(PATIENCE)
     with pytest.raises(StoreRefused):
         observer.send(Store(queue).pause())
     for told in (keys.control(queue, "w"), keys.present(queue, "me"), keys.gate(queue)):

@@ -17,6 +17,7 @@ from evsched.embedded import EmbeddedRedis
 from evsched.errors import ConfigError
 from evsched.sender import Commands
 from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 PING = Call(("PING",), raw)
@@ -74,7 +75,7 @@ async def test_a_system_works_over_tls(port: int, certificates: Path, queue: str
         return a + 1
 
     async with system(Config(url=url, queues=(queue,)), app):
-        assert await (await add.enqueue(1)).result(5) == 2
+        assert await (await add.enqueue(1)).result(PATIENCE) == 2
     with app.sync() as client:
         assert client.enqueue(add, 1).id
 

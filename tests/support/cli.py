@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import PATIENCE
+
 
 class Cli:
     """Runs commands in a folder, against one Redis."""
@@ -57,7 +59,7 @@ class Cli:
                 raise AssertionError(f"it never said {until!r}: {said}")
             yield child
             child.send_signal(signal.SIGTERM)
-            assert child.wait(30) == 0, child.stderr.read()
+            assert child.wait(PATIENCE) == 0, child.stderr.read()
         finally:
             child.kill()
             child.wait()
@@ -83,5 +85,5 @@ class Log:
 def ended(child: subprocess.Popen[str]) -> int:
     """End a service with SIGTERM; return its exit code."""
     child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=20)
+    child.communicate(timeout=PATIENCE)
     return child.returncode

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from tests.support.patience import PATIENCE
 from tests.support.web import get
 
 PROGRAM = shutil.which("prometheus")
@@ -61,7 +62,7 @@ class Prometheus:
     ) -> None:
         assert self._child is not None
         self._child.terminate()
-        self._child.communicate(timeout=20)
+        self._child.communicate(timeout=PATIENCE)
 
     async def ask(self, path: str, **parameters: str) -> Any:
         """Return the data of an answer of its HTTP API."""

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self, cast
 
+from tests.support.patience import PATIENCE
+
 Direction = Literal["up", "down"]
 BOTH: tuple[Direction, Direction] = ("up", "down")
 
@@ -91,7 +93,7 @@ class Proxy:
         for end in list(self._ends):
             end.reset()
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Wait until `condition` holds; it is looked at whenever a link opens, ends or brings bytes.
 
         Raises:

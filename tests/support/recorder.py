@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from evsched.events import Event
+from tests.support.patience import PATIENCE
 
 E = TypeVar("E", bound=Event)
 
@@ -27,7 +28,12 @@ class Recorder:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def wait(
-        self, kind: type[E], condition: Callable[[E], bool] = lambda event: True, *, limit: float = 10.0, count: int = 1
+        self,
+        kind: type[E],
+        condition: Callable[[E], bool] = lambda event: True,
+        *,
+        limit: float = PATIENCE,
+        count: int = 1,
     ) -> E:
         """Return the `count`-th event of a kind that meets a condition, those that have been included."""
         async with asyncio.timeout(limit):
@@ -38,7 +44,7 @@ class Recorder:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def until(self, condition: Callable[[], Any], *, limit: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], Any], *, limit: float = PATIENCE) -> None:
         """Wait until a condition holds, looking at each event."""
         async with asyncio.timeout(limit):
             while not condition():

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.patience import PATIENCE
+
 Figures = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -16,7 +18,7 @@ async def ask(url: str, request: bytes) -> bytes:
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE)
     writer.close()
     return answer
 

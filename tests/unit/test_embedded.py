@@ -17,6 +17,7 @@ from redis import Redis
 from evsched import embedded
 from evsched.embedded import EmbeddedRedis, Server, find_server
 from evsched.errors import ConfigError
+from tests.support.patience import PATIENCE
 
 
 def _fake(folder: Path, name: str, says: str) -> str:
@@ -189,7 +190,7 @@ def test_ends_with_its_parent_even_by_sigkill() -> None:
         assert parent.stdout is not None
         pid, folder = parent.stdout.readline().split()
         with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(10)
+            link.settimeout(PATIENCE)
             link.connect(f"{folder}/redis.sock")
             parent.kill()
             try:
@@ -198,7 +199,7 @@ def test_ends_with_its_parent_even_by_sigkill() -> None:
                 gone = True
             assert gone  # the server, and the link with it
     _wait_for_end(int(pid))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while Path(folder).exists():
         assert time.monotonic() < deadline, "the folder was left behind"
         select.select([], [], [], 0.002)

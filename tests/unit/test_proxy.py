@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.proxy import BOTH, Direction, Proxy
 
 Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -40,7 +41,7 @@ async def link(proxy: Proxy) -> AsyncGenerator[Link]:
     writer.transport.abort()
 
 
-async def answer(to: Link, text: bytes, seconds: float = 5.0) -> bytes:
+async def answer(to: Link, text: bytes, seconds: float = PATIENCE) -> bytes:
     reader, writer = to
     writer.write(text)
     async with asyncio.timeout(seconds):
@@ -88,8 +89,10 @@ async def test_swallows_and_keeps_the_link(direction: Direction) -> None:
     async with echoing() as proxy, link(proxy) as client:
         assert await answer(client, b"before") == b"before"
         proxy.swallow(direction)
+        taken = proxy.taken[direction]
         with pytest.raises(TimeoutError):
             await answer(client, b"during", 0.02)
+        await proxy.until(lambda: proxy.taken[direction] == taken + 6)  # or it would pass after the healing
         assert proxy.links == 1
         proxy.heal()
         assert await answer(client, b"after") == b"after"
@@ -114,7 +117,7 @@ async def test_a_swallowed_end_reaches_nobody() -> None:
             proxy.swallow("up")
         await proxy.until(lambda: proxy.links == 0)
         assert not got_end.is_set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         await got_end.wait()  # the proxy's own end does reach it
     server.close()
     await server.wait_closed()

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched.errors import ConfigError
@@ -35,7 +35,6 @@ def field(low: int, high: int) -> st.SearchStrategy[str]:
 RULES = st.tuples(field(0, 59), field(0, 23), field(1, 28), field(1, 12), field(0, 6)).map(" ".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(RULES, st.sampled_from(ZONES), MOMENTS)
 def test_the_next_lies_after_in_utc(text: str, zone: str, after: int) -> None:
     rule, moments = parse_rule(text, zone), [float(after)]
@@ -88,7 +87,6 @@ def clock_is_set(zone: str, first: float, last: float) -> bool:
     return False
 
 
-@settings(max_examples=150, deadline=None)
 @given(RULES, st.sampled_from(ZONES), MOMENTS)
 def test_the_next_is_that_of_a_walk_by_minutes(text: str, zone: str, after: int) -> None:
     found, most = parse_rule(text, zone).next(after), 3 * 24 * 60

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched.errors import ConfigError
@@ -121,7 +121,6 @@ def test_a_window_that_closed_in_the_hour_that_comes_twice_opens_again() -> None
     assert window.next_open(set_back + 1800) == berlin("2032-11-07T01:30")
 
 
-@settings(max_examples=200)
 @given(st.sampled_from(list(SPANS.values())), st.sampled_from([*SET, "UTC"]), MOMENTS)
 def test_the_next_opening_is_the_first_minute_that_is_open(span: str, zone: str, at: int) -> None:
     first, *rest = span.split(";")
