@@ -142,4 +142,4 @@ async def test_a_job_that_the_jump_makes_due_starts_at_once(
         await more(running, ran, 1, 0)
         await later.using(delay=HOUR, id="later").enqueue()
         clock.set(HOUR + 10)
-        await running.recorder.wait(events.Completed, lambda event: "later" in event.ids, limit=5)
+        await running.recorder.wait(events.Completed, lambda event: "later" in event.ids)

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from evsched.listener import Listener
+from tests.support.patience import PATIENCE
 from tests.support.web import ask, get
 
 pytestmark = pytest.mark.anyio
@@ -96,7 +97,7 @@ async def test_probes_are_answered_beside_many_that_do_not_take_their_answer() -
         slow = list[asyncio.StreamReader]()
         for _ in range(10):
             slow += await stack.enter_async_context(connected(url, 8, b"GET /metrics HTTP/1.1\r\n\r\n"))
-            assert all([await asyncio.wait_for(reader.read(1), 20) for reader in slow[-8:]])
+            assert all([await asyncio.wait_for(reader.read(1), PATIENCE) for reader in slow[-8:]])
             assert await get(f"{url}/healthz") == (200, "ok\n")
         with pytest.raises(ConnectionResetError):  # the first of them is cut off
             await asyncio.wait_for(slow[0].read(), 5)
