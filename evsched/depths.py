@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from evsched import server
+from evsched.answers import Census
 from evsched.call import Call
 from evsched.errors import StoreError
 from evsched.events import Emit, RedisFailed
@@ -50,27 +51,49 @@ class Depths:
             return
         self._at = time.monotonic()
         told, queues = self._metrics, self._queues()
-        for gauge in (told.queue_jobs, told.queue_oldest, told.next_due, told.queue_workers, told.queue_paused):
-            gauge.clear()
+        told.forget()
+        sent = time.time()
         try:
             async with asyncio.timeout(_DEADLINE):
-                stats, *found = await self._read([server.info("stats"), *(Store(queue).census() for queue in queues)])
+                about = [server.clock(), server.info("stats", "memory")]
+                now, redis, *found = await self._read([*about, *(Store(queue).census() for queue in queues)])
         except (StoreError, TimeoutError) as error:
             self._emit(RedisFailed(error.kind if isinstance(error, StoreError) else "timeout"))
             told.tell_up(_WHO, False)
             return
         told.tell_up(_WHO, True)
-        told.evicted.set(float(stats.get("evicted_keys", 0)))
+        told.clock.set(_ahead(now, sent, time.time()))
+        told.evicted.set(float(redis.get("evicted_keys", 0)))
+        most = float(redis.get("maxmemory", 0))
+        told.memory.set(float(redis.get("used_memory", 0)) / most if most else 0.0)
         for queue, census in zip(queues, found, strict=True):
-            label = told.queue_label(queue)
-            for place, count in census.places.items():
-                told.queue_jobs.labels(label, place).inc(count)
-            told.queue_oldest.labels(label).set(census.oldest)
-            told.queue_workers.labels(label).set(census.workers)
-            told.queue_paused.labels(label).set(census.paused is not None)
-            if census.next_due is not None and math.isfinite(census.next_due):
-                told.next_due.labels(label).set(census.next_due)
+            self._tell(told.queue_label(queue), census)
+
+    def _tell(self, queue: str, census: Census) -> None:
+        told = self._metrics
+        for place, count in census.places.items():
+            told.queue_jobs.labels(queue, place).inc(count)
+        told.overdue.labels(queue).inc(census.due + census.places["backlog"] + census.places["ready"])
+        told.overdue_for.labels(queue).set(_overdue_for(census))
+        told.queue_oldest.labels(queue).set(census.oldest)
+        told.queue_workers.labels(queue).set(census.workers)
+        told.queue_paused.labels(queue).set(census.paused is not None)
+        if census.next_due is not None and math.isfinite(census.next_due):
+            told.next_due.labels(queue).set(census.next_due)
 
     async def _read(self, calls: list[Call[Any]]) -> list[Any]:
         slices = [calls[at : at + _SLICE] for at in range(0, len(calls), _SLICE)]
         return [answer for some in slices for answer in await self._commands.send_all(some)]
+
+
+def _ahead(now: float, sent: float, heard: float) -> float:
+    """Return how far Redis's clock is ahead of this host's: it was read in between."""
+    return min(now - sent, 0.0) + max(now - heard, 0.0)
+
+
+def _overdue_for(census: Census) -> float:
+    """Return for how long the first of the overdue jobs has been due. Who schedules at 0 means at once, not 1970."""
+    late = [census.oldest]
+    if census.due and census.next_due is not None:
+        late.append(census.now - census.next_due)
+    return max((seconds for seconds in late if seconds < census.now - 1), default=0.0)

@@ -6,9 +6,11 @@ Labels are names that the operator chose: queues, and tasks that are registered.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter as Tally
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -51,6 +53,7 @@ class Metrics:
         self._missed = self._counter(
             "recurrences_missed", "Planned times of recurrences that passed without a job.", "queue"
         )
+        self._jumps = self._counter("redis_clock_jumps", "Times that Redis's clock was set, by a second or more.", "to")
         self._lost = self._counter("leases_lost", "Leases that ended while their worker lived.", "queue")
         self._errors = self._counter("redis_errors", "Commands of loops that failed.", "kind")
         self._up = self._gauge(
@@ -60,6 +63,8 @@ class Metrics:
         )
         self._up.set(1)
         self._gauge("build_info", "1, with the version.", "version").labels(version).set(1)
+        # What a new process has counted before its first scrape is no increase, for Prometheus. Rules add it by this.
+        self._gauge("start_time_seconds", "When this process started, Unix seconds.").set(time.time())
 
         self._dispatch_lateness = self._histogram(
             "dispatch_lateness_seconds", "From the due to the move to the gate.", LATENESS, "queue"
@@ -74,15 +79,23 @@ class Metrics:
         self.queue_oldest = self._gauge(
             "queue_oldest_ready_seconds", "How long the front of ready, else of the backlog, has been due.", "queue"
         )
+        self.overdue = self._gauge(
+            "queue_overdue_jobs", "Jobs that are due and not taken: on the schedule, in the backlog, in ready.", "queue"
+        )
+        self.overdue_for = self._gauge("queue_overdue_seconds", "How long the first of them has been due.", "queue")
         self.next_due = self._gauge("next_due_timestamp_seconds", "The front of the schedule, Unix seconds.", "queue")
         self.queue_workers = self._gauge("queue_workers", "Workers with a lease.", "queue")
         self.queue_paused = self._gauge("queue_paused", "1 = paused.", "queue")
         self.evicted = self._gauge("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost.")
+        self.memory = self._gauge("redis_memory_used_ratio", "Of Redis's maxmemory; 0 = it has none, NaN = not known.")
+        self.clock = self._gauge("redis_clock_ahead_seconds", "Redis's clock less this host's; NaN = not known.")
         self.slots = self._gauge("worker_slots", "Room for jobs in this worker.", "state")
+
+        self.forget()
 
         self._heard: dict[type[Event], Callable[[Any], object]] = {
             events.WorkerStarted: self._on_worker,
-            events.DispatcherStarted: lambda event: [self._on_queue(queue) for queue in event.queues],
+            events.DispatcherStarted: self._on_dispatcher,
             events.QueueFound: lambda event: self._on_queue(event.queue),
             events.Woken: self._on_woken,
             events.Dispatched: self._on_dispatched,
@@ -95,6 +108,7 @@ class Metrics:
             events.RunLost: self._on_lost_run,
             events.Requeued: lambda event: self._count(self._requeued, event.queue, event.cause, by=len(event.ids)),
             events.Missed: lambda event: self._count(self._missed, event.queue, by=event.count),
+            events.ClockJumped: lambda event: self._jumps.labels("ahead" if event.seconds > 0 else "back").inc(),
             events.LeaseLost: lambda event: self._count(self._lost, event.queue),
             events.RedisFailed: lambda event: self._errors.labels(event.kind).inc(),
             events.RedisDown: lambda event: self.tell_up(event.who, False),
@@ -114,6 +128,14 @@ class Metrics:
         else:
             self._down.add(who)
         self._up.set(not self._down)
+
+    def forget(self) -> None:
+        """Tell nothing of Redis until it is read again: what is not known must not look as it did."""
+        depths = self.queue_jobs, self.overdue, self.overdue_for, self.queue_oldest, self.next_due
+        for gauge in (*depths, self.queue_workers, self.queue_paused):
+            gauge.clear()
+        for gauge in (self.memory, self.clock):
+            gauge.set(math.nan)
 
     def queue_label(self, queue: str) -> str:
         """Return the label of a queue: its name, or `__other__` when there are too many."""
@@ -161,6 +183,14 @@ class Metrics:
                 self._count(self._started, queue, task, by=0)
                 for outcome in ("done", "retry", "dead"):
                     self._count(self._finished, queue, task, outcome, by=0)
+
+    def _on_dispatcher(self, event: events.DispatcherStarted) -> None:
+        for to in ("ahead", "back"):
+            self._jumps.labels(to)
+        for reason in get_args(events.Reason):
+            self._wakeups.labels(reason)
+        for queue in event.queues:
+            self._on_queue(queue)
 
     def _on_queue(self, queue: str) -> None:
         self._count(self._dispatched, queue, by=0)

@@ -51,14 +51,14 @@ def clock() -> Call[float]:
     return Call(("TIME",), read)
 
 
-def info(section: str = "server") -> Call[dict[str, str]]:
-    """Read a section of INFO."""
+def info(*sections: str) -> Call[dict[str, str]]:
+    """Read sections of INFO, without a name that of the server."""
 
     def read(reply: bytes) -> dict[str, str]:
         lines = (line.partition(":") for line in text(reply).splitlines())
         return {name: value for name, colon, value in lines if colon}
 
-    return Call(("INFO", section), read)
+    return Call(("INFO", *(sections or ("server",))), read)
 
 
 def facts() -> Call[dict[str, str]]:

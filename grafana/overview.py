@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from first_screen import AT_A_GLANCE, OF, OVERDUE
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from panels import Panel, Query, Row, page, queried
 
-OF = 'job=~"$job"'
 RATE = "$__rate_interval"
 
 
@@ -13,60 +13,6 @@ def quantile(share: float, metric: str) -> str:
     """Return the PromQL of a quantile of a histogram, over all queues."""
     return f"histogram_quantile({share}, sum by (le) (rate({metric}_bucket{{{OF}}}[{RATE}])))"
 
-
-# Every dispatcher tells the same depths: the highest of them, not their sum.
-OVERDUE = f'sum by (queue) (max by (queue, place) (evsched_queue_jobs{{{OF}, place=~"backlog|ready"}}))'
-
-AT_A_GLANCE = Row(
-    "At a glance",
-    [
-        Panel(
-            "Start lateness, p99",
-            "From a job's due to its handler, by Redis's clock: 99 of 100 jobs started within this.",
-            "look at the rows below from the top: jobs late at the gate are the dispatcher's, later ones the workers'.",
-            [Query(quantile(0.99, "evsched_start_lateness_seconds"), "p99")],
-            unit="s",
-            kind="stat",
-            width=6,
-            height=5,
-            warn=0.1,
-            bad=1,
-        ),
-        Panel(
-            "Overdue",
-            "Jobs that are due and have not started: in the backlog and in ready.",
-            "more workers or slots, or a limit or a pause that is meant; `evsched explain ID` says which it is.",
-            [Query(f"sum({OVERDUE})", "jobs")],
-            kind="stat",
-            width=6,
-            height=5,
-            warn=100,
-            bad=10000,
-        ),
-        Panel(
-            "Failed runs",
-            "Runs that failed and are tried again, or whose job was given up.",
-            "see *Failures by task*, then `evsched dead` for the reasons.",
-            [Query(f'sum(rate(evsched_jobs_finished_total{{{OF}, outcome=~"retry|dead"}}[{RATE}]))', "failed")],
-            unit="ops",
-            kind="stat",
-            width=6,
-            height=5,
-            bad=1,
-        ),
-        Panel(
-            "Redis",
-            "1 = every process has Redis; 0 = one of them has not.",
-            "`evsched doctor`; nothing is lost meanwhile, jobs start when it is back.",
-            [Query(f"min(evsched_redis_up{{{OF}}})", "up")],
-            kind="stat",
-            width=6,
-            height=5,
-            bad=1,
-            low_is_bad=True,
-        ),
-    ],
-)
 
 LATENESS = Row(
     "Lateness",
@@ -141,6 +87,18 @@ SCHEDULE = Row(
     ],
 )
 
+CLOCK = Panel(
+    "Clock jumps",
+    "Redis's clock against the dispatchers' hosts', and by their monotonic clocks the times that it was set.",
+    "dues follow Redis's clock: what it made due has run. Recurrences go on after it was set back.",
+    [
+        Query(f"max by (instance) (evsched_redis_clock_ahead_seconds{{{OF}}})", "ahead, {{instance}}"),
+        Query(f"sum by (to) (increase(evsched_redis_clock_jumps_total{{{OF}}}[{RATE}]))", "jumps {{to}}"),
+    ],
+    unit="s",
+    signed=True,
+)
+
 GATE = Row(
     "Gate",
     [
@@ -152,7 +110,7 @@ GATE = Row(
         ),
         Panel(
             "Overdue by queue",
-            "Due and not started: in the backlog and in ready.",
+            "Due and not taken: on the schedule, in the backlog and in ready.",
             "`evsched queues` shows pauses, `evsched limit Q` the limits, `evsched workers` who serves it.",
             [Query(OVERDUE, "{{queue}}")],
             stacked=True,
@@ -271,6 +229,7 @@ ENDS = Row(
 REDIS = Row(
     "Redis",
     [
+        CLOCK,
         Panel(
             "Redis up, by process",
             "1 = the process has Redis.",

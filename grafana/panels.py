@@ -21,6 +21,9 @@ WIDTH = 24
 
 RED, ORANGE, GREEN = "red", "orange", "green"
 
+UNKNOWN = -1
+"""What a tile's query answers when nobody tells: a tile that shows what was told last looks as if all were well."""
+
 
 @dataclass(frozen=True)
 class Query:
@@ -45,6 +48,8 @@ class Panel:
     bad: float | None = None
     warn: float | None = None
     low_is_bad: bool = False
+    texts: dict[float, str] = field(default_factory=dict[float, str])
+    """What is shown instead of a value."""
     stacked: bool = False
     signed: bool = False
     colors: dict[str, str] = field(default_factory=dict[str, str])
@@ -64,7 +69,10 @@ class Panel:
 
     def _thresholds(self) -> dashboard.ThresholdsConfig:
         good, bad = (RED, GREEN) if self.low_is_bad else (GREEN, RED)
-        steps = [models.Threshold(value=None, color=good)]
+        if UNKNOWN in self.texts:
+            steps = [models.Threshold(value=None, color=ORANGE), models.Threshold(value=0, color=good)]
+        else:
+            steps = [models.Threshold(value=None, color=good)]
         if self.warn is not None:
             steps.append(models.Threshold(value=self.warn, color=ORANGE))
         if self.bad is not None:
@@ -101,7 +109,10 @@ class Panel:
 
     def _stat(self) -> stat.Panel:
         made = stat.Panel().thresholds(self._thresholds())
-        made.color_mode(common_models.BigValueColorMode.VALUE).graph_mode(common_models.BigValueGraphMode.AREA)
+        made.color_mode(common_models.BigValueColorMode.BACKGROUND).graph_mode(common_models.BigValueGraphMode.AREA)
+        made.mappings(
+            [models.ValueMap({f"{value:g}": models.ValueMappingResult(text)}) for value, text in self.texts.items()]
+        )
         made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
         return made
 
@@ -142,7 +153,7 @@ def page(
 ) -> models.Dashboard:
     """Return a dashboard."""
     made = dashboard.Dashboard(title).uid(uid).description(what).tags(["evsched"]).timezone("browser").editable()
-    made.time("now-1h", "now").refresh("10s").tooltip(models.DashboardCursorSync.CROSSHAIR)
+    made.time("now-1h", "now").refresh("5s").tooltip(models.DashboardCursorSync.CROSSHAIR)
     made.with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
     for variable in variables:
         made.with_variable(variable)

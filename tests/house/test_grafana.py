@@ -71,13 +71,15 @@ def test_a_panel_says_what_it_shows_and_what_to_do(dashboard: str, panel: dict[s
     what, _, mend = panel["description"].partition("\n\n**When it looks bad:** ")
     assert what.endswith(".")
     assert mend.endswith(".")
-    assert panel["fieldConfig"]["defaults"]["unit"] in ("s", "short", "ops")
+    assert panel["fieldConfig"]["defaults"]["unit"] in ("s", "short", "ops", "percentunit")
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     for target in panel["targets"]:
         expr = target["expr"]
         assert target["legendFormat"] not in ("", "__auto")
         assert 'job=~"$job"' in expr
-        assert expr.count('job=~"$job"') == len(re.findall(r"\bevsched_\w+", expr))
+        assert expr.count('job=~"$job"') == len(re.findall(r"\b(?:evsched_\w+|up)\{", expr))
+        if panel["type"] == "stat":
+            assert re.search(r" or vector\((0|-1)\)$", expr), "a tile shows what is so now, not what was told last"
         if dashboard == "queue":
             assert expr.count('queue="$queue"') == len(re.findall(r"\bevsched_\w+", expr))
 
@@ -89,9 +91,10 @@ def test_a_query_is_made_right(expr: str) -> None:
     for function, name in re.findall(r"\b(\w+)\((evsched_\w+)\{", expr):
         family = re.sub(r"_(bucket|sum|count)$", "", name) if name not in kinds else name
         grows = family in counters or kinds[family] == "histogram"
-        assert grows == (function in ("rate", "increase")), "a counter is read by its growth, a gauge as it is"
+        if function != "sum" or "and on (job, instance) time() - evsched_start_time_seconds" not in expr:
+            assert grows == (function in ("rate", "increase")), "a counter is read by its growth, a gauge as it is"
     for interval in re.findall(r"\[(.*?)\]", expr):
-        assert interval == "$__rate_interval"
+        assert interval == "$__rate_interval" or (interval in ("5m", "15m", "1h") and " or vector(" in expr)
     if "histogram_quantile" in expr:
         assert re.search(r"sum by \(le(, task)?\)", expr)
 

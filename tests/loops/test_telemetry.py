@@ -83,8 +83,24 @@ async def test_slots_and_the_age_of_what_waits(config: Config, app: App, queue: 
         figure = await scrape(url)
         assert figure("worker_slots", state="busy") == 2
         assert figure("worker_slots", state="free") == 0
+        assert figure("queue_overdue_jobs", queue=queue) == 3
+        assert 0 < (figure("queue_overdue_seconds", queue=queue) or 0) < 60
         assert (figure("queue_oldest_ready_seconds", queue=queue) or 0) > 0
         gate.set()
+
+
+async def test_what_is_due_on_the_schedule_is_overdue_when_nobody_dispatches(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    now = float(raw.time()[0])
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"late": now - 76, "later": now - 70, "ahead": now + 3600})
+    async with system(config, app, workers=0, dispatch=False) as running, told(running) as url:
+        figure = await scrape(url)
+    assert figure("queue_overdue_jobs", queue=queue) == 2
+    assert 75 < (figure("queue_overdue_seconds", queue=queue) or 0) < 130
+    assert abs(figure("redis_clock_ahead_seconds") or 0) < 1
+    assert figure("redis_memory_used_ratio") == 0
+    assert abs((figure("start_time_seconds") or 0) - now) < 60
 
 
 async def test_five_thousand_unknown_tasks_are_one_series_each(config: Config, app: App, queue: str, raw: Any) -> None:

@@ -64,10 +64,10 @@ def redis() -> Generator[EmbeddedRedis]:
         yield server
 
 
-def start(cli: Cli, *words: str) -> tuple[subprocess.Popen[str], str]:
+def start(cli: Cli, *words: str, port: str = "0") -> tuple[subprocess.Popen[str], str]:
     """Start a service; return it, and where it tells of itself."""
     child = subprocess.Popen(
-        cli.command(*words, "--metrics-port", "0"),
+        cli.command(*words, "--metrics-port", port),
         env={**cli.environment, "EVSCHED_GRACE": "0.5"},
         cwd=cli.folder,
         stderr=subprocess.PIPE,
