@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from evsched.backoff import reconnect_delay
 from evsched.config import Config
 from evsched.errors import StoreError
+from evsched.pulse import Pulse
 from evsched.sender import SyncCommands
 from evsched.store import Store
 
@@ -22,7 +23,7 @@ class Beat(threading.Thread):
 
     The callables run in this thread. `busy()`: does the worker hold jobs? `lost(queue)`: its lease there had ended;
     it has a new one. `counted(queue, n)`: its list there holds n jobs. `stops(queue, ids)`: those of its jobs are
-    to stop. `watch()` looks for a job that is stuck.
+    to stop. `watch()` looks for a job that is stuck. `ended(error)`: the beat has failed and beats no more.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Beat(threading.Thread):
         counted: Callable[[str, int], None],
         stops: Callable[[str, list[str]], None],
         watch: Callable[[SyncCommands], None],
+        ended: Callable[[BaseException], None],
     ) -> None:
         super().__init__(name="evsched-beat", daemon=True)
         self._config = config
@@ -46,6 +48,8 @@ class Beat(threading.Thread):
         self._counted = counted
         self._stops = stops
         self._watch = watch
+        self._ended = ended
+        self.pulse = Pulse("beat")
         self._commands = SyncCommands(config.url, deadline=config.deadline)
         self._stir = threading.Event()
         self._stopping = False
@@ -68,10 +72,20 @@ class Beat(threading.Thread):
 
     def run(self) -> None:
         """Beat until stopped."""
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence leaves a worker without a lease
+            self._ended(error)
+        finally:
+            self.pulse.rest()
+            self._commands.close()
+
+    def _run(self) -> None:
         failures = 0
         last = time.monotonic()
         while not self._stopping:
             rest = last + self._interval() - time.monotonic()
+            self.pulse.expect(max(0.0, rest))
             if rest > 0 and self._stir.wait(rest):
                 self._stir.clear()
                 continue
@@ -89,7 +103,6 @@ class Beat(threading.Thread):
                 if not self._stopping:
                     self._stir.wait(reconnect_delay(failures))
             self._watch(self._commands)
-        self._commands.close()
 
     def step(self, store: Store) -> None:
         """Renew one lease.

@@ -29,6 +29,11 @@ class Call(Struct, Generic[T], frozen=True):
     read: Callable[[Any], T]
     script: Script | None = None
 
+    @property
+    def name(self) -> str:
+        """What messages call it: the verb, or the command."""
+        return self.script.name if self.script else str(self.words[0])
+
     def by_sha(self) -> tuple[Word, ...]:
         """Return the words to send first."""
         return self.words if self.script is None else ("EVALSHA", self.script.sha, *self.words)

@@ -116,7 +116,7 @@ def _new(url: str) -> async_redis.AbstractConnection:
 
 def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     """Return our error for one of redis-py's, with what failed in front."""
-    what = "Redis" if call is None else f"{call.script.name if call.script else call.words[0]}"
+    what = "Redis" if call is None else call.name
     message = str(error) or type(error).__name__
     if any(words in message for words in _UNKNOWN_CA):
         message += "; name the file of its CA in the URL: rediss://...?ssl_ca_certs=/PATH"

@@ -6,13 +6,15 @@ cancellations too, later; when it brings one that was not heard here, the link i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from evsched import keys
+from evsched import events, keys
 from evsched.config import Config
 from evsched.connection import Subscription
+from evsched.errors import StoreError
 from evsched.events import Emit
-from evsched.outage import Outage
+from evsched.outage import Losses, Outage
 
 
 class Control:
@@ -35,22 +37,34 @@ class Control:
             **{keys.control(queue, worker).encode(): (queue, stop) for queue in queues},
             **{keys.roll(queue).encode(): (queue, called) for queue in queues},
         }
+        self._emit = emit
         self._outage = Outage("worker, control channel", emit)
+        self._losses = Losses()
         self._subscription: Subscription | None = None
 
     async def run(self) -> None:
         """Hear until cancelled."""
         while True:
-            async with self._outage:
-                self._subscription = Subscription(self._config.url)
-                try:
+            self._subscription = Subscription(self._config.url)
+            try:
+                async with self._outage:
                     await self._subscription.open([], [channel.decode() for channel in self._told])
-                    self._outage.passed()
-                    async for channel, message in self._subscription.messages():
-                        queue, tell = self._told[channel]
-                        tell(queue, message.decode(errors="replace"))
-                finally:
-                    await self._subscription.close()
+                if not self._outage.failures:
+                    await self._listen(self._subscription)
+            finally:
+                await self._subscription.close()
+
+    async def _listen(self, subscription: Subscription) -> None:
+        """Hear until the link is lost. That is one link: whether Redis is down is for the next to find out."""
+        self._losses.opened()
+        self._emit(events.ControlOpened())
+        try:
+            async for channel, message in subscription.messages():
+                queue, tell = self._told[channel]
+                tell(queue, message.decode(errors="replace"))
+        except StoreError as error:
+            self._emit(events.RedisFailed(error.kind))
+            await asyncio.sleep(self._losses.wait())
 
     def renew(self) -> None:
         """Build the link anew: it did not bring what it should have."""

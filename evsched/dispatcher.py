@@ -8,7 +8,6 @@ are equals: any number may run, since a step is one atomic script.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections import Counter
@@ -19,8 +18,11 @@ from evsched.alarm import Alarm
 from evsched.answers import Step
 from evsched.clock import RedisClock
 from evsched.config import DEFAULT_QUEUE, Config
+from evsched.errors import NO_ENTRY, StoreRefused
 from evsched.events import Emit, Reason
-from evsched.outage import Outage
+from evsched.loops import run_loops
+from evsched.outage import Outage, Outages
+from evsched.pulse import Pulse
 from evsched.recurring import Recurring
 from evsched.sender import Commands
 from evsched.store import Store
@@ -41,9 +43,12 @@ class Schedule:
         self.reason: Reason = "reconnect"
         self.stepped = 0.0
         """By the monotonic clock: the last step."""
+        self.not_before = 0.0
+        """Redis refused the last step: until then it is not tried again, whatever is heard."""
 
     def step_by(self, at: float, reason: Reason) -> None:
         """Step at that moment, if not before."""
+        at = max(at, self.not_before)
         if at < self.at:
             self.at, self.reason = at, reason
 
@@ -58,6 +63,7 @@ class Dispatcher:
         self._emit = emit
         self._alarm = Alarm()
         self._outage = Outage("dispatcher", emit)
+        self._refused = Outages("dispatcher", emit)
         self._watcher = Watcher(config, commands, self._id, emit, self._heard, self._recurs, self._look_at_all)
         self._clock = RedisClock(emit, lambda: self._look_at_all("timer"))
         self._recurring = Recurring(config, commands, emit, self._clock, lambda: self.queues)
@@ -69,12 +75,24 @@ class Dispatcher:
         """The queues that it dispatches."""
         return list(self._schedules)
 
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of its loops."""
+        return [self._outage.pulse, self._watcher.pulse, self._recurring.pulse]
+
+    def wrong(self) -> str | None:
+        """Return why it dispatches nothing: what its last steps met, of each queue; None = it does."""
+        return self._outage.reason or self._refused.wrong()
+
     async def run(self) -> None:
-        """Dispatch until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watcher.run())
-            group.create_task(self._recurring.run())
-            group.create_task(self._loop())
+        """Dispatch until cancelled.
+
+        Raises:
+            LoopEnded
+        """
+        await run_loops(
+            {"subscription": self._watcher.run(), "recurring": self._recurring.run(), "dispatcher": self._loop()}
+        )
 
     async def find_queues(self) -> None:
         """Find the queues that are there, with one SCAN; those that come later are found by their first event.
@@ -133,8 +151,28 @@ class Dispatcher:
                 min(self._schedules.values(), key=lambda schedule: schedule.stepped).step_by(now, "safety")
             for schedule in [schedule for schedule in self._schedules.values() if schedule.at <= now]:
                 async with self._outage:
-                    await self.step(schedule)
-            await self._alarm.sleep(min(self._watcher.proof_at(), *(s.at for s in self._schedules.values())))
+                    await self._pass(schedule)
+            until = min(self._watcher.proof_at(), *(s.at for s in self._schedules.values()))
+            self._outage.pulse.expect(max(0.0, until - time.monotonic()))
+            await self._alarm.sleep(until)
+
+    async def _pass(self, schedule: Schedule) -> None:
+        """Step a queue; one that Redis refuses is tried again later, and holds no other up.
+
+        Raises:
+            StoreDown, StoreRefused: it is not of this queue.
+        """
+        refused = self._refused.of(schedule.store.queue)
+        try:
+            await self.step(schedule)
+            schedule.not_before = 0.0
+            refused.passed()
+        except StoreRefused as error:
+            if error.kind in NO_ENTRY:
+                raise
+            now = time.monotonic()
+            schedule.stepped = now  # it is another queue's turn to prove the subscription
+            schedule.not_before = schedule.at = now + refused.failed(error)
 
     async def step(self, schedule: Schedule) -> Step:
         """Dispatch one batch of a queue, and set when to step it next.

@@ -4,6 +4,7 @@ EvschedError
 ├── ConfigError        what was set, named or installed is wrong: mend it and start again
 │   ├── CannotStart    what is set may be right; what it needs is not there
 │   └── BadArguments   a task cannot be called so; a TypeError as well
+├── LoopEnded          a loop of a process has ended, and so the process does: a bug
 ├── UnknownTask        a task name that this app does not register
 ├── JobError           this one job
 │   ├── JobExists
@@ -17,6 +18,8 @@ EvschedError
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 
 class EvschedError(Exception):
@@ -36,6 +39,10 @@ class CannotStart(ConfigError):
 
 class BadArguments(ConfigError, TypeError):
     """The arguments do not fit the task."""
+
+
+class LoopEnded(EvschedError):
+    """A loop of this process has ended."""
 
 
 class UnknownTask(EvschedError):
@@ -81,3 +88,7 @@ class StoreDown(StoreError):
 
 class StoreRefused(StoreError):
     """Redis refused the command."""
+
+
+NO_ENTRY: Final = ("noauth", "wrongpass")
+"""The kinds of a StoreRefused that are of the connection: every command meets them."""

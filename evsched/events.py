@@ -31,6 +31,10 @@ class Subscribed(Event, frozen=True):
     again: bool
 
 
+class ControlOpened(Event, frozen=True):
+    """A worker hears its control channels; at its start, and after each loss of the link."""
+
+
 class SubscriptionLost(Event, frozen=True):
     reason: str
 
@@ -289,16 +293,35 @@ class RedisFailed(Event, frozen=True):
 
 
 class RedisDown(Event, frozen=True):
-    """Said once, at the first failure."""
+    """Redis is away, or cannot serve: said once by each loop, at the first failure."""
 
     who: str
     reason: str
+    kind: str = "connection"
+    """That of the StoreError: what tells an absent Redis from one that answers and cannot serve."""
 
 
 class RedisUp(Event, frozen=True):
     """Said once, with how long it was down."""
 
     who: str
+    seconds: float
+
+
+class CallRefused(Event, frozen=True):
+    """Redis serves, and refuses what a loop asks: a bug, bad data or a missing right. Said once."""
+
+    who: str
+    queue: str
+    """Empty: it is of no one queue."""
+    reason: str
+
+
+class CallAccepted(Event, frozen=True):
+    """What was refused passes again. Said once, with how long it did not."""
+
+    who: str
+    queue: str
     seconds: float
 
 

@@ -17,8 +17,10 @@ from evsched import events
 from evsched.alarm import Alarm
 from evsched.answers import Lease
 from evsched.config import Config
+from evsched.errors import NO_ENTRY, StoreRefused
 from evsched.events import Dispatched, Emit, Event
-from evsched.outage import Outage
+from evsched.outage import Outage, Outages
+from evsched.pulse import Pulse
 from evsched.sender import Commands
 from evsched.store import Store
 
@@ -41,6 +43,7 @@ class Janitor:
         self._queues = queues
         self._alarm = Alarm()
         self._outage = Outage("janitor", emit)
+        self._refused = Outages("janitor", emit)
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._gone: dict[tuple[str, str], float] = {}
         """Workers that were judged dead, and until when they are watched all the same. One that hangs may still stand
@@ -55,14 +58,38 @@ class Janitor:
                 self._at = soon
                 self._alarm.ring()
 
+    @property
+    def pulse(self) -> Pulse:
+        """The pulse of its loop."""
+        return self._outage.pulse
+
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
             async with self._outage:
-                rest = min([await self.step(queue) for queue in self._queues()], default=self._config.idle_beat)
+                rest = min([await self._pass(queue) for queue in self._queues()], default=self._config.idle_beat)
                 self._at = time.monotonic() + rest
+            self.pulse.expect(max(0.0, self._at - time.monotonic()))
             while await self._alarm.sleep(self._at):
                 pass
+
+    async def _pass(self, queue: str) -> float:
+        """Look at one queue; one that Redis refuses is looked at again after a beat, and holds no other up.
+
+        Raises:
+            StoreDown, StoreRefused: it is not of this queue.
+        """
+        self.pulse.expect()
+        refused = self._refused.of(queue)
+        try:
+            rest = await self.step(queue)
+        except StoreRefused as error:
+            if error.kind in NO_ENTRY:
+                raise
+            refused.failed(error)
+            return self._config.beat
+        refused.passed()
+        return rest
 
     async def step(self, queue: str) -> float:
         """Look at one queue's leases once, put back what the dead held; return the seconds to the next look.
@@ -112,6 +139,7 @@ class Janitor:
         reason = f"worker {worker} died or hung: its lease ended"
         rest = "more"
         while rest == "more":
+            self.pulse.expect()
             rest, ids = await self._commands.send(store.requeue(worker, reason, lease=lease, limit=self._config.batch))
             if ids:
                 self._emit(events.Requeued(store.queue, worker, ids, "died", reason))

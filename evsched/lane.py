@@ -25,6 +25,7 @@ from evsched.events import Emit
 from evsched.executor import Executor
 from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
 from evsched.outage import Outage
+from evsched.pulse import Pulse
 from evsched.run import Run
 from evsched.sender import Blocking, Commands, Direct, SyncCommands
 from evsched.server import unblock
@@ -67,6 +68,7 @@ class Lane:
         self._direct = Direct(config.url)
         self._blocking = Blocking(config.url, deadline=config.deadline)
         self._outage = Outage(f"worker, queue {queue}", emit)
+        self._taking = Outage(f"worker, taking from {queue}", emit)
 
         self.held: dict[str, Run] = {}
         """The runs whose end is not written yet."""
@@ -101,6 +103,15 @@ class Lane:
         """How many slots its runs are in."""
         return self._running
 
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of its two loops."""
+        return [self._outage.pulse, self._taking.pulse]
+
+    def wrong(self) -> str | None:
+        """Return why it takes or ends no jobs; None = it does."""
+        return self._outage.reason or self._taking.reason
+
     def stir(self) -> None:
         """Let the exchange look again."""
         self._news.set()
@@ -120,12 +131,12 @@ class Lane:
     # The first loop: block until a job is ready.
 
     async def _block(self) -> None:
-        outage = Outage(f"worker, taking from {self.store.queue}", self._emit)
         while not self._stopping:
             await self._hungry.wait()
             if self._stopping:
                 break
-            async with outage:
+            async with self._taking:
+                self._taking.pulse.expect(self._config.probe + self._config.deadline)
                 await self._take_one()
 
     async def _take_one(self) -> None:

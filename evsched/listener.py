@@ -53,7 +53,8 @@ class Page(Struct, frozen=True):
 class Listener:
     """Serves one process.
 
-    `refresh()` reads what is read when a scrape comes; `ready()` returns None, or why the process is not ready.
+    `refresh()` reads what is read when a scrape comes; `ready()` returns None, or why the process is not ready;
+    `alive()`, which loop of it hangs.
     """
 
     def __init__(
@@ -61,10 +62,12 @@ class Listener:
         registry: CollectorRegistry,
         refresh: Callable[[], Awaitable[None]],
         ready: Callable[[], Awaitable[str | None]],
+        alive: Callable[[], str | None],
     ) -> None:
         self._registry = registry
         self._refresh = refresh
         self._ready = ready
+        self._alive = alive
         self._server: asyncio.Server | None = None
         self._waiting = dict[asyncio.StreamWriter, None]()
         """Whom we wait for, the one that we have waited for longest first."""
@@ -133,12 +136,9 @@ class Listener:
         if path == "/metrics":
             return await self._metrics(accept)
         if path == "/healthz":
-            return Page(HTTPStatus.OK, b"ok\n")  # that it is said at all says it: the loop turns
+            return _verdict(self._alive())
         if path == "/readyz":
-            wrong = await self._ready()
-            if wrong is None:
-                return Page(HTTPStatus.OK, b"ok\n")
-            return Page(HTTPStatus.SERVICE_UNAVAILABLE, f"{wrong}\n".encode())
+            return _verdict(await self._ready())
         return Page(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
 
     async def _metrics(self, accept: str) -> Page:
@@ -180,6 +180,12 @@ def _cut(writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
+
+
+def _verdict(wrong: str | None) -> Page:
+    if wrong is None:
+        return Page(HTTPStatus.OK, b"ok\n")
+    return Page(HTTPStatus.SERVICE_UNAVAILABLE, f"{wrong}\n".encode())
 
 
 def _url(server: asyncio.Server) -> str:

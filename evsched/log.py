@@ -47,9 +47,14 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
     events.ChildKilled: (logging.ERROR, "worker process {number}, pid {pid}, hung and was killed: its lease must end"),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
-    events.RedisDown: (logging.ERROR, "Redis is down, as {who} found: {reason}"),
+    events.RedisDown: (logging.ERROR, "Redis {is_down}, as {who} found: {reason}"),
     events.RedisUp: (logging.INFO, "Redis is back after {seconds:.1f} s"),
+    events.CallRefused: (logging.ERROR, "{who}{of_queue}: Redis refuses (bad data, no right, or a bug): {reason}"),
+    events.CallAccepted: (logging.INFO, "{who}{of_queue}: Redis refuses no more, after {seconds:.1f} s"),
 }  # fmt: skip
+
+_ABSENT: Final = ("connection", "timeout")
+"""The kinds of failures that say that nobody answers."""
 
 _MOST: Final = 8
 """Items of a list that a human's line shows; the JSON has them all."""
@@ -73,6 +78,10 @@ class Log:
         if isinstance(event, events.RedisUp):
             event = events.RedisUp(event.who, time.monotonic() - self._since)
         values = {name: _show(getattr(event, name)) for name in event.__struct_fields__}
+        if isinstance(event, events.RedisDown):
+            values["is_down"] = "is down" if event.kind in _ABSENT else "cannot serve now"
+        elif isinstance(event, events.CallRefused | events.CallAccepted):
+            values["of_queue"] = f", queue {event.queue}" if event.queue else ""
         _logger.log(level, line.format_map(values), extra={"event": event})
 
     def _is_news(self, event: Event) -> bool:

@@ -58,8 +58,8 @@ class Metrics:
         self._errors = self._counter("redis_errors", "Commands of loops that failed.", "kind")
         self._up = self._gauge(
             "redis_up",
-            "1 = Redis answers this process: its loops, and a dispatcher's question at this scrape. While it is 0, a"
-            " dispatcher may leave the figures of queues out.",
+            "1 = Redis serves this process (to refuse a command is no outage): its loops, and a dispatcher's question"
+            " at this scrape. While it is 0, a dispatcher may leave the figures of queues out.",
         )
         self._up.set(1)
         self._gauge("build_info", "1, with the version.", "version").labels(version).set(1)

@@ -1,51 +1,124 @@
-"""The one retry policy of the loops: wait with jitter, say once that Redis is down, and once for how long it was."""
+"""The one retry policy of the loops: wait with jitter, say once what is wrong, and once for how long it was.
+
+Two things go wrong, and they are told apart: Redis is away or cannot serve (`StoreDown`), or it refuses this very
+command (`StoreRefused`), which is a bug, bad data or a missing right, and not Redis's fault.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Final
 
 from evsched import events
 from evsched.backoff import reconnect_delay
-from evsched.errors import StoreError
+from evsched.errors import StoreDown, StoreError
 from evsched.events import Emit
+from evsched.pulse import Pulse
+
+_LASTING: Final = 10.0
+"""Seconds after which a link has lasted."""
 
 
 class Outage:
     """What one loop knows of Redis's failures. `async with` it around each pass that talks to Redis.
 
     A StoreError inside is told and waited out, not raised: after the block, look at `failures` or simply go round
-    again. Everything else passes through.
+    again. Everything else passes through. `pulse` tells of passes that do not end; a loop that
+    sleeps says for how long.
     """
 
-    def __init__(self, who: str, emit: Emit) -> None:
+    def __init__(self, who: str, emit: Emit, queue: str = "") -> None:
         self._who = who
+        self._queue = queue
         self._emit = emit
         self._since = 0.0
+        self._down = False
+        self.pulse = Pulse(who)
         self.failures = 0
+        self.reason: str | None = None
+        """Why the last pass failed; None = it did not."""
 
     def failed(self, error: StoreError) -> float:
         """Count a failure; return the seconds to wait before the next try."""
         self._emit(events.RedisFailed(error.kind))
+        down = isinstance(error, StoreDown)
+        if down != self._down:
+            self.passed()
         if self.failures == 0:
             self._since = time.monotonic()
-            self._emit(events.RedisDown(self._who, str(error)))
+            self._down = down
+            told = str(error)
+            self._emit(
+                events.RedisDown(self._who, told, error.kind)
+                if down
+                else events.CallRefused(self._who, self._queue, told)
+            )
         self.failures += 1
+        self.reason = str(error)
         return reconnect_delay(self.failures)
 
     def passed(self) -> None:
-        """Note that Redis answered."""
+        """Note that Redis did what it was asked."""
         if self.failures:
-            self._emit(events.RedisUp(self._who, time.monotonic() - self._since))
-            self.failures = 0
+            seconds = time.monotonic() - self._since
+            self._emit(
+                events.RedisUp(self._who, seconds)
+                if self._down
+                else events.CallAccepted(self._who, self._queue, seconds)
+            )
+        self.failures, self.reason, self._down = 0, None, False
 
     async def __aenter__(self) -> Outage:
+        self.pulse.expect()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        self.pulse.rest()
         if error is None:
             self.passed()
         elif isinstance(error, StoreError):
-            await asyncio.sleep(self.failed(error))
+            delay = self.failed(error)
+            self.pulse.expect(delay)
+            await asyncio.sleep(delay)
             return True
         return False
+
+
+class Outages:
+    """What one loop knows of each queue that it serves: what Redis refuses of one holds no other up."""
+
+    def __init__(self, who: str, emit: Emit) -> None:
+        self._who = who
+        self._emit = emit
+        self._queues: dict[str, Outage] = {}
+
+    def of(self, queue: str) -> Outage:
+        """Return the outage of one queue."""
+        outage = self._queues.get(queue)
+        if outage is None:
+            outage = self._queues[queue] = Outage(self._who, self._emit, queue)
+        return outage
+
+    def wrong(self) -> str | None:
+        """Return why no queue is served; None = one is, or none has been tried."""
+        reasons = [f"queue {queue}: {outage.reason}" for queue, outage in self._queues.items() if outage.reason]
+        return reasons[0] if reasons and len(reasons) == len(self._queues) else None
+
+
+class Losses:
+    """Links that were cut after they had been open: the shorter they last, the longer the wait for the next."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._opened = 0.0
+
+    def opened(self) -> None:
+        """Note that the link is open."""
+        self._opened = time.monotonic()
+
+    def wait(self) -> float:
+        """Count a loss; return the seconds to wait before the link is opened anew."""
+        lasted = time.monotonic() - self._opened
+        self._count = 1 if lasted > _LASTING else self._count + 1
+        return reconnect_delay(self._count)

@@ -18,9 +18,10 @@ from evsched.alarm import Alarm
 from evsched.call import Call
 from evsched.clock import RedisClock
 from evsched.config import Config
-from evsched.errors import ConfigError
+from evsched.errors import NO_ENTRY, ConfigError, StoreRefused
 from evsched.events import Emit
-from evsched.outage import Outage
+from evsched.outage import Outage, Outages
+from evsched.pulse import Pulse
 from evsched.recurrence import Plan, read_declared, read_recurrence
 from evsched.sender import Commands
 from evsched.store import Store
@@ -51,8 +52,11 @@ class Recurring:
         self._queues = queues
         self._alarm = Alarm()
         self._outage = Outage("recurring", emit)
+        self._refused = Outages("recurring", emit)
         self._at: dict[str, float] = {}
         """When to look at a queue, by the monotonic clock; one that is not in it was not looked at since `look`."""
+        self._behind = set[str]()
+        """Queues whose rewinding was refused: it is due still."""
 
     def heard(self, queue: str) -> None:
         """Look at a queue's recurrences now: they have changed."""
@@ -65,6 +69,11 @@ class Recurring:
         self._at.clear()
         self._alarm.ring()
 
+    @property
+    def pulse(self) -> Pulse:
+        """The pulse of its loop."""
+        return self._outage.pulse
+
     async def run(self) -> None:
         """Move recurrences on until cancelled."""
         while True:
@@ -74,12 +83,34 @@ class Recurring:
                 fresh = queue not in self._at
                 self._at[queue] = float("inf")  # what is heard meanwhile sets it anew
                 async with self._outage:
-                    if fresh:
-                        await self.rewind(queue)
-                    self._look_by(queue, time.monotonic() + await self.step(queue))
+                    self._look_by(queue, time.monotonic() + await self._pass(queue, fresh))
                 if self._outage.failures:
                     self._at.pop(queue, None)
-            await self._alarm.sleep(min(self._at.get(queue, 0.0) for queue in self._queues()))  # there is always one
+            until = min(self._at.get(queue, 0.0) for queue in self._queues())  # there is always one
+            self.pulse.expect(max(0.0, until - time.monotonic()))
+            await self._alarm.sleep(until)
+
+    async def _pass(self, queue: str, fresh: bool) -> float:
+        """Look at one queue; one that Redis refuses is looked at again later, and holds no other up.
+
+        `fresh`: it was not looked at since `look`, so what stands too far ahead is looked for as well.
+
+        Raises:
+            StoreDown, StoreRefused: it is not of this queue.
+        """
+        refused = self._refused.of(queue)
+        try:
+            if fresh or queue in self._behind:
+                self._behind.add(queue)
+                await self.rewind(queue)
+                self._behind.discard(queue)
+            rest = await self.step(queue)
+        except StoreRefused as error:
+            if error.kind in NO_ENTRY:
+                raise
+            return refused.failed(error)
+        refused.passed()
+        return rest
 
     def _look_by(self, queue: str, at: float) -> None:
         if queue in self._at:  # else all are to be looked at now

@@ -15,13 +15,31 @@ from typing import Any
 
 from evsched.call import Call, T
 from evsched.connection import Link, SyncLink, translate, unknown_script
-from evsched.errors import EvschedError
+from evsched.errors import EvschedError, StoreRefused
 
 
 def _read(call: Call[T], reply: Any) -> T:
+    """Return what a reply says.
+
+    Raises:
+        EvschedError: it is an error, or cannot be read; the latter costs this call alone, and not those sent with it.
+    """
     if isinstance(reply, Exception):
         raise translate(reply, call)
-    return call.read(reply)
+    try:
+        return call.read(reply)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise StoreRefused(
+            f"{call.name}: its reply cannot be read ({type(error).__name__}: {error})", kind="reply"
+        ) from error
+
+
+def _answer(call: Call[Any], reply: Any) -> Any:
+    """Return what a reply says, or the error that it is."""
+    try:
+        return _read(call, reply)
+    except EvschedError as error:
+        return error
 
 
 async def _deliver(link: Link, calls: Sequence[Call[Any]], deadline: float) -> list[Any]:
@@ -36,10 +54,7 @@ async def _deliver(link: Link, calls: Sequence[Call[Any]], deadline: float) -> l
         again = await link.exchange([calls[i].by_source() for i in unknown], deadline)
         for i, reply in zip(unknown, again, strict=True):
             replies[i] = reply
-    return [
-        translate(reply, call) if isinstance(reply, Exception) else call.read(reply)
-        for call, reply in zip(calls, replies, strict=True)
-    ]
+    return [_answer(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
 class Direct:
@@ -123,9 +138,15 @@ class Commands:
         except EvschedError as error:
             failed: Any = error
             answers = [failed] * len(batch)
-        except BaseException:
+        except asyncio.CancelledError:
             for _, future in batch:
                 future.cancel()
+            raise
+        except BaseException as error:
+            # Who waits is told: a loop whose answer was cancelled would end in silence.
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
             raise
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():

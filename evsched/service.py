@@ -23,6 +23,7 @@ from evsched.errors import CannotStart, ConfigError, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.janitor import Janitor
 from evsched.load import LINK, METRICS, Load, inherited
+from evsched.loops import run_loops
 from evsched.outage import Outage
 from evsched.sender import Commands
 from evsched.server import info
@@ -201,9 +202,8 @@ async def _dispatch(process: _Process) -> None:
             found = True
     process.telemetry.of_dispatcher(dispatcher)
     events.emit(DispatcherStarted(process.server, dispatcher.queues))
-    async with asyncio.TaskGroup() as group:
-        group.create_task(dispatcher.run())
-        group.create_task(janitor.run())
+    process.telemetry.of_janitor(janitor)
+    await run_loops({"dispatcher": dispatcher.run(), "janitor": janitor.run()})
 
 
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:

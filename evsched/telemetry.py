@@ -16,7 +16,7 @@ from prometheus_client import disable_created_metrics
 from evsched.config import Config
 from evsched.depths import Depths
 from evsched.dispatcher import Dispatcher
-from evsched.errors import StoreError
+from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
 from evsched.events import (
     Event,
     Events,
@@ -27,8 +27,10 @@ from evsched.events import (
     SubscriptionLost,
     WorkerDraining,
 )
+from evsched.janitor import Janitor
 from evsched.listener import Listener
 from evsched.metrics import Metrics
+from evsched.pulse import Pulse
 from evsched.sender import Commands
 from evsched.store import Store
 from evsched.worker import Worker
@@ -56,7 +58,8 @@ class Telemetry:
         self._metrics = Metrics(version)
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
         self._asks: list[Callable[[], Awaitable[str | None]]] = []
-        self._listener = Listener(self._metrics.registry, self._refresh, self._ready)
+        self._pulses: list[Callable[[], list[Pulse]]] = []
+        self._listener = Listener(self._metrics.registry, self._refresh, self._ready, self._alive)
         self._unproven: str | None = "the subscription is not proved yet"
         self._unheard: str | None = None
         self._draining = False
@@ -70,8 +73,13 @@ class Telemetry:
         """Tell of a dispatcher: the depths of its queues, and whether it hears their events."""
         depths = Depths(self._metrics, self._commands, self._events.emit, lambda: dispatcher.queues)
         self._refreshes.append(depths.refresh)
+        self._pulses.append(lambda: dispatcher.pulses)
         self._asks.append(self._hears)
-        self._asks.append(lambda: self._answers(dispatcher.queues[0]))
+        self._asks.append(lambda: self._answers(dispatcher.queues[0], dispatcher.wrong))
+
+    def of_janitor(self, janitor: Janitor) -> None:
+        """Tell of a janitor: that it comes round."""
+        self._pulses.append(lambda: [janitor.pulse])
 
     def of_worker(self, worker: Worker) -> None:
         """Tell of a worker: its slots."""
@@ -83,7 +91,8 @@ class Telemetry:
             free.set(max(0, self._config.concurrency - running))
 
         self._refreshes.append(refresh)
-        self._asks.append(lambda: self._answers(next(iter(worker.lanes))))
+        self._pulses.append(lambda: worker.pulses)
+        self._asks.append(lambda: self._answers(next(iter(worker.lanes)), worker.wrong))
 
     async def __aenter__(self) -> Telemetry:
         """Listen, if a port is set.
@@ -113,21 +122,33 @@ class Telemetry:
             return "draining: it was asked to end"
         if not self._asks:
             return "it is starting"
+        if (wrong := self._alive()) is not None:
+            return wrong
         for ask in self._asks:
             wrong = await ask()
             if wrong is not None:
                 return wrong
         return None
 
-    async def _answers(self, queue: str) -> str | None:
+    def _alive(self) -> str | None:
+        """Return which loop hangs; None = none does."""
+        return next((wrong for pulses in self._pulses for pulse in pulses() if (wrong := pulse.wrong())), None)
+
+    async def _answers(self, queue: str, refused: Callable[[], str | None]) -> str | None:
+        """Ask Redis, then look at what the last passes of the loops met."""
         try:
             async with asyncio.timeout(_DEADLINE):
                 await self._commands.send(Store(queue).census())  # a script, so scripts run
-        except StoreError as error:
+        except StoreDown as error:
             return f"Redis does not answer: {error}"
+        except StoreRefused as error:
+            if error.kind in (*NO_ENTRY, "noperm"):
+                return f"Redis refuses: {error}"
+            # Bad data of one queue: what the loops met of all of them decides.
         except TimeoutError:
             return f"Redis does not answer within {_DEADLINE:g} s"
-        return None
+        wrong = refused()
+        return None if wrong is None else f"Redis refuses: {wrong}"
 
     async def _hears(self) -> str | None:
         return self._unheard or self._unproven

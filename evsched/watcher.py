@@ -17,7 +17,8 @@ from evsched.config import Config
 from evsched.connection import Subscription
 from evsched.errors import StoreError
 from evsched.events import Emit
-from evsched.outage import Outage
+from evsched.outage import Losses, Outage
+from evsched.pulse import Pulse
 from evsched.sender import Commands
 
 FLAGS: Final = "Kzg"
@@ -74,6 +75,7 @@ class Watcher:
         self._prefix = len(keys.events(db, ""))
         self._subscription: Subscription | None = None
         self._outage = Outage("subscription", emit)
+        self._losses = Losses()
         self._last = 0.0
         """When anything was heard, by the monotonic clock."""
         self._new = True
@@ -82,6 +84,8 @@ class Watcher:
         self._event_came = False
         self._proven: bool | None = None
         self._mend = ""
+        self._cut = False
+        """The link was cut by us, and that was told."""
         self.flooded = False
         """The subscription is set aside: step every FLOOD_GAP."""
 
@@ -101,6 +105,7 @@ class Watcher:
     def _silent(self, subscription: Subscription) -> None:
         self._proof = None
         if subscription is self._subscription:
+            self._cut = True
             self._emit(events.SubscriptionLost(f"silent for {self._config.deadline:g} s after a canary"))
             subscription.cut()
 
@@ -112,37 +117,54 @@ class Watcher:
                 await self._watch(again)
             again = True
 
+    @property
+    def pulse(self) -> Pulse:
+        """The pulse of its loop."""
+        return self._outage.pulse
+
     async def _watch(self, again: bool) -> None:
+        """Subscribe, and hear until the link is lost or set aside.
+
+        Raises:
+            StoreDown, StoreRefused: there is no subscription.
+        """
         subscription = Subscription(self._config.url)
+        self._cut, rest = False, _ASIDE
         try:
             await subscription.open(self._patterns, self._channels)
             await self._check_flags()
             self._outage.passed()
+            self._losses.opened()
             self._subscription = subscription
             self._new = True
             if not self.flooded:
                 self._emit(events.Subscribed(again))
             self._look()
-            await self._listen(subscription)
-        except StoreError as error:
-            if not self._outage.failures:
-                self._emit(events.SubscriptionLost(str(error)))
-            raise
+            try:
+                await self._listen(subscription)
+            except StoreError as error:
+                # One link was cut: whether Redis is down is for the next to find out.
+                self._emit(events.RedisFailed(error.kind))
+                if not self._cut:
+                    self._emit(events.SubscriptionLost(str(error)))
+                rest = self._losses.wait()
         finally:
             self._subscription = None
             if self._proof is not None:
                 self._proof.cancel()
                 self._proof = None
             await subscription.close()
-        # Only a flood comes here.
         self._look()
-        await asyncio.sleep(_ASIDE)
+        self.pulse.expect(rest)
+        await asyncio.sleep(rest)
 
     async def _listen(self, subscription: Subscription) -> None:
         """Hear until the connection is cut, or a flood of events makes it cheaper not to."""
         count, since = 0, time.monotonic()
+        self.pulse.expect(self._config.probe + self._config.deadline)
         async for channel, message in subscription.messages():
             self._last = time.monotonic()
+            self.pulse.expect(self._config.probe + self._config.deadline)
             if channel.endswith(b"}:schedule"):
                 # A removal, most often our own, brings no due nearer.
                 if message != b"zrem":

@@ -21,7 +21,9 @@ from evsched.errors import CannotStart, JobMissing, StoreError
 from evsched.events import Emit, Events
 from evsched.executor import Executor, Program
 from evsched.lane import Lane
+from evsched.loops import ended_loop
 from evsched.outage import Outage
+from evsched.pulse import Pulse
 from evsched.roll import Roll
 from evsched.sender import Commands, SyncCommands
 from evsched.shutdown import FORCED
@@ -65,6 +67,7 @@ class Worker:
             counted=self._counted,
             stops=self._stops,
             watch=self._watch,
+            ended=self._ended,
         )
         self._roll = Roll(self.id, config.concurrency, queues, commands, lambda queue: self.lanes[queue].held.values())
         told = Events(self._roll.listen, emit).emit
@@ -72,6 +75,7 @@ class Worker:
             queue: Lane(config, commands, told, queue, self.id, self._executor, slots, self._beat.attend)
             for queue in queues
         }
+        self._beat_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._control = Control(config, self.id, queues, emit, self._abort, self._roll.called)
         self._loop = asyncio.get_running_loop()
 
@@ -121,11 +125,13 @@ class Worker:
         control = asyncio.ensure_future(self._control.run())
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
-            await asyncio.wait([stopping, control, *running], return_when=asyncio.FIRST_COMPLETED)
+            loops = {"beat": self._beat_ended, "control": control}
+            loops |= {f"queue {queue}": loop for queue, loop in zip(self.lanes, running, strict=True)}
+            await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
             # These end by themselves only by an error of ours.
-            for loop in (control, *running):
+            for name, loop in loops.items():
                 if loop.done():
-                    loop.result()
+                    raise ended_loop(name, loop)
             await self._drain(running)
         finally:
             await self._end_beat()
@@ -138,6 +144,16 @@ class Worker:
     def lingering(self) -> bool:
         """Handlers go on that were given up: plain functions, whose threads cannot be ended."""
         return bool(self._executor.running)
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of its loops, and of its beat."""
+        return [self._beat.pulse, *(pulse for lane in self.lanes.values() for pulse in lane.pulses)]
+
+    def wrong(self) -> str | None:
+        """Return why none of its queues is served; None = one is."""
+        reasons = [wrong for lane in self.lanes.values() if (wrong := lane.wrong()) is not None]
+        return reasons[0] if len(reasons) == len(self.lanes) else None
 
     def busy(self) -> bool:
         """Tell whether it holds jobs. For any thread."""
@@ -259,6 +275,9 @@ class Worker:
 
     def _lost(self, queue: str) -> None:
         self._loop.call_soon_threadsafe(self.lanes[queue].lose)
+
+    def _ended(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._beat_ended.set_exception, error)
 
     def _counted(self, queue: str, count: int) -> None:
         self._loop.call_soon_threadsafe(self.lanes[queue].counted, count)

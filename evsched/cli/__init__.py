@@ -6,16 +6,19 @@ Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line o
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from cyclopts import CycloptsError
 
 from evsched.cli import calendar, dead, doctor, follow, jobs, policy, queues, recurrences, run, top
 from evsched.cli.root import UsageError, root
-from evsched.errors import CannotStart, ConfigError, EvschedError
+from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded
 from evsched.log import escape
 
 __all__ = ["main"]
+
+ENDED: Final = 70
+"""Exit code of a process of which a loop has ended: EX_SOFTWARE of sysexits, as of one that hangs."""
 
 root.command(run.dispatcher)
 root.command(run.worker)
@@ -49,6 +52,8 @@ def main() -> None:
         _end(f"{error} (see evsched --help)", 2)
     except (UsageError, ConfigError) as error:
         _end(str(error), 1 if isinstance(error, CannotStart) else 2)
+    except LoopEnded as error:
+        _end(str(error), ENDED)
     except EvschedError as error:
         _end(str(error), 1)
     except KeyboardInterrupt:

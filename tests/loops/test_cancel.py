@@ -161,7 +161,7 @@ async def test_what_the_message_did_not_bring_the_beat_brings(
         worker = running.workers[0].id
         other = await hang.enqueue()
         await running.recorder.wait(events.Started, count=2)
-        await running.recorder.wait(events.RedisUp, lambda event: "control" in event.who)
+        await running.recorder.wait(events.ControlOpened, count=2)
         assert raw.pubsub_numsub(f"evsched:{{{queue}}}:control:{worker}")[0][1] == 1
         await other.cancel()
         await running.recorder.wait(events.Aborted, count=2)

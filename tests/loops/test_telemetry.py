@@ -32,6 +32,7 @@ async def told(running: System) -> AsyncGenerator[str]:
     """Have a system tell of itself; yield where."""
     async with Telemetry(running.config, running.commands, running.events, "1") as telemetry:
         telemetry.of_dispatcher(running.dispatcher)
+        telemetry.of_janitor(running.janitor)
         for worker in running.workers:
             telemetry.of_worker(worker)
         yield (await running.recorder.wait(events.Listening)).url
@@ -178,9 +179,39 @@ async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_c
             assert (status, why) == (503, "Redis does not answer within 0.75 s\n")
             proxy.heal()
             proxy.reset()
-            await running.recorder.wait(events.RedisUp)
+            await running.recorder.wait(events.Subscribed, lambda event: event.again)
             while figure("redis_up") == 0:
                 figure = await scrape(url)
+
+
+async def test_a_loop_that_hangs_is_neither_alive_nor_ready(config: Config, app: App) -> None:
+    async with system(config, app, dispatch=False) as running, told(running) as url:
+        running.dispatch()
+        await running.recorder.wait(events.NotificationsProven)
+        assert await get(f"{url}/healthz") == (200, "ok\n")
+        for pulse in (running.janitor.pulse, running.dispatcher.pulses[2], running.workers[0].pulses[0]):
+            pulse.expect(-60)  # as if it had not come round for that long
+            for path in ("healthz", "readyz"):
+                status, why = await get(f"{url}/{path}")
+                assert (status, why.startswith(f"the {pulse.who} loop has not come round")) == (503, True)
+            pulse.rest()
+        assert await get(f"{url}/readyz") == (200, "ok\n")
+
+
+async def test_what_serves_no_queue_is_not_ready_though_redis_answers(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    async with system(config, app, dispatch=False) as running, told(running) as url:
+        running.dispatch()
+        await running.recorder.wait(events.NotificationsProven)
+        raw.set(f"evsched:{{{queue}}}:backlog", "a string")
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {"a": 0})
+        await running.recorder.wait(events.CallRefused)
+        status, why = await get(f"{url}/readyz")
+        assert (status, "WRONGTYPE" in why) == (503, True)
+        raw.delete(f"evsched:{{{queue}}}:backlog")
+        await running.recorder.wait(events.CallAccepted)
+        assert await get(f"{url}/readyz") == (200, "ok\n")
 
 
 async def test_a_dispatcher_that_hears_no_events_is_not_ready(config: Config, app: App) -> None:

@@ -314,3 +314,37 @@ def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals)
         assert redis.recv(1) == b""
         child.communicate(timeout=20)
         assert child.returncode == (-9 if number == signal.SIGKILL else 0)
+
+
+BROKEN = """
+import {module}
+
+async def step(*_): raise KeyError("a bug")
+def step_of_thread(*_): raise KeyError("a bug")
+
+{module}.{name} = {function}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "name", "function", "loop"),
+    [
+        (["dispatcher"], "evsched.janitor", "Janitor.step", "step", "janitor"),
+        (["dispatcher"], "evsched.dispatcher", "Dispatcher.step", "step", "dispatcher"),
+        (["worker", "tasks:app"], "evsched.beat", "Beat.step", "step_of_thread", "beat"),
+        (["worker", "tasks:app"], "evsched.lane", "Lane.exchange", "step", "queue"),
+    ],
+)
+def test_a_loop_that_ends_is_the_end_of_the_process_with_a_line_and_a_code(
+    cli: Cli, words: list[str], module: str, name: str, function: str, loop: str
+) -> None:
+    # A fault put into the process from outside: Python runs this file when it starts.
+    (cli.folder / "sitecustomize.py").write_text(BROKEN.format(module=module, name=name, function=function))
+    cli.environment["PYTHONPATH"] = f"{cli.folder}:{cli.environment['PYTHONPATH']}"
+    cli.environment |= {"EVSCHED_BEAT": "0.1", "EVSCHED_IDLE_BEAT": "0.1"}
+    done = cli.run(*words)
+    assert done.returncode == 70, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"evsched: the {loop}")
+    assert "loop has ended: KeyError: 'a bug' (" in last
+    assert "Traceback" not in done.stderr

@@ -39,7 +39,7 @@ class Sick:
 async def listening(sick: Sick, size: int = 1) -> AsyncGenerator[str]:
     registry = CollectorRegistry()
     Gauge("some_gauge", "x" * size, registry=registry)
-    listener = Listener(registry, sick.refresh, sick.ready)
+    listener = Listener(registry, sick.refresh, sick.ready, lambda: None)
     try:
         listening = socket.create_server(("127.0.0.1", 0), backlog=200)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the system takes little for a slow client

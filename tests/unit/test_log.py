@@ -52,6 +52,8 @@ EVENTS = [
     events.WorkerStuck("w", "q", "a", "t", 1),
     events.RedisDown("worker", "no answer"),
     events.RedisUp("worker", 1.25),
+    events.CallRefused("janitor", "q", "survey: WRONGTYPE"),
+    events.CallAccepted("janitor", "q", 1.25),
 ]
 
 
@@ -97,6 +99,15 @@ def test_an_outage_that_many_loops_notice_is_said_once(out: Terminal) -> None:
     assert "Redis is down, as worker found" in down
     assert "Redis is back" in up
     assert "Redis is down" in again
+
+
+def test_redis_is_said_to_be_down_when_nobody_answers(out: Terminal) -> None:
+    told = log.Log()
+    told.listen(events.RedisDown("worker", "start: OOM command not allowed", "oom"))
+    told.listen(events.CallRefused("janitor", "q", "survey: WRONGTYPE"))
+    full, refused = out.getvalue().splitlines()
+    assert "Redis cannot serve now, as worker found: start: OOM" in full
+    assert "janitor, queue q: Redis refuses" in refused
 
 
 def test_a_job_that_goes_to_another_worker_at_once_is_a_detail(out: Terminal) -> None:

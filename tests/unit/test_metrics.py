@@ -108,6 +108,14 @@ def test_redis_is_down_until_every_loop_has_it_back() -> None:
     assert page(metrics)("redis_up") == 1
 
 
+def test_what_redis_refuses_does_not_make_it_down() -> None:
+    metrics = Metrics("1")
+    metrics.listen(events.RedisFailed("wrongtype"))
+    metrics.listen(events.CallRefused("janitor", "q", "survey: WRONGTYPE"))
+    told = page(metrics)
+    assert (told("redis_up"), told("redis_errors_total", kind="wrongtype")) == (1, 1)
+
+
 def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
     metrics = with_worker("mail")
     for n in range(5000):

@@ -1,0 +1,69 @@
+"""What Redis refuses, and what cannot be read: it costs its queue or its call alone, and is told as what it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from evsched import App, StoreRefused, events
+from evsched.call import Call
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.sender import Commands
+from tests.support.recorder import Recorder
+from tests.support.system import System, system
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_queue_that_redis_refuses_holds_no_other_up_and_is_told_once(
+    server: EmbeddedRedis, queue: str, raw: Any, app: App
+) -> None:
+    bad = f"{queue}-bad"
+
+    @app.task
+    async def noop() -> None: ...
+
+    for place in ("schedule", "recurrences", "leases"):
+        raw.set(f"evsched:{{{bad}}}:{place}", "a string")
+    app.move_to(server.url)
+    running = System(Config(url=server.url, queues=(bad, queue), probe=0.2, deadline=0.3), app, Recorder())
+    try:
+        running.dispatch()
+        for who in ("dispatcher", "janitor", "recurring"):
+            told = await running.recorder.wait(events.CallRefused, lambda event, who=who: event.who == who)
+            assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
+        await running.recorder.wait(events.RedisFailed, count=20)
+        await running.recorder.wait(events.NotificationsProven)
+        await noop.enqueue()
+        await running.recorder.wait(events.Dispatched, lambda event: event.queue == queue)
+        assert running.dispatcher.wrong() is None
+        assert len(running.recorder.of(events.CallRefused)) == 3
+        raw.delete(*(f"evsched:{{{bad}}}:{place}" for place in ("schedule", "recurrences", "leases")))
+        await running.recorder.wait(events.CallAccepted, lambda event: event.who == "dispatcher")
+        assert not running.recorder.of(events.RedisDown)
+        assert not running.recorder.of(events.SubscriptionLost)
+    finally:
+        await running.stop()
+        for key in raw.keys(f"evsched:{{{queue}*"):
+            raw.delete(key)
+
+
+async def test_a_link_that_is_cut_is_said_once_and_not_that_redis_is_down(config: Config, app: App, raw: Any) -> None:
+    async with system(config, app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        raw.client_kill_filter(_type="pubsub")
+        await running.recorder.wait(events.Subscribed, lambda event: event.again)
+        assert len(running.recorder.of(events.SubscriptionLost)) == 1
+        assert not running.recorder.of(events.RedisDown)
+
+
+async def test_a_reply_that_cannot_be_read_costs_its_call_alone(commands: Commands) -> None:
+    good, bad = Call(("ECHO", "1.5"), float), Call(("ECHO", "0x10"), float)
+    answers = await asyncio.gather(*map(commands.send, (good, bad, good)), return_exceptions=True)
+    assert answers[0] == answers[2] == 1.5
+    assert isinstance(answers[1], StoreRefused)
+    assert str(answers[1]).startswith("ECHO: its reply cannot be read (ValueError")
+    assert await commands.send(good) == 1.5
