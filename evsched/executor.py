@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import anyio
 import anyio.to_thread
@@ -39,6 +39,9 @@ from evsched.recurrence import Declared
 from evsched.run import Run
 from evsched.tasks import Task, Tasks
 from evsched.windows import WINDOW_NAME, read_window
+
+RESULT_MOST: Final = 1_048_576
+"""Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """Gets the job and what runs it (or the next middleware), and returns the result."""
@@ -138,8 +141,10 @@ class Executor:
                 run.took = time.monotonic() - run.began
         if run.aborted:
             return Aborted(retention, payload.reply)
-        if reason is None:
+        if reason is None and len(text) <= RESULT_MOST:
             return Done(text, retention, payload.reply)
+        if reason is None:
+            reason, given_up = f"the result has {len(text)} bytes, more than {RESULT_MOST}: return a reference", True
         if given_up:
             return Buried(shorten(reason), payload.reply)
         reason = f"attempt {run.job.attempt} of {policy.attempts}: {reason}"

@@ -26,7 +26,7 @@ local GRACE = 2
 local WEIGHT_LEAST = 0.001
 -- How many of the newest a call looks at when there is more due than it moves.
 local NEWEST = 16
--- How many bytes of members a call takes up, and how many members it reads at once: inline jobs may be long.
+-- How many bytes of members and fields a call takes up, and how many members it reads at once: inline jobs may be long.
 local BYTES_MOST, SLICE = 1048576, 16
 -- A member beyond this is not kept, nor read through: four times what the cap lets a payload have by default.
 local MEMBER_MOST = 1048576
@@ -225,6 +225,9 @@ local function await(id, score, since)
   return true
 end
 
+-- How many bytes of fields were read.
+local read = 0
+
 -- One job that is due, of a good id. True when it leaves the schedule.
 local function pass(id, score)
   local key = record(id)
@@ -235,6 +238,9 @@ local function pass(id, score)
   end
   local run =
     redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due', 'parked', 'recurrence')
+  for field = 1, 8 do
+    read = read + #(run[field] or '')
+  end
   local worker, finished, priority, group, awaited = run[1], run[2], run[3] or '5', run[4] or '', run[5]
   if worker then
     if holds(worker_of(worker), id) then
@@ -301,6 +307,9 @@ local function pass(id, score)
 end
 
 for i = 1, #due, 2 do
+  if read > BYTES_MOST then
+    break
+  end
   local member, score = due[i], due[i + 1]
   local id, leaves = member, true
   if member:byte() == 123 then -- {

@@ -23,7 +23,7 @@ local now, worker, lease, hold, cap = unpack(ARGV, 1, 5)
 now, cap = clock(now), tonumber(cap)
 local list = processing(worker)
 
--- How many bytes of payloads one call hands out; one job at least.
+-- How many bytes of records one call reads; one job at least.
 local BYTES_MOST = 1048576
 
 expect('LLEN', list)
@@ -69,13 +69,16 @@ for i, id in ipairs(ids) do
   if type(size) ~= 'number' then
     size = nil
   elseif size > 0 and size <= cap then
-    bytes = bytes + size
-    if bytes > BYTES_MOST and bytes > size then
+    if bytes > 0 and bytes + size > BYTES_MOST then
       put_back(i)
       break
     end
     payload, attempt, due, holder, finished, stop, planned =
       unpack(call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned'))
+    bytes = bytes + size + #(due or '')
+    if attempt or holder or finished or stop or planned then
+      bytes = bytes + #(attempt or '') + #(holder or '') + #(finished or '') + #(stop or '') + #(planned or '')
+    end
     due = moment_of(due)
   end
   local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)

@@ -10,8 +10,8 @@ import pytest
 
 from evsched.backoff import Retry
 from evsched.current import RetryLater
-from evsched.executor import Executor, Program
-from evsched.job import Outcome, Retried, Taken
+from evsched.executor import RESULT_MOST, Executor, Program
+from evsched.job import Buried, Done, Outcome, Retried, Taken
 from evsched.run import Run
 from evsched.tasks import Tasks, define
 
@@ -47,3 +47,14 @@ async def test_a_policy_of_a_payload_that_grows_beyond_all_numbers_ends_at_its_b
     outcome = await run(fail, b'{"task":"t","retry":' + retry + b"}", attempt=4)
     assert isinstance(outcome, Retried)
     assert outcome.delay == delay
+
+
+async def test_a_result_that_is_too_long_to_be_kept_is_told_and_not_tried_again() -> None:
+    async def long(more: int) -> str:
+        return "x" * (RESULT_MOST - 2 + more)
+
+    outcome = await run(long, b'{"task":"t","args":[0]}')
+    assert isinstance(outcome, Done)
+    outcome = await run(long, b'{"task":"t","args":[1]}')
+    assert isinstance(outcome, Buried)
+    assert outcome.reason == f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: return a reference"

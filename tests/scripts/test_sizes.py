@@ -1,0 +1,142 @@
+"""What is too long is not read, and a call reads no more than it can in a moment: the rest is left for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.answers import New
+from evsched.job import Done
+from evsched.store import Store
+
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+NOW = 1_900_000_000.0
+CAP = 262_144
+MOST = 1_048_576
+LONG = b'{"task":"t","args":["%s"]}' % (b"x" * 200_000)
+IDS = [f"j{n:02}" for n in range(12)]
+
+
+def put(send: Send, store: Store, payload: bytes = LONG) -> None:
+    send(store.enqueue([New(job_id, payload, due=NOW) for job_id in IDS], now=NOW))
+    send(store.dispatch(limit=500, cap=CAP, now=NOW))
+
+
+def test_start_hands_out_what_fits_in_a_reply_and_says_that_there_is_more(
+    send: Send, store: Store, state: State
+) -> None:
+    put(send, store)
+    seen: list[str] = []
+    while len(seen) < len(IDS):
+        take = send(store.start("w", (), hold=100, lease=15, now=NOW))
+        assert 0 < sum(len(job.payload) for job in take.jobs) <= MOST
+        seen += [job.id for job in take.jobs]
+        assert state()["processing:w"] == seen
+        assert take.more == (len(seen) < len(IDS))
+    assert seen == IDS
+
+
+def test_what_was_given_and_does_not_fit_stays_in_the_list_for_the_next_call(
+    send: Send, store: Store, state: State
+) -> None:
+    put(send, store)
+    left = [send(store.take("w", 1)) for _ in IDS]
+    while left:
+        jobs = send(store.start("w", left, hold=100, lease=15, now=NOW)).jobs
+        assert jobs
+        assert state()["processing:w"] == IDS
+        left = left[len(jobs) :]
+    assert state()["job:j11"]["attempt"] == "1"
+
+
+def test_a_payload_as_long_as_the_cap_allows_is_handed_out_alone(send: Send, store: Store) -> None:
+    cap = 3 * MOST
+    payload = b'{"task":"t","args":["%s"]}' % (b"x" * 2 * MOST)
+    send(store.enqueue([New("a", payload, due=NOW), New("b", payload, due=NOW)], now=NOW))
+    send(store.dispatch(limit=500, cap=cap, now=NOW))
+    for job_id in "ab":
+        assert [job.id for job in send(store.start("w", (), hold=9, lease=15, cap=cap, now=NOW)).jobs] == [job_id]
+
+
+def test_a_payload_that_is_written_over_after_its_dispatch_is_not_read(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    put(send, store, b'{"task":"t"}')
+    raw.hset(f"evsched:{{{store.queue}}}:job:j05", "payload", b"x" * 2 * MOST)
+    take = send(store.start("w", (), hold=100, lease=15, now=NOW))
+    assert [job.id for job in take.jobs] == [job_id for job_id in IDS if job_id != "j05"]
+    ((job_id, reason),) = take.buried
+    assert (job_id, list(state()["dead"])) == ("j05", ["j05"])
+    assert f"{2 * MOST} bytes, more than {CAP}" in reason
+
+
+@pytest.mark.parametrize("field", ["priority", "group", "worker", "awaited", "due", "parked", "recurrence"])
+def test_dispatch_stops_where_it_has_read_enough_and_goes_on_with_the_next_call(
+    send: Send, store: Store, raw: Any, field: str
+) -> None:
+    send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in IDS], now=NOW))
+    for job_id in IDS[:8]:
+        raw.hset(f"evsched:{{{store.queue}}}:job:{job_id}", field, b"x" * MOST)
+    calls = 1
+    while send(store.dispatch(limit=500, cap=CAP, now=NOW)).sleep == 0:
+        calls += 1
+    assert calls == 5  # two of them are over the bound
+    jobs = send(store.start("w", (), hold=100, lease=15, now=NOW)).jobs
+    assert {job.id for job in jobs} >= set(IDS[8:])
+
+
+def test_start_stops_where_it_has_read_enough(send: Send, store: Store, raw: Any) -> None:
+    put(send, store, b'{"task":"t"}')
+    for job_id in IDS[:8]:
+        raw.hset(f"evsched:{{{store.queue}}}:job:{job_id}", "attempt", b"x" * MOST)
+    done: list[str] = []
+    for _ in range(9):
+        jobs = send(store.start("w", (), hold=100, lease=15, now=NOW)).jobs
+        assert send(store.complete("w", [(job, Done(b"1", 0, False)) for job in jobs], now=NOW)) == []
+        done += [job.id for job in jobs]
+    assert done == IDS
+
+
+def test_long_inline_jobs_are_taken_up_a_few_at_a_time(send: Send, store: Store, raw: Any) -> None:
+    for n in range(20):
+        raw.zadd(f"evsched:{{{store.queue}}}:schedule", {LONG + b" " * n: NOW + n / 100})
+    calls, moved = 0, 0
+    sleep = 0.0
+    while sleep == 0:
+        step = send(store.dispatch(limit=500, cap=CAP, now=NOW + 1))
+        assert len(step.moved) <= MOST // len(LONG)
+        calls, moved, sleep = calls + 1, moved + len(step.moved), step.sleep
+    assert (calls, moved) == (4, 20)
+
+
+def test_an_inline_job_that_is_far_too_long_is_not_kept(send: Send, store: Store, state: State, raw: Any) -> None:
+    members = [b'{"task":"t","x":"%s"}' % (bytes([letter]) * 2 * MOST) for letter in b"ab"]
+    for member in members:
+        raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: NOW - 1})
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {'{"task":"t","id":"good"}': NOW})
+    buried: list[tuple[str, str]] = []
+    for _ in range(3):
+        buried += send(store.dispatch(limit=500, cap=CAP, now=NOW)).buried
+    after = state()
+    assert {job_id for job_id, _ in buried} == set(after["dead"])
+    assert len(buried) == 2
+    for job_id, reason in buried:
+        assert f"{len(members[0])} bytes, more than {CAP}" in reason
+        assert len(after[f"job:{job_id}"]["member"]) == 1024
+    assert after["ready"] == ["good"]
+
+
+@pytest.mark.parametrize("depth", [900, 5_000, 100_000])
+def test_an_inline_job_that_is_nested_too_deep_is_dead_and_no_script_fails(
+    send: Send, store: Store, state: State, raw: Any, depth: int
+) -> None:
+    member = b'{"task":"t","args":' + b"[" * depth + b"]" * depth + b"}"
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: NOW})
+    ((_, reason),) = send(store.dispatch(limit=9, cap=CAP, now=NOW)).buried or ((None, None),)
+    assert (reason is None) == (depth < 1000)
+    assert reason is None or "not valid JSON" in reason
+    assert "schedule" not in state()
