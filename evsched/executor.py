@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched import processes
-from evsched.backoff import Retry
+from evsched.backoff import Retry, least_delay
 from evsched.current import CurrentJob, GiveUp, RetryLater, explain, set_current_job
 from evsched.errors import ConfigError, UnknownTask
 from evsched.job import (
@@ -150,7 +150,8 @@ class Executor:
         reason = f"attempt {run.job.attempt} of {policy.attempts}: {reason}"
         if run.job.attempt >= policy.attempts:
             return Buried(shorten(reason), payload.reply)
-        wait = policy.delay(run.job.attempt) if delay is None else max(0.0, delay)  # NaN: 0
+        least = least_delay(run.job.attempt)
+        wait = policy.delay(run.job.attempt) if delay is None else max(least, delay)  # NaN: the least
         return Retried(wait, shorten(reason))
 
     def _prepare(self, run: Run) -> tuple[Payload, Task, Retry, list[Any], dict[str, Any]] | Buried:

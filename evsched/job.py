@@ -7,6 +7,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from evsched.untrusted import number, whole
+
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
 PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
 
@@ -157,35 +159,34 @@ class JobStatus(Struct, frozen=True):
 
 
 def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
-    """Build a status from a place and a record. A payload that is not JSON shows as text."""
-
-    def number(name: str) -> float | None:
-        return float(fields[name]) if name in fields else None
+    """Build a status from a place and a record, whatever that holds. JSON that cannot be read shows as text."""
 
     def string(name: str) -> str | None:
         return fields[name].decode(errors="backslashreplace") if name in fields else None
 
     def json(name: str) -> Any:
         try:
-            return decode(fields[name]) if name in fields else None
-        except msgspec.DecodeError:
+            value = decode(fields[name]) if name in fields else None
+            encode(value)  # what is nested too deep to be written is text as well
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return string(name)
+        return value
 
     payload = json("payload")
     task = payload.get("task") if isinstance(payload, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    priority = string("priority")
+    priority = fields.get("priority", b"")
     return JobStatus(
         id=job_id,
         queue=queue,
         place=place,
-        due=float(score) if place == "schedule" else number("due"),
-        attempt=int(fields.get("attempt", b"0")),
-        priority=int(priority) if priority and priority.isdecimal() else 5,
+        due=number(score.encode() if place == "schedule" else fields.get("due")),
+        attempt=whole(fields.get("attempt")),
+        priority=int(priority) if len(priority) == 1 and priority.isdigit() else 5,
         group=string("group"),
         task=task if isinstance(task, str) else None,
         worker=string("worker"),
-        started=number("started"),
-        finished=number("finished"),
+        started=number(fields.get("started")),
+        finished=number(fields.get("finished")),
         outcome=string("outcome"),
         reason=string("reason"),
         result=json("result"),

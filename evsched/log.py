@@ -56,6 +56,12 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
 _ABSENT: Final = ("connection", "timeout")
 """The kinds of failures that say that nobody answers."""
 
+_LONGEST: Final = 8192
+"""Characters of a line: collectors cut longer ones, which breaks the JSON."""
+
+_CUTS: Final = ((4000, 300), (1000, 50), (150, 5))
+"""How many characters of a text and items of a list are shown: as many as the line has room for."""
+
 _MOST: Final = 8
 """Items of a list that a human's line shows; the JSON has them all."""
 
@@ -106,6 +112,23 @@ def _show(value: object) -> object:
     return value
 
 
+def _cut(text: str, most: int) -> str:
+    """Return the text as UTF-8 can hold it, and its beginning and end alone when it is long."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _bounded(value: object, characters: int, items: int) -> object:
+    if isinstance(value, str):
+        return _cut(value, characters)
+    if isinstance(value, list):
+        shown = [_bounded(item, characters, items) for item in value[:items]]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        more = len(value) - items  # pyright: ignore[reportUnknownArgumentType]
+        return [*shown, f"and {more} more"] if more > 0 else shown
+    return value
+
+
 def escape(line: str) -> str:
     """Return the line without control characters: what a job's payload says must not steer a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
@@ -120,7 +143,8 @@ def json_text(value: Any) -> str:
 
 class _Human(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {escape(record.getMessage())}"
+        message = _cut(escape(record.getMessage()), _LONGEST - 100)
+        return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {message}"
 
 
 class _Json(logging.Formatter):
@@ -130,7 +154,12 @@ class _Json(logging.Formatter):
         if isinstance(event, Event):
             line["event"] = type(event).__name__
             line.update(msgspec.to_builtins(event))
-        return json_text(line)
+        text = ""
+        for characters, items in _CUTS:
+            text = json_text({name: _bounded(value, characters, items) for name, value in line.items()})
+            if len(text) <= _LONGEST:
+                break
+        return text
 
 
 def configure(level: str = "INFO") -> None:

@@ -31,6 +31,12 @@ _PUT: Final = 100
 _LOOKED: Final = 2000
 """Occurrences of one recurrence in one step: those put on the schedule, and those looked at. 40 ms."""
 
+_MADE_UP: Final = 10_000
+"""Missed occurrences that `all` makes up for, at the most."""
+
+_FAR: Final = 1e11
+"""Unix seconds, in the year 5138."""
+
 _NAME_MOST: Final = 180
 """An occurrence's id has `@` and a time behind the name, and 200 characters in all."""
 
@@ -189,6 +195,11 @@ def read_recurrence(declared: Declared) -> Recurrence:
         raise ConfigError(f"recurrence {declared.name!r}: a name is 1 to {_NAME_MOST} of A-Z a-z 0-9 . _ : @ -")
     if declared.most < 1 or (declared.count is not None and declared.count < 1) or declared.spread < 0:
         raise ConfigError(f"recurrence {declared.name}: most and count are at least 1, spread at least 0")
+    # What is beyond has slipped: it would not fit a date, or the memory.
+    if declared.most > _MADE_UP or not declared.spread <= _FAR:
+        raise ConfigError(f"recurrence {declared.name}: most is at most {_MADE_UP}, spread at most {_FAR:g} s")
+    if not all(-_FAR <= moment <= _FAR for moment in (declared.start, declared.end) if moment is not None):
+        raise ConfigError(f"recurrence {declared.name}: start and end are Unix seconds, up to {_FAR:g}")
     return Recurrence(declared, rule, window)
 
 

@@ -169,6 +169,6 @@ class Recurring:
         """Return what is to be done, and why nothing can be."""
         try:
             return read_recurrence(read_declared(name, fields)).plan(stands, now, AHEAD), ""
-        except ConfigError as error:
+        except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # the latter: no date is that far
             self._emit(events.RecurrenceBroken(queue, name, str(error)))
             return Plan([], None, 0), str(error)

@@ -39,10 +39,16 @@ _FIELDS: Final = (
     ("day-of-week", "0 to 7 or sun to sat, 5L, or 1#2"),
 )
 
-_EVERY: Final = re.compile(r"every\s+(\d+(?:\.\d+)?)")
+_EVERY: Final = re.compile(r"every\s+([0-9]+(?:\.[0-9]+)?)")
 
 _SHORTEST: Final = 1.0
 """Seconds between two occurrences."""
+
+_WIDEST: Final = 1e9
+"""The same, at the most: thirty years."""
+
+_LONGEST: Final = 500
+"""Characters of a rule."""
 
 _GUARD: Final = 200
 """Tries to get past `after`: cronsim started inside the repeated hour of autumn can answer times in the past."""
@@ -107,18 +113,21 @@ def parse_rule(text: str, zone: str = "UTC", *, anchor: float = 0.0) -> Rule:
     Raises:
         ConfigError: it is none; the message has the place in the rule that is wrong.
     """
+    if len(text) > _LONGEST:
+        raise ConfigError(f"rule {text[:40]!r}... has {len(text)} characters, more than {_LONGEST}")
     found_zone = find_zone(zone)
     if found := _EVERY.fullmatch(text.strip()):
         every = float(found[1])
-        if not _SHORTEST <= every < math.inf:
-            raise ConfigError(f"rule {text!r}: at least {_SHORTEST:g} s apart")
+        if not _SHORTEST <= every <= _WIDEST:
+            bound = f"least {_SHORTEST:g}" if every < _SHORTEST else f"most {_WIDEST:g}"
+            raise ConfigError(f"rule {text!r}: at {bound} s apart")
         return Rule(text, found_zone, None, every, anchor)
     cron = ALIASES.get(text.strip().lower(), text.strip())
     if cron.startswith("@"):
         raise ConfigError(f"rule {text!r}: the names are {', '.join(ALIASES)}")
     try:
         CronSim(cron, datetime(2026, 1, 1, tzinfo=found_zone))
-    except CronSimError as error:
+    except (CronSimError, ValueError) as error:  # ValueError: digits that Python does not take for a number
         raise ConfigError(f"rule {text!r}: {_place(cron, str(error))}") from None
     return Rule(text, found_zone, cron)
 
@@ -142,6 +151,6 @@ def _place(cron: str, message: str) -> str:
 def _parses(parts: list[str]) -> bool:
     try:
         CronSim(" ".join(parts), datetime(2026, 1, 1, tzinfo=UTC))
-    except CronSimError:
+    except (CronSimError, ValueError):
         return False
     return True

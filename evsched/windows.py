@@ -10,6 +10,7 @@ begins after it; one that ends in an hour that comes twice closes, and is open a
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 from math import floor
@@ -23,11 +24,25 @@ from evsched.zones import find_zone
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
-_SPAN: Final = re.compile(r"(?:([a-z,\- ]+?)\s+)?(\d\d?:\d\d)\s*-\s*(\d\d?:\d\d)(?:\s+([A-Za-z0-9_+\-/]+))?")
-_EXCEPTION: Final = re.compile(r"not\s+(\d{4}-\d\d-\d\d)(?:\s*\.\.\s*(\d{4}-\d\d-\d\d))?")
+# Both see one blank where there were many: so they need no more steps than the text has characters.
+_SPAN: Final = re.compile(
+    r"(?:([a-z,\- ]+) )?([0-9]{1,2}:[0-9]{2}) ?- ?([0-9]{1,2}:[0-9]{2})(?: ([A-Za-z0-9_+\-/]{1,64}))?"
+)
+_DAY_OF: Final = r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
+_EXCEPTION: Final = re.compile(rf"not {_DAY_OF}(?: ?\.\. ?{_DAY_OF})?")
+
+LONGEST: Final = 8192
+"""Characters of a window."""
+
+SPANS: Final = 20
+EXCEPTIONS: Final = 200
+"""Parts of a window: a worker looks for the next opening between two jobs, and may take some milliseconds."""
 
 WINDOW_NAME: Final = re.compile(r"[A-Za-z0-9._\-]{1,100}")
 """What the name of a window looks like that is kept in Redis; a window itself has blanks or colons."""
+
+_QUOTED: Final = 200
+"""Characters of a window that a message quotes."""
 
 _DAY: Final = 24 * 60
 
@@ -44,7 +59,7 @@ class Span(Struct, frozen=True):
 
 
 class Window(Struct, frozen=True):
-    """When jobs may start. Make one with `parse_window`."""
+    """When jobs may start. Make one with `parse_window`. `closed` is in order, and none of it overlaps."""
 
     text: str
     zone: ZoneInfo
@@ -57,7 +72,7 @@ class Window(Struct, frozen=True):
 
     def next_open(self, moment: float) -> float | None:
         """Return `moment` if the window is open then, else when it next opens; None = not within two years."""
-        begins = sorted({span.begin for span in self.spans})
+        begins = [sorted({span.begin for span in self.spans if day in span.days}) for day in range(7)]
         last = moment + _AHEAD
         while moment < last:
             local = datetime.fromtimestamp(moment, self.zone)
@@ -79,14 +94,15 @@ class Window(Struct, frozen=True):
         return False
 
     def _is_closed_on(self, day: date) -> bool:
-        return any(first <= day <= last for first, last in self.closed)
+        at = bisect_right(self.closed, day, key=_first) - 1
+        return at >= 0 and day <= self.closed[at][1]
 
-    def _next_change(self, moment: float, local: datetime, begins: list[int]) -> float:
+    def _next_change(self, moment: float, local: datetime, begins: list[list[int]]) -> float:
         """Return when what is closed may open: a span begins, the day ends, or the clock is set before that."""
         minute = 60 * local.hour + local.minute
         begin = _DAY
         if not self._is_closed_on(local.date()):
-            begin = next((begin for begin in begins if begin > minute), _DAY)
+            begin = next((begin for begin in begins[local.weekday()] if begin > minute), _DAY)
         # In whole seconds, so that a fraction of `moment` does not stay in the answer.
         before = floor(moment)
         at = before + 60 * (begin - minute) - local.second
@@ -108,8 +124,10 @@ def parse_window(text: str) -> Window:
     Raises:
         ConfigError: a part of it is none; the message has the part.
     """
+    if len(text) > LONGEST:
+        raise ConfigError(f"window {text[:40]!r}... has {len(text)} characters, more than {LONGEST}")
     spans, closed, zone = list[Span](), list[tuple[date, date]](), None
-    for part in filter(None, (part.strip() for part in text.split(";"))):
+    for part in filter(None, (" ".join(part.split()) for part in text.split(";"))):
         if found := _EXCEPTION.fullmatch(part):
             first, last = (_date(text, day) for day in (found[1], found[2] or found[1]))
             if last < first:
@@ -126,16 +144,37 @@ def parse_window(text: str) -> Window:
             raise _wrong(text, part, "write it as `mon-fri 22:00-06:00 Europe/Berlin` or `not 2026-12-24..2026-12-26`")
     if not spans:
         raise _wrong(text, text, "it is never open: name a span such as `mon-fri 09:00-17:00 Europe/Berlin`")
+    if len(spans) > SPANS or len(closed) > EXCEPTIONS:
+        raise _wrong(text, text, f"it has more than {SPANS} spans or {EXCEPTIONS} exceptions: merge some")
     if zone is None:
         raise _wrong(text, text, "it has no zone: add one such as Europe/Berlin or UTC")
-    return Window(text, find_zone(zone), tuple(spans), tuple(closed))
+    return Window(text, find_zone(zone), tuple(spans), _merged(closed))
+
+
+def _first(closed: tuple[date, date]) -> date:
+    return closed[0]
 
 
 read_window = lru_cache(1024)(parse_window)
 
 
+def _merged(closed: list[tuple[date, date]]) -> tuple[tuple[date, date], ...]:
+    """Return the exceptions in their order, those that meet or overlap as one."""
+    found = list[tuple[date, date]]()
+    for first, last in sorted(closed):
+        if found and first.toordinal() <= found[-1][1].toordinal() + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
 def _wrong(text: str, part: str, why: str) -> ConfigError:
-    return ConfigError(f"window {text!r}, at {part!r}: {why}")
+    return ConfigError(f"window {_short(text)!r}, at {_short(part)!r}: {why}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}..."
 
 
 def _date(text: str, day: str) -> date:

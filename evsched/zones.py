@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
+from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
 
 from evsched.errors import ConfigError
+
+_LONGEST: Final = 64
+"""Characters of a name: the longest has 32. What anybody wrote is not compared with all names there are."""
 
 
 @cache
@@ -16,6 +20,8 @@ def find_zone(name: str) -> ZoneInfo:
     Raises:
         ConfigError: there is none of that name; the message names the nearest.
     """
+    if len(name) > _LONGEST:
+        raise ConfigError(f"zone {name[:_LONGEST]!r}... has {len(name)} characters: write it as Europe/Berlin")
     try:
         return ZoneInfo(name)
     except (OSError, ValueError, KeyError):  # ZoneInfoNotFoundError is a KeyError

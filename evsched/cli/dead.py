@@ -10,7 +10,9 @@ from cyclopts import App, Parameter
 from evsched.call import Call
 from evsched.cli import output
 from evsched.cli.root import Ids, Json, Queue, Url, UsageError, client
+from evsched.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
+from evsched.errors import StoreRefused
 from evsched.store import Store
 
 app = App(name="dead", help="The jobs that were given up: list, revive, drop.")
@@ -32,7 +34,7 @@ def list_dead(
     with client(url) as redis:
         front = redis.send(store.front("dead", max(limit, 1), last=True))
         there = redis.send(store.dead())
-        rows = [(job, died, redis.status(queue, job)) for job, died in front]
+        rows = [(job, died, *_read(redis, queue, job)) for job, died in front]
     if there > len(front):
         output.note(f"{len(front)} of {there} dead jobs, the newest first: --limit {there} lists them all")
     if json:
@@ -41,15 +43,24 @@ def list_dead(
                 {
                     "id": job,
                     "died": died,
-                    "task": status.task if status else None,
-                    "reason": status.reason if status else None,
+                    "task": task,
+                    "reason": reason,
                 }
-                for job, died, status in rows
+                for job, died, task, reason in rows
             ]
         )
         return
-    shown = [(job, output.moment(died), status and status.task, status and status.reason) for job, died, status in rows]
+    shown = [(job, output.moment(died), task, reason) for job, died, task, reason in rows]
     output.table(("job", "died", "task", "reason"), shown, f"no dead jobs in queue {queue}")
+
+
+def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | None]:
+    """Return a dead job's task and reason. Each row is read for itself: a bad one hides no other."""
+    try:
+        status = redis.status(queue, job)
+    except StoreRefused as error:
+        return None, f"its record cannot be read: {error}"
+    return (status.task, status.reason) if status else (None, None)
 
 
 @app.command

@@ -16,6 +16,7 @@ from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.recurrence import Declared, Misfire, Overlap, read_declared, read_recurrence
 from evsched.store import Store
+from evsched.untrusted import number, whole
 
 app = App(name="recurrences", help="What recurs: list, next, add, pause, resume, remove.")
 
@@ -40,7 +41,7 @@ def _text(fields: dict[str, bytes], name: str) -> str | None:
 
 
 def _number(fields: dict[str, bytes], name: str) -> float | None:
-    return float(fields[name]) if name in fields else None
+    return number(fields.get(name))
 
 
 @app.default
@@ -57,8 +58,8 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
                     "zone": _text(fields, "zone"),
                     "next": at if 0 < at < float("inf") else None,
                     "paused": _number(fields, "paused"),
-                    "runs": int(_number(fields, "runs") or 0),
-                    "missed": int(_number(fields, "missed") or 0),
+                    "runs": whole(fields.get("runs")),
+                    "missed": whole(fields.get("missed")),
                     "last_outcome": _text(fields, "last_outcome"),
                     "last_finished": _number(fields, "last_finished"),
                     "last_lateness": _number(fields, "last_lateness"),

@@ -12,6 +12,7 @@ from evsched.explain import Facts
 from evsched.job import JobStatus, Place, read_status
 from evsched.limits import read_limits
 from evsched.store.queue import Queue, as_fields, as_moment
+from evsched.untrusted import number
 
 
 def _new_words(jobs: Iterable[New]) -> list[Word]:
@@ -111,7 +112,7 @@ class Clients(Queue):
                 read_status(self.queue, job_id, _place(place), text(score), fields) if place else None,
                 read_limits(limits),
                 None if parked is None else text(parked),
-                {name: float(value) for name, value in told.items()},
+                {name: found for name, value in told.items() if (found := number(value)) is not None},
                 None if holder is None else text(holder),
             )
 

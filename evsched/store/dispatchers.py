@@ -9,6 +9,7 @@ from evsched.answers import Agenda, Lease, Step
 from evsched.call import Call, Word, text, texts
 from evsched.recurrence import Occurrence
 from evsched.store.queue import Queue, as_fields, as_pairs
+from evsched.untrusted import number
 
 
 class Dispatchers(Queue):
@@ -25,7 +26,7 @@ class Dispatchers(Queue):
             return Step(
                 float(moment),
                 float(sleep) if sleep else float("inf"),
-                [float(due) for due in moved],
+                [due for due in map(number, moved) if due is not None],
                 as_pairs(buried),
                 texts(missed),
             )

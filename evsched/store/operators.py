@@ -10,6 +10,7 @@ from evsched.answers import Census
 from evsched.call import Call, Word, raw, text, texts
 from evsched.limits import Limits, read_limits
 from evsched.store.queue import Queue
+from evsched.untrusted import number
 
 
 class Operators(Queue):
@@ -27,7 +28,7 @@ class Operators(Queue):
         """Open the gate; the reply is since when it was closed, None = it was not."""
 
         def since(reply: bytes) -> float | None:
-            return float(reply) if reply else None
+            return number(reply)
 
         return self._verb("resume", since, self._stamp(now))
 
@@ -58,9 +59,9 @@ class Operators(Queue):
                 },
                 due,
                 workers,
-                float(next_due) if next_due else None,
-                float(paused) if paused else None,
-                max(0.0, float(moment) - float(front)) if front else 0.0,
+                number(next_due),
+                number(paused),
+                max(0.0, float(moment) - found) if (found := number(front)) is not None else 0.0,
             )
 
         return self._verb("census", read, self._stamp(now))
