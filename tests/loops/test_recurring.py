@@ -161,11 +161,11 @@ async def test_an_occurrence_that_falls_due_while_the_one_before_runs(
     key = f"{root(queue)}recurrence:slow"
     async with system(config, app) as running:
         if overlap == "allow":
-            await running.recorder.until(lambda: len(begun) == 3)
+            await running.recorder.until(lambda: len(begun) >= 3)
         elif overlap == "skip":
             await running.recorder.wait(events.Missed, count=2)
             assert len(begun) == 1
-            assert int(raw.hget(key, "missed")) == 2
+            assert int(raw.hget(key, "missed")) >= 2
         else:
             await running.recorder.wait(events.Woken, lambda event: event.found > 0, count=1)
             async with asyncio.timeout(PATIENCE):
@@ -191,19 +191,19 @@ async def test_a_removed_recurrence_leaves_nothing_on_the_schedule(
 
 
 async def test_the_idempotency_key_is_the_same_for_all_attempts_of_an_occurrence(config: Config, queue: str) -> None:
-    app, keys = App(queue=queue), list[str]()
+    app, keys = App(queue=queue), list[tuple[str, str]]()
 
     @app.recurring(every=1, overlap="allow")
     @app.task(retry=Retry(attempts=2, interval=0.01, jitter=0))
     async def flaky() -> None:
-        keys.append(current_job().idempotency_key)
+        keys.append((current_job().id, current_job().idempotency_key))
         if current_job().attempt == 1:
             raise ValueError("no luck")
 
     async with system(config, app) as running:
-        await running.recorder.until(lambda: len(keys) >= 4)
-    assert keys[0] == keys[1]
-    assert len(set(keys)) >= 2
+        await running.recorder.until(lambda: 2 <= len({job for job, _ in keys}) < len(keys))
+    # Several were seen, and of one both attempts: each has one, and no other has it.
+    assert len(set(keys)) == len({job for job, _ in keys}) == len({key for _, key in keys})
 
 
 def test_an_interval_that_is_shorter_than_the_retries_is_refused_with_the_figures(app: App) -> None:

@@ -76,7 +76,7 @@ class Prometheus:
         found = (await self.ask("query", query=expr))["result"]
         return float(found[0]["value"][1]) if found else None
 
-    async def until(self, expr: str, limit: float = 30) -> None:
+    async def until(self, expr: str, limit: float = 60) -> None:
         """Wait until an expression is not empty. Prometheus tells nobody, so it is asked, twice a scrape."""
         until = time.monotonic() + limit
         while await self.value(expr) is None:
