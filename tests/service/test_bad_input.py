@@ -13,6 +13,7 @@ from evsched import App, current_job, events
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
 from evsched.log import escape
+from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
 
@@ -84,7 +85,7 @@ async def check(running: System, raw: Any, queue: str, job_id: str, reason: str)
     assert reason in raw.hget(f"evsched:{{{queue}}}:job:{job_id}", "reason").decode()
     raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"lateness","id":"next"}': 0})
     await running.recorder.wait(events.Completed, lambda event: event.ids == ["next"])
-    assert 0 <= float(raw.hget(f"evsched:{{{queue}}}:job:next", "result")) < 1
+    assert 0 <= float(raw.hget(f"evsched:{{{queue}}}:job:next", "result")) < PATIENCE
     assert len([event for event in running.recorder.of(events.Buried) if event.id == job_id]) == 1
 
 

@@ -39,7 +39,7 @@ def test_a_recurrence_from_the_command_line(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     assert cli.run("recurrences", "add", "t", "tick", '"hi"', "--rule", "@daily", *of).stdout == "t made\n"
     assert cli.run("recurrences", "add", "t", "tick", '"hi"', "--rule", "@daily", *of).stdout == "t same\n"
-    changed = ("--rule", "every 1", "--count", "2", "--overlap", "allow")
+    changed = ("--rule", "every 1", "--count", "2", "--overlap", "allow", "--misfire", "all")
     assert cli.run("recurrences", "add", "t", "tick", '"hi"', *changed, *of).stdout == "t changed\n"
     with (
         cli.running("dispatcher", *of, until="keyspace events arrive"),

@@ -46,7 +46,7 @@ def ticking(queue: str, ran: list[float]) -> App:
 async def more(running: System, ran: list[float], count: int, after: float) -> list[float]:
     """Wait until so many more have run; return those, without what was planned before a moment."""
     before = len(ran)
-    await running.recorder.until(lambda: len([at for at in ran[before:] if at >= after]) >= count, limit=15)
+    await running.recorder.until(lambda: len([at for at in ran[before:] if at >= after]) >= count)
     return [at for at in ran[before:] if at >= after]
 
 
@@ -122,7 +122,7 @@ async def test_a_few_seconds_back_are_waited_out_and_no_time_comes_twice(
     async with system(Config(url=server.url, queues=(queue,)), ticking(queue, ran)) as running:
         await more(running, ran, 2, 0)
         clock.set(-4)
-        assert abs((await running.recorder.wait(events.ClockJumped)).seconds + 4) < 1
+        assert abs((await running.recorder.wait(events.ClockJumped)).seconds + 4) < 3
         await more(running, ran, 2, ran[-1] + 1)
     assert len(set(ran)) == len(ran)
     assert running.recorder.of(events.Rewound) == []

@@ -74,7 +74,7 @@ async def test_probes_and_scrapes_are_answered_beside_two_hundred_that_say_nothi
         assert await get(f"{url}/readyz") == (200, "ok\n")
         assert (await get(f"{url}/metrics"))[0] == 200
         with pytest.raises(ConnectionResetError):  # the first of them is cut off
-            await asyncio.wait_for(readers[0].read(), 5)
+            await asyncio.wait_for(readers[0].read(), PATIENCE)
 
 
 async def test_probes_are_answered_beside_many_scrapes_that_wait_for_redis() -> None:
@@ -84,7 +84,7 @@ async def test_probes_are_answered_beside_many_scrapes_that_wait_for_redis() -> 
         assert await get(f"{url}/healthz") == (200, "ok\n")
         assert await get(f"{url}/readyz") == (200, "ok\n")
         sick.well.set()
-        answers = [await asyncio.wait_for(reader.readline(), 5) for reader in readers]
+        answers = [await asyncio.wait_for(reader.readline(), PATIENCE) for reader in readers]
         assert {answer.split(b" ")[1] for answer in answers} == {b"200", b"503"}
         assert sick.refreshed <= 32
         assert (await get(f"{url}/metrics"))[0] == 200
@@ -100,7 +100,7 @@ async def test_probes_are_answered_beside_many_that_do_not_take_their_answer() -
             assert all([await asyncio.wait_for(reader.read(1), PATIENCE) for reader in slow[-8:]])
             assert await get(f"{url}/healthz") == (200, "ok\n")
         with pytest.raises(ConnectionResetError):  # the first of them is cut off
-            await asyncio.wait_for(slow[0].read(), 5)
+            await asyncio.wait_for(slow[0].read(), PATIENCE)
 
 
 @pytest.mark.parametrize(
