@@ -123,7 +123,7 @@ PROCESSES = [
 JOBS = [
     tile(
         "Start lateness, p99",
-        "From a job's due to its handler, by Redis's clock, over a minute: 99 of 100 jobs started within this.",
+        "From a job's due to its handler, by Redis's clock: 99 of 100 jobs start within this; 0 when none does.",
         "look at the rows below from the top: jobs late at the gate are the dispatcher's, later ones the workers'.",
         "(histogram_quantile(0.99, sum by (le) "
         f"(rate(evsched_start_lateness_seconds_bucket{{{OF}}}[$__rate_interval]))) >= 0)",
@@ -168,7 +168,7 @@ JOBS = [
     ),
     tile(
         "Redis's memory",
-        "Of maxmemory. When it is full Redis refuses new jobs; those that are there run on.",
+        "Of maxmemory, 0 when it has none. When it is full Redis refuses new jobs; those that are there run on.",
         "raise maxmemory, or keep results and dead jobs for less long.",
         f"max(evsched_redis_memory_used_ratio{{{OF}}} >= 0)",
         unit="percentunit",
