@@ -95,6 +95,8 @@ class App:
         """What a worker runs."""
         self.sending: Sending | None = None
         """What stands around each enqueue, as middleware does around each run (`evsched.tracing`)."""
+        self.origin: str | None = None
+        """MODULE:APP, when it was found by that name: so another process can find it."""
         self._client: Client | None = None
 
     @property

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.errors import ConfigError
+from evsched.weights import join_weights, split_weights
 
 DEFAULT_QUEUE: Final = "default"
 PAYLOAD_CAP: Final = 256 * 1024
@@ -34,6 +35,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queues: tuple[str, ...] = ()
     require_redis: bool = False
     """A service exits when Redis is absent at its start, instead of waiting: for who starts it anew, or a test."""
+    weights: dict[str, float] = {}
+    """Of queues that a worker serves, when its slots are not enough for all; else 1. Set with `queues`."""
 
     concurrency: int = 256
     """Slots of a worker process: enough that a batch of short jobs hides the round trips."""
@@ -85,6 +88,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ConfigError(f"idle_lease is {self.idle_lease} s, idle_beat {self.idle_beat} s: as for lease and beat")
 
 
+SETTINGS: Final = tuple(name for name in Config.__struct_fields__ if name != "weights")
+"""The fields that can be set by their names."""
+
+
 def load(environment: Mapping[str, str], **flags: Any) -> Config:
     """Return the settings: flags that are not None, else the environment, else the defaults.
 
@@ -98,6 +105,8 @@ def load(environment: Mapping[str, str], **flags: Any) -> Config:
         if _is_setting(name, value):
             values[name.lower()] = tuple(value.split(",")) if name.lower() == "queues" else value
     values.update({name: value for name, value in flags.items() if value is not None})
+    if "queues" in values:
+        values["queues"], values["weights"] = split_weights(values["queues"])
     try:
         return msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as error:
@@ -114,7 +123,7 @@ def warning(environment: Mapping[str, str]) -> str | None:
         if _KUBERNETES.fullmatch(name) or _is_link(name, value):
             linked += 1
             continue
-        near = difflib.get_close_matches(name.lower(), Config.__struct_fields__, n=1)
+        near = difflib.get_close_matches(name.lower(), SETTINGS, n=1)
         named.append(f"EVSCHED_{name}" + (f" (did you mean EVSCHED_{near[0].upper()}?)" if near else ""))
     if len(named) > _NAMED_MOST:
         named[_NAMED_MOST:] = [f"{len(named) - _NAMED_MOST} more"]
@@ -131,7 +140,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _is_setting(name: str, value: str) -> bool:
-    return name.lower() in Config.__struct_fields__ and not _is_link(name, value)
+    return name.lower() in SETTINGS and not _is_link(name, value)
 
 
 def _is_link(name: str, value: str) -> bool:
@@ -142,8 +151,9 @@ def _is_link(name: str, value: str) -> bool:
 def as_environment(config: Config) -> dict[str, str]:
     """Return the environment from which `load` reads these settings; what is a default is left out."""
     default = Config()
+    queues = ",".join(join_weights(config.queues, config.weights))
     return {
-        f"EVSCHED_{name.upper()}": ",".join(config.queues) if name == "queues" else str(value)
+        f"EVSCHED_{name.upper()}": queues if name == "queues" else str(value)
         for name in Config.__struct_fields__
-        if (value := getattr(config, name)) != getattr(default, name)
+        if (value := getattr(config, name)) != getattr(default, name) and name != "weights"
     }

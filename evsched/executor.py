@@ -1,7 +1,8 @@
-"""The executor: from a job that was taken to its outcome. It runs the handler; it knows no Redis.
+"""The executor: from a job that was fetched to its outcome. It runs the handler; it knows no Redis.
 
-A pipeline of values: read the payload, find the task, convert the arguments, run, read what came of it. The outcome
-is data; the worker writes it.
+    prepare (payload, task, arguments) -> begin, with care where needed -> call the handler -> judge what came of it
+
+Each step is a value. The outcome is data too; the worker writes it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import anyio
 import anyio.to_thread
@@ -19,7 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from evsched import processes
-from evsched.backoff import Retry, least_delay
+from evsched.backoff import Retry
+from evsched.care import MarkRun, Turnstile, care_for, patience
 from evsched.current import CurrentJob, GiveUp, RetryLater, explain, set_current_job
 from evsched.errors import ConfigError, UnknownTask
 from evsched.job import (
@@ -29,15 +31,17 @@ from evsched.job import (
     Done,
     Outcome,
     Payload,
-    Retried,
+    Returned,
+    Taken,
     decode_payload,
     encode,
     shorten,
 )
-from evsched.processes import HandlerFailed
+from evsched.processes import HandlerFailed, ProcessDied
 from evsched.recurrence import Declared
 from evsched.run import Run
 from evsched.tasks import Task, Tasks
+from evsched.verdict import Failed, judge
 from evsched.windows import WINDOW_NAME, read_window
 
 RESULT_MOST: Final = 1_048_576
@@ -68,8 +72,46 @@ class Program(Struct, frozen=True):
     """(queue, recurrence)."""
 
 
+_APART_MOST: Final = 8
+"""Jobs that run apart at one time: each is a process of its own, with the app in its memory."""
+
+
+class Prepared(Struct, frozen=True):
+    """A job that can be run: what its payload says, and what runs it."""
+
+    payload: Payload
+    task: Task
+    policy: Retry
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    @property
+    def retention(self) -> float:
+        return max(0.0, self.task.retention if self.payload.retention is None else self.payload.retention)
+
+    @property
+    def timeout(self) -> float | None:
+        return self.task.timeout if self.payload.timeout is None else self.payload.timeout
+
+
+class Apart(Protocol):
+    """Runs a job in a process of its own."""
+
+    async def __call__(self, queue: str, job: Taken, now: float) -> Outcome:
+        """Return what came of it. Cancelling ends the process.
+
+        Raises:
+            ProcessDied: the process did.
+        """
+        ...
+
+
 class Executor:
-    """Runs handlers. `threads` bounds the plain functions that run at one time, `processes` the tasks on processes."""
+    """Runs handlers. `threads` bounds the plain functions that run at one time, `processes` the tasks on processes.
+
+    `mark` tells Redis that a run begins; `apart` runs a job in a process of its own, which gets `grace` seconds past
+    the job's timeout. Without it such a job runs alone in this process.
+    """
 
     def __init__(
         self,
@@ -77,6 +119,10 @@ class Executor:
         threads: int,
         processes: int = 1,
         window_of: Callable[[str, str], Awaitable[str | None]] | None = None,
+        *,
+        mark: MarkRun | None = None,
+        apart: Apart | None = None,
+        grace: float = 10.0,
     ) -> None:
         self._tasks = program.tasks
         self._middleware = program.middleware
@@ -84,12 +130,25 @@ class Executor:
         self._processes = anyio.CapacityLimiter(processes)
         self._window_of = window_of
         """(queue, name) -> a window that is kept in Redis."""
+        self._mark = mark
+        self._marking = asyncio.Lock()
+        self._apart = apart
+        self._places_apart = anyio.CapacityLimiter(min(threads, _APART_MOST))
+        self._grace = grace
+        self.turnstile = Turnstile(self._tell_freed)
         self.state: Any = None
         """What the app's lifespan yields."""
         self.running: set[Run] = set()
         """Runs whose handler has begun and not ended, those abandoned included."""
+        self.freed: list[Callable[[], None]] = []
+        """Called when a process of the pool is free again, and when a run that was alone has ended."""
         self._watch: asyncio.TimerHandle | None = None
         self._watch_at = float("inf")
+
+    @property
+    def free_processes(self) -> int:
+        """How many tasks on processes can begin now."""
+        return max(0, int(self._processes.available_tokens))
 
     async def run(self, run: Run) -> Outcome:
         """Run a job's handler and return what came of it. Never raises for what a job does.
@@ -97,64 +156,115 @@ class Executor:
         Raises:
             asyncio.CancelledError: the run was abandoned.
         """
-        prepared = self._prepare(run)
+        prepared = self.prepare(run)
         if isinstance(prepared, Buried):
             return prepared
-        payload, task, policy, args, kwargs = prepared
-        retention = max(0.0, task.retention if payload.retention is None else payload.retention)
+        payload, task, policy = prepared.payload, prepared.task, prepared.policy
+        run.policy, run.reply = policy, payload.reply
         if payload.window is not None and (closed := await self._closed(run, payload.window, payload.reply)):
             return closed
         if run.abandoned:
             raise asyncio.CancelledError
         if run.aborted:
-            return Aborted(retention, payload.reply)
-        current = run.current = self._current(run, task, payload)
-        set_current_job(current)  # each run is an asyncio task, with a context of its own
-        run.ends = task.on != "thread"
-        timeout = task.timeout if payload.timeout is None else payload.timeout
-        reason: str | None = None
-        delay, given_up, text = None, False, b""
+            return Aborted(prepared.retention, payload.reply)
+        self._make_current(run, prepared)
+        if task.on == "process" and not self._reserve_process(run):
+            return Returned()
         try:
-            if task.on == "loop" and not self._middleware:
-                self._begin(run, timeout)
-                text = encode(await task.handler(*args, **kwargs))
+            if run.job.deaths or policy.attempts == 1:
+                return await self._run_with_care(run, prepared)
+            return await self._run_among_others(run, prepared)
+        except asyncio.CancelledError:
+            if run.aborted and not run.abandoned:  # while it waited to begin
+                return Aborted(prepared.retention, payload.reply)
+            raise
+        finally:
+            if task.on == "process":
+                self._free_process(run)
+
+    async def _run_among_others(self, run: Run, prepared: Prepared) -> Outcome:
+        if self.turnstile.closed:
+            await self.turnstile.enter()
+        else:
+            self.turnstile.past += 1  # as `enter` does, without a coroutine: each job comes here
+        try:
+            return await self.perform(run, prepared)
+        finally:
+            self.turnstile.leave()
+
+    async def _run_with_care(self, run: Run, prepared: Prepared) -> Outcome:
+        on_process = prepared.task.on == "process"  # whose death is told from its worker's as it is
+        care = care_for(run.job, prepared.policy.attempts, can_part=self._apart is not None or on_process)
+        apart = care.apart and not on_process
+        async with AsyncExitStack() as stack:
+            if apart:
+                await stack.enter_async_context(self._places_apart)
+            if care.alone:
+                wait = patience(run.job, self._grace)
+                is_alone = await stack.enter_async_context(self.turnstile.alone(wait))
             else:
-                call = partial(self._call, run, task, args, kwargs, timeout)
-                for middleware in reversed(self._middleware):
-                    call = partial(middleware, current, call)
-                text = encode(await call())
-            reason = run.late
+                await self.turnstile.enter()
+                stack.callback(self.turnstile.leave)
+                is_alone = False
+            if care.marked and self._mark is not None:
+                # One after the other: the next waits until this one has made its first step.
+                async with self._marking:
+                    run.marked = await self._mark(run, "alone" if is_alone else "1")
+                if not run.marked:
+                    return Returned()  # it is not this worker's any more, and there is nothing to put back
+            return await (self._perform_apart if apart else self.perform)(run, prepared)
+
+    async def perform(self, run: Run, prepared: Prepared) -> Outcome:
+        """Call the handler here, and return what came of it. Raises as `run` does."""
+        text, failure = b"", None
+        if run.current is None:
+            self._make_current(run, prepared)
+        run.ends = prepared.task.on != "thread"
+        try:
+            text = encode(await self._call_through(run, prepared))
+            if run.late:
+                failure = Failed(run.late)
         except asyncio.CancelledError:
             if run.abandoned:
                 raise
-            reason = run.late or "the handler was cancelled from inside"
+            failure = Failed(run.late or "the handler was cancelled from inside")
         except GiveUp as error:
-            reason, given_up = str(error), True
+            failure = Failed(str(error), given_up=True)
         except RetryLater as error:
-            reason, delay = str(error), error.delay
+            failure = Failed(str(error), delay=error.delay)
         # The one place that catches all: what a handler does must not end its worker.
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            reason = run.late or (str(error) if isinstance(error, HandlerFailed) else explain(error))
+            failure = Failed(run.late or (str(error) if isinstance(error, HandlerFailed) else explain(error)))
         finally:
-            self.running.discard(run)
-            if run.began:
-                run.took = time.monotonic() - run.began
+            self._end(run)
         if run.aborted:
-            return Aborted(retention, payload.reply)
-        if reason is None and len(text) <= RESULT_MOST:
-            return Done(text, retention, payload.reply)
-        if reason is None:
-            reason, given_up = f"the result has {len(text)} bytes, more than {RESULT_MOST}: return a reference", True
-        if given_up:
-            return Buried(shorten(reason), payload.reply)
-        reason = f"attempt {run.job.attempt} of {policy.attempts}: {reason}"
-        if run.job.attempt >= policy.attempts:
-            return Buried(shorten(reason), payload.reply)
-        least = least_delay(run.job.attempt)
-        wait = policy.delay(run.job.attempt) if delay is None else max(least, delay)  # NaN: the least
-        return Retried(wait, shorten(reason))
+            return Aborted(prepared.retention, prepared.payload.reply)
+        if failure is None and len(text) > RESULT_MOST:
+            why = f"the result has {len(text)} bytes, more than {RESULT_MOST}: return a reference"
+            failure = Failed(why, given_up=True)
+        if failure is None:
+            return Done(text, prepared.retention, prepared.payload.reply)
+        return judge(run.job, prepared.policy, failure, reply=prepared.payload.reply)
 
-    def _prepare(self, run: Run) -> tuple[Payload, Task, Retry, list[Any], dict[str, Any]] | Buried:
+    async def _perform_apart(self, run: Run, prepared: Prepared) -> Outcome:
+        assert self._apart is not None
+        timeout, reply = prepared.timeout, prepared.payload.reply
+        # The timeout is kept there; one that does not yield to it is ended from here.
+        self._begin(run, None if timeout is None else timeout + self._grace)
+        now = run.now + time.monotonic() - run.handed
+        try:
+            outcome = await self._apart(run.queue, run.job, now)
+        except asyncio.CancelledError:
+            if run.abandoned:
+                raise
+            outcome = judge(run.job, prepared.policy, Failed(run.late or "its process was ended"), reply=reply)
+        except ProcessDied as error:
+            outcome = judge(run.job, prepared.policy, Failed(str(error), killed=True), reply=reply)
+        finally:
+            self._end(run)
+        return Aborted(prepared.retention, reply) if run.aborted else outcome
+
+    def prepare(self, run: Run) -> Prepared | Buried:
         """Read what is to be run, or why it cannot or must not be."""
         job = run.job
         try:
@@ -174,12 +284,10 @@ class Executor:
             late = run.now + time.monotonic() - run.handed - payload.expires
             if late > 0:
                 return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
-        if job.attempt > policy.attempts:
-            return Buried(
-                f"all {policy.attempts} attempts are spent: the last began and never ended, its worker died or hung",
-                payload.reply,
-            )
-        return payload, task, policy, args, kwargs
+        if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
+            spent = "its only attempt" if policy.attempts == 1 else f"the last of its {policy.attempts} attempts"
+            return Buried(f"{spent} began and never ended: its worker died or hung", payload.reply)
+        return Prepared(payload, task, policy, args, kwargs)
 
     async def _closed(self, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
         """Return what becomes of a job whose window is closed now."""
@@ -199,41 +307,73 @@ class Executor:
             return Buried(shorten(f"window {text!r} does not open again within two years"), reply)
         return None if opens <= now else Deferred(opens, shorten(f"outside its window {text}"))
 
-    def _current(self, run: Run, task: Task, payload: Payload) -> CurrentJob:
+    def _make_current(self, run: Run, prepared: Prepared) -> None:
         job = run.job
         lateness = run.now - job.due + time.monotonic() - run.handed
-        return CurrentJob(
+        run.current = CurrentJob(
             job.id,
             run.queue,
-            task.name,
+            prepared.task.name,
             job.attempt,
             job.due,
             job.planned,
             lateness,
-            payload.meta,
+            prepared.payload.meta,
             self.state,
             run.tell,
         )
+        set_current_job(run.current)  # each run is an asyncio task, with a context of its own
 
-    async def _call(self, run: Run, task: Task, args: list[Any], kwargs: dict[str, Any], timeout: float | None) -> Any:
+    def _reserve_process(self, run: Run) -> bool:
+        try:
+            self._processes.acquire_on_behalf_of_nowait(run)
+        except anyio.WouldBlock:
+            return False
+        return True
+
+    def _free_process(self, run: Run) -> None:
+        self._processes.release_on_behalf_of(run)
+        self._tell_freed()
+
+    def _tell_freed(self) -> None:
+        for tell in self.freed:
+            tell()
+
+    def _call_through(self, run: Run, prepared: Prepared) -> Awaitable[Any]:
+        """Call the handler, through the middleware if there is any."""
+        if prepared.task.on == "loop" and not self._middleware:
+            self._begin(run, prepared.timeout)
+            return prepared.task.handler(*prepared.args, **prepared.kwargs)
+        call: Callable[[], Awaitable[Any]] = partial(self._call, run, prepared)
+        for middleware in reversed(self._middleware):
+            call = partial(middleware, cast(CurrentJob, run.current), call)
+        return call()
+
+    async def _call(self, run: Run, prepared: Prepared) -> Any:
         """Call the handler where its task says."""
+        task, args, kwargs = prepared.task, prepared.args, prepared.kwargs
+        self._begin(run, prepared.timeout)
         if task.on == "process":
-            began = partial(self._begin, run, timeout)  # not before there is a process: to wait for one is no run
-            return await processes.run(
-                task.handler, args, kwargs, cast(CurrentJob, run.current), began, self._processes
-            )
-        self._begin(run, timeout)
-        if task.on == "loop":
-            return await task.handler(*args, **kwargs)
-        return await anyio.to_thread.run_sync(partial(task.handler, *args, **kwargs), limiter=self._threads)
+            return await processes.run(task.handler, args, kwargs, cast(CurrentJob, run.current))
+        if task.on == "thread":
+            # There is a thread for each slot: none waits.
+            return await anyio.to_thread.run_sync(partial(task.handler, *args, **kwargs), limiter=self._threads)
+        return await task.handler(*args, **kwargs)
 
     def _begin(self, run: Run, timeout: float | None) -> None:
         # One timer for all runs, at the earliest deadline: a timer for each would cost more than a short job.
         self.running.add(run)
         run.began = time.monotonic()
+        if run.on_begin is not None:
+            run.on_begin(run)
         if timeout is not None:
             run.deadline = run.began + timeout
             self._watch_for(run.deadline)
+
+    def _end(self, run: Run) -> None:
+        self.running.discard(run)
+        if run.began:
+            run.took = time.monotonic() - run.began
 
     def _watch_for(self, deadline: float) -> None:
         if deadline < self._watch_at:

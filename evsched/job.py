@@ -55,6 +55,10 @@ class Taken(Struct, frozen=True):
     payload: bytes
     planned: float = 0.0
     """The due of the first attempt, or the planned time of an occurrence: the same for all attempts. Unix seconds."""
+    deaths: int = 0
+    """Workers that died in a row while they held the job. Over 0 it is a suspect."""
+    doubts: int = 0
+    """Of those runs, how many are not known to have begun. `attempt` does not count them."""
 
 
 class Done(Struct, frozen=True):
@@ -70,6 +74,8 @@ class Retried(Struct, frozen=True):
 
     delay: float
     reason: str
+    killed: bool = False
+    """It ended the process that ran it alone."""
 
 
 class Buried(Struct, frozen=True):
@@ -78,6 +84,8 @@ class Buried(Struct, frozen=True):
     reason: str
     reply: bool
     outcome: Literal["dead", "expired"] = "dead"
+    killed: bool = False
+    """Its last run ended the process that ran it alone."""
 
 
 class Aborted(Struct, frozen=True):
@@ -94,7 +102,11 @@ class Deferred(Struct, frozen=True):
     reason: str
 
 
-Outcome = Done | Retried | Buried | Aborted | Deferred
+class Returned(Struct, frozen=True):
+    """The run did not begin: there is no room for it here now. The job goes back to the front of ready."""
+
+
+Outcome = Done | Retried | Buried | Aborted | Deferred | Returned
 
 OnConflict = Literal["replace", "keep"]
 """What becomes of an id whose job has not ended: its payload and time are replaced, or it is kept as it is."""

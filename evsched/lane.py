@@ -1,8 +1,8 @@
-"""A lane: a worker's way from one queue. It takes jobs, has them run, and writes what came of them.
+"""A lane: a worker's way from one queue. It fetches jobs, has them run, and writes what came of them.
 
-Two loops. One blocks: BLMOVE moves a job into this worker's list the moment it is ready. The other exchanges: in one
-round trip it writes the outcomes of the jobs that have ended and starts the next ones, so that under load there is no
-blocking call at all, and one batch costs what one job does.
+Two loops. One blocks (fetcher.py). The other exchanges: in one round trip it writes the outcomes of the jobs that have
+ended and starts the next ones, so that under load there is no blocking call at all, and one batch costs what one job
+does.
 
 A reply that is lost leaves jobs in the list that the worker does not know of. So after each failure, and when a beat
 counts more jobs than are known, the list itself is read, and what is unknown is started.
@@ -11,10 +11,10 @@ counts more jobs than are known, the list itself is read, and what is unknown is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 from evsched import events
 from evsched.answers import Take
@@ -23,24 +23,25 @@ from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.executor import Executor
-from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
+from evsched.fetcher import Fetcher
+from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Returned
+from evsched.notes import Notes
 from evsched.outage import Outage
 from evsched.pulse import Pulse
 from evsched.run import Run
-from evsched.sender import Blocking, Commands, Direct, SyncCommands
-from evsched.server import unblock
+from evsched.sender import Commands, Direct, SyncCommands
 from evsched.slots import Slots
 from evsched.store import Store
+from evsched.verdict import Failed, judge
 
-_Outgoing = tuple[Call[Any], list[tuple[Run, Outcome]] | None]
+_Ended = list[tuple[Run, Outcome]]
+_Outgoing = tuple[Call[Any], _Ended | None]
 """A call, and the runs whose end it writes; None is the start of the next."""
 
+_NO_ROOM: Final = "no process of the pool was free"
 
-_PROGRESS: Final = 0.25
-"""Seconds between two writes of the progress of runs."""
-
-_UNBLOCK: Final = 0.05
-"""Seconds between two tries to end a BLMOVE that waits."""
+_WIDEST: Final = 999
+"""Jobs that one start may hand out."""
 
 
 class Lane:
@@ -63,19 +64,17 @@ class Lane:
         self._emit = emit
         self._worker = worker
         self._executor = executor
-        self._slots = slots
+        self._share = slots.join(config.weights.get(queue, 1.0), self.stir)
         self._attend = attend
         self._direct = Direct(config.url)
-        self._blocking = Blocking(config.url, deadline=config.deadline)
         self._outage = Outage(f"worker, queue {queue}", emit)
-        self._taking = Outage(f"worker, taking from {queue}", emit)
 
         self.held: dict[str, Run] = {}
         """The runs whose end is not written yet."""
         self._running = 0
-        self._ended: list[tuple[Run, Outcome]] = []
+        self._ended: _Ended = []
         self._taken: list[str] = []
-        """Ids in the worker's list that are to be started."""
+        """Ids in the worker's list that are to be started; each has a slot."""
         self._more = True
         """Ready may hold more: ask without blocking. At the start it may."""
         self._behind = False
@@ -83,15 +82,26 @@ class Lane:
         self._unsure = True
         """The list may hold what we do not know of."""
         self._surplus = 0
-        self._telling: asyncio.Task[None] | None = None
+        self._width = _WIDEST
+        """How many to fetch at the most: fewer after some of them found no process of the pool free."""
+        self._waits = False
+        """None was: fetch no more until one is."""
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
-        self._hungry = asyncio.Event()
-        """Slots are free and ready was empty: block."""
         self._stopping = False
-        self._blocked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._fetcher = Fetcher(
+            config,
+            commands,
+            emit,
+            self.store,
+            worker,
+            self._share,
+            fetched=self._fetched,
+            unsure=self._is_unsure,
+        )
+        self._notes = Notes(commands, self.store, worker, self.held)
         self._news.set()
-        slots.freed.append(self.stir)
+        executor.freed.append(self._freed)
 
     @property
     def busy(self) -> bool:
@@ -106,67 +116,41 @@ class Lane:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its two loops."""
-        return [self._outage.pulse, self._taking.pulse]
+        return [self._outage.pulse, self._fetcher.outage.pulse]
 
     def wrong(self) -> str | None:
         """Return why it takes or ends no jobs; None = it does."""
-        return self._outage.reason or self._taking.reason
+        return self._outage.reason or self._fetcher.outage.reason
 
     def stir(self) -> None:
         """Let the exchange look again."""
         self._news.set()
 
     async def run(self) -> None:
-        """Take and run jobs until `drain` has ended."""
+        """Fetch and run jobs until `stop_taking` was called and what is held has ended."""
         try:
             async with asyncio.TaskGroup() as group:
-                self._blocked = group.create_task(self._block())
+                group.create_task(self._fetcher.run())
                 group.create_task(self._exchange_all())
         finally:
-            if self._telling is not None:
-                self._telling.cancel()
-            await self._blocking.close()
+            self._notes.close()
+            await self._fetcher.close()
             await self._direct.close()
 
-    # The first loop: block until a job is ready.
-
-    async def _block(self) -> None:
-        while not self._stopping:
-            await self._hungry.wait()
-            if self._stopping:
-                break
-            async with self._taking:
-                self._taking.pulse.expect(self._config.probe + self._config.deadline)
-                await self._take_one()
-
-    async def _take_one(self) -> None:
-        if self._blocking.client is None:
-            await self._blocking.open()
-        if self._stopping:
-            return
-        client = self._blocking.client
-        try:
-            taken = await self._blocking.send(self.store.take(self._worker, self._config.probe), self._config.probe)
-        except StoreError:
-            self._unsure = True
-            self._news.set()
-            # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
-            await self._commands.send(unblock(client or 0))
-            raise
-        if taken is None:
-            return
-        if self._slots.free <= 0 or self._stopping:
-            reason = "no slot was free"
-            await self._commands.send(self.store.requeue(self._worker, reason, ids=[taken]))
-            self._emit(events.Requeued(self.store.queue, self._worker, [taken], "busy", reason))
-            self._hungry.clear()
-            self._news.set()
-            return
-        self._taken.append(taken)
-        self._hungry.clear()
+    def _fetched(self, job_id: str | None) -> None:
+        if job_id is not None:
+            self._taken.append(job_id)
+        self._more = True  # where one was there may be more, and one without a slot waits for this queue's turn
         self._news.set()
 
-    # The second loop: one round trip for the ended and the next.
+    def _is_unsure(self) -> None:
+        self._unsure = True
+        self._news.set()
+
+    def _freed(self) -> None:
+        self._waits = False
+        if self._more:
+            self._news.set()
 
     async def _exchange_all(self) -> None:
         while not (self._stopping and not self.held and not self._taken):
@@ -175,8 +159,8 @@ class Lane:
             async with self._outage:
                 await self.exchange()
             if self._outage.failures:
-                self._unsure = True
-                self._news.set()
+                self._share.want(False)  # the others need not leave room for what cannot come
+                self._is_unsure()
 
     async def exchange(self) -> None:
         """Write the outcomes of what has ended, and start what there is room for.
@@ -188,22 +172,42 @@ class Lane:
             await self._compare()
         limit = self._config.batch
         ended, self._ended = self._ended[:limit], self._ended[limit:]
+        if any(type(outcome) is Returned for _, outcome in ended):
+            self._narrow()
         taken, self._taken = self._taken, []
-        wants = not self._stopping and (taken or self._more)
-        reserved = self._slots.reserve() if wants else 0
+        room = self._reserve()
         calls = self._outcomes(ended)
-        if taken or reserved:
+        if taken or room:
             lease, cap = self._config.lease, self._config.payload_cap
-            hold = min(self._running + max(reserved, len(taken)), 999)
+            hold = min(self._running + len(taken) + room, _WIDEST)
             calls.append((self.store.start(self._worker, taken, hold=hold, lease=lease, cap=cap), None))
         if calls:
-            await self._send(calls, taken, reserved)
-        if self._ended or self._taken or (self._more and self._slots.free > 0 and not self._stopping):
+            await self._send(calls, taken, room)
+        if self._ended or self._taken:
             self._news.set()
-        elif self._slots.free > 0 and not self._more:
-            self._hungry.set()
+        self._plan()
 
-    async def _send(self, calls: list[_Outgoing], taken: list[str], reserved: int) -> None:
+    def _reserve(self) -> int:
+        """Take the free slots that are this queue's; return how many."""
+        wants = self._more and not self._stopping and not self._waits and not self._executor.turnstile.closed
+        self._share.want(wants)
+        return self._share.reserve(self._width) if wants else 0
+
+    def _plan(self) -> None:
+        """Say what is to be done next: ask again, block, or wait for a slot."""
+        if not self._more:
+            self._share.want(False)
+        elif self._share.wants and self._share.turns > 0:
+            self._news.set()  # else it is stirred when it may take a slot
+        self._fetcher.feed(hungry=not self._more and not self._stopping and self._share.free > 0)
+
+    def _narrow(self) -> None:
+        """Jobs came back that found no process of the pool free: fetch no more than can begin."""
+        self._width = max(1, self._executor.free_processes)
+        self._waits = self._executor.free_processes == 0
+        self._more = True
+
+    async def _send(self, calls: list[_Outgoing], taken: list[str], room: int) -> None:
         handed = time.monotonic()
         try:
             answers = await self._direct.attempt_all([call for call, _ in calls])
@@ -216,12 +220,11 @@ class Lane:
                 failed = answer
                 self._ended += runs or []
             elif runs is None:
-                reserved -= self._spawn(answer, handed)
-                self._seek_left(taken, answer)
+                room += len(taken) - self._spawn(answer, handed)
                 taken = []
             else:
                 self._written(runs, answer)
-        self._slots.release(reserved)
+        self._share.release(room)
         if failed is not None:
             self._taken = taken + self._taken
             raise failed
@@ -239,13 +242,22 @@ class Lane:
             runs = [(run, outcome) for run, outcome in ended if type(outcome) is kind]
             if runs:
                 calls.append((verb(self._worker, [(run.job, outcome) for run, outcome in runs]), runs))  # pyright: ignore[reportArgumentType]
+        back: _Ended = [(run, outcome) for run, outcome in ended if type(outcome) is Returned]
+        if back:
+            call = self.store.requeue(self._worker, _NO_ROOM, ids=[run.job.id for run, _ in back])
+            calls.append((call, back))
         return calls
 
     async def _compare(self) -> None:
-        """Compare the list with what is known; what is not is to be started."""
+        """Compare the list with what is known; what is not is to be started, as far as there are slots."""
         listed = await self._commands.send(self.store.held(self._worker))
         known = {*self.held, *self._taken}
-        self._taken += [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
+        unknown = [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
+        kept = [job_id for job_id in unknown if self._share.reserve_one()]
+        self._taken += kept
+        if len(kept) < len(unknown):
+            reason = "no slot was free"
+            await self._commands.send(self.store.requeue(self._worker, reason, ids=unknown[len(kept) :]))
         self._unsure = False
         self._more = True
 
@@ -263,7 +275,7 @@ class Lane:
         if take.more != self._behind:
             self._behind = take.more
             self._emit(events.ReadyLeft(self.store.queue) if take.more else events.ReadyTaken(self.store.queue))
-        queue, held, create, report = self.store.queue, self.held, self._loop.create_task, self._report
+        queue, held, create, report = self.store.queue, self.held, self._loop.create_task, self._notes.progressed
         was_busy = bool(held)
         runs = [Run(queue, job, take.now, handed, report) for job in take.jobs if job.id not in held]
         for run in runs:
@@ -271,6 +283,8 @@ class Lane:
             run.work = create(self._run(run))
         self._running += len(runs)
         if runs:
+            self._width = min(2 * self._width, _WIDEST)
+            self._notes.handed_out()
             if not was_busy:
                 self._attend()
             self._loop.call_soon(self._started, runs, take.now - handed)
@@ -279,27 +293,46 @@ class Lane:
         return len(runs)
 
     def _started(self, runs: list[Run], offset: float) -> None:
-        """Tell that runs have begun: each has made its first step by now, before this one of the loop."""
-        now = time.monotonic() + offset
-        late = [now - run.job.due for run in runs]
-        ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
-        self._emit(events.Started(self.store.queue, self._worker, ids, tasks, late))
+        """Tell that runs have begun: each has made its first step by now, before this one of the loop.
+
+        But for those that wait for something before they begin, and those that came back.
+        """
+        begun = list[Run]()
+        for run in runs:
+            if run.began or (run.work is not None and run.work.done()):
+                if not run.came_back:
+                    begun.append(run)
+            else:
+                run.on_begin = partial(self._started_late, offset)
+        self._tell_started(begun, offset)
+
+    def _started_late(self, offset: float, run: Run) -> None:
+        self._tell_started([run], offset)
+
+    def _tell_started(self, runs: list[Run], offset: float) -> None:
+        if runs:
+            now = time.monotonic() + offset
+            late = [now - run.job.due for run in runs]
+            ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
+            self._emit(events.Started(self.store.queue, self._worker, ids, tasks, late))
 
     async def _run(self, run: Run) -> None:
         outcome: Outcome | None = None
         try:
             outcome = await self._executor.run(run)
+            run.came_back = type(outcome) is Returned
         finally:
             if not run.abandoned:
                 self._running -= 1
-            self._slots.release(1)
+            self._share.end(time.monotonic() - run.handed)
             if outcome is not None and not run.abandoned:
                 self._ended.append((run, outcome))
             self._news.set()
 
-    def _written(self, runs: list[tuple[Run, Outcome]], lost: list[str]) -> None:
+    def _written(self, runs: _Ended, answer: Any) -> None:
         """Forget the runs whose end is written, or is another's to write."""
-        queue, done = self.store.queue, list[Run]()
+        queue, done, back = self.store.queue, list[Run](), list[str]()
+        lost = cast(list[str], answer) if isinstance(answer, list) else []  # `requeue` answers otherwise
         for run, outcome in runs:
             job_id, attempt = run.job.id, run.job.attempt
             if self.held.get(job_id) is run:
@@ -318,28 +351,13 @@ class Lane:
                 self._emit(events.Aborted(queue, job_id, run.task, attempt, run.took))
             elif type(outcome) is Deferred:
                 self._emit(events.Deferred(queue, job_id, run.task, outcome.due))
+            elif type(outcome) is Returned:
+                back.append(job_id)
+        if back:
+            self._emit(events.Requeued(queue, self._worker, back, "busy", _NO_ROOM))
         if done:
             ids, tasks = [run.job.id for run in done], [run.task for run in done]
             self._emit(events.Completed(queue, self._worker, ids, tasks, [run.took or 0.0 for run in done]))
-
-    # What runs say on their way.
-
-    def _report(self) -> None:
-        """Have the progress of runs written. For any thread."""
-        self._loop.call_soon_threadsafe(self._tell)
-
-    def _tell(self) -> None:
-        if self._telling is None or self._telling.done():
-            self._telling = self._loop.create_task(self._write_progress())
-
-    async def _write_progress(self) -> None:
-        while told := [(run.job, run.progress) for run in self.held.values() if run.progress is not None]:
-            for run in self.held.values():
-                run.progress = None
-            # Redis is away: the next one tells more.
-            with contextlib.suppress(StoreError):
-                await self._commands.send(self.store.progress(self._worker, told))
-            await asyncio.sleep(_PROGRESS)
 
     # What other threads and the end of the process bring.
 
@@ -373,18 +391,25 @@ class Lane:
     def take_no_more(self) -> None:
         """Begin no other take. For any thread; `stop_taking` ends the one that waits."""
         self._stopping = True
+        self._fetcher.fetch_no_more()
 
     async def stop_taking(self) -> None:
         """Take no more; a BLMOVE that waits ends without a job, or hands its job back."""
         self.take_no_more()
-        self._hungry.set()
         self._news.set()
-        while not self._blocked.done():
-            # Once may be too early: the BLMOVE travels on another connection, and may arrive after this.
-            if self._blocking.client is not None:
-                with contextlib.suppress(StoreError):
-                    await self._commands.send(unblock(self._blocking.client))
-            await asyncio.wait([self._blocked], timeout=_UNBLOCK)
+        await self._fetcher.stop()
+
+    def cut_short(self, reason: str, stuck: Run | None = None) -> list[_Outgoing]:
+        """Return what ends the runs that may not be handed back, when the worker ends before they do.
+
+        One that has begun the only attempt of its job is given up, and a `stuck` one has failed.
+        """
+        ended = list[tuple[Run, Outcome]]()
+        for run in list(self.held.values()):
+            if run.policy is not None and (run is stuck or run.only_attempt):
+                why = "timeout: it ran longer than its limit and did not yield" if run is stuck else reason
+                ended.append((run, judge(run.job, run.policy, Failed(why), reply=run.reply)))
+        return self._outcomes(ended)
 
     async def hand_back(self) -> int:
         """Put all that is still held back to ready, give up the lease; return how many jobs that were.
@@ -392,10 +417,13 @@ class Lane:
         Raises:
             StoreDown, StoreRefused
         """
+        reason, put, rest = f"worker {self._worker} was stopped", 0, "more"
+        calls = self._outcomes(self._ended) + self.cut_short(reason + " while it ran")
         for run in self.held.values():
             run.abandon()
+        for call, runs in calls:
+            self._written(runs or [], await self._commands.send(call))
         self.held.clear()
-        reason, put, rest = f"worker {self._worker} was stopped", 0, "more"
         while rest == "more":
             rest, ids = await self._commands.send(self.store.requeue(self._worker, reason, limit=self._config.batch))
             put += len(ids)
@@ -403,15 +431,16 @@ class Lane:
                 self._emit(events.Requeued(self.store.queue, self._worker, ids, "stopped", reason))
         return put
 
-    def hand_back_by(self, commands: SyncCommands, reason: str) -> int:
+    def hand_back_by(self, commands: SyncCommands, reason: str, stuck: Run | None = None) -> int:
         """Do the same from a thread, for an event loop that is blocked; the process must end then.
 
         Raises:
             StoreDown, StoreRefused
         """
         self.take_no_more()
-        if self._blocking.client is not None:
-            commands.send(unblock(self._blocking.client))
+        self._fetcher.unblock_by(commands)
+        for call, _ in self._outcomes(self._ended) + self.cut_short(reason, stuck):
+            commands.send(call)
         put, rest = 0, "more"
         while rest == "more":
             rest, ids = commands.send(self.store.requeue(self._worker, reason))

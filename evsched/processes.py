@@ -27,15 +27,17 @@ class HandlerFailed(EvschedError):
     """The handler raised in its process; the message says what and where."""
 
 
+class ProcessDied(HandlerFailed):
+    """The process that ran the handler died."""
+
+
 async def run(
     handler: Callable[..., Any],
     args: list[Any],
     kwargs: dict[str, Any],
     job: CurrentJob,
-    began: Callable[[], None],
-    pool: anyio.CapacityLimiter,
 ) -> Any:
-    """Call a handler in a process of the pool; `began` is called when one is free. Cancelling ends the process.
+    """Call a handler in a process of the pool. Cancelling ends the process.
 
     Raises:
         RetryLater, GiveUp: the handler did.
@@ -44,22 +46,7 @@ async def run(
     known = {
         name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "planned", "lateness", "meta")
     }
-    async with pool:
-        began()
-        try:
-            kind, value, delay = await anyio.to_process.run_sync(
-                _call,
-                os.getpid(),
-                handler.__module__,
-                handler.__qualname__,
-                args,
-                kwargs,
-                known,
-                cancellable=True,
-                limiter=anyio.CapacityLimiter(1),  # the pool's own bound is above
-            )
-        except anyio.BrokenWorkerProcess as error:
-            raise HandlerFailed(f"its process died: {error.__cause__ or error}") from None
+    kind, value, delay = await call(_call, handler.__module__, handler.__qualname__, args, kwargs, known)
     if kind == "done":
         return decode(value)
     if kind == "retry":
@@ -69,11 +56,25 @@ async def run(
     raise HandlerFailed(value)
 
 
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of a module in a process that does nothing else meanwhile. Cancelling ends the process.
+
+    Raises:
+        ProcessDied: it did.
+    """
+    try:
+        # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
+        return await anyio.to_process.run_sync(
+            _belonging, os.getpid(), function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)
+        )
+    except anyio.BrokenWorkerProcess as error:
+        raise ProcessDied(f"its process died ({error.__cause__ or error})") from None
+
+
 def _call(
-    parent: int, module: str, name: str, args: list[Any], kwargs: dict[str, Any], known: dict[str, Any]
+    module: str, name: str, args: list[Any], kwargs: dict[str, Any], known: dict[str, Any]
 ) -> tuple[str, Any, float | None]:
     """Call the handler; runs in the process. The name stands for a task there, whose function is `handler`."""
-    _belong_to(parent)
     try:
         found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
         set_current_job(CurrentJob(**known))
@@ -85,6 +86,11 @@ def _call(
     # The handler's process has no other place that could tell what it did.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         return "failed", explain(error), None
+
+
+def _belonging(worker: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    _belong_to(worker)
+    return function(*args)
 
 
 def _belong_to(worker: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from evsched.backoff import Retry
 from evsched.current import CurrentJob, Progress
 from evsched.job import Taken
 
@@ -16,15 +17,20 @@ class Run:
         "abandoned",
         "aborted",
         "began",
+        "came_back",
         "current",
         "deadline",
         "ends",
         "handed",
         "job",
         "late",
+        "marked",
         "now",
+        "on_begin",
+        "policy",
         "progress",
         "queue",
+        "reply",
         "report",
         "task",
         "took",
@@ -43,6 +49,16 @@ class Run:
         self.task = "?"
         self.began = 0.0
         """When its handler did, by the monotonic clock; 0 = it has not."""
+        self.marked = False
+        """Redis knows that it has begun."""
+        self.policy: Retry | None = None
+        """The job's, once its payload is read."""
+        self.reply = False
+        """Its payload asks for one."""
+        self.on_begin: Callable[[Run], None] | None = None
+        """Called when its handler begins, if it did not at once."""
+        self.came_back = False
+        """There was no room for it to begin."""
         self.took: float | None = None
         """Seconds that the handler ran, once it has ended."""
         self.ends = True
@@ -59,6 +75,11 @@ class Run:
         """The job was cancelled: that is what comes of the run."""
         self.abandoned = False
         """The job is not this worker's any more: whatever comes of the run is forgotten."""
+
+    @property
+    def only_attempt(self) -> bool:
+        """Its handler has begun, and must not be begun again by itself: the job has one attempt."""
+        return self.policy is not None and self.policy.attempts == 1 and self.began > 0 and self.took is None
 
     def tell(self, progress: Progress) -> None:
         """Note how far the run is. For any thread."""

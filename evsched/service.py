@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import evsched
 from evsched import log
 from evsched.address import hide_password
+from evsched.apart import run_apart
 from evsched.app import App
 from evsched.config import Config
 from evsched.connection import NO_CLUSTER
 from evsched.dispatcher import Dispatcher
 from evsched.embedded import read_version
-from evsched.errors import CannotStart, ConfigError, StoreDown, StoreRefused
+from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events
 from evsched.janitor import Janitor
 from evsched.load import LINK, METRICS, Load, inherited
@@ -34,34 +34,6 @@ from evsched.worker import Worker
 
 _BURST_LOOK: Final = 0.2
 """Seconds between two looks of a burst whether all is done. A burst is not a service: it may look."""
-
-
-def find_app(name: str) -> App:
-    """Import MODULE:APP.
-
-    Raises:
-        ConfigError: that is not the form of a name.
-        CannotStart: there is no such app; the message says why.
-    """
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"{name!r} names no app: write MODULE:APP, such as tasks:app")
-    if "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        hint = " (looked in this folder and in the installed packages)" if error.name == module_name else ""
-        raise CannotStart(f"module {module_name!r} does not import: {error}{hint}") from None
-    # Whatever a user's module does while it is imported is the user's mistake, told in one line.
-    except Exception as error:  # noqa: BLE001
-        raise CannotStart(f"module {module_name!r} does not import: {type(error).__name__}: {error}") from None
-    app = getattr(module, attribute, None)
-    if not isinstance(app, App):
-        there = [key for key, value in vars(module).items() if isinstance(value, App)]
-        hint = f": it has {', '.join(there)}" if there else ": make one with app = evsched.App()"
-        raise CannotStart(f"module {module_name!r} has no app {attribute!r}{hint}")
-    return app
 
 
 async def check_server(commands: Commands, url: str) -> str:
@@ -210,7 +182,8 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     config, shutdown = process.config, process.shutdown
     app.move_to(config.url)
     queues = list(config.queues or (app.queue,))
-    worker = Worker(config, process.commands, process.events.emit, app.program, queues)
+    apart = None if app.origin is None else partial(run_apart, app.origin)
+    worker = Worker(config, process.commands, process.events.emit, app.program, queues, apart=apart)
     process.telemetry.of_worker(worker)
     load = None
     if process.link is not None:

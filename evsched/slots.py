@@ -1,26 +1,136 @@
-"""The slots: the room for jobs in a worker process, shared by its lanes."""
+"""The slots: the room for jobs in a worker process, which its queues share by their weights.
+
+Each queue is charged the seconds that its jobs are in slots, divided by its weight, and a free slot goes to the queue
+that was charged least among those that have work: weighted fair queueing, with slots for bandwidth (Demers, Keshav,
+Shenker 1989). So with any number of slots, and however long the jobs of one queue are, no queue waits for longer than
+its turn. One that had no work saves up nothing: it begins where the others are, and when none has work all begin anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
+
+_FIRST: Final = 0.1
+"""Seconds that a queue's jobs are taken to last before the first has ended."""
+
+_SMOOTHING: Final = 0.1
+"""How much the newest job's length says of the next."""
+
+
+class Share:
+    """One queue's part in the slots. `stir` is called when it may look for one again."""
+
+    def __init__(self, slots: Slots, weight: float, stir: Callable[[], None]) -> None:
+        self._slots = slots
+        self.weight = weight
+        self.stir = stir
+        self.taken = 0
+        """Slots that it has."""
+        self.charged = 0.0
+        """Slot seconds of what has ended, by weight."""
+        self.mean = _FIRST
+        """Seconds that one of its jobs lasts."""
+        self.wants = False
+        """It has work for more slots."""
+
+    @property
+    def active(self) -> bool:
+        """It has work."""
+        return self.wants or self.taken > 0
+
+    def tag(self, more: int = 0) -> float:
+        """Return what it is charged with `more` slots, when all that it has in slots has ended."""
+        return self.charged + (self.taken + more) * self.mean / self.weight
+
+    def want(self, wants: bool) -> None:
+        """Say whether there is work for more slots."""
+        if wants and not self.active:
+            self._slots.begin(self)
+        passes = self.wants and not wants
+        self.wants = wants
+        if passes:
+            self._slots.give_back(0)
+
+    @property
+    def free(self) -> int:
+        """How many slots are free, whoever's turn it is."""
+        return self._slots.free
+
+    @property
+    def turns(self) -> int:
+        """How many of the free slots are this queue's by its turn."""
+        return self._slots.turns_of(self)
+
+    def reserve(self, most: int) -> int:
+        """Take those of the free slots that are this queue's by its turn, `most` of them; return how many."""
+        return self._take(min(self.turns, most))
+
+    def reserve_one(self) -> bool:
+        """Take a free slot out of turn, if there is one: for a job that has been moved here already."""
+        if self._slots.free <= 0:
+            return False
+        if not self.active:
+            self._slots.begin(self)
+        self._take(1)
+        return True
+
+    def release(self, count: int) -> None:
+        """Give slots back that were not used."""
+        if count:
+            self.taken -= count
+            self._slots.give_back(count)
+
+    def end(self, seconds: float) -> None:
+        """Give back the slot of a job that was in it for so long."""
+        self.charged += seconds / self.weight
+        self.mean += _SMOOTHING * (seconds - self.mean)
+        self.release(1)
+
+    def _take(self, count: int) -> int:
+        self.taken += count
+        self._slots.free -= count
+        return count
 
 
 class Slots:
-    """How many are free. A lane that has none appends to `freed` what is called when there are some again."""
+    """How many are free, and who shares them."""
 
     def __init__(self, total: int) -> None:
         self.free = total
-        self.freed: list[Callable[[], None]] = []
+        self._shares: list[Share] = []
 
-    def reserve(self) -> int:
-        """Take all free slots, and return how many those were."""
-        free = max(self.free, 0)
-        self.free -= free
-        return free
+    def join(self, weight: float, stir: Callable[[], None]) -> Share:
+        """Return a share for one more queue."""
+        share = Share(self, weight, stir)
+        self._shares.append(share)
+        return share
 
-    def release(self, count: int) -> None:
-        """Give slots back; lanes that had none go on. A negative count takes them: what BLMOVE took must run."""
-        if self.free <= 0 < count and len(self.freed) > 1:
-            for stir in self.freed:
-                stir()
+    def begin(self, share: Share) -> None:
+        """Let a share begin that had no work."""
+        tags = [other.tag() for other in self._shares if other.active]
+        if tags:
+            share.charged = max(share.charged, min(tags))
+        else:
+            for one in self._shares:
+                one.charged = 0.0
+
+    def turns_of(self, share: Share) -> int:
+        """Return how many of the free slots are this share's, if all that want some take theirs."""
+        others = [other for other in self._shares if other.wants and other is not share]
+        if not others or self.free <= 0:
+            return max(self.free, 0)
+        turns = dict.fromkeys((share, *others), 0)
+        for _ in range(self.free):
+            first = min(turns, key=lambda one: one.tag(turns[one] + 1))
+            turns[first] += 1
+        return turns[share]
+
+    def give_back(self, count: int) -> None:
+        """Count slots as free, and let those look again that want some, or that could not block without one."""
+        were_none = self.free <= 0
         self.free += count
+        if self.free > 0 and len(self._shares) > 1:
+            for share in self._shares:
+                if share.wants or were_none:
+                    share.stir()

@@ -15,16 +15,18 @@ from typing import Any, Final
 
 from evsched import events
 from evsched.beat import Beat
+from evsched.care import Mark
 from evsched.config import Config
 from evsched.control import Control
 from evsched.errors import CannotStart, JobMissing, StoreError
 from evsched.events import Emit, Events
-from evsched.executor import Executor, Program
+from evsched.executor import Apart, Executor, Program
 from evsched.lane import Lane
 from evsched.loops import ended_loop
 from evsched.outage import Outage
 from evsched.pulse import Pulse
 from evsched.roll import Roll
+from evsched.run import Run
 from evsched.sender import Commands, SyncCommands
 from evsched.shutdown import FORCED
 from evsched.slots import Slots
@@ -41,15 +43,32 @@ def new_id() -> str:
 
 
 class Worker:
-    """Runs the jobs of `queues` with the registered tasks."""
+    """Runs the jobs of `queues` with the registered tasks. `apart` runs one in a process of its own."""
 
-    def __init__(self, config: Config, commands: Commands, emit: Emit, program: Program, queues: list[str]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        commands: Commands,
+        emit: Emit,
+        program: Program,
+        queues: list[str],
+        *,
+        apart: Apart | None = None,
+    ) -> None:
         self.id = new_id()
         self._config = config
         self._commands = commands
         self._emit = emit
         self._program = program
-        self._executor = Executor(program, config.concurrency, config.pool, self._window_of)
+        self._executor = Executor(
+            program,
+            config.concurrency,
+            config.pool,
+            self._window_of,
+            mark=self._mark,
+            apart=apart,
+            grace=config.grace,
+        )
         self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
         slots = Slots(config.concurrency)
         self._outage = Outage("worker", emit)
@@ -226,6 +245,12 @@ class Worker:
                 await self._commands.send(store.remove(name))
                 self._emit(events.Declared(store.queue, name, "removed"))
 
+    async def _mark(self, run: Run, mark: Mark) -> bool:
+        """Have Redis know that a run begins; return whether it is still this worker's."""
+        while True:  # while Redis is away it cannot begin
+            async with self._outage:
+                return not await self._commands.send(self.lanes[run.queue].store.begin(self.id, [(run.job, mark)]))
+
     async def _window_of(self, queue: str, name: str) -> str | None:
         """Read a named window: one question for all the runs that ask it together."""
         asked = self._asked.get((queue, name))
@@ -296,13 +321,13 @@ class Worker:
             return
         self._emit(events.WorkerStuck(self.id, stuck.queue, stuck.job.id, stuck.task, stuck.job.attempt))
         reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"
-        self._hand_back_by(commands, reason)
+        self._hand_back_by(commands, reason, stuck)
         os._exit(FORCED)
 
-    def _hand_back_by(self, commands: SyncCommands, reason: str) -> int:
+    def _hand_back_by(self, commands: SyncCommands, reason: str, stuck: Run | None = None) -> int:
         back = 0
         # What is not handed back waits for the lease to end.
         with contextlib.suppress(StoreError):
             for lane in list(self.lanes.values()):
-                back += lane.hand_back_by(commands, reason)
+                back += lane.hand_back_by(commands, reason, stuck)
         return back

@@ -75,6 +75,13 @@ local function attempt_of(text)
   return text and #text < 10 and text:find('^%d+$') and tonumber(text) or 0
 end
 
+-- A job that workers held when they died is a suspect: how many they were, and how many of those runs are not known to
+-- have begun. The field has both numbers; anything else makes no suspect.
+local function suspicion_of(text)
+  local deaths, doubts = (text or ''):match('^(%d%d?%d?) (%d%d?%d?)$')
+  return tonumber(deaths or 0), tonumber(doubts or 0)
+end
+
 -- The name of a worker, nil for what can be none: with `}:` in it, it would lead to a key that a producer may write.
 local function worker_of(text)
   return text and #text <= 200 and text:find('^[%w._:@-]+$') and text or nil
@@ -282,13 +289,31 @@ end
 -- Take what is of a job that has ended, and of its runs, out of its record: the id is used again.
 local function clear_ended(id)
   redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
-  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned')
+  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'suspect')
+end
+
+-- Make a job a suspect.
+local function suspect(id, deaths, doubts)
+  redis.call('HSET', record(id), 'suspect', math.min(deaths, 999) .. ' ' .. math.min(doubts, 999))
+end
+
+-- Count runs that had not been counted, or take back the count of one.
+local function count_attempts(id, more)
+  redis.call('HSET', record(id), 'attempt', math.max(0, attempt_of(field_of(id, 'attempt')) + more))
+end
+
+-- The death of its worker, or of the process that ran it alone, is the job's own doing: its doubtful runs count too.
+local function convict(id)
+  local deaths, doubts = suspicion_of(field_of(id, 'suspect'))
+  count_attempts(id, doubts)
+  suspect(id, deaths + 1, 0)
 end
 
 -- The run has ended, and its id was scheduled again meanwhile: make the record that of the next run. `again` is
 -- the due of one that was dispatched during the run.
 local function renew(id, again)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
+  redis.call('HDEL', record(id), 'begun', 'suspect')
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)
   end

@@ -9,6 +9,7 @@
 --        reason    why it is given up
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'
+--        killed    '1' = it ended the process that ran it alone, ''
 -- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
@@ -23,8 +24,11 @@ expect('ZCARD', dead)
 expect_gate()
 
 local lost = {}
-for id, attempt, reason, reply, outcome in rows(3, 5) do
+for id, attempt, reason, reply, outcome, killed in rows(3, 6) do
   if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
+    if killed == '1' then
+      convict(id)
+    end
     local extra = redis.call('HMGET', record(id), 'reply', 'again')
     if reply == '1' or extra[1] then
       answer(id, outcome, 'null', reason, 0)

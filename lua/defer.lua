@@ -26,7 +26,7 @@ for id, attempt, due, reason in rows(3, 4) do
   if not (runs(worker, id, attempt) and redis.call('LPOS', list, id)) then
     lost[#lost + 1] = id
   elseif send_back(list, id, due, reason, now) then
-    redis.call('HSET', record(id), 'attempt', math.max(0, tonumber(attempt) - 1))
+    count_attempts(id, -1)
     redis.call('HDEL', record(id), 'started')
   end
 end

@@ -14,8 +14,12 @@
 -- TWICE  the second call finds nothing left to put back
 --
 -- While the queue is paused they go to the backlog, to its front. A job that was to stop ends there, as cancelled.
--- When all was asked for and the list is empty, the lease goes too. A job that was never started has not used an
--- attempt.
+-- When all was asked for and the list is empty, the lease goes too.
+--
+-- What a worker hands back costs no attempt. When it died, a run counts if it is known to have begun: by its mark,
+-- or since it was the only one. One that nobody knows to have begun gives its attempt back. All that it held are
+-- suspects from then on, but for the only one, which is known to be what it ran; one that was marked as alone in its
+-- process ended that, and all its doubtful runs count.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -28,6 +32,26 @@ end
 expect('LLEN', list)
 expect('ZCARD', leases)
 expect_gate()
+
+local died = lease ~= ''
+local only = died and redis.call('LLEN', list) == 1
+-- A run that was handed out and did not end.
+local function cut_short(id, begun)
+  local key = record(id)
+  if died and begun == 'alone' then
+    convict(id)
+    redis.call('HDEL', key, 'suspect')
+  elseif died and not only then
+    local deaths, doubts = suspicion_of(field_of(id, 'suspect'))
+    suspect(id, deaths + 1, begun and doubts or doubts + 1)
+  end
+  if not died or not (begun or only) then
+    count_attempts(id, -1)
+  end
+  redis.call('HSET', key, 'reason', reason)
+  redis.call('HDEL', key, 'worker', 'begun')
+end
+
 local ids = {}
 for id in rows(6, 1) do
   if redis.call('LPOS', list, id) then
@@ -36,15 +60,18 @@ for id in rows(6, 1) do
 end
 local all = rows(6, 1)() == nil
 if all then
-  -- From the end, so that slice by slice the whole list keeps its order.
-  ids = redis.call('LRANGE', list, -tonumber(limit), -1)
+  -- From the end, so that slice by slice the whole list keeps its order. A slice never leaves a single one, which would
+  -- look like the only one.
+  limit = tonumber(limit)
+  ids = redis.call('LRANGE', list, redis.call('LLEN', list) == limit + 1 and 0 or -limit, -1)
 end
 
 -- From the last to the first, each to the front: their order stays.
 local back = {}
 for i = #ids, 1, -1 do
   local id = ids[i]
-  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'due', 'stop') -- pcall: start judges a wrong type
+  -- pcall: start judges a wrong type.
+  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'due', 'stop', 'begun')
   local holder = not run[2] and run[1]
   if holder and holder ~= worker and holds(worker_of(holder), id) then
     redis.call('HSET', record(id), 'again', moment_of(run[3]) or seconds(now))
@@ -61,8 +88,7 @@ for i = #ids, 1, -1 do
       end
     end
     if holder then
-      redis.call('HSET', record(id), 'reason', reason)
-      redis.call('HDEL', record(id), 'worker')
+      cut_short(id, run[5])
     end
   end
   redis.call('LREM', list, -1, id)

@@ -8,6 +8,7 @@
 --        attempt   of the run that ends
 --        delay     seconds from now to the next attempt
 --        reason    why this attempt did not do it
+--        killed    '1' = it ended the process that ran it alone, '' = it came to an end: then it is no suspect any more
 -- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
@@ -22,8 +23,13 @@ expect('LLEN', list)
 expect_gate()
 
 local lost = {}
-for id, attempt, delay, reason in rows(3, 4) do
+for id, attempt, delay, reason, killed in rows(3, 5) do
   if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
+    if killed == '1' then
+      convict(id)
+    else
+      redis.call('HDEL', record(id), 'suspect')
+    end
     send_back(list, id, seconds(now + tonumber(delay)), reason, now)
   else
     lost[#lost + 1] = id

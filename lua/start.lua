@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- start: ready -> processing, the second half of a take. Counts the attempt of what BLMOVE took, and takes more.
+-- start: ready -> processing, the second half of a take. Numbers the attempt of what BLMOVE took, and takes more.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -10,7 +10,9 @@
 -- ROWS   id        already in the worker's list: what BLMOVE took, or what a lost reply left there
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker had a lease, '0' when it was lost;
 --        list of id, attempt, due, payload, planned of what is to run;
---        list of id, reason of what went to dead
+--        list of id, reason of what went to dead;
+--        list of id, deaths, doubts of the suspects among what is to run: how many workers died that held the job, and
+--        how many of those runs are not known to have begun
 -- FAILS  none
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
@@ -59,13 +61,13 @@ local function put_back(first)
   end
 end
 
-local started, buried, freed, bytes = {}, {}, false, 0
+local started, buried, suspects, freed, bytes = {}, {}, {}, false, 0
 local moment, call = seconds(now), redis.call
 for i, id in ipairs(ids) do
   local key = record(id)
   -- Before it is read: it may have been written over since dispatch looked at it.
   local size = redis.pcall('HSTRLEN', key, 'payload')
-  local payload, attempt, due, holder, finished, stop, planned
+  local payload, attempt, due, holder, finished, stop, planned, suspected
   if type(size) ~= 'number' then
     size = nil
   elseif size > 0 and size <= cap then
@@ -73,8 +75,8 @@ for i, id in ipairs(ids) do
       put_back(i)
       break
     end
-    payload, attempt, due, holder, finished, stop, planned =
-      unpack(call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned'))
+    payload, attempt, due, holder, finished, stop, planned, suspected =
+      unpack(call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned', 'suspect'))
     bytes = bytes + size + #(due or '')
     if attempt or holder or finished or stop or planned then
       bytes = bytes + #(attempt or '') + #(holder or '') + #(finished or '') + #(stop or '') + #(planned or '')
@@ -112,7 +114,7 @@ for i, id in ipairs(ids) do
       redis.call('PERSIST', key)
       clear_ended(id)
       redis.call('ZREM', dead, id)
-      attempt = nil
+      attempt, suspected = nil, nil
     end
     if i <= given and holder ~= worker and unline(id) then
       -- It was scheduled again and dispatched between BLMOVE and now: as when it falls due while it runs.
@@ -131,6 +133,11 @@ for i, id in ipairs(ids) do
     planned = planned and moment_of(planned)
     started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload
     started[at + 5] = planned or due or moment
+    if suspected then
+      local deaths, doubts = suspicion_of(suspected)
+      local of = #suspects
+      suspects[of + 1], suspects[of + 2], suspects[of + 3] = id, deaths, doubts
+    end
   end
 end
 
@@ -142,4 +149,4 @@ if redis.call('LLEN', list) > 0 then
   -- Not for one that holds nothing: it beats seldom, and keeps its long lease.
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
-return { moment, redis.call('LLEN', ready) > 0 and '1' or '0', leased and '1' or '0', started, buried }
+return { moment, redis.call('LLEN', ready) > 0 and '1' or '0', leased and '1' or '0', started, buried, suspects }

@@ -64,7 +64,8 @@ def worker(
     log_level: Level = "INFO",
 ) -> int:
     """Take jobs and run them. Run any number of them."""
-    from evsched.service import find_app, run_worker, run_workers
+    from evsched.locate import find_app
+    from evsched.service import run_worker, run_workers
     from evsched.supervisor import read_span
 
     found = settings(
@@ -106,7 +107,8 @@ def dev(
 ) -> None:
     """Run a dispatcher and a worker in one process; with a private Redis when none is named."""
     from evsched.embedded import EmbeddedRedis
-    from evsched.service import find_app, run_dev
+    from evsched.locate import find_app
+    from evsched.service import run_dev
 
     found = settings(
         url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host, require_redis=require_redis

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, cast
 
+from msgspec.structs import replace
+
 from evsched import keys
 from evsched.answers import Take
 from evsched.call import Call, Word, text, texts
@@ -42,14 +44,32 @@ class Workers(Queue):
         """
 
         def take(reply: list[Any]) -> Take:
-            moment, more, leased, flat, buried = reply
+            moment, more, leased, flat, buried, suspects = reply
             jobs = [
                 Taken(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3], float(flat[i + 4]))
                 for i in range(0, len(flat), 5)
             ]
+            if suspects:
+                suspicion = {text(suspects[i]): suspects[i + 1 : i + 3] for i in range(0, len(suspects), 3)}
+                jobs = [
+                    replace(job, deaths=suspicion[job.id][0], doubts=suspicion[job.id][1])
+                    if job.id in suspicion
+                    else job
+                    for job in jobs
+                ]
             return Take(float(moment), more == b"1", leased == b"1", jobs, as_pairs(buried))
 
         return self._verb("start", take, self._stamp(now), worker, lease, hold, cap, *ids)
+
+    def begin(self, worker: str, runs: Iterable[tuple[Taken, Literal["1", "alone"]]]) -> Call[list[str]]:
+        """Mark runs that have begun, or are about to; the reply is the ids of those that were lost.
+
+        "alone": no other run is in the worker's process, so if that dies it was this one.
+        """
+        words: list[Word] = [worker]
+        for job, mark in runs:
+            words += (job.id, job.attempt, mark)
+        return self._verb("begin", texts, *words)
 
     def complete(self, worker: str, runs: Iterable[tuple[Taken, Done]], *, now: float | None = None) -> Call[list[str]]:
         """End runs that are done; the reply is the ids of those that were lost."""
@@ -62,7 +82,7 @@ class Workers(Queue):
         """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, retried in runs:
-            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
+            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason, "1" if retried.killed else "")
         return self._verb("retry", texts, *words)
 
     def bury(self, worker: str, runs: Iterable[tuple[Taken, Buried]], *, now: float | None = None) -> Call[list[str]]:
@@ -70,6 +90,7 @@ class Workers(Queue):
         words: list[Word] = [self._stamp(now), worker]
         for job, buried in runs:
             words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
+            words.append("1" if buried.killed else "")
         return self._verb("bury", texts, *words)
 
     def defer(

@@ -33,6 +33,20 @@ async def suicide() -> None:
 
 
 @app.task
+async def poison() -> None:
+    """Kill the process that runs it, each time; as often as the default attempts allow."""
+    note("start")
+    os.kill(os.getpid(), 9)
+
+
+@app.task
+async def harmless(seconds: float = 0.0) -> None:
+    note("start")
+    await asyncio.sleep(seconds)
+    note("end")
+
+
+@app.task
 async def lateness() -> float:
     return current_job().lateness
 

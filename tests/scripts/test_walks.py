@@ -7,7 +7,7 @@ import os
 import random
 import secrets
 from collections import Counter
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import redis
@@ -35,7 +35,8 @@ WEIGHTS = {
     "start": 4,
     "take_and_die": 1,
     "end": 10,
-    "requeue": 1,
+    "begin": 3,
+    "requeue": 2,
     "cancel": 2,
     "reschedule": 1,
     "revive_or_drop": 2,
@@ -128,6 +129,9 @@ class Walk:
         take = self.send(self.store.start(worker, taken, hold=hold, lease=15, now=self.now))
         expected = self.model.start(worker, taken, hold, self.now)
         assert [(job.id, job.attempt) for job in take.jobs] == expected
+        records = [self.model.jobs[job.id] for job in take.jobs]
+        assert [(job.deaths, job.doubts) for job in take.jobs] == [(of.deaths, of.doubts) for of in records]
+        self.done["a suspect is handed out"] += any(of.deaths for of in records)
         self.runs += [(worker, job) for job in take.jobs]
 
     def take(self, worker: str) -> list[str]:
@@ -153,8 +157,9 @@ class Walk:
             lost = self.send(self.store.complete(worker, [(job, Done(b"1", 1000, False))], now=self.now))
             own = self.model.complete(worker, job.id, job.attempt, self.now)
         elif end == "retry":
-            lost = self.send(self.store.retry(worker, [(job, Retried(1.0, "x"))], now=self.now))
-            own = self.model.retry(worker, job.id, job.attempt, self.now + 1, self.now)
+            killed = self.pick.random() < 0.3
+            lost = self.send(self.store.retry(worker, [(job, Retried(1.0, "x", killed))], now=self.now))
+            own = self.model.retry(worker, job.id, job.attempt, self.now + 1, self.now, killed=killed)
         elif end == "defer":
             lost = self.send(self.store.defer(worker, [(job, Deferred(self.now + 2, "x"))], now=self.now))
             own = self.model.defer(worker, job.id, job.attempt, self.now + 2, self.now)
@@ -162,15 +167,27 @@ class Walk:
             lost = self.send(self.store.abort(worker, [(job, Aborted(1000, False))], now=self.now))
             own = self.model.abort(worker, job.id, job.attempt, self.now)
         else:
-            lost = self.send(self.store.bury(worker, [(job, Buried("x", False))], now=self.now))
-            own = self.model.bury(worker, job.id, job.attempt, self.now)
+            killed = self.pick.random() < 0.3
+            lost = self.send(self.store.bury(worker, [(job, Buried("x", False, killed=killed))], now=self.now))
+            own = self.model.bury(worker, job.id, job.attempt, self.now, killed=killed)
         assert lost == ([] if own else [job.id])
         self.done[f"{end}, {'own' if own else 'lost'}"] += 1
 
+    def begin(self) -> None:
+        if self.runs:
+            worker, job = self.pick.choice(self.runs[-20:])
+            mark: Literal["1", "alone"] = self.pick.choice(["1", "1", "alone"])
+            lost = self.send(self.store.begin(worker, [(job, mark)]))
+            assert lost == ([] if self.model.begin(worker, job.id, job.attempt, mark) else [job.id])
+
     def requeue(self) -> None:
         worker, limit = self.pick.choice(WORKERS), self.pick.choice([2, 100])
-        self.send(self.store.requeue(worker, "x", limit=limit, now=self.now))
-        self.model.requeue(worker, limit, self.now)
+        leases = {lease.worker: lease.end for lease in self.send(self.store.survey(now=self.now))}
+        died = self.pick.random() < 0.6
+        lease = leases.get(worker, b"none") if died else b""
+        self.send(self.store.requeue(worker, "x", lease=lease, limit=limit, now=self.now))
+        self.model.requeue(worker, limit, self.now, died=died)
+        self.done["it died" if died else "it hands back"] += 1
 
     def cancel(self) -> None:
         job = self.recent()
@@ -250,6 +267,10 @@ class Walk:
             assert int(fields.get("attempt", 0)) == record.attempt, job
             assert ("finished" in fields) is record.finished, job
             assert (None if record.finished else fields.get("worker")) == (None if record.finished else record.worker)
+            suspicion = (fields.get("suspect") or "0 0") if not record.finished else "0 0"
+            assert suspicion == (f"{record.deaths} {record.doubts}" if not record.finished else "0 0"), job
+            if record.worker is not None and not record.finished:
+                assert fields.get("begun") == record.begun, job
             assert (float(fields["again"]) if "again" in fields else None) == record.again, job
 
     def the_counters_are_a_recount(self) -> None:
@@ -334,6 +355,9 @@ def test_random_walks(server: EmbeddedRedis, of: int) -> None:
         "abort, own",
         "defer, own",
         "counted",
+        "it died",
+        "it hands back",
+        "a suspect is handed out",
         "cancel, processing",
     )
     assert all(done[name] for name in met), done

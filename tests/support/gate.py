@@ -24,6 +24,9 @@ class Record:
     again: float | None = None
     stop: bool = False
     parked: str | None = None
+    begun: str | None = None
+    deaths: int = 0
+    doubts: int = 0
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 
@@ -44,3 +45,22 @@ def steer(how: str) -> int:
     if how == "progress":
         job.progress(1)
     return job.attempt
+
+
+@app.task(on="process")
+def wait_for(path: str) -> int:
+    """Wait until nobody holds the lock of a file."""
+    with open(path) as file:  # noqa: PTH123
+        fcntl.flock(file, fcntl.LOCK_SH)
+    return current_job().attempt
+
+
+@app.task(retry=Retry(attempts=5, interval=0, jitter=0))
+async def die_here() -> None:
+    """End the process that runs it; not that of the tests, should it ever run there."""
+    os._exit(9) if os.environ.get("PYTEST_PROCESS") != str(os.getpid()) else None
+
+
+@app.task
+async def where() -> tuple[int, int]:
+    return os.getpid(), current_job().attempt

@@ -149,6 +149,7 @@ class Model(Gate):
                 continue
             if record.finished:
                 record.attempt, record.finished, record.stop = 0, False, False
+                record.deaths = record.doubts = 0
                 self.dead.discard(job)
                 record.worker = None
             if record.worker != worker:
@@ -168,6 +169,7 @@ class Model(Gate):
         record = self.jobs[job]
         again = record.again
         record.worker, record.attempt, record.again, record.stop = None, 0, None, False
+        record.begun, record.deaths, record.doubts = None, 0, 0
         if again is not None:
             self.schedule[job] = min(again, self.schedule.get(job, again))
 
@@ -211,14 +213,32 @@ class Model(Gate):
             record = self.jobs[job]
             record.again = self.schedule.get(job, record.again)
             self.schedule[job] = at
-            record.worker = None
-            record.attempt -= not counts
+            record.worker = record.begun = None
+            record.attempt = max(0, record.attempt - (not counts))
             self._end(worker, job)
         self.admit(0, now)
         return own
 
+    def begin(self, worker: str, job: str, attempt: int, mark: str) -> bool:
+        own = self._own(worker, job, attempt)
+        if own:
+            self.jobs[job].begun = mark
+        return own
+
+    def _convict(self, record: Record) -> None:
+        record.attempt += record.doubts
+        record.deaths, record.doubts = record.deaths + 1, 0
+
     @verb
-    def retry(self, worker: str, job: str, attempt: int, at: float, now: float) -> bool:
+    def retry(self, worker: str, job: str, attempt: int, at: float, now: float, *, killed: bool) -> bool:
+        own = self._own(worker, job, attempt)
+        if own:
+            record = self.jobs[job]
+            if killed:
+                self._convict(record)
+                attempt = record.attempt
+            else:
+                record.deaths = record.doubts = 0
         return self._send_back(worker, job, attempt, at, now, counts=True)
 
     @verb
@@ -226,9 +246,11 @@ class Model(Gate):
         return self._send_back(worker, job, attempt, at, now, counts=False)
 
     @verb
-    def bury(self, worker: str, job: str, attempt: int, now: float) -> bool:
+    def bury(self, worker: str, job: str, attempt: int, now: float, *, killed: bool) -> bool:
         own = self._own(worker, job, attempt)
         if own:
+            if killed:
+                self._convict(self.jobs[job])
             if self.jobs[job].again is not None or job in self.schedule or self.lined(job):
                 self._renew(job)
             else:
@@ -238,11 +260,24 @@ class Model(Gate):
         self.admit(0, now)
         return own
 
+    def _cut_short(self, record: Record, *, died: bool, only: bool) -> None:
+        known = record.begun is not None
+        if died and record.begun == "alone":
+            self._convict(record)
+            record.deaths = 0
+        elif died and not only:
+            record.deaths += 1
+            record.doubts += not known
+        if not (died and (known or only)):
+            record.attempt = max(0, record.attempt - 1)
+        record.worker = record.begun = None
+
     @verb
-    def requeue(self, worker: str, limit: int, now: float) -> None:
+    def requeue(self, worker: str, limit: int, now: float, *, died: bool) -> None:
         held = self.processing.get(worker, [])
+        only = len(held) == 1
         back: list[str] = []
-        for job in reversed(held[-limit:]):
+        for job in reversed(held if len(held) == limit + 1 else held[-limit:]):
             record = self.jobs.get(job, Record())
             holder = None if record.finished else record.worker
             if holder != worker and self.holds(holder, job):
@@ -257,7 +292,7 @@ class Model(Gate):
                     self.ready.insert(0, job)
                     self.enter(job, record.group)
                 if holder is not None:
-                    record.worker = None
+                    self._cut_short(record, died=died, only=only)
             held.remove(job)
         self.step_back(back)
         self.admit(0, now)
@@ -294,6 +329,7 @@ class Model(Gate):
             return False
         record = self.jobs[job]
         record.finished, record.attempt, record.worker, record.stop = False, 0, None, False
+        record.begun, record.deaths, record.doubts = None, 0, 0
         self.schedule[job] = now
         self.dead.remove(job)
         return True

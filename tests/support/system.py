@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 
+from evsched.apart import run_apart
 from evsched.app import App
 from evsched.config import Config
 from evsched.dispatcher import Dispatcher
@@ -35,7 +37,8 @@ class System:
     def work(self) -> Worker:
         """Start one more worker."""
         queues = list(self.config.queues or (self.app.queue,))
-        worker = Worker(self.config, self.commands, self.events.emit, self.app.program, queues)
+        apart = None if self.app.origin is None else partial(run_apart, self.app.origin)
+        worker = Worker(self.config, self.commands, self.events.emit, self.app.program, queues, apart=apart)
         self.workers.append(worker)
         self._working.append(asyncio.create_task(worker.run()))
         return worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.config import Config, as_environment, load, warning
+from evsched.config import SETTINGS, Config, as_environment, load, warning
 from evsched.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def test_a_flag_wins_over_the_environment_and_none_is_no_flag() -> None:
     assert (found.url, found.batch) == ("redis://b:1/0", 10)
 
 
-@pytest.mark.parametrize("name", Config.__struct_fields__)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_can_come_from_the_environment(name: str) -> None:
     default = getattr(Config(), name)
     given: dict[str, tuple[str, object]] = {"queues": ("a,b", ("a", "b")), "metrics_port": ("9100", 9100)}
@@ -27,11 +27,18 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
     assert getattr(load({f"EVSCHED_{name.upper()}": value}), name) == expected
 
 
+def test_queues_may_have_weights() -> None:
+    found = load({"EVSCHED_QUEUES": "mail:3,bulk,a:b:0.5"})
+    assert (found.queues, found.weights) == (("mail", "bulk", "a:b"), {"mail": 3.0, "a:b": 0.5})
+    assert Config().weights == {}
+
+
 @pytest.mark.parametrize(
     "config",
     [
         Config(),
         Config(url="redis://a:1/2", queues=("a", "b"), concurrency=3, metrics_port=9100, grace=0.25),
+        Config(queues=("a", "b:2"), weights={"a": 2.5}),
     ],
 )
 def test_settings_go_through_an_environment(config: Config) -> None:
@@ -48,6 +55,8 @@ def test_settings_go_through_an_environment(config: Config) -> None:
         ({"beat": 0.0}, "must outlive two beats"),
         ({"idle_lease": 1.0}, "idle_lease is 1.0 s"),
         ({"queues": ("a", "b c")}, "queue 'b c'"),
+        ({"queues": ("a", "a:2")}, "queue 'a' is named twice"),
+        ({"queues": ("a:0",)}, "a weight is from 0.001 to 1000"),
         ({"concurrency": "many"}, r"Expected `int`, got `str` - at `\$\.concurrency`"),
         ({"colour": 1}, "unknown field `colour`"),
     ],

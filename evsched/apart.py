@@ -1,0 +1,50 @@
+"""A run apart: one job in a process of its own, which imports the app, runs the handler and says what came of it.
+
+For a job that may kill its process: then that death names it, its worker lives, and no other job is cut short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from evsched import processes
+from evsched.current import explain
+from evsched.errors import ConfigError
+from evsched.executor import Executor
+from evsched.job import Buried, Outcome, Taken
+from evsched.locate import find_app
+from evsched.run import Run
+from evsched.verdict import Failed, judge
+
+
+async def run_apart(app: str, queue: str, job: Taken, now: float) -> Outcome:
+    """Run a job of the app MODULE:APP in a process of its own; `now` by Redis's clock. Cancelling ends the process.
+
+    Raises:
+        ProcessDied: the process did.
+    """
+    return await processes.call(_run, app, queue, job, now)
+
+
+def _run(app: str, queue: str, job: Taken, now: float) -> Outcome:
+    """Run a job; runs in the process."""
+    return asyncio.run(_perform(app, Run(queue, job, now, time.monotonic())))
+
+
+async def _perform(app: str, run: Run) -> Outcome:
+    executor, prepared = None, None
+    try:
+        program = find_app(app).program
+        executor = Executor(program, threads=1)
+        prepared = executor.prepare(run)
+        if isinstance(prepared, Buried):
+            return prepared
+        async with program.lifespan() as executor.state:
+            return await executor.perform(run, prepared)
+    # A module or lifespan that fails here, though it did not in the worker: the run has failed, not the worker.
+    except Exception as error:  # noqa: BLE001
+        if prepared is None or isinstance(prepared, Buried):
+            return Buried(f"it could not run apart: {error}", False)
+        reason = str(error) if isinstance(error, ConfigError) else explain(error)
+        return judge(run.job, prepared.policy, Failed(reason), reply=prepared.payload.reply)

@@ -1,0 +1,43 @@
+"""Queues as they are named to a worker: `mail`, or `mail:3`, which gets three times the slots when they are short."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from evsched.errors import ConfigError
+
+_WEIGHTED: Final = re.compile(r"(.+):([0-9]+(?:\.[0-9]+)?)")
+
+_LEAST: Final = 0.001
+_MOST: Final = 1000.0
+
+
+def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, float]]:
+    """Return the names, and the weights that are not 1.
+
+    Raises:
+        ConfigError: a weight is out of bounds, or a queue is named twice.
+    """
+    names, weights = list[str](), dict[str, float]()
+    for text in queues:
+        found = _WEIGHTED.fullmatch(text)
+        name = found[1] if found else text
+        if name in names:
+            raise ConfigError(f"queue {name!r} is named twice")
+        names.append(name)
+        weight = float(found[2]) if found else 1.0
+        if not _LEAST <= weight <= _MOST:
+            raise ConfigError(f"queue {text!r}: a weight is from {_LEAST:g} to {_MOST:g}")
+        if weight != 1.0:
+            weights[name] = weight
+    return tuple(names), weights
+
+
+def join_weights(queues: Iterable[str], weights: Mapping[str, float]) -> list[str]:
+    """Return what `split_weights` reads. A name that ends as a weight does gets one behind it."""
+    return [
+        f"{name}:{weights.get(name, 1.0):f}" if name in weights or _WEIGHTED.fullmatch(name) else name
+        for name in queues
+    ]

@@ -1,0 +1,26 @@
+#!lua flags=allow-oom
+-- begin: moves nothing. Marks runs that have begun, or are about to: if their worker dies, their attempts count.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   worker    who runs the jobs
+-- ROWS   id        of the job
+--        attempt   of the run
+--        mark      '1', or 'alone' = no other run is in its process
+-- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
+-- FAILS  none
+-- TWICE  the second call writes the same
+--
+-- Most runs are shorter than the delay after which they are marked, and never are.
+
+local worker = unpack(ARGV, 1, 1)
+local list = processing(worker)
+
+local lost = {}
+for id, attempt, mark in rows(2, 3) do
+  if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
+    redis.call('HSET', record(id), 'begun', mark)
+  else
+    lost[#lost + 1] = id
+  end
+end
+return lost

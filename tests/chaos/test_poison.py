@@ -1,0 +1,89 @@
+"""A job that kills each process that runs it, in a crowd: it is given up after its attempts, and no other is harmed."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from evsched import Retry
+from evsched.client import Options, SyncClient, new_job
+from tests.chaos.conftest import Fleet
+
+SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_BEAT": "0.5"}
+HARMLESS = 1000
+
+
+class Supervised:
+    """Workers that are started anew when they die, as under systemd."""
+
+    def __init__(self, fleet: Fleet, count: int, *words: str) -> None:
+        self._fleet = fleet
+        self._words = words
+        self.deaths = 0
+        self.workers: list[subprocess.Popen[bytes]] = [self._start() for _ in range(count)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return self._fleet.start("worker", "tests.chaos.app:app", *self._words, **SHORT)
+
+    def look(self) -> None:
+        for n, worker in enumerate(self.workers):
+            if worker.poll() is not None:
+                self.deaths += 1
+                self.workers[n] = self._start()
+
+
+def wait_for_the_end(fleet: Fleet, raw: Any, workers: Supervised, jobs: int, limit: float) -> None:
+    end = time.monotonic() + limit
+    while (done := ended(fleet)) < jobs or not dead(raw):
+        assert time.monotonic() < end, f"{workers.deaths} deaths, {done} of {jobs} done, dead: {dead(raw)}"
+        workers.look()
+        time.sleep(0.1)
+
+
+def ended(fleet: Fleet) -> int:
+    return len({job for what, job, *_ in fleet.lines() if what == "end"})
+
+
+def dead(raw: Any) -> set[str]:
+    return {job.decode() for job in raw.zrange("evsched:{chaos}:dead", 0, -1)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_there_before(raw: Any) -> None:
+    raw.flushdb()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_one_poison_among_a_thousand_dies_alone(
+    fleet: Fleet, client: SyncClient, raw: Any, workers: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    concurrency = str(rng.choice([4, 32, 256]))
+    place = rng.randrange(HARMLESS)
+    jobs = [new_job("harmless", (rng.choice([0.0, 0.0, 0.01, 0.2]),), {}, Options(id=f"h{n}")) for n in range(HARMLESS)]
+    jobs.insert(place, new_job("poison", (), {}, Options(id="poison")))
+    fleet.start("dispatcher", **SHORT)
+    client.enqueue("chaos", jobs)
+    supervised = Supervised(fleet, workers, "--concurrency", concurrency)
+    wait_for_the_end(fleet, raw, supervised, HARMLESS, 200)
+    assert dead(raw) == {"poison"}
+    starts = Counter(job for what, job, *_ in fleet.lines() if what == "start")
+    assert starts["poison"] == Retry().attempts
+    status = client.status("chaos", "poison")
+    assert status is not None
+    assert status.attempt == starts["poison"]
+    assert "its process died" in (status.reason or "")
+    # No attempt without a start: the number that a handler was given is at most that of its starts so far.
+    seen = Counter[str]()
+    for what, job, attempt, *_ in fleet.lines():
+        if what == "start":
+            seen[job] += 1
+            assert job == "poison" or attempt <= seen[job], job
+    print(f"{workers} workers of {concurrency} slots, poison at {place}: {supervised.deaths} deaths")

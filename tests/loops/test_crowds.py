@@ -1,0 +1,233 @@
+"""Jobs beside others: who may begin, what a stop or a death costs, and how queues share the slots of one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+from evsched import App, Retry, current_job, events
+from evsched.answers import New
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.errors import JobDead
+from evsched.job import encode
+from evsched.store import Store
+from tests.support import heavy
+from tests.support.system import System, system
+
+
+def held(raw: Any, queue: str, worker: str) -> int:
+    return raw.llen(f"evsched:{{{queue}}}:processing:{worker}")
+
+
+async def started(running: System, count: int) -> None:
+    """Wait until so many runs were handed out."""
+    await running.recorder.until(lambda: sum(len(event.ids) for event in running.recorder.of(events.Started)) >= count)
+
+
+@pytest.fixture
+def small(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=10, pool=1, grace=0.2)
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Generator[TextIO]:
+    """A file whose lock holds back `heavy.wait_for`, until it is released."""
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+async def test_jobs_that_wait_for_a_process_are_left_to_others_and_six_stops_cost_nothing(
+    small: Config, queue: str, raw: Any, lock: TextIO
+) -> None:
+    async with system(small, heavy.app, workers=0) as running:
+        wait_for = heavy.wait_for.using(queue=queue, retry=Retry(attempts=2))
+        jobs = [await wait_for.enqueue(lock.name) for _ in range(12)]
+        for n in range(1, 7):
+            worker = running.work()
+            await running.recorder.wait(events.Requeued, lambda event, of=worker.id: event.worker == of)
+            # It holds the one that it runs. The others are others' to take.
+            assert held(raw, queue, worker.id) <= 1
+            assert raw.llen(f"evsched:{{{queue}}}:ready") + raw.zcard(f"evsched:{{{queue}}}:backlog") >= 11
+            worker.stop()
+            await running.recorder.wait(events.WorkerStopped, count=n)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        running.work()
+        assert [await job.result(30) for job in jobs] == [1] * 12
+    assert not running.recorder.of(events.Buried)
+    # What did not begin was not told as started.
+    assert sum(len(event.ids) for event in running.recorder.of(events.Started)) <= 12 + 6
+
+
+async def test_tasks_of_other_kinds_pass_when_a_process_is_free_again(small: Config, queue: str, lock: TextIO) -> None:
+    async with system(small, heavy.app) as running:
+        slow = [await heavy.wait_for.using(queue=queue).enqueue(lock.name) for _ in range(4)]
+        await started(running, 1)
+        quick = [await heavy.where.using(queue=queue).enqueue() for _ in range(20)]
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert [await job.result(30) for job in slow] == [1] * 4
+        assert {(await job.result(30))[1] for job in quick} == {1}
+
+
+async def test_the_only_attempt_that_has_begun_is_given_up_at_a_stop(config: Config, app: App) -> None:
+    began = list[str]()
+
+    @app.task(retry=Retry(attempts=1))
+    async def once() -> None:
+        began.append(current_job().id)
+        await asyncio.Event().wait()
+
+    async with system(config, app) as running:
+        job = await once.enqueue()
+        await started(running, 1)
+        running.workers[0].stop()
+        await running.recorder.wait(events.WorkerStopped)
+        with pytest.raises(JobDead, match=r"attempt 1 of 1: worker .* was stopped while it ran"):
+            await job.result(5)
+        running.work()
+        await running.recorder.wait(events.WorkerStarted, count=2)
+    assert began == [job.id]
+
+
+async def test_the_only_attempt_is_marked_before_it_begins(config: Config, app: App, queue: str, raw: Any) -> None:
+    marks = list[Any]()
+
+    @app.task(retry=Retry(attempts=1))
+    async def once() -> None:
+        marks.append(raw.hget(f"evsched:{{{queue}}}:job:{current_job().id}", "begun"))
+
+    async with system(config, app):
+        for job in [await once.enqueue() for _ in range(20)]:
+            await job.result(5)
+    assert marks == [b"1"] * 20
+
+
+async def test_a_run_of_some_length_is_marked_and_a_short_one_is_not(
+    config: Config, app: App, queue: str, raw: Any, server: EmbeddedRedis
+) -> None:
+    gate = asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        await gate.wait()
+
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app) as running:
+        for job in [await noop.enqueue() for _ in range(20)]:
+            await job.result(5)
+        assert "evsched_begin" not in str(raw.info("commandstats"))
+        job = await hold.enqueue()
+        await started(running, 21)
+        async with asyncio.timeout(5):
+            while raw.hget(f"evsched:{{{queue}}}:job:{job.id}", "begun") != b"1":
+                await running.commands.send(Store(queue).survey())
+        gate.set()
+        await job.result(5)
+
+
+def suspects(raw: Any, queue: str, task: str, deaths: int, doubts: int, count: int = 1) -> list[str]:
+    """Put jobs on the schedule that were held by so many workers when they died; return their ids."""
+    ids = [f"{task}-{n}" for n in range(count)]
+    for job in ids:
+        record = {"payload": encode({"task": task}), "suspect": f"{deaths} {doubts}", "attempt": "0"}
+        raw.hset(f"evsched:{{{queue}}}:job:{job}", mapping=record)
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {job: 0})
+    return ids
+
+
+@pytest.fixture
+def findable(monkeypatch: pytest.MonkeyPatch) -> App:
+    """An app that another process can import."""
+    monkeypatch.setattr(heavy.app, "origin", "tests.support.heavy:app")
+    monkeypatch.setenv("PYTEST_PROCESS", str(os.getpid()))
+    return heavy.app
+
+
+async def test_a_repeated_suspect_runs_in_a_process_of_its_own_and_the_worker_outlives_it(
+    config: Config, findable: App, queue: str, raw: Any
+) -> None:
+    async with system(config, findable) as running:
+        guilty = suspects(raw, queue, "die_here", 2, 2)
+        harmless = suspects(raw, queue, "where", 2, 2, count=5)
+        buried = await running.recorder.wait(events.Buried, limit=60)
+        assert [buried.id] == guilty
+        assert "attempt 5 of 5: its process died" in buried.reason
+        # Two that nobody knew to have begun, and three that ended the process that ran them.
+        assert [event.attempt for event in running.recorder.of(events.Retrying)] == [1, 4]
+        assert raw.hget(f"evsched:{{{queue}}}:job:{buried.id}", "attempt") == b"5"
+        await running.recorder.until(
+            lambda: sum(len(event.ids) for event in running.recorder.of(events.Completed)) == 5, limit=60
+        )
+        for job in harmless:
+            pid, attempt = await running.app.client.result(queue, job, 5)
+            assert (pid != os.getpid(), attempt) == (True, 1)
+
+
+async def test_a_suspect_of_one_death_runs_among_the_others(
+    config: Config, findable: App, queue: str, raw: Any
+) -> None:
+    async with system(config, findable) as running:
+        (job,) = suspects(raw, queue, "where", 1, 1)
+        await running.recorder.wait(events.Completed)
+        assert await running.app.client.result(queue, job, 5) == [os.getpid(), 1]
+
+
+async def test_an_app_that_cannot_be_found_runs_its_suspects_alone(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    beside = list[int]()
+    running_now = Counter[str]()
+
+    @app.task
+    async def suspect() -> None:
+        beside.append(running_now.total())
+        assert raw.hget(f"evsched:{{{queue}}}:job:{current_job().id}", "begun") == b"alone"
+
+    @app.task
+    async def noop() -> None:
+        running_now["noop"] += 1
+        await asyncio.to_thread(lambda: None)
+        running_now["noop"] -= 1
+
+    async with system(config, app) as running:
+        suspects(raw, queue, "suspect", 2, 2, count=3)
+        others = [await noop.enqueue() for _ in range(30)]
+        for job in others:
+            await job.result(10)
+        await running.recorder.until(
+            lambda: sum(len(event.ids) for event in running.recorder.of(events.Completed)) == 33
+        )
+    assert beside == [0, 0, 0]
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+async def test_a_saturated_queue_leaves_the_other_its_turns(server: EmbeddedRedis, queue: str, slots: int) -> None:
+    app, order = App(queue=queue), list[str]()
+    other = f"{queue}-b"
+
+    @app.task
+    async def step() -> None:
+        order.append(current_job().queue)
+        await asyncio.to_thread(lambda: None)
+
+    config = Config(url=server.url, queues=(queue, other), weights={queue: 3.0}, concurrency=slots, grace=2.0)
+    async with system(config, app, workers=0) as running:
+        for of in (queue, other):
+            jobs = [New(f"{of}-{n}", encode({"task": "step"})) for n in range(200)]
+            await running.commands.send(Store(of).enqueue(jobs))
+        running.work()
+        await running.recorder.until(lambda: len(order) == 400, limit=30)
+    # While both have jobs: three of the one to one of the other, within 10 % and a round of slots.
+    both = order[: 200 * 4 // 3 - 2 * slots]
+    assert both.count(queue) == pytest.approx(0.75 * len(both), abs=0.1 * len(both))
+    assert not running.recorder.of(events.Buried)

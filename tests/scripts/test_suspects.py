@@ -1,0 +1,156 @@
+"""requeue, begin, start, retry, bury: which runs count when a worker stops or dies, and who is a suspect then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.answers import New
+from evsched.job import Buried, Deferred, Done, Retried, Taken
+from evsched.store import Store
+
+NOW = 1_900_000_000.0
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture
+def take(send: Send, store: Store) -> Callable[[int], list[Taken]]:
+    """Hand out so many jobs to worker "w"."""
+
+    def take(count: int) -> list[Taken]:
+        send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(count)]))
+        send(store.dispatch(limit=100, cap=1000, now=NOW))
+        return again(send, store)
+
+    return take
+
+
+def again(send: Send, store: Store, worker: str = "w") -> list[Taken]:
+    return send(store.start(worker, (), hold=100, lease=15, now=NOW)).jobs
+
+
+def die(send: Send, store: Store, worker: str = "w") -> None:
+    lease = {lease.worker: lease.end for lease in send(store.survey(now=NOW))}[worker]
+    assert send(store.requeue(worker, "it died", lease=lease, now=NOW))[0] == "all"
+
+
+def suspicion(jobs: list[Taken]) -> dict[str, tuple[int, int, int]]:
+    return {job.id: (job.attempt, job.deaths, job.doubts) for job in jobs}
+
+
+def test_what_a_worker_hands_back_costs_no_attempt_begun_or_not(
+    take: Callable[[int], list[Taken]], send: Send, store: Store
+) -> None:
+    jobs = take(2)
+    send(store.begin("w", [(jobs[0], "1")]))
+    send(store.requeue("w", "it stops", now=NOW))
+    assert suspicion(again(send, store)) == {"j0": (1, 0, 0), "j1": (1, 0, 0)}
+
+
+def test_a_death_counts_what_is_known_to_have_begun_and_suspects_all(
+    take: Callable[[int], list[Taken]], send: Send, store: Store
+) -> None:
+    jobs = take(3)
+    assert send(store.begin("w", [(jobs[1], "1")])) == []
+    die(send, store)
+    assert suspicion(again(send, store)) == {"j0": (1, 1, 1), "j1": (2, 1, 0), "j2": (1, 1, 1)}
+    die(send, store)
+    assert suspicion(again(send, store)) == {"j0": (1, 2, 2), "j1": (2, 2, 1), "j2": (1, 2, 2)}
+
+
+def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
+    take: Callable[[int], list[Taken]], send: Send, store: Store
+) -> None:
+    take(1)
+    die(send, store)
+    assert suspicion(again(send, store)) == {"j0": (2, 0, 0)}
+
+
+def test_the_last_of_many_is_not_taken_for_the_only_one(
+    take: Callable[[int], list[Taken]], send: Send, store: Store
+) -> None:
+    take(4)
+    (lease,) = send(store.survey(now=NOW))
+    done = "more"
+    while done == "more":
+        done, _ = send(store.requeue("w", "it died", lease=lease.end, limit=1, now=NOW))
+    assert set(suspicion(again(send, store)).values()) == {(1, 1, 1)}
+
+
+def test_one_that_was_alone_in_its_process_is_convicted_and_the_others_are_suspects(
+    take: Callable[[int], list[Taken]], send: Send, store: Store
+) -> None:
+    take(2)
+    die(send, store)
+    first, _ = again(send, store)
+    send(store.begin("w", [(first, "alone")]))
+    die(send, store)
+    assert suspicion(again(send, store)) == {"j0": (3, 0, 0), "j1": (1, 2, 2)}
+
+
+def test_one_that_ended_the_process_that_ran_it_apart_is_charged_for_the_doubtful_runs(
+    take: Callable[[int], list[Taken]], send: Send, store: Store, state: State
+) -> None:
+    take(2)
+    die(send, store)
+    first, second = again(send, store)
+    assert send(store.retry("w", [(first, Retried(0.0, "killed", killed=True))], now=NOW)) == []
+    assert (state()["job:j0"]["attempt"], state()["job:j0"]["suspect"]) == ("2", "2 0")
+    assert send(store.bury("w", [(second, Buried("killed", False, killed=True))], now=NOW)) == []
+    assert state()["job:j1"]["attempt"] == "2"
+
+
+@pytest.mark.parametrize("end", ["retry", "complete", "bury"])
+def test_a_run_that_comes_to_an_end_clears_the_suspicion(
+    take: Callable[[int], list[Taken]], send: Send, store: Store, end: str
+) -> None:
+    take(2)
+    die(send, store)
+    first, _ = again(send, store)
+    call = {
+        "retry": store.retry("w", [(first, Retried(0.0, "no luck"))], now=NOW),
+        "complete": store.complete("w", [(first, Done(b"1", 100.0, False))], now=NOW),
+        "bury": store.bury("w", [(first, Buried("no luck", False))], now=NOW),
+    }[end]
+    assert send(call) == []
+    if end == "bury":
+        send(store.revive(["j0"], now=NOW))
+    elif end == "complete":
+        send(store.enqueue([New("j0", b'{"task":"t"}', due=NOW)]))
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    (newer,) = again(send, store)
+    assert (newer.id, newer.deaths, newer.doubts) == ("j0", 0, 0)
+
+
+def test_a_job_that_may_not_start_yet_stays_a_suspect(
+    take: Callable[[int], list[Taken]], send: Send, store: Store
+) -> None:
+    take(2)
+    die(send, store)
+    first, _ = again(send, store)
+    send(store.defer("w", [(first, Deferred(NOW, "not yet"))], now=NOW))
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    assert suspicion(again(send, store)) == {"j0": (1, 1, 1)}
+
+
+def test_a_run_that_is_not_the_workers_is_not_marked(
+    take: Callable[[int], list[Taken]], send: Send, store: Store, state: State
+) -> None:
+    jobs = take(2)
+    before = state()
+    assert send(store.begin("v", [(jobs[0], "1")])) == ["j0"]
+    assert send(store.begin("w", [(Taken("j0", 2, NOW, b""), "1")])) == ["j0"]
+    assert state() == before
+
+
+@pytest.mark.parametrize("text", ["", "1", "a b", "-1 2", "1 2 3", "1e3 1", "9999 1", "0x1 1"])
+def test_a_suspicion_that_somebody_wrote_badly_is_none(
+    take: Callable[[int], list[Taken]], send: Send, store: Store, raw: Any, text: str
+) -> None:
+    take(2)
+    send(store.requeue("w", "it stops", now=NOW))
+    raw.hset(f"evsched:{{{store.queue}}}:job:j0", mapping={"suspect": text, "attempt": text})
+    assert suspicion(again(send, store))["j0"] in ((1, 0, 0), (2, 0, 0))

@@ -1,0 +1,92 @@
+"""Slots are shared by weight: with any number of them, and any lengths of jobs. Time is counted here, not waited."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+import pytest
+
+from evsched.slots import Share, Slots
+
+
+def run(slots: Slots, shares: dict[Share, float], until: float) -> dict[Share, float]:
+    """Let shares with work without end use the slots; a job of each lasts so many seconds. Return the slot seconds."""
+    used, ends, order, now = dict.fromkeys(shares, 0.0), list[tuple[float, int, Share]](), count(), 0.0
+    for share in shares:
+        share.want(True)
+    while now < until:
+        given = True
+        while given:
+            given = False
+            for share, seconds in shares.items():
+                for _ in range(share.reserve(999)):
+                    heapq.heappush(ends, (now + seconds, next(order), share))
+                    given = True
+        now, _, share = heapq.heappop(ends)
+        share.end(shares[share])
+        used[share] += shares[share]
+    return used
+
+
+@pytest.mark.parametrize("total", [1, 4, 16, 64])
+@pytest.mark.parametrize("seconds", [(0.1, 0.1), (1.0, 1.0), (0.1, 1.0), (1.0, 0.1)])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (1.0, 5.0)])
+def test_slot_seconds_are_as_the_weights(
+    total: int, seconds: tuple[float, float], weights: tuple[float, float]
+) -> None:
+    slots = Slots(total)
+    shares = [slots.join(weight, lambda: None) for weight in weights]
+    used = run(slots, dict(zip(shares, seconds, strict=True)), 200.0)
+    part = used[shares[0]] / sum(used.values())
+    assert part == pytest.approx(weights[0] / sum(weights), rel=0.1)
+    assert sum(used.values()) == pytest.approx(200.0 * total, rel=0.05)  # no slot was left free
+
+
+def test_alone_it_gets_all_and_the_other_has_its_turn_when_it_comes() -> None:
+    slots, stirred = Slots(4), list[str]()
+    a, b = slots.join(1.0, lambda: stirred.append("a")), slots.join(1.0, lambda: stirred.append("b"))
+    a.want(True)
+    assert a.reserve(999) == 4
+    b.want(True)
+    assert b.reserve(999) == 0
+    stirred.clear()
+    a.end(60.0)
+    assert stirred == ["a", "b"]
+    assert (a.reserve(999), b.reserve(999)) == (0, 1)
+
+
+def test_what_was_idle_has_saved_nothing_up() -> None:
+    slots = Slots(1)
+    a, b = slots.join(1.0, lambda: None), slots.join(1.0, lambda: None)
+    run(slots, {a: 1.0}, 1000.0)
+    order = list[Share]()
+    b.want(True)
+    for _ in range(10):
+        share = a if a.reserve(999) else b
+        if share is b:
+            assert b.reserve(999) == 1
+        order.append(share)
+        share.end(1.0)
+    assert order.count(a) == order.count(b) == 5
+
+
+def test_who_wants_no_more_lets_the_others_look_again() -> None:
+    slots, stirred = Slots(3), list[str]()
+    a, b = slots.join(1.0, lambda: stirred.append("a")), slots.join(1.0, lambda: None)
+    a.want(True)
+    b.want(True)
+    assert 1 <= a.reserve(999) <= 2
+    b.want(False)
+    assert stirred == ["a"]
+    a.reserve(999)
+    assert slots.free == 0
+
+
+def test_a_job_that_is_here_already_takes_a_free_slot_out_of_turn() -> None:
+    slots = Slots(1)
+    a, b = slots.join(1.0, lambda: None), slots.join(1.0, lambda: None)
+    assert a.reserve_one()
+    assert not b.reserve_one()
+    a.release(1)
+    assert b.reserve_one()
