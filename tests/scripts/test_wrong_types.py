@@ -78,6 +78,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "ask": lambda store, runs: store.ask("r1"),
     "audit": lambda store, runs: store.audit([b"running", b"g1", b"r3", b"scheduled", b"dead"], now=NOW),
     "beat": lambda store, runs: store.beat("w", 99, now=NOW),
+    "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.bury("w", [(runs[RUN], Buried("x", True))], now=NOW),
     "cancel": lambda store, runs: store.cancel("r4", now=NOW),
     "census": lambda store, runs: store.census(now=NOW),
