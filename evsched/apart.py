@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import cast
 
 from evsched import processes
-from evsched.current import explain
+from evsched.current import Progress, explain
 from evsched.errors import ConfigError
 from evsched.executor import Executor
 from evsched.job import Buried, Outcome, Taken
@@ -18,18 +20,21 @@ from evsched.run import Run
 from evsched.verdict import Failed, judge
 
 
-async def run_apart(app: str, queue: str, job: Taken, now: float) -> Outcome:
+async def run_apart(app: str, queue: str, job: Taken, now: float, heard: Callable[[Progress], object]) -> Outcome:
     """Run a job of the app MODULE:APP in a process of its own; `now` by Redis's clock. Cancelling ends the process.
+
+    `heard` is called with how far it is.
 
     Raises:
         ProcessDied: the process did.
     """
-    return await processes.call(_run, app, queue, job, now)
+    return await processes.call(heard, _run, app, queue, job, now)
 
 
-def _run(app: str, queue: str, job: Taken, now: float) -> Outcome:
+def _run(tell: Callable[[Progress], None], app: str, queue: str, job: Taken, now: float) -> Outcome:
     """Run a job; runs in the process."""
-    return asyncio.run(_perform(app, Run(queue, job, now, time.monotonic())))
+    run = Run(queue, job, now, time.monotonic(), lambda: tell(cast(Progress, run.progress)))
+    return asyncio.run(_perform(app, run))
 
 
 async def _perform(app: str, run: Run) -> Outcome:

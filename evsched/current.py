@@ -29,8 +29,8 @@ class GiveUp(EvschedError):
 class Progress(Struct, frozen=True, omit_defaults=True):
     """How far a run is, as its handler says."""
 
-    done: float
-    total: float | None = None
+    done: int | float  # as it was given: 3 stays 3 on its way from a process
+    total: int | float | None = None
     note: str = ""
 
 
@@ -103,13 +103,16 @@ class CurrentJob:
     def progress(self, done: float, total: float | None = None, note: str = "") -> _Noted:
         """Tell how far the run is; it is kept in the job's record, and `evsched show --follow` draws it.
 
-        Call it as often as you like: a few times a second the newest is written. May be awaited, and need not be: so
-        plain functions call it too. A task on a process cannot tell.
+        Call it as often as you like: a few times a second the newest is written, and the last when the run ends. May be
+        awaited, and need not be: so plain functions call it too.
         """
-        if self._report is None:
-            raise EvschedError("progress: a task on a process has no way to tell it; use a thread, or on='thread'")
-        self._report(Progress(done, total, note[:200]))
+        self.tell(Progress(done, total, note[:200]))
         return _NOTED
+
+    def tell(self, progress: Progress) -> None:
+        """Tell how far the run is, as a value."""
+        if self._report is not None:
+            self._report(progress)
 
     @property
     def idempotency_key(self) -> str:

@@ -22,7 +22,7 @@ from msgspec import Struct
 from evsched import processes
 from evsched.backoff import Retry
 from evsched.care import MarkRun, Turnstile, care_for, patience
-from evsched.current import CurrentJob, GiveUp, RetryLater, explain, set_current_job
+from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, explain, set_current_job
 from evsched.errors import ConfigError, UnknownTask
 from evsched.job import (
     Aborted,
@@ -97,8 +97,8 @@ class Prepared(Struct, frozen=True):
 class Apart(Protocol):
     """Runs a job in a process of its own."""
 
-    async def __call__(self, queue: str, job: Taken, now: float) -> Outcome:
-        """Return what came of it. Cancelling ends the process.
+    async def __call__(self, queue: str, job: Taken, now: float, heard: Callable[[Progress], object]) -> Outcome:
+        """Return what came of it; `heard` is called with how far it is. Cancelling ends the process.
 
         Raises:
             ProcessDied: the process did.
@@ -253,7 +253,7 @@ class Executor:
         self._begin(run, None if timeout is None else timeout + self._grace)
         now = run.now + time.monotonic() - run.handed
         try:
-            outcome = await self._apart(run.queue, run.job, now)
+            outcome = await self._apart(run.queue, run.job, now, run.tell)
         except asyncio.CancelledError:
             if run.abandoned:
                 raise

@@ -230,7 +230,9 @@ class Lane:
             raise failed
 
     def _outcomes(self, ended: list[tuple[Run, Outcome]]) -> list[_Outgoing]:
-        calls: list[_Outgoing] = []
+        # Before the end is: then nobody's run it is any more, and what was told last would be lost.
+        told = [(run.job, run.progress) for run, _ in ended if run.progress is not None]
+        calls: list[_Outgoing] = [(self.store.progress(self._worker, told), [])] if told else []
         verbs = (
             (Done, self.store.complete),
             (Retried, self.store.retry),

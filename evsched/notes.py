@@ -7,7 +7,6 @@ written about at all.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Final
 
@@ -88,10 +87,13 @@ class Notes:
             self._telling = self._loop.create_task(self._write_progress())
 
     async def _write_progress(self) -> None:
-        while told := [(run.job, run.progress) for run in self._held.values() if run.progress is not None]:
-            for run in self._held.values():
-                run.progress = None
-            # Redis is away: the next one tells more.
-            with contextlib.suppress(StoreError):
-                await self._commands.send(self._store.progress(self._worker, told))
+        while told := [(run, run.progress) for run in self._held.values() if run.progress is not None]:
+            rows = [(run.job, progress) for run, progress in told]
+            try:
+                await self._commands.send(self._store.progress(self._worker, rows))
+            except StoreError:
+                return  # Redis is away: the next one tells more, and the end of the run at the latest
+            for run, progress in told:
+                if run.progress is progress:
+                    run.progress = None
             await asyncio.sleep(_PROGRESS)

@@ -17,10 +17,11 @@ from typing import Any
 import anyio
 import anyio.to_process
 
-from evsched import lifeline
-from evsched.current import CurrentJob, GiveUp, RetryLater, explain, set_current_job
+from evsched import lifeline, relay
+from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, explain, set_current_job
 from evsched.errors import EvschedError
 from evsched.job import decode, encode
+from evsched.relay import Line, Teller
 
 
 class HandlerFailed(EvschedError):
@@ -46,7 +47,7 @@ async def run(
     known = {
         name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "planned", "lateness", "meta")
     }
-    kind, value, delay = await call(_call, handler.__module__, handler.__qualname__, args, kwargs, known)
+    kind, value, delay = await call(job.tell, _call, handler.__module__, handler.__qualname__, args, kwargs, known)
     if kind == "done":
         return decode(value)
     if kind == "retry":
@@ -56,28 +57,39 @@ async def run(
     raise HandlerFailed(value)
 
 
-async def call(function: Callable[..., Any], *args: Any) -> Any:
+async def call(heard: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a module in a process that does nothing else meanwhile. Cancelling ends the process.
+
+    The function's first argument is a function by which it tells how far it is: that is `heard`, and the last for sure.
 
     Raises:
         ProcessDied: it did.
     """
     try:
-        # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
-        return await anyio.to_process.run_sync(
-            _belonging, os.getpid(), function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)
-        )
+        with relay.listen(heard) as line:
+            # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
+            value, last = await anyio.to_process.run_sync(
+                _belonging, os.getpid(), line, function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)
+            )
     except anyio.BrokenWorkerProcess as error:
         raise ProcessDied(f"its process died ({error.__cause__ or error})") from None
+    if last is not None:
+        heard(last)
+    return value
 
 
 def _call(
-    module: str, name: str, args: list[Any], kwargs: dict[str, Any], known: dict[str, Any]
+    tell: Callable[[Progress], None],
+    module: str,
+    name: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    known: dict[str, Any],
 ) -> tuple[str, Any, float | None]:
     """Call the handler; runs in the process. The name stands for a task there, whose function is `handler`."""
     try:
         found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
-        set_current_job(CurrentJob(**known))
+        set_current_job(CurrentJob(**known, report=tell))
         return "done", encode(getattr(found, "handler", found)(*args, **kwargs)), None
     except RetryLater as error:
         return "retry", str(error), error.delay
@@ -88,9 +100,12 @@ def _call(
         return "failed", explain(error), None
 
 
-def _belonging(worker: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _belonging(
+    worker: int, line: Line, function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, Progress | None]:
     _belong_to(worker)
-    return function(*args)
+    teller = Teller(line)
+    return function(teller.tell, *args), teller.end()
 
 
 def _belong_to(worker: int) -> None:

@@ -159,6 +159,8 @@ class Clock:
             (job,) = take
             run = Run(queue, job, self.now, time.monotonic())
             outcome = await self._executor.run(run)
+            if run.progress is not None:
+                self._commands.send(of.progress(_WORKER, [(job, run.progress)]))
             for kind, verb in (
                 (Done, of.complete),
                 (Retried, of.retry),

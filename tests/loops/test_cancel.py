@@ -122,7 +122,6 @@ async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Confi
             ("never", "^.* is dead: the account is closed"),
             ("fail", "attempt 2 of 2: ValueError: no luck .*heavy.py"),
             ("die", "attempt 2 of 2: its process died"),
-            ("progress", "no way to tell it"),
         ):
             with pytest.raises(JobDead, match=reason):
                 await outcome(heavy.steer, how)

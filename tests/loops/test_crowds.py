@@ -171,6 +171,9 @@ async def test_a_repeated_suspect_runs_in_a_process_of_its_own_and_the_worker_ou
         for job in harmless:
             pid, attempt = await running.app.client.result(queue, job, 5)
             assert (pid != os.getpid(), attempt) == (True, 1)
+            status = await running.app.client.status(queue, job)
+            assert status is not None
+            assert status.progress == {"done": 1, "total": 2}
 
 
 async def test_a_suspect_of_one_death_runs_among_the_others(

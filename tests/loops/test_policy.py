@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evsched import App, CurrentJob, JobDead, JobExists, current_job, events
+from evsched import App, CurrentJob, JobDead, JobExists, Retry, current_job, events
 from evsched.config import Config
 from evsched.store import Store
+<<<<<<< HEAD
 from tests.support.patience import PATIENCE
+=======
+from tests.support import heavy
+>>>>>>> a534842 (The last progress of a run is kept, and tasks on processes tell theirs: by datagrams to a socket of the run's worker)
 from tests.support.system import system
 
 
@@ -209,3 +216,45 @@ async def test_a_plain_function_tells_its_progress_without_await(config: Config,
         gate.set()
         await job.result(PATIENCE)
         await whole.recorder.wait(events.Completed)  # the worker hears of it after Redis has told who waits
+
+
+@pytest.mark.parametrize("fail", [False, True])
+async def test_a_task_on_a_process_tells_its_progress_while_it_runs_and_at_its_end(
+    config: Config, queue: str, tmp_path: Path, raw: Any, fail: bool
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with raw.pubsub() as heard:
+        heard.subscribe(f"evsched:{{{queue}}}:progress:everest")
+        heard.get_message(timeout=5)
+        async with system(config, heavy.app) as whole:
+            job = await heavy.climb.using(queue=queue, id="everest").enqueue(str(gate), fail)
+            told: dict[str, Any] = {}
+            while told.get("done") != 999:
+                told = json.loads((await asyncio.to_thread(heard.get_message, timeout=10))["data"])
+            assert (await job.status()).progress == {"done": 999, "total": 1000, "note": "on the way"}
+            await asyncio.to_thread(gate.write_text, "go")
+            await whole.recorder.wait(events.Buried if fail else events.Completed)
+            assert (await job.status()).progress == {"done": 1000, "total": 1000, "note": "the top"}
+
+
+async def test_the_last_progress_is_kept_when_the_job_ends_at_once(config: Config, app: App, queue: str) -> None:
+    @app.task(retry=Retry(attempts=1))
+    async def climb(n: int) -> None:
+        for step in range(n):
+            current_job().progress(step, n)
+        await app.client.status(queue, current_job().id)  # what was told is on its way meanwhile
+        current_job().progress(n, n)
+        if n % 3 == 0:
+            raise ValueError("the way down")
+
+    async with system(config, app) as whole:
+        jobs = await climb.enqueue_many([(n,) for n in range(1, 101)])
+        await whole.recorder.until(
+            lambda: (
+                sum(len(one.ids) for one in whole.recorder.of(events.Completed)) == 67
+                and len(whole.recorder.of(events.Buried)) == 33
+            )
+        )
+        told = [(await job.status()).progress for job in jobs]
+        assert told == [{"done": n, "total": n} for n in range(1, 101)]

@@ -30,6 +30,8 @@ app = App(queue="tested", lifespan=lifespan)
 @app.task(retry=Retry(attempts=3, interval=60, factor=1, jitter=0))
 async def remind(name: str, fail: int = 0) -> str:
     calls.append((name, current_job().attempt))
+    current_job().progress(0, 3)
+    current_job().progress(current_job().attempt, 3, name)
     if current_job().attempt <= fail:
         raise ValueError("no luck")
     return f"{name}, {current_job().state}"
@@ -117,3 +119,11 @@ async def test_a_job_that_schedules_itself_for_now_is_found(clock: Clock, monkey
     await forever.enqueue()
     with pytest.raises(ConfigError, match=r"more than 50 runs.*task forever"):
         await clock.advance()
+
+
+async def test_progress_is_kept_as_in_production(clock: Clock) -> None:
+    job = await remind.using(delay=1).enqueue("bob", 1)
+    await clock.advance(seconds=1)
+    assert (await job.status()).progress == {"done": 1, "total": 3, "note": "bob"}
+    await clock.advance(seconds=60)
+    assert (await job.status()).progress == {"done": 2, "total": 3, "note": "bob"}

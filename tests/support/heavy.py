@@ -42,8 +42,6 @@ def steer(how: str) -> int:
         raise ValueError("no luck")
     if how == "die":
         os._exit(3)
-    if how == "progress":
-        job.progress(1)
     return job.attempt
 
 
@@ -63,4 +61,18 @@ async def die_here() -> None:
 
 @app.task
 async def where() -> tuple[int, int]:
+    current_job().progress(1, 2)
     return os.getpid(), current_job().attempt
+
+
+@app.task(on="process", retry=Retry(attempts=1))
+def climb(gate: str, fail: bool = False) -> None:
+    """Tell of the way, wait at a pipe, tell of the top."""
+    job = current_job()
+    for n in range(1000):
+        job.progress(n, 1000, "on the way")
+    with open(gate) as opened:  # noqa: PTH123
+        opened.read()
+    job.progress(1000, 1000, "the top")
+    if fail:
+        raise ValueError("the way down")
