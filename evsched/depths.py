@@ -26,8 +26,8 @@ _FRESH: Final = 1.0
 _SLICE: Final = 50
 """Queues that are asked in one round trip, 0.5 ms of Redis's time: jobs go on in between, however many there are."""
 
-_DEADLINE: Final = 0.75
-"""Seconds that a scrape waits for Redis: then it tells the rest, a second after it was asked at the latest."""
+DEADLINE: Final = 0.75
+"""Seconds that a scrape or a probe waits for Redis: then it tells the rest, within a second."""
 
 _WHO: Final = "scrape"
 
@@ -54,7 +54,7 @@ class Depths:
         told.forget()
         sent = time.time()
         try:
-            async with asyncio.timeout(_DEADLINE):
+            async with asyncio.timeout(DEADLINE):
                 about = [server.clock(), server.info("stats", "memory")]
                 now, redis, *found = await self._read([*about, *(Store(queue).census() for queue in queues)])
         except (StoreError, TimeoutError) as error:

@@ -170,6 +170,7 @@ class Lane:
         """
         if self._unsure:
             await self._compare()
+        await self._notes.settle()
         limit = self._config.batch
         ended, self._ended = self._ended[:limit], self._ended[limit:]
         if any(type(outcome) is Returned for _, outcome in ended):

@@ -37,6 +37,9 @@ class Notes:
         self._loop = asyncio.get_running_loop()
         self._marking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None
+        self._told = asyncio.Event()
+        """No progress is on its way."""
+        self._told.set()
         self._writing = set[asyncio.Task[None]]()
 
     def handed_out(self) -> None:
@@ -47,6 +50,10 @@ class Notes:
     def progressed(self) -> None:
         """Note that a run has told how far it is. For any thread."""
         self._loop.call_soon_threadsafe(self._tell)
+
+    async def settle(self) -> None:
+        """Wait until the progress that is on its way is written: it must not come after the last of its run."""
+        await self._told.wait()
 
     def close(self) -> None:
         """Write no more."""
@@ -89,10 +96,13 @@ class Notes:
     async def _write_progress(self) -> None:
         while told := [(run, run.progress) for run in self._held.values() if run.progress is not None]:
             rows = [(run.job, progress) for run, progress in told]
+            self._told.clear()
             try:
                 await self._commands.send(self._store.progress(self._worker, rows))
             except StoreError:
                 return  # Redis is away: the next one tells more, and the end of the run at the latest
+            finally:
+                self._told.set()
             for run, progress in told:
                 if run.progress is progress:
                     run.progress = None

@@ -9,12 +9,11 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Final
 
 from prometheus_client import disable_created_metrics
 
 from evsched.config import Config
-from evsched.depths import Depths
+from evsched.depths import DEADLINE, Depths
 from evsched.dispatcher import Dispatcher
 from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
 from evsched.events import (
@@ -34,9 +33,6 @@ from evsched.pulse import Pulse
 from evsched.sender import Commands
 from evsched.store import Store
 from evsched.worker import Worker
-
-_DEADLINE: Final = 0.75
-"""Seconds that the question whether a process is ready waits for Redis: who asks waits for a second, most often."""
 
 
 class Telemetry:
@@ -137,7 +133,7 @@ class Telemetry:
     async def _answers(self, queue: str, refused: Callable[[], str | None]) -> str | None:
         """Ask Redis, then look at what the last passes of the loops met."""
         try:
-            async with asyncio.timeout(_DEADLINE):
+            async with asyncio.timeout(DEADLINE):
                 await self._commands.send(Store(queue).census())  # a script, so scripts run
         except StoreDown as error:
             return f"Redis does not answer: {error}"
@@ -146,7 +142,7 @@ class Telemetry:
                 return f"Redis refuses: {error}"
             # Bad data of one queue: what the loops met of all of them decides.
         except TimeoutError:
-            return f"Redis does not answer within {_DEADLINE:g} s"
+            return f"Redis does not answer within {DEADLINE:g} s"
         wrong = refused()
         return None if wrong is None else f"Redis refuses: {wrong}"
 

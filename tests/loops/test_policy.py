@@ -17,11 +17,8 @@ import pytest
 from evsched import App, CurrentJob, JobDead, JobExists, Retry, current_job, events
 from evsched.config import Config
 from evsched.store import Store
-<<<<<<< HEAD
-from tests.support.patience import PATIENCE
-=======
 from tests.support import heavy
->>>>>>> a534842 (The last progress of a run is kept, and tasks on processes tell theirs: by datagrams to a socket of the run's worker)
+from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
@@ -231,7 +228,7 @@ async def test_a_task_on_a_process_tells_its_progress_while_it_runs_and_at_its_e
             job = await heavy.climb.using(queue=queue, id="everest").enqueue(str(gate), fail)
             told: dict[str, Any] = {}
             while told.get("done") != 999:
-                told = json.loads((await asyncio.to_thread(heard.get_message, timeout=10))["data"])
+                told = json.loads((await asyncio.to_thread(heard.get_message, timeout=PATIENCE))["data"])
             assert (await job.status()).progress == {"done": 999, "total": 1000, "note": "on the way"}
             await asyncio.to_thread(gate.write_text, "go")
             await whole.recorder.wait(events.Buried if fail else events.Completed)

@@ -12,6 +12,7 @@ import pytest
 from evsched import relay
 from evsched.current import Progress
 from evsched.relay import Line, Teller
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ class Heard:
         self._news.set()
 
     async def until(self, wanted: Progress) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while wanted not in self.all:
                 self._news.clear()
                 await self._news.wait()
@@ -100,4 +101,4 @@ async def test_nothing_is_left_behind(platform: str, tmp_path: Path, monkeypatch
         assert bool(list(tmp_path.iterdir())) is (platform != "linux")
     assert list(tmp_path.iterdir()) == []
     assert teller._thread is not None  # pyright: ignore[reportPrivateUsage]
-    await asyncio.to_thread(teller._thread.join, 5)  # pyright: ignore[reportPrivateUsage]
+    await asyncio.to_thread(teller._thread.join, PATIENCE)  # pyright: ignore[reportPrivateUsage]
