@@ -6,6 +6,7 @@ What to send is built by the store's pure functions and by those of this file; t
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -90,14 +91,7 @@ def seconds(length: timedelta | float) -> float:
     return length.total_seconds() if isinstance(length, timedelta) else float(length)
 
 
-def new_job(
-    task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Options, payload_cap: int = PAYLOAD_CAP
-) -> New:
-    """Build a job from a task's name, its arguments and options.
-
-    Raises:
-        ConfigError: an id, priority, group, time or window that cannot be; arguments that are no JSON, or too much.
-    """
+def _check(options: Options) -> None:
     if options.id is not None and not keys.NAME.fullmatch(options.id):
         raise ConfigError(f"id {options.id[:200]!r}: an id is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
     if options.priority is not None and options.priority not in range(10):
@@ -108,6 +102,27 @@ def new_job(
         raise ConfigError("due and delay: give one of them")
     if options.window is not None and not WINDOW_NAME.fullmatch(options.window):
         read_window(options.window)
+    if options.timeout is not None and not 0 < options.timeout < math.inf:
+        raise ConfigError(f"timeout is {options.timeout!r}: over 0 s")
+    if options.retention is not None and not 0 <= options.retention < math.inf:
+        raise ConfigError(f"retention is {options.retention!r}: 0 s or more")
+    # NaN is what no comparison holds for.
+    if options.delay is not None and not seconds(options.delay) < math.inf:
+        raise ConfigError(f"delay is {options.delay!r}: a number of seconds")
+    for name, moment in (("due", options.due), ("expires", options.expires)):
+        if moment is not None and math.isnan(unix(moment)):
+            raise ConfigError(f"{name} is nan: Unix seconds")
+
+
+def new_job(
+    task: str, args: Sequence[Any], kwargs: dict[str, Any], options: Options, payload_cap: int = PAYLOAD_CAP
+) -> New:
+    """Build a job from a task's name, its arguments and options.
+
+    Raises:
+        ConfigError: an id, priority, group, time or window that cannot be; arguments that are no JSON, or too much.
+    """
+    _check(options)
     retry = options.retry
     payload = Payload(
         task=task,

@@ -66,14 +66,15 @@ class Task(Struct, frozen=True):
         for i, value in enumerate(args):
             wanted = self.positional[i] if i < len(self.positional) else self.rest
             values.append(value if wanted is None else _convert(value, wanted, f"$.args[{i}]"))
-        missing = self.required.difference(self.order[: len(args)], kwargs) if self.required else None
+        by_name = [name for name in kwargs if name in self.named] if kwargs else ()
+        missing = self.required.difference(self.order[: len(args)], by_name) if self.required else None
         if missing:
             raise msgspec.ValidationError(f"{self.name} needs {_list(sorted(missing))} - at `$.args`")
         if not kwargs:
             return values, kwargs
         named: dict[str, Any] = {}
         for name, value in kwargs.items():
-            if name in self.order[: len(args)]:
+            if name in self.named and name in self.order[: len(args)]:
                 raise msgspec.ValidationError(f"{self.name} got {name!r} twice - at `$.kwargs.{name}`")
             if name not in self.named and not self.star_named:
                 near = difflib.get_close_matches(name, self.named, n=1)

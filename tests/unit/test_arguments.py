@@ -98,7 +98,7 @@ def test_what_the_worker_can_convert_passes(
         (deliver, (Parcel(1.5, Address("s", "1")),), {}, "argument 'parcel' at .to.number: expected `int`, got `str`"),  # pyright: ignore[reportArgumentType]
         (deliver, (GOOD, "xl"), {}, "task deliver: argument 'size': invalid enum value 'xl'"),
         (deliver, (GOOD,), {"at": "soon"}, "task deliver: argument 'at': invalid RFC3339 encoded datetime"),
-        (deliver, (), {"parcel": GOOD}, "task deliver: deliver takes no 'parcel'"),
+        (deliver, (), {"parcel": GOOD}, "task deliver: deliver needs 'parcel'"),
     ],
 )
 def test_what_it_cannot_is_refused_by_the_argument(

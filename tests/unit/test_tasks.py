@@ -25,6 +25,9 @@ async def deliver(to: Address, /, weight: float = 1.0, *, express: bool = False)
 def anything(*values: int, **named: str) -> None: ...
 
 
+def first(a: int, /, **named: int) -> None: ...
+
+
 def untyped(a: Any, b: object = None) -> Any:
     return a, b
 
@@ -47,6 +50,7 @@ def test_arguments_become_what_the_annotations_say() -> None:
         {"weight": 2.0, "express": True},
     )
     assert bind(anything, 1, 2, a="x") == ([1, 2], {"a": "x"})
+    assert bind(first, 1, a=2) == ([1], {"a": 2})
     assert bind(untyped, {"as": "it is"}, b=[1]) == ([{"as": "it is"}], {"b": [1]})
 
 
@@ -55,7 +59,9 @@ GOOD = {"street": "s", "numbers": [1]}
 
 MISFITS: list[tuple[Any, list[Any], dict[str, Any], str]] = [
     (deliver, [], {}, "deliver needs 'to' - at `$.args`"),
-    (deliver, [], {"to": GOOD}, "deliver takes no 'to' - at `$.kwargs.to`"),
+    (deliver, [], {"to": GOOD}, "deliver needs 'to' - at `$.args`"),
+    (deliver, [GOOD], {"to": GOOD}, "deliver takes no 'to' - at `$.kwargs.to`"),
+    (first, [], {"a": 1}, "first needs 'a' - at `$.args`"),
     (deliver, [GOOD, 1.0, True], {}, "deliver takes 2 arguments, got 3 - at `$.args`"),
     (deliver, [GOOD, "x"], {}, "Expected `float`, got `str` - at `$.args[1]`"),
     (deliver, [{"street": "s", "numbers": [1, "2"]}], {}, "Expected `int`, got `str` - at `$.args[0].numbers[1]`"),

@@ -129,6 +129,13 @@ def test_a_payload_is_as_small_as_it_can_be() -> None:
         ({"priority": 10}, "from 0 to 9"),
         ({"group": ""}, "1 to 200 bytes"),
         ({"due": 1.0, "delay": 1.0}, "give one of them"),
+        ({"timeout": 0}, "timeout is 0: over 0 s"),
+        ({"timeout": float("nan")}, "timeout is nan"),
+        ({"retention": -1}, "retention is -1"),
+        ({"delay": float("nan")}, "delay is nan"),
+        ({"delay": float("inf")}, "delay is inf"),
+        ({"due": float("nan")}, "due is nan"),
+        ({"expires": float("nan")}, "expires is nan"),
         ({"due": datetime(2030, 1, 1)}, "no time zone"),  # noqa: DTZ001 - that is the mistake
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any, assert_type
 from uuid import UUID
 
 from evsched import App, Arguments, CurrentJob, Job, JobStatus, Retry, RetryLater, SyncJob, TaskHandle, current_job
+from evsched.testing import Clock, Ran
 
 
 @asynccontextmanager
@@ -118,6 +119,12 @@ def without_a_loop() -> None:
         client.enqueue(send_mail, 3)  # refused
         client.enqueue(ping, "x")  # refused
         client.enqueue_many(send_mail, [index.arguments(UUID(int=1))])  # refused
+
+
+async def tested(clock: Clock) -> None:
+    (run,) = await clock.advance(hours=3)
+    assert_type(run, Ran)
+    await clock.advance(hours="3")  # refused
 
 
 def declared() -> None:
