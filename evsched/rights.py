@@ -10,8 +10,8 @@ Role = Literal["producer", "client", "worker", "dispatcher", "observer", "doctor
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 READS: Final = """
-EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HLEN limits · HMGET job:x field
-LLEN ready · LPOS ready x · LRANGE ready 0 1 · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1
+EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
+HMGET job:x field · LLEN ready · LPOS ready x · LRANGE ready 0 1 · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1
 ZRANGE schedule 0 1 · ZRANK backlog x · ZSCORE schedule x
 """
 """What the scripts that only read do inside. A test compares these with lua/."""
