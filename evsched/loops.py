@@ -36,6 +36,11 @@ def ended_loop(name: str, loop: asyncio.Future[Any]) -> LoopEnded:
     return ended
 
 
+def returned(loop: asyncio.Future[Any]) -> bool:
+    """Tell whether a loop has ended by itself, without an error."""
+    return loop.done() and not loop.cancelled() and loop.exception() is None
+
+
 def told(error: BaseException) -> str:
     """Return what an error says, with where it was raised."""
     if isinstance(error, BaseExceptionGroup):  # a group of tasks has failed: what of it came first says why

@@ -22,7 +22,7 @@ from evsched.errors import CannotStart, JobMissing, StoreError
 from evsched.events import Emit, Events
 from evsched.executor import Apart, Executor, Program
 from evsched.lane import Lane
-from evsched.loops import ended_loop
+from evsched.loops import ended_loop, returned
 from evsched.outage import Outage
 from evsched.pulse import Pulse
 from evsched.roll import Roll
@@ -94,6 +94,7 @@ class Worker:
             queue: Lane(config, commands, told, queue, self.id, self._executor, slots, self._beat.attend)
             for queue in queues
         }
+        self._takes_no_more = False
         self._beat_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._control = Control(config, self.id, queues, emit, self._abort, self._roll.called)
         self._loop = asyncio.get_running_loop()
@@ -147,9 +148,9 @@ class Worker:
             loops = {"beat": self._beat_ended, "control": control}
             loops |= {f"queue {queue}": loop for queue, loop in zip(self.lanes, running, strict=True)}
             await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
-            # These end by themselves only by an error of ours.
+            # These end by themselves only by an error of ours; but a lane that takes no more may be through already.
             for name, loop in loops.items():
-                if loop.done():
+                if loop.done() and not (self._takes_no_more and returned(loop)):
                     raise ended_loop(name, loop)
             await self._drain(running)
         finally:
@@ -186,6 +187,7 @@ class Worker:
 
     def take_no_more(self) -> None:
         """Begin no other take. For any thread, before `stop`."""
+        self._takes_no_more = True
         for lane in list(self.lanes.values()):
             lane.take_no_more()
 
