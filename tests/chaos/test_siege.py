@@ -1,0 +1,26 @@
+"""The siege, long and with another course each time. `EVSCHED_SEED=N` repeats one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.embedded import EmbeddedRedis
+from tests.support.cli import Cli
+from tests.support.siege import siege
+
+EXAMPLES = 1500
+
+
+@pytest.mark.timeout(900)
+def test_what_anybody_may_write_costs_one_job(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
+    start = int(os.environ.get("EVSCHED_SEED") or secrets.randbelow(2**32))
+    print(f"EVSCHED_SEED={start}")  # shown when it fails
+    cli = Cli(server.url, tmp_path)
+    cli.environment.pop("EVSCHED_SEED", None)  # it is no setting of a service
+    with siege(cli, queue, raw, server.url) as besieged:
+        besieged.fuzz(EXAMPLES, largest=300_000, start=start)

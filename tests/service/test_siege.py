@@ -1,0 +1,22 @@
+"""A whole system beside a bad producer: other jobs run, no process ends, both are ready, the doctor ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evsched.embedded import EmbeddedRedis
+from tests.support import hostile
+from tests.support.cli import Cli
+from tests.support.siege import siege
+
+
+def test_each_known_way_costs_one_job(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
+    with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:
+        for write in hostile.WAYS.values():
+            besieged.round(write(queue))
+
+
+def test_what_anybody_may_write_costs_one_job(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
+    with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:
+        besieged.fuzz(25, largest=20_000, start=None)

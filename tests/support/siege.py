@@ -1,0 +1,185 @@
+"""A siege: a real dispatcher and a real worker, whose queue a bad producer writes to as its rights allow.
+
+Whatever is written, harmless jobs of the same queue run, no process ends, both stay ready, and the doctor comes to an
+end.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from redis.exceptions import NoPermissionError, ResponseError
+
+from tests.support import hostile
+from tests.support.cli import Cli
+
+TASKS: Final = """
+from evsched import App
+
+app = App()
+
+@app.task
+async def noop() -> None: ...
+"""
+
+_LIMIT: Final = 30
+"""Seconds for which a harmless job, or an answer, is waited for."""
+
+
+class Service:
+    """One process, what it says, and whether it is ready."""
+
+    def __init__(self, cli: Cli, *words: str) -> None:
+        self.child = subprocess.Popen(
+            cli.command(*words, "--metrics-port", "0"),
+            env=cli.environment,
+            cwd=cli.folder,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._address: str = ""
+        self._listens = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        with self.child.stderr:
+            for line in self.child.stderr:
+                self.lines.append(line)
+                if not self._address and '"Listening"' in line:
+                    self._address = str(json.loads(line)["url"]).removeprefix("http://")
+                    self._listens.set()
+
+    def ready(self) -> str | None:
+        """Return None, or why it is not ready: what it answers thrice."""
+        assert self._listens.wait(_LIMIT), self.lines
+        body = ""
+        for _ in range(3):
+            link = http.client.HTTPConnection(self._address, timeout=_LIMIT)
+            link.request("GET", "/readyz")
+            answer = link.getresponse()
+            body = answer.read().decode()
+            link.close()
+            if answer.status == http.HTTPStatus.OK:
+                return None
+        return body
+
+    def end(self) -> int:
+        """End it with SIGTERM, or after its time by force; return its exit code."""
+        self.child.terminate()
+        try:
+            return self.child.wait(_LIMIT)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it by force, if it has not ended."""
+        self.child.kill()
+        self.child.wait()
+        self._reader.join()
+
+
+class Siege:
+    """One queue under siege. `round` is one attack and a harmless job beside it."""
+
+    def __init__(self, cli: Cli, queue: str, producer: Any, services: Sequence[Service]) -> None:
+        self._cli = cli
+        self._queue = queue
+        self._producer = producer
+        self._services = services
+        self._harmless = 0
+
+    def await_ready(self) -> None:
+        """Wait until both services are ready: they have begun."""
+        for _ in range(200):
+            if not any(service.ready() for service in self._services):
+                return
+            self.run_harmless()
+        raise AssertionError([service.ready() for service in self._services])
+
+    def run_harmless(self) -> None:
+        """Schedule a harmless job, as any client would, and wait for its end."""
+        self._harmless += 1
+        job = f"good-{self._harmless}"
+        payload = json.dumps({"task": "noop", "id": job, "reply": True})
+        self._producer.zadd(f"evsched:{{{self._queue}}}:schedule", {payload: 0})
+        reply = self._producer.blpop([f"evsched:{{{self._queue}}}:reply:{job}"], _LIMIT)
+        assert reply is not None, f"{job} did not run: {self.last_words()}"
+        assert json.loads(reply[1])["outcome"] == "done"
+
+    def round(self, commands: Sequence[hostile.Command]) -> None:
+        """Write what a bad producer writes; then a harmless job runs, and both processes live and are ready."""
+        for command in commands:
+            try:
+                self._producer.execute_command(*command)
+            except NoPermissionError:
+                raise
+            except ResponseError:
+                pass  # Redis itself refuses it
+        self.run_harmless()
+        for service in self._services:
+            assert service.child.poll() is None, self.last_words()
+            assert (why := service.ready()) is None, why
+
+    def fuzz(self, examples: int, *, largest: int, start: int | None) -> None:
+        """Attack at random: with a fixed course when `start` is None, else with the one that it seeds."""
+
+        @settings(
+            max_examples=examples,
+            derandomize=start is None,
+            database=None,
+            deadline=None,
+            phases=(Phase.generate,),  # what came before is part of the cause: a shorter example says nothing
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+        )
+        @given(hostile.commands(self._queue, [b"a", b"b", b"c"], largest=largest))
+        def attack(commands: list[hostile.Command]) -> None:
+            self.round(commands)
+
+        (attack if start is None else seed(start)(attack))()
+
+    def last_words(self) -> list[str]:
+        """Return the end of what the services said, and their exit codes."""
+        return [f"{service.child.poll()}: {''.join(service.lines[-8:])}" for service in self._services]
+
+    def lift(self) -> None:
+        """See that the doctor comes to an end, that nothing was said that is no line, and that both end well."""
+        seen = self._cli.run("doctor", "--queue", self._queue, "--json")
+        assert seen.returncode in (0, 1), seen.stderr
+        assert isinstance(json.loads(seen.stdout), list), seen.stdout
+        for words in (["dead"], ["jobs"], ["queues"], ["show", "a"], ["explain", "a"]):
+            told = self._cli.run(*words, "--queue", self._queue)
+            assert told.returncode in (0, 1), told.stderr
+            assert "Traceback" not in told.stderr
+        assert [service.end() for service in self._services] == [0, 0], self.last_words()
+        for service in self._services:
+            for line in service.lines:
+                assert isinstance(json.loads(line), dict), line
+                assert len(line) <= 8193
+
+
+@contextmanager
+def siege(cli: Cli, queue: str, raw: Any, url: str) -> Generator[Siege]:
+    """Start a dispatcher and a worker on a queue, and a client that has a producer's rights."""
+    (cli.folder / "tasks.py").write_text(TASKS)
+    cli.environment["EVSCHED_QUEUES"] = queue
+    producer: Any = hostile.producer(raw, url)
+    services = [Service(cli, "dispatcher"), Service(cli, "worker", "tasks:app", "--concurrency", "20")]
+    try:
+        besieged = Siege(cli, queue, producer, services)
+        besieged.await_ready()
+        yield besieged
+        besieged.lift()
+    finally:
+        for service in services:
+            service.kill()
+        producer.close()
