@@ -35,6 +35,9 @@ _LEASE: Final = 14.0
 """Seconds for which a list without a lease is given one: a janitor that watches it through puts the jobs back."""
 
 _TYPES: Final = {
+    "arrival": "string",
+    "canary": "zset",
+    "windows": "hash",
     "schedule": "zset",
     "backlog": "zset",
     "ready": "list",
@@ -46,6 +49,16 @@ _TYPES: Final = {
     "order": "hash",
     "recurrences": "zset",
 }
+
+_TYPES_OF_MANY: Final = {
+    "arrival:": "string",
+    "backlog:": "zset",
+    "declared:": "set",
+    "processing:": "list",
+    "recurrence:": "hash",
+    "reply:": "list",
+}
+"""The same of keys of which a queue has many; `job:` is for the script to judge."""
 
 Told = Callable[[int, int], None]
 """Hears how far the walk is: so many of about so many."""
@@ -64,6 +77,8 @@ class _Queue:
         """Those that have a backlog of their own."""
         self.suspects: dict[tuple[bytes, str], Wrong] = {}
         self.refused = ""
+        self.types = list[Wrong]()
+        """The keys that are of a wrong type."""
 
     def places(self) -> list[bytes]:
         lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
@@ -109,8 +124,9 @@ class Audit:
             if len(queue.suspects) == _MOST:
                 found.append(describe(queue.store.queue, Wrong(b"", "more", str(_MOST))))
         for queue in self._queues.values():
-            if queue.refused:
-                found += await self._wrong_types(queue)
+            found += [describe(queue.store.queue, wrong) for wrong in queue.types]
+            if queue.refused and not queue.types:
+                found.append(describe(queue.store.queue, Wrong(b"", "refused", queue.refused)))
         return found
 
     # The walk: all keys once, then the places that they show.
@@ -120,7 +136,8 @@ class Audit:
         total, cursor = 2 * await self._commands.send(server.size()), 0
         while True:
             cursor, found = await self._commands.send(server.scan_all(cursor))
-            for name, ids in self._sort(found).items():
+            wrong = await self._check_types(found)
+            for name, ids in self._sort(key for key in found if key not in wrong).items():
                 await self._judge(self._queues[name], ids)
             told(self.seen, total)
             if cursor == 0:
@@ -135,6 +152,24 @@ class Audit:
                 await self._walk_place(queue, place, lambda: told(min(self.seen, total), total))
             queue.suspect(await self._recount(queue))
         told(total, total)
+
+    async def _check_types(self, found: Iterable[bytes]) -> set[bytes]:
+        """Return the keys that are of a wrong type, and note them."""
+        asked = [
+            (key, name, rest, wanted)
+            for key in found
+            for name, rest in [keys.split(key) or ("", b"")]
+            if name and (not self._named or name in self._named) and (wanted := _wanted(text(rest)))
+        ]
+        kinds = await self._commands.send_all([server.kind(key) for key, *_ in asked])
+        wrong = set[bytes]()
+        for (key, name, rest, wanted), kind in zip(asked, kinds, strict=True):
+            if kind not in (wanted, "none"):
+                wrong.add(key)
+                code = "key-type" if b":" in rest or rest in (b"arrival", b"canary", b"windows") else "place-type"
+                queue = self._queues.setdefault(name, _Queue(name))
+                queue.types.append(Wrong(rest, code, f"a {kind}, not a {wanted}"))
+        return wrong
 
     def _sort(self, found: Iterable[bytes]) -> dict[str, list[bytes]]:
         """Note the queues and places that keys show; return the ids of the records, by queue."""
@@ -217,16 +252,11 @@ class Audit:
             mended.update(await self._ask(queue, queue.store.mend(part, strays=queue.strays)))
         return mended
 
-    async def _wrong_types(self, queue: _Queue) -> list[Finding]:
-        """Name the places that are no places."""
-        found = list[Finding]()
-        expected = {**_TYPES, **{f"processing:{worker}": "list" for worker in queue.lists}}
-        for place, wanted in expected.items():
-            kind = await self._commands.send(server.kind(keys.root(queue.store.queue) + place))
-            if kind not in (wanted, "none"):
-                wrong = Wrong(place.encode(), "place-type", f"a {kind}, not a {wanted}")
-                found.append(describe(queue.store.queue, wrong))
-        return found or [describe(queue.store.queue, Wrong(b"", "refused", queue.refused))]
+
+def _wanted(rest: str) -> str | None:
+    """Return which type a key is to be of, by its name without the root; None = it is for others to say."""
+    kind, colon, _ = rest.partition(":")
+    return _TYPES_OF_MANY.get(kind + colon) if colon else _TYPES.get(rest)
 
 
 def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:

@@ -122,7 +122,7 @@ def eviction(server: Server) -> list[Finding]:
     policy = server.settings.get("maxmemory-policy") or server.info.get("maxmemory_policy", "noeviction")
     mend = "CONFIG SET maxmemory-policy noeviction, and maxmemory-policy noeviction into redis.conf"
     if policy != "noeviction" and server.number("maxmemory"):
-        what = f"the policy is {policy}: when memory is full, Redis deletes records of jobs that wait"
+        what = f"the policy is {policy}: when memory is full, Redis deletes records of jobs, or a whole schedule"
         found.append(Finding("eviction", "fault", what, "Redis, maxmemory-policy", mend))
     if evicted := server.number("evicted_keys"):
         what = f"Redis has deleted {evicted} keys to make room: jobs may be among them"

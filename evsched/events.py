@@ -21,6 +21,13 @@ class DispatcherStarted(Event, frozen=True):
     queues: list[str]
 
 
+class RedisUnsafe(Event, frozen=True):
+    """This Redis may lose jobs by how it is set: said once, at the start."""
+
+    what: str
+    mend: str
+
+
 class QueueFound(Event, frozen=True):
     queue: str
 

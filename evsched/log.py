@@ -17,6 +17,7 @@ _logger: Final = logging.getLogger("evsched")
 
 _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.DispatcherStarted: (logging.INFO, "dispatcher started on {server}, queues: {queues}"),
+    events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
     events.QueueFound: (logging.INFO, "queue {queue} found"),
     events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
     events.NotificationsMissing: (logging.ERROR, "Redis tells no keyspace events, jobs start late: {mend}"),

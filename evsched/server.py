@@ -32,7 +32,7 @@ def size() -> Call[int]:
     return Call(("DBSIZE",), int)
 
 
-def kind(key: str) -> Call[str]:
+def kind(key: str | bytes) -> Call[str]:
     """Read the type of a key, `none` when there is none."""
     return Call(("TYPE", key), text)
 

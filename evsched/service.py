@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import evsched
-from evsched import log
+from evsched import checkup, log
 from evsched.address import hide_password
 from evsched.apart import run_apart
 from evsched.app import App
@@ -20,13 +20,13 @@ from evsched.connection import NO_CLUSTER
 from evsched.dispatcher import Dispatcher
 from evsched.embedded import read_version
 from evsched.errors import CannotStart, StoreDown, StoreRefused
-from evsched.events import DispatcherStarted, Events
+from evsched.events import DispatcherStarted, Events, RedisUnsafe
 from evsched.janitor import Janitor
 from evsched.load import LINK, METRICS, Load, inherited
 from evsched.loops import run_loops
 from evsched.outage import Outage
 from evsched.sender import Commands
-from evsched.server import info
+from evsched.server import facts, info
 from evsched.shutdown import Shutdown, bound
 from evsched.supervisor import Span, Supervisor
 from evsched.telemetry import Telemetry
@@ -90,6 +90,17 @@ class _Process:
                     if self.config.require_redis:
                         raise CannotStart(str(error)) from None
                     raise
+                await self._judge_redis()
+
+    async def _judge_redis(self) -> None:
+        """Say what of its settings loses jobs: who looks at the doctor later has lost them."""
+        try:
+            told = checkup.Server(await self.commands.send(facts()), {})
+        except StoreRefused:
+            return  # the doctor says that it cannot be asked
+        for finding in (*checkup.persistence(told), *checkup.eviction(told)):
+            if finding.check in ("persistence", "eviction"):
+                self.events.emit(RedisUnsafe(finding.what, finding.mend))
 
 
 _Work = Callable[[_Process], Awaitable[bool]]

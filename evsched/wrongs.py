@@ -72,11 +72,12 @@ _RULES: Final[dict[str, _Rule]] = {
     "place-type": _Rule(
         "fault", "the key of a place is {where}: nothing of the queue moves", "RENAME or DEL {root}{id}"
     ),
+    "key-type": _Rule("fault", "a key is {where}: what it is for does not work", "RENAME or DEL {root}{id}"),
     "refused": _Rule("fault", "Redis refuses the audit: {where}", "look at the types of the keys {root}*"),
     "more": _Rule("info", "more than {where} things are wrong", "mend these, and look again"),
 }  # fmt: skip
 
-_OF_GROUPS: Final = ("stranded", "closed", "stray", "place-type")
+_OF_GROUPS: Final = ("stranded", "closed", "stray", "place-type", "key-type")
 _MAY_COME: Final = "schedule"
 
 

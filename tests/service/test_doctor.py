@@ -336,3 +336,24 @@ def test_a_node_of_a_cluster_is_told_by_that_name(tmp_path: Path) -> None:
             assert (done.returncode, "Traceback" in done.stderr) == (1, False)
             assert "Redis Cluster, which evsched does not support yet" in done.stdout + done.stderr, command
             assert "EVAL" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("schedule", "backlog", "ready", "dead", "leases", "limits", "inside", "closed", "order", "recurrences"),
+        *("arrival", "canary", "windows", "recurrence:x", "arrival:alice", "backlog:alice", "processing:w"),
+        *("declared:app", "reply:42"),
+    ],
+)
+async def test_each_key_of_a_wrong_type_is_named(commands: Commands, queue: str, raw: Any, place: str) -> None:
+    raw.pfadd(f"evsched:{{{queue}}}:{place}", "x")  # a string
+    if place.startswith("arrival"):
+        raw.delete(f"evsched:{{{queue}}}:{place}")
+        raw.rpush(f"evsched:{{{queue}}}:{place}", "x")
+    found = await Audit(commands, [queue], pause=0).run()
+    (finding,) = [finding for finding in found if finding.check in ("place-type", "key-type")]
+    assert (finding.level, place in finding.where) == ("fault", True)
+    assert finding.mend == f"RENAME or DEL evsched:{{{queue}}}:{place}"
+    raw.delete(f"evsched:{{{queue}}}:{place}")
+    assert not [one for one in await Audit(commands, [queue], pause=0).run() if one.check.endswith("-type")]

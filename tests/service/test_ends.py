@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -348,3 +349,13 @@ def test_a_loop_that_ends_is_the_end_of_the_process_with_a_line_and_a_code(
     assert last.startswith(f"evsched: the {loop}")
     assert "loop has ended: KeyError: 'a bug' (" in last
     assert "Traceback" not in done.stderr
+
+
+def test_a_redis_that_may_lose_jobs_is_told_once_at_the_start(cli: Cli) -> None:
+    with EmbeddedRedis(appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru") as unsafe:
+        done = cli.run("worker", "tasks:app", "--burst", EVSCHED_URL=unsafe.url)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in map(json.loads, done.stderr.splitlines()) if line["event"] == "RedisUnsafe"]
+    assert ["append-only log is off" in told[0]["what"], "allkeys-lru" in told[1]["what"]] == [True, True]
+    assert len(told) == 2
+    assert "RedisUnsafe" not in cli.run("worker", "tasks:app", "--burst").stderr

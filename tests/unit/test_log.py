@@ -37,6 +37,7 @@ def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gene
 EVENTS = [
     events.DispatcherStarted("7.0.15", ["a", "b"]),
     events.QueueFound("q"),
+    events.RedisUnsafe("the append-only log is off", "CONFIG SET appendonly yes"),
     events.SubscriptionLost("cut"),
     events.NotificationsMissing("set it"),
     events.NotificationsProven(),
