@@ -293,8 +293,10 @@ class Executor:
         """Return what becomes of a job whose window is closed now."""
         try:
             text: str | None = window
+            named = ()
             if WINDOW_NAME.fullmatch(window):
                 text = await self._window_of(run.queue, window) if self._window_of else None
+                named = (window, text or "")
             if text is None:
                 return Buried(
                     f"there is no window {window!r}: `evsched windows set {window} ...`, then revive it", reply
@@ -305,7 +307,7 @@ class Executor:
             return Buried(shorten(str(error)), reply)
         if opens is None:
             return Buried(shorten(f"window {text!r} does not open again within two years"), reply)
-        return None if opens <= now else Deferred(opens, shorten(f"outside its window {text}"))
+        return None if opens <= now else Deferred(opens, shorten(f"outside its window {text}"), *named)
 
     def _make_current(self, run: Run, prepared: Prepared) -> None:
         job = run.job

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from msgspec import Struct
 
+from evsched.errors import ConfigError
 from evsched.job import JobStatus
 from evsched.limits import Limits
+from evsched.windows import WINDOW_NAME, read_window
 
 
 class Facts(Struct, frozen=True):
@@ -39,14 +42,29 @@ def length(seconds: float) -> str:
     return f"{sign}{rest:.1f} s"
 
 
-def explain(job_id: str, queue: str, facts: Facts, nearest: Sequence[str] = ()) -> Explanation:
-    """Say why a job has not run yet. `nearest`: ids that are like it, when there is none of that id."""
+def window_of(status: JobStatus | None) -> str | None:
+    """Return the name of the window that a job names, if it names one that is kept in Redis."""
+    payload: Any = None if status is None else status.payload
+    window = cast("dict[str, Any]", payload).get("window") if isinstance(payload, dict) else None
+    return window if isinstance(window, str) and WINDOW_NAME.fullmatch(window) else None
+
+
+def explain(
+    job_id: str, queue: str, facts: Facts, nearest: Sequence[str] = (), window: str | None = None
+) -> Explanation:
+    """Say why a job has not run yet.
+
+    `nearest`: ids that are like it, when there is none of that id. `window`: what is now kept under the name of the
+    window that it names.
+    """
     status = facts.status
     if status is None:
         hint = f": did you mean {', '.join(nearest)}?" if nearest else ""
         return Explanation(
             f"no job {job_id} in queue {queue}: it never was, or it ended longer ago than its retention{hint}", {}
         )
+    if status.place == "schedule" and window is not None and (told := _outside(status, facts, window)):
+        return Explanation(told, _listed(status, facts))
     sentence = {
         "schedule": _scheduled,
         "backlog": _behind_the_gate,
@@ -74,6 +92,22 @@ def _scheduled(status: JobStatus, facts: Facts) -> str:
         return "it waits for the end of the occurrence before it, or is never due"
     again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"
     return f"{again} in {length(max(wait, 0.0))}"
+
+
+def _outside(status: JobStatus, facts: Facts, window: str) -> str | None:
+    """Say what a job waits for that was deferred, by the window as it is now: the reason in its record may be old."""
+    if not (status.reason or "").startswith("outside its window") or (status.due or 0.0) <= facts.now:
+        return None
+    due = length((status.due or 0.0) - facts.now)
+    try:
+        opens = read_window(window).next_open(facts.now)
+    except ConfigError as error:
+        return f"{error}: it is judged again in {due}"
+    if opens is None:
+        return f"outside its window {window}, which does not open again within two years: it is judged again in {due}"
+    if opens <= facts.now:
+        return f"its window {window} is open, and was not when the job was deferred: it is judged again in {due}"
+    return f"outside its window {window}: it opens in {length(opens - facts.now)}"
 
 
 def _behind_the_gate(status: JobStatus, facts: Facts) -> str:

@@ -100,6 +100,10 @@ class Deferred(Struct, frozen=True):
 
     due: float
     reason: str
+    window: str = ""
+    """The name of the window, if it has one: the job is judged again when that is changed."""
+    text: str = ""
+    """Of the window that was found under that name."""
 
 
 class Returned(Struct, frozen=True):

@@ -8,12 +8,18 @@
 --        attempt   of the run that does not begin
 --        due       Unix seconds: when it may start
 --        reason    why not now
+--        window    the name of the window that is closed, '' = it has none
+--        text      of that window, as the worker read it
 -- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. One that was to stop is
 -- not deferred: it ends as cancelled.
+--
+-- A job that waits for a named window is noted under `deferred:<window>` with its due, for `reopen`. A note is a hint:
+-- it counts while the job is on the schedule at that due, and each new note takes away two that have passed. If the
+-- window was changed since the worker read it, the job is due at once and is judged again.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
@@ -21,13 +27,33 @@ local list = processing(worker)
 expect('LLEN', list)
 expect_gate()
 
+-- Note that a job waits for a window. pcall: a note that cannot be written must not keep the job from its place.
+local function note_deferred(window, id, due)
+  local notes = root .. 'deferred:' .. window
+  if type(redis.pcall('ZADD', notes, due, id)) ~= 'number' then
+    return
+  end
+  for _, old in ipairs(redis.call('ZRANGE', notes, '-inf', '(' .. seconds(now), 'BYSCORE', 'LIMIT', 0, 2)) do
+    redis.call('ZREM', notes, old)
+  end
+  local last = tonumber(redis.call('ZRANGE', notes, -1, -1, 'WITHSCORES')[2])
+  if last then
+    redis.call('PEXPIRE', notes, milliseconds(math.max(0, last - now) + 60))
+  end
+end
+
 local lost = {}
-for id, attempt, due, reason in rows(3, 4) do
+for id, attempt, due, reason, window, text in rows(3, 6) do
+  local changed = window ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
+  due = changed and seconds(now) or due
   if not (runs(worker, id, attempt) and redis.call('LPOS', list, id)) then
     lost[#lost + 1] = id
   elseif send_back(list, id, due, reason, now) then
     count_attempts(id, -1)
     redis.call('HDEL', record(id), 'started')
+    if window ~= '' and not changed then
+      note_deferred(window, id, due)
+    end
   end
 end
 admit(0, now)

@@ -14,6 +14,7 @@ from evsched.cli import output
 from evsched.cli.recurrences import Zone, in_zone, kept
 from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.when import parse_time
+from evsched.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence import Declared, Recurrence, read_declared, read_recurrence
@@ -56,7 +57,7 @@ def set_window(
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
-    """Keep a window under a name. It holds at once, for all jobs that name it."""
+    """Keep a window under a name. It holds at once, for all jobs that name it, those that wait for it too."""
     try:
         if not WINDOW_NAME.fullmatch(name):
             raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
@@ -65,18 +66,29 @@ def set_window(
         raise UsageError(str(error)) from None
     with client(url) as redis:
         redis.send(Store(queue).set_window(name, window))
-    print(f"{name} is {window}")
+        back = _reopen(redis, Store(queue), name)
+    print(f"{name} is {window}" + (f"; {back} jobs that waited for it are judged anew" if back else ""))
 
 
 @windows.command(name="remove")
 def remove_window(
     name: Annotated[str, Parameter(help="Its name.")], /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None
 ) -> None:
-    """Delete a named window. Jobs that name it go to dead when they fall due."""
+    """Delete a named window. Jobs that wait for it go to dead, as those do that name it and fall due."""
     with client(url) as redis:
         if not redis.send(Store(queue).set_window(name, None)):
             raise JobMissing(f"queue {queue} has no window {name}")
-    print(f"{name} removed")
+        back = _reopen(redis, Store(queue), name)
+    print(f"{name} removed" + (f"; {back} jobs that waited for it go to dead" if back else ""))
+
+
+def _reopen(redis: SyncClient, store: Store, name: str) -> int:
+    """Have the jobs that wait for a window judged by what it is now; return how many."""
+    back, left = redis.send(store.reopen(name))
+    while left:
+        more, left = redis.send(store.reopen(name))
+        back += more
+    return back
 
 
 def simulate(

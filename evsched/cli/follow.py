@@ -19,6 +19,7 @@ from evsched.connection import Subscription
 from evsched.current import Progress
 from evsched.errors import JobDead, JobMissing
 from evsched.explain import explain as say
+from evsched.explain import window_of
 from evsched.job import JobStatus
 from evsched.log import escape
 from evsched.store import Store
@@ -71,7 +72,9 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     with client(url) as redis:
         facts = redis.send(store.explain(job))
         nearest = _nearest(redis, store, job) if facts.status is None else []
-    told = say(job, queue, facts, nearest)
+        name = window_of(facts.status)
+        window = redis.send(store.window(name)) if name else None
+    told = say(job, queue, facts, nearest, window)
     if facts.status is None and not json:
         raise JobMissing(told.sentence)
     if json:

@@ -69,6 +69,17 @@ class Recurrences(Queue):
 
         return Call(("HGETALL", f"{self._root}windows"), read)
 
+    def reopen(self, window: str, *, limit: int = 250, now: float | None = None) -> Call[tuple[int, int]]:
+        """Make jobs due that wait for a named window; the reply: how many, and how many are left to be looked at.
+
+        Call it after `set_window`, until none is left.
+        """
+
+        def counts(reply: list[Any]) -> tuple[int, int]:
+            return reply[0], reply[1]
+
+        return self._verb("reopen", counts, self._stamp(now), window, limit)
+
     def set_window(self, name: str, window: str | None) -> Call[int]:
         """Keep a named window, None = no more; the reply is 1 when there was none, or when it was deleted."""
         key = f"{self._root}windows"

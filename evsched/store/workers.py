@@ -99,7 +99,7 @@ class Workers(Queue):
         """Put jobs back on the schedule that may not start now; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, deferred in runs:
-            words += (job.id, job.attempt, repr(deferred.due), deferred.reason)
+            words += (job.id, job.attempt, repr(deferred.due), deferred.reason, deferred.window, deferred.text)
         return self._verb("defer", texts, *words)
 
     def abort(self, worker: str, runs: Iterable[tuple[Taken, Aborted]], *, now: float | None = None) -> Call[list[str]]:

@@ -58,7 +58,9 @@ async def test_a_named_window_holds_at_once_when_it_is_changed(config: Config, a
         job = await task(app).using(window="customer-a").enqueue()
         await running.recorder.wait(events.Deferred)
         await running.commands.send(store.set_window("customer-a", "00:00-24:00 UTC"))
-        await job.reschedule()
+        facts = await running.commands.send(store.explain(job.id))
+        assert "is open" in explain(job.id, queue, facts, window="00:00-24:00 UTC").sentence
+        assert await running.commands.send(store.reopen("customer-a")) == (1, 0)
         assert await job.result(PATIENCE) == 1  # its first attempt
 
 

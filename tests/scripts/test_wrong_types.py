@@ -98,6 +98,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "recount": lambda store, runs: store.recount([b"g"]),
     "recur": lambda store, runs: store.recur("r", str(int(NOW + 9)).encode(), [OCCURRENCE], next_=NOW + 99),
     "remove": lambda store, runs: store.remove("r"),
+    "reopen": lambda store, runs: store.reopen("night", now=NOW),
     "replace": lambda store, runs: store.replace([New("r5", b"{}", due=NOW), New("n1", b"{}", due=NOW)], now=NOW),
     "requeue": lambda store, runs: store.requeue("w", "x", now=NOW),
     "reschedule": lambda store, runs: store.reschedule("g1", NOW, now=NOW),

@@ -100,11 +100,16 @@ def test_simulate_needs_no_redis_for_rules_of_its_own(cli: Cli) -> None:
     assert "2026-03-29 03:00:00+02:00" in runs  # 02:15 is left out: as soon as there is a time again
 
 
-def test_windows_are_kept_by_name(cli: Cli, queue: str) -> None:
+def test_windows_are_kept_by_name(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     assert "customer-a is 22:00-06:00 UTC" in cli.run("windows", "set", "customer-a", "22:00-06:00 UTC", *of).stdout
     assert cli.json("windows", *of) == {"customer-a": "22:00-06:00 UTC"}
     assert "customer-a" in cli.run("windows", *of).stdout
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {f"job-{n}": 4e9 for n in range(600)})
+    raw.zadd(f"evsched:{{{queue}}}:deferred:customer-a", {f"job-{n}": 4e9 for n in range(600)})
+    done = cli.run("windows", "set", "customer-a", "00:00-24:00 UTC", *of)
+    assert done.stdout == "customer-a is 00:00-24:00 UTC; 600 jobs that waited for it are judged anew\n"
+    assert not raw.zcount(f"evsched:{{{queue}}}:schedule", 4e9, 4e9)
     assert cli.run("windows", "remove", "customer-a", *of).returncode == 0
     assert cli.run("windows", "remove", "customer-a", *of).returncode == 1
 

@@ -55,6 +55,7 @@ def test_every_verb_has_one_key_the_root() -> None:
         store.look("a"),
         store.ask("a"),
         store.survey(),
+        store.reopen("night"),
     ]
     assert {call.words[:2] for call in calls} == {(1, "evsched:{mail}:")}
     assert len({call.script for call in calls}) == len(calls)

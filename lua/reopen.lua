@@ -1,0 +1,29 @@
+#!lua flags=allow-oom
+-- reopen: schedule -> schedule, due at once: jobs that wait for a named window which was changed or removed.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        window    its name
+--        limit     notes that are looked at, under 1000
+-- REPLY  how many jobs are due now; how many notes are left
+-- FAILS  none
+-- TWICE  the second call goes on with the next notes
+--
+-- The notes are those of `defer`. One whose job is not on the schedule at that due any more (it was rescheduled,
+-- cancelled or has run) is only taken away. The jobs are judged by workers, who know the windows, as any job is.
+
+local now, window, limit = unpack(ARGV, 1, 3)
+now = clock(now)
+local notes = root .. 'deferred:' .. window
+
+local back = 0
+local found = redis.call('ZRANGE', notes, 0, limit - 1, 'WITHSCORES')
+for i = 1, #found, 2 do
+  local id, due = found[i], found[i + 1]
+  if redis.call('ZSCORE', schedule, id) == due and tonumber(due) > now then
+    redis.call('ZADD', schedule, 'XX', seconds(now), id)
+    back = back + 1
+  end
+  redis.call('ZREM', notes, id)
+end
+return { back, redis.call('ZCARD', notes) }

@@ -1,0 +1,90 @@
+"""reopen: jobs that were deferred for a named window are judged again when that is changed, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.answers import New
+from evsched.job import Deferred, Taken
+from evsched.store import Store
+
+NOW = 1_900_000_000.0
+OPENS = NOW + 3600
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+CLOSED = Deferred(OPENS, "outside its window night", "night", "22:00-06:00 UTC")
+
+
+@pytest.fixture
+def runs(send: Send, store: Store) -> list[Taken]:
+    """Three runs in the hands of worker "w", and the window `night`."""
+    send(store.set_window("night", "22:00-06:00 UTC"))
+    send(store.enqueue([New(name, b'{"task":"t"}', due=NOW) for name in "abc"]))
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    return send(store.start("w", (), hold=3, lease=15, now=NOW)).jobs
+
+
+def defer(send: Send, store: Store, runs: list[Taken], deferred: Deferred = CLOSED) -> None:
+    assert send(store.defer("w", [(run, deferred) for run in runs], now=NOW)) == []
+
+
+def test_what_waits_for_the_window_is_due_at_once(send: Send, store: Store, runs: list[Taken], state: State) -> None:
+    defer(send, store, runs)
+    assert state()["deferred:night"] == dict.fromkeys("abc", OPENS)
+    assert send(store.reopen("night", limit=2, now=NOW + 1)) == (2, 1)
+    assert send(store.reopen("night", limit=2, now=NOW + 1)) == (1, 0)
+    after = state()
+    assert after["schedule"] == dict.fromkeys("abc", NOW + 1)
+    assert "deferred:night" not in after
+    assert send(store.reopen("night", limit=2, now=NOW + 1)) == (0, 0)
+    assert state() == after
+
+
+def test_what_was_moved_meanwhile_is_left_alone(send: Send, store: Store, runs: list[Taken], state: State) -> None:
+    defer(send, store, runs)
+    send(store.reschedule("a", OPENS + 60, now=NOW))
+    send(store.cancel("b", now=NOW))
+    assert send(store.reopen("night", now=NOW + 1)) == (1, 0)
+    assert state()["schedule"] == {"a": OPENS + 60, "c": NOW + 1}
+
+
+def test_what_waits_for_another_window_or_one_without_a_name_stays(
+    send: Send, store: Store, runs: list[Taken], state: State
+) -> None:
+    send(store.set_window("day", "06:00-22:00 UTC"))
+    defer(send, store, runs[:1], Deferred(OPENS, "closed", "day", "06:00-22:00 UTC"))
+    defer(send, store, runs[1:], Deferred(OPENS, "closed"))
+    assert send(store.reopen("night", now=NOW + 1)) == (0, 0)
+    assert state()["schedule"] == dict.fromkeys("abc", OPENS)
+    assert state()["deferred:day"] == {"a": OPENS}
+
+
+@pytest.mark.parametrize("window", ["00:00-24:00 UTC", None])
+def test_a_worker_that_judged_by_what_the_window_was_defers_nothing(
+    send: Send, store: Store, runs: list[Taken], state: State, window: str | None
+) -> None:
+    """The window was changed, and `reopen` has run, between a worker's reading it and its writing."""
+    send(store.set_window("night", window))
+    defer(send, store, runs)
+    assert state()["schedule"] == dict.fromkeys("abc", NOW)
+    assert "deferred:night" not in state()
+
+
+def test_notes_that_have_passed_go(send: Send, store: Store, runs: list[Taken], raw: Any, state: State) -> None:
+    key = f"evsched:{{{store.queue}}}:deferred:night"
+    raw.zadd(key, {f"old-{n}": NOW - n for n in range(1, 6)})
+    defer(send, store, runs[:2])
+    assert sorted(state()["deferred:night"]) == ["a", "b", "old-1"]
+    assert 3600 < raw.ttl(key) <= 3660
+
+
+def test_a_note_that_cannot_be_written_keeps_no_job_from_its_place(
+    send: Send, store: Store, runs: list[Taken], raw: Any, state: State
+) -> None:
+    raw.set(f"evsched:{{{store.queue}}}:deferred:night", "x")
+    defer(send, store, runs)
+    assert state()["schedule"] == dict.fromkeys("abc", OPENS)
