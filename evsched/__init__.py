@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evsched.app import App
     from evsched.arguments import Arguments
     from evsched.backoff import Retry
-    from evsched.current import CurrentJob, GiveUp, RetryLater, current_job
+    from evsched.current import CurrentJob, GiveUp, JobLogFilter, RetryLater, current_job
     from evsched.enqueuer import AsyncTask, PlainTask, TaskHandle
     from evsched.errors import (
         BadArguments,
@@ -58,6 +58,7 @@ __all__ = [
     "JobDead",
     "JobError",
     "JobExists",
+    "JobLogFilter",
     "JobMissing",
     "JobRunning",
     "JobStatus",
@@ -82,6 +83,7 @@ _WHERE: Final = {
     "current": (
         "CurrentJob",
         "GiveUp",
+        "JobLogFilter",
         "RetryLater",
         "current_job",
     ),

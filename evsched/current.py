@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 from collections.abc import Callable, Generator
 from typing import Any, Final, Literal
 
@@ -135,6 +136,22 @@ def current_job() -> CurrentJob:
         LookupError: no handler is running here.
     """
     return _current.get()
+
+
+class JobLogFilter(logging.Filter):
+    """Gives each line that is logged within a run `job_id`, `job_queue`, `job_task` and `job_attempt`.
+
+    Attach it to a handler of your own logging, and name these in its format; outside a run they are "-" and 0. In a
+    thread it works too; a task on a process has the job as well, and its process the logging that you set up there.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        job = _current.get(None)
+        record.job_id = "-" if job is None else job.id
+        record.job_queue = "-" if job is None else job.queue
+        record.job_task = "-" if job is None else job.task
+        record.job_attempt = 0 if job is None else job.attempt
+        return True
 
 
 def explain(error: BaseException) -> str:

@@ -75,7 +75,7 @@ class Dispatched(Event, frozen=True):
 
 
 class Started(Event, frozen=True):
-    """A worker was handed jobs, and has made the first step with each. `tasks` and `lateness` go with `ids`."""
+    """A worker was handed jobs, and has made the first step with each. All lists go with `ids`."""
 
     queue: str
     worker: str
@@ -84,16 +84,18 @@ class Started(Event, frozen=True):
     """What the payloads name, registered or not; "?" where one cannot be read."""
     lateness: list[float]
     """From the due to the handler."""
+    attempts: list[int] = []
 
 
 class Completed(Event, frozen=True):
-    """Runs returned, and that is written. `tasks` and `seconds`, how long each ran, go with `ids`."""
+    """Runs returned, and that is written. All lists go with `ids`; `seconds` is how long each ran."""
 
     queue: str
     worker: str
     ids: list[str]
     tasks: list[str]
     seconds: list[float]
+    attempts: list[int] = []
 
 
 class Retrying(Event, frozen=True):

@@ -317,7 +317,8 @@ class Lane:
             now = time.monotonic() + offset
             late = [now - run.job.due for run in runs]
             ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
-            self._emit(events.Started(self.store.queue, self._worker, ids, tasks, late))
+            attempts = [run.job.attempt for run in runs]
+            self._emit(events.Started(self.store.queue, self._worker, ids, tasks, late, attempts))
 
     async def _run(self, run: Run) -> None:
         outcome: Outcome | None = None
@@ -360,7 +361,8 @@ class Lane:
             self._emit(events.Requeued(queue, self._worker, back, "busy", _NO_ROOM))
         if done:
             ids, tasks = [run.job.id for run in done], [run.task for run in done]
-            self._emit(events.Completed(queue, self._worker, ids, tasks, [run.took or 0.0 for run in done]))
+            took, attempts = [run.took or 0.0 for run in done], [run.job.attempt for run in done]
+            self._emit(events.Completed(queue, self._worker, ids, tasks, took, attempts))
 
     # What other threads and the end of the process bring.
 

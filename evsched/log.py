@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from evsched import events
+from evsched.current import JobLogFilter
 from evsched.events import Event
 
 _logger: Final = logging.getLogger("evsched")
@@ -68,15 +69,22 @@ _MOST: Final = 8
 
 
 class Log:
-    """The log of one process. Its loops find out one by one that Redis is away; it is said once."""
+    """The log of one process. Its loops find out one by one that Redis is away; it is said once.
 
-    def __init__(self) -> None:
+    `jobs`: the start and the end of each job have lines too, where they are told in batches.
+    """
+
+    def __init__(self, *, jobs: bool = False) -> None:
+        self._jobs = jobs
         self._down = set[str]()
         self._since = 0.0
         """When the first of them missed it, by the monotonic clock."""
 
     def listen(self, event: Event) -> None:
         """Log the event, if it is one that has a line."""
+        if self._jobs and isinstance(event, events.Started | events.Completed):
+            _log_each(event)
+            return
         level, line = _LINES.get(type(event), (0, ""))
         if isinstance(event, events.Requeued) and event.cause == "busy":
             level = logging.DEBUG  # it goes to another worker at once: nothing to look after
@@ -103,6 +111,27 @@ class Log:
             self._down.discard(event.who)
             return not self._down
         return True
+
+
+def _log_each(event: events.Started | events.Completed) -> None:
+    """Log a line for each job of a batch."""
+    if not _logger.isEnabledFor(logging.INFO):
+        return
+    name = type(event).__name__
+    is_start = isinstance(event, events.Started)
+    lengths = event.lateness if is_start else event.seconds
+    for job_id, task, attempt, length in zip(event.ids, event.tasks, event.attempts, lengths, strict=True):
+        done = f"started {length * 1e3:.1f} ms late" if is_start else f"done in {length:.3f} s"
+        fields: dict[str, Any] = {
+            "id": job_id,
+            "queue": event.queue,
+            "task": task,
+            "attempt": attempt,
+            "worker": event.worker,
+        }
+        fields["lateness" if is_start else "seconds"] = length
+        message = f"job {job_id} of {event.queue}, task {task}, attempt {attempt}, {done}"
+        _logger.info("%s", message, extra={"fields": {"event": name, **fields}})
 
 
 def _show(value: object) -> object:
@@ -142,10 +171,18 @@ def json_text(value: Any) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
+def _job_of(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what `JobLogFilter` says of the run in which a line was logged; empty outside of one."""
+    names = ("job_id", "job_queue", "job_task", "job_attempt")
+    return {name: getattr(record, name) for name in names} if getattr(record, "job_attempt", 0) else {}
+
+
 class _Human(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        message = _cut(escape(record.getMessage()), _LONGEST - 100)
-        return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {message}"
+        message = _cut(escape(record.getMessage()), _LONGEST - 700)
+        job = escape(" ".join(map(str, _job_of(record).values())))
+        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {message}"
+        return f"{line} [{_cut(job, 600)}]" if job else line
 
 
 class _Json(logging.Formatter):
@@ -155,6 +192,8 @@ class _Json(logging.Formatter):
         if isinstance(event, Event):
             line["event"] = type(event).__name__
             line.update(msgspec.to_builtins(event))
+        line.update(getattr(record, "fields", {}))
+        line.update(_job_of(record))
         text = ""
         for characters, items in _CUTS:
             text = json_text({name: _bounded(value, characters, items) for name, value in line.items()})
@@ -166,6 +205,7 @@ class _Json(logging.Formatter):
 def configure(level: str = "INFO") -> None:
     """Write the log to stderr. Called by the commands; a program that embeds evsched configures logging itself."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(JobLogFilter())
     handler.setFormatter(_Human() if sys.stderr.isatty() else _Json())
     _logger.handlers = [handler]
     _logger.setLevel(level)

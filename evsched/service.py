@@ -132,13 +132,13 @@ def run_dev(config: Config, app: App) -> None:
 
 def run_workers(config: Config, span: Span, command: Sequence[str], targets: Path | None) -> int:
     """Run worker processes, whose command line is `command`, until SIGTERM or SIGINT; return the exit code."""
-    emit = Events(log.Log().listen).emit
+    emit = Events(log.Log(jobs=config.log_jobs).listen).emit
     with Shutdown(bound(config.grace), emit) as shutdown:
         return asyncio.run(Supervisor(config, span, command, emit, shutdown, targets).run())
 
 
 def _run(config: Config, grace: float, work: _Work) -> None:
-    events, link = Events(log.Log().listen), inherited(LINK)
+    events, link = Events(log.Log(jobs=config.log_jobs).listen), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:
         asyncio.run(_live(_Process(config, events, shutdown, link), work))
 

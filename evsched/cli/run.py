@@ -21,6 +21,9 @@ MetricsHost = Annotated[str | None, Parameter(help="The address to serve them on
 RequireRedis = Annotated[
     bool | None, Parameter(negative="", help="Exit when Redis is absent at the start, instead of waiting for it.")
 ]
+LogJobs = Annotated[
+    bool | None, Parameter(negative="", help="Log the start and the end of each job, at INFO: two lines a job.")
+]
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 Level = Annotated[str, Parameter(help=f"One of {', '.join(_LEVELS)}.")]
 _DEFAULT = Config().url
@@ -62,6 +65,7 @@ def worker(
     url: Url = None,
     require_redis: RequireRedis = None,
     log_level: Level = "INFO",
+    log_jobs: LogJobs = None,
 ) -> int:
     """Take jobs and run them. Run any number of them."""
     from evsched.locate import find_app
@@ -76,6 +80,7 @@ def worker(
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         require_redis=require_redis,
+        log_jobs=log_jobs,
     )
     if processes is None and metrics_targets is not None:
         raise UsageError("--metrics-targets names the ports of many: give --processes too")
@@ -104,6 +109,7 @@ def dev(
     url: Url = None,
     require_redis: RequireRedis = None,
     log_level: Level = "INFO",
+    log_jobs: LogJobs = None,
 ) -> None:
     """Run a dispatcher and a worker in one process; with a private Redis when none is named."""
     from evsched.embedded import EmbeddedRedis
@@ -111,7 +117,12 @@ def dev(
     from evsched.service import run_dev
 
     found = settings(
-        url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host, require_redis=require_redis
+        url,
+        queues=_queues(queue),
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        require_redis=require_redis,
+        log_jobs=log_jobs,
     )
     _log(log_level)
     app = find_app(module)

@@ -73,6 +73,19 @@ def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
     assert (missing.returncode, missing.stderr) == (1, "evsched: a is not dead\n")
 
 
+@pytest.mark.parametrize(("flags", "environment"), [(("--log-jobs",), {}), ((), {"EVSCHED_LOG_JOBS": "1"}), ((), {})])
+def test_the_start_and_end_of_each_job_are_logged_when_asked_for(
+    cli: Cli, queue: str, flags: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    of = ("--queue", queue)
+    cli.run("enqueue", "add", "1", "--id", "one", *of)
+    done = cli.run("worker", "tasks:app", "--burst", *flags, *of, **environment)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    of_job = [(line["event"], line["task"], line["attempt"]) for line in lines if line.get("id") == "one"]
+    asked = bool(flags or environment)
+    assert of_job == ([("Started", "add", 1), ("Completed", "add", 1)] if asked else [])
+
+
 def test_results_that_count_as_nothing_are_shown(cli: Cli, folder: Path, queue: str) -> None:
     of = ("--queue", queue)
     (folder / "echo.py").write_text(

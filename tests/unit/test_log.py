@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Generator
 
 import pytest
 
-from evsched import events, log
+from evsched import JobLogFilter, events, log
+from evsched.current import CurrentJob, set_current_job
+from evsched.executor import Executor, Program
+from evsched.job import Taken
+from evsched.run import Run
+from evsched.tasks import Tasks, define
 
 
 class Terminal(io.StringIO):
@@ -71,6 +79,77 @@ def test_what_happens_all_the_time_has_no_line(out: Terminal) -> None:
     log.Log().listen(events.Woken("q", "event", 1))
     log.Log().listen(events.Completed("q", "w", ["a"], ["t"], [0.1]))
     assert out.getvalue() == ""
+
+
+def test_each_start_and_end_of_a_job_has_a_line_when_asked_for(out: Terminal) -> None:
+    told = log.Log(jobs=True)
+    told.listen(events.Started("q", "w", ["a", "b"], ["t", "u\n"], [0.0012, 3.0], [1, 2]))
+    told.listen(events.Completed("q", "w", ["a"], ["t"], [0.25], [1]))
+    first, second, end = out.getvalue().splitlines()
+    assert "job a of q, task t, attempt 1, started 1.2 ms late" in first
+    assert "job b of q, task u\\n, attempt 2, started 3000.0 ms late" in second
+    assert "job a of q, task t, attempt 1, done in 0.250 s" in end
+    if not out.isatty():
+        line = json.loads(end)
+        assert (line["event"], line["id"], line["task"], line["attempt"], line["seconds"]) == (
+            *("Completed", "a", "t", 1),
+            0.25,
+        )
+
+
+def test_a_line_of_a_handler_says_of_which_run_it_is(out: Terminal) -> None:
+    def run() -> None:
+        set_current_job(CurrentJob("job-7", "mail", "send", 2, 1.0, 1.0, 0.0, {}))
+        logging.getLogger("evsched.own").info("hello")
+
+    contextvars.copy_context().run(run)
+    logging.getLogger("evsched.own").info("outside")
+    inside, outside = out.getvalue().splitlines()
+    if out.isatty():
+        assert inside.endswith("hello [job-7 mail send 2]")
+        assert outside.endswith("outside")
+    else:
+        line = json.loads(inside)
+        assert [line[name] for name in ("job_id", "job_queue", "job_task", "job_attempt")] == [
+            "job-7",
+            "mail",
+            "send",
+            2,
+        ]
+        assert "job_id" not in json.loads(outside)
+
+
+async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_threads() -> None:
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.addFilter(JobLogFilter())
+    handler.setFormatter(logging.Formatter("%(job_id)s %(job_queue)s %(job_task)s %(job_attempt)s %(message)s"))
+    logger = logging.getLogger("a_users_own")
+    logger.addHandler(handler)
+    try:
+        tasks = Tasks()
+
+        async def inside() -> None:
+            logger.warning("in the loop")
+
+        def thread() -> None:
+            logger.warning("in a thread")
+
+        tasks.add(define(inside, name="loop"))
+        tasks.add(define(thread, name="thread"))
+        executor = Executor(Program(tasks), 1)
+        for task in ("loop", "thread"):
+            payload = b'{"task":"%s"}' % task.encode()
+            run = Run("q", Taken(f"job-{task}", 3, 1.0, payload), 1.0, time.monotonic())
+            await asyncio.create_task(executor.run(run))
+        logger.warning("outside")
+    finally:
+        logger.removeHandler(handler)
+    assert lines.getvalue().splitlines() == [
+        "job-loop q loop 3 in the loop",
+        "job-thread q thread 3 in a thread",
+        "- - - 0 outside",
+    ]
 
 
 def test_control_characters_never_reach_the_line(out: Terminal) -> None:
