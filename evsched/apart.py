@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import cast
 
 from evsched import processes
-from evsched.current import Progress, explain
+from evsched.current import Progress
 from evsched.errors import ConfigError
 from evsched.executor import Executor
+from evsched.failure import Failure, failure_of
 from evsched.job import Buried, Outcome, Taken
 from evsched.locate import find_app
 from evsched.run import Run
@@ -51,5 +52,6 @@ async def _perform(app: str, run: Run) -> Outcome:
     except Exception as error:  # noqa: BLE001
         if prepared is None or isinstance(prepared, Buried):
             return Buried(f"it could not run apart: {error}", False)
-        reason = str(error) if isinstance(error, ConfigError) else explain(error)
-        return judge(run.job, prepared.policy, Failed(reason), reply=prepared.payload.reply)
+        told = Failure(str(error)) if isinstance(error, ConfigError) else failure_of(error, app.partition(":")[0])
+        failed = Failed(told.reason, traceback=told.traceback)
+        return judge(run.job, prepared.policy, failed, reply=prepared.payload.reply)

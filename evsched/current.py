@@ -152,12 +152,3 @@ class JobLogFilter(logging.Filter):
         record.job_task = "-" if job is None else job.task
         record.job_attempt = 0 if job is None else job.attempt
         return True
-
-
-def explain(error: BaseException) -> str:
-    """Return what an operator needs to know of an exception: its type, its message, and where it was raised."""
-    where, trace = "", error.__traceback__
-    while trace is not None:
-        where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{type(error).__name__}: {error}{where}"

@@ -108,6 +108,7 @@ class Retrying(Event, frozen=True):
     delay: float
     reason: str
     seconds: float | None
+    traceback: str = ""
 
 
 class Buried(Event, frozen=True):
@@ -122,6 +123,7 @@ class Buried(Event, frozen=True):
     outcome: Literal["dead", "expired"]
     seconds: float | None = None
     """How long its last run took; None = no handler ran."""
+    traceback: str = ""
 
 
 class Aborted(Event, frozen=True):

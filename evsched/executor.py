@@ -22,8 +22,9 @@ from msgspec import Struct
 from evsched import processes
 from evsched.backoff import Retry
 from evsched.care import MarkRun, Turnstile, care_for, patience
-from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, explain, set_current_job
+from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
 from evsched.errors import ConfigError, UnknownTask
+from evsched.failure import Failure, failure_of, message, where
 from evsched.job import (
     Aborted,
     Buried,
@@ -224,17 +225,18 @@ class Executor:
             text = encode(await self._call_through(run, prepared))
             if run.late:
                 failure = Failed(run.late)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if run.abandoned:
                 raise
-            failure = Failed(run.late or "the handler was cancelled from inside")
+            failure = _stopped(run, error, prepared.task)
         except GiveUp as error:
-            failure = Failed(str(error), given_up=True)
+            told = failure_of(error, prepared.task.module)
+            failure = Failed(message(error), given_up=True, traceback=told.traceback)
         except RetryLater as error:
-            failure = Failed(str(error), delay=error.delay)
+            failure = Failed(message(error), delay=error.delay)
         # The one place that catches all: what a handler does must not end its worker.
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            failure = Failed(run.late or (str(error) if isinstance(error, HandlerFailed) else explain(error)))
+            failure = _raised(run, error, prepared.task)
         finally:
             self._end(run)
         if run.aborted:
@@ -338,8 +340,8 @@ class Executor:
         self._tell_freed()
 
     def _tell_freed(self) -> None:
-        for tell in self.freed:
-            tell()
+        for freed in self.freed:
+            freed()
 
     def _call_through(self, run: Run, prepared: Prepared) -> Awaitable[Any]:
         """Call the handler, through the middleware if there is any."""
@@ -397,3 +399,16 @@ class Executor:
         """Return a run that went on for `grace` seconds past its timeout, if there is one. For any thread."""
         now = time.monotonic()
         return next((run for run in list(self.running) if run.deadline + grace < now), None)
+
+
+def _stopped(run: Run, error: asyncio.CancelledError, task: Task) -> Failed:
+    """Tell where a handler waited when it was cancelled."""
+    place = where(error, task.module)
+    reason = (run.late or "the handler was cancelled from inside") + place
+    return Failed(reason, traceback=failure_of(error, task.module).traceback if place else "")
+
+
+def _raised(run: Run, error: BaseException, task: Task) -> Failed:
+    """Tell what a handler raised."""
+    told = Failure(str(error), error.traceback) if isinstance(error, HandlerFailed) else failure_of(error, task.module)
+    return Failed(run.late + where(error, task.module) if run.late else told.reason, traceback=told.traceback)

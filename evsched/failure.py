@@ -60,7 +60,7 @@ _Frame = tuple[FrameType, int]
 """A frame, and the line that it was in."""
 
 
-def tell(error: BaseException, module: str = "") -> Failure:
+def failure_of(error: BaseException, module: str = "") -> Failure:
     """Return what to tell of an exception that came out of a handler, which stands in `module`."""
     chain = list(_chain(error))
     most = _MESSAGES_MOST // min(len(chain), _CAUSES_MOST)
@@ -72,8 +72,7 @@ def tell(error: BaseException, module: str = "") -> Failure:
 
 def where(error: BaseException, module: str = "") -> str:
     """Return the place in the user's code from which an exception came, such as ` (tasks.py:7 in pay)`, or nothing."""
-    frames = _frames(error)
-    found = [one for one in frames if _is_users(one[0], module)] or [one for one in frames if not _is_own(one[0])]
+    found = [one for one in _frames(error) if _is_users(one[0], module)]
     if not found:
         return ""
     frame, line = found[-1]

@@ -76,6 +76,7 @@ class Retried(Struct, frozen=True):
     reason: str
     killed: bool = False
     """It ended the process that ran it alone."""
+    traceback: str = ""
 
 
 class Buried(Struct, frozen=True):
@@ -86,6 +87,7 @@ class Buried(Struct, frozen=True):
     outcome: Literal["dead", "expired"] = "dead"
     killed: bool = False
     """Its last run ended the process that ran it alone."""
+    traceback: str = ""
 
 
 class Aborted(Struct, frozen=True):
@@ -166,6 +168,8 @@ class JobStatus(Struct, frozen=True):
     finished: float | None = None
     outcome: str | None = None
     reason: str | None = None
+    traceback: str | None = None
+    """Of the run that failed last, while that is what `reason` tells: at most 4 KiB."""
     result: Any = None
     payload: Any = None
     progress: Any = None
@@ -205,6 +209,7 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         finished=number(fields.get("finished")),
         outcome=string("outcome"),
         reason=string("reason"),
+        traceback=string("traceback"),
         result=json("result"),
         payload=payload,
         progress=json("progress"),

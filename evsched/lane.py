@@ -347,10 +347,12 @@ class Lane:
                 done.append(run)
             elif type(outcome) is Retried:
                 delay, reason = outcome.delay, outcome.reason
-                self._emit(events.Retrying(queue, job_id, run.task, attempt, delay, reason, run.took))
+                self._emit(
+                    events.Retrying(queue, job_id, run.task, attempt, delay, reason, run.took, outcome.traceback)
+                )
             elif type(outcome) is Buried:
                 reason, end = outcome.reason, outcome.outcome
-                self._emit(events.Buried(queue, job_id, run.task, attempt, reason, end, run.took))
+                self._emit(events.Buried(queue, job_id, run.task, attempt, reason, end, run.took, outcome.traceback))
             elif type(outcome) is Aborted:
                 self._emit(events.Aborted(queue, job_id, run.task, attempt, run.took))
             elif type(outcome) is Deferred:

@@ -182,7 +182,9 @@ class _Human(logging.Formatter):
         message = _cut(escape(record.getMessage()), _LONGEST - 700)
         job = escape(" ".join(map(str, _job_of(record).values())))
         line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {message}"
-        return f"{line} [{_cut(job, 600)}]" if job else line
+        line = f"{line} [{_cut(job, 600)}]" if job else line
+        traceback = getattr(getattr(record, "event", None), "traceback", "")
+        return "\n".join([line, *(f"  {escape(part)}" for part in traceback.splitlines())])
 
 
 class _Json(logging.Formatter):

@@ -18,14 +18,19 @@ import anyio
 import anyio.to_process
 
 from evsched import lifeline, relay
-from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, explain, set_current_job
+from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
 from evsched.errors import EvschedError
+from evsched.failure import failure_of, message
 from evsched.job import decode, encode
 from evsched.relay import Line, Teller
 
 
 class HandlerFailed(EvschedError):
     """The handler raised in its process; the message says what and where."""
+
+    def __init__(self, reason: str, traceback: str = "") -> None:
+        super().__init__(reason)
+        self.traceback = traceback
 
 
 class ProcessDied(HandlerFailed):
@@ -47,14 +52,14 @@ async def run(
     known = {
         name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "planned", "lateness", "meta")
     }
-    kind, value, delay = await call(job.tell, _call, handler.__module__, handler.__qualname__, args, kwargs, known)
+    kind, value, more = await call(job.tell, _call, handler.__module__, handler.__qualname__, args, kwargs, known)
     if kind == "done":
         return decode(value)
     if kind == "retry":
-        raise RetryLater(delay, value)
+        raise RetryLater(more, value)
     if kind == "give up":
         raise GiveUp(value)
-    raise HandlerFailed(value)
+    raise HandlerFailed(value, more)
 
 
 async def call(heard: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
@@ -85,19 +90,20 @@ def _call(
     args: list[Any],
     kwargs: dict[str, Any],
     known: dict[str, Any],
-) -> tuple[str, Any, float | None]:
+) -> tuple[str, Any, Any]:
     """Call the handler; runs in the process. The name stands for a task there, whose function is `handler`."""
     try:
         found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
         set_current_job(CurrentJob(**known, report=tell))
         return "done", encode(getattr(found, "handler", found)(*args, **kwargs)), None
     except RetryLater as error:
-        return "retry", str(error), error.delay
+        return "retry", message(error), error.delay
     except GiveUp as error:
-        return "give up", str(error), None
+        return "give up", message(error), None
     # The handler's process has no other place that could tell what it did.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        return "failed", explain(error), None
+        told = failure_of(error, module)
+        return "failed", told.reason, told.traceback
 
 
 def _belonging(

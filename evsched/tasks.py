@@ -51,6 +51,11 @@ class Task(Struct, frozen=True):
     returns: Any
     """Type of the result; None = any."""
 
+    @property
+    def module(self) -> str:
+        """The module in which the handler stands."""
+        return getattr(self.handler, "__module__", None) or ""
+
     def bind(self, payload: Payload) -> tuple[list[Any], dict[str, Any]]:
         """Convert a payload's arguments to the handler's annotations.
 

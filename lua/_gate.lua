@@ -258,7 +258,7 @@ local function send_back(list, id, due, reason, now)
     redis.call('HSET', key, 'reason', reason)
     -- What the attempts of a job have in common, for its idempotency key.
     redis.call('HSETNX', key, 'planned', moment_of(redis.call('HGET', key, 'due')) or '0')
-    redis.call('HDEL', key, 'worker', 'begun')
+    redis.call('HDEL', key, 'worker', 'begun', 'traceback')
   end
   redis.call('LREM', list, 1, id)
   leave(id)

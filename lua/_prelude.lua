@@ -239,6 +239,7 @@ end
 local function entomb(id, outcome, reason, now)
   note_end(id, outcome, now)
   redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
+  redis.call('HDEL', record(id), 'traceback') -- of an earlier run; bury writes that of the last
   redis.call('PERSIST', record(id))
   redis.call('ZADD', dead, seconds(now), id)
   local oldest = redis.call('ZRANGE', dead, 0, 0, 'WITHSCORES')
@@ -289,7 +290,7 @@ end
 -- Take what is of a job that has ended, and of its runs, out of its record: the id is used again.
 local function clear_ended(id)
   redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
-  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'suspect')
+  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'suspect', 'traceback')
 end
 
 -- Make a job a suspect.
@@ -313,7 +314,7 @@ end
 -- the due of one that was dispatched during the run.
 local function renew(id, again)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
-  redis.call('HDEL', record(id), 'begun', 'suspect')
+  redis.call('HDEL', record(id), 'begun', 'suspect', 'traceback')
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)
   end
@@ -331,6 +332,7 @@ local function abort(id, reason, retention, reply, now)
     renew(id, extra[2])
   else
     redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
+    redis.call('HDEL', record(id), 'traceback')
     redis.call('PEXPIRE', record(id), milliseconds(retention))
   end
 end

@@ -10,6 +10,7 @@
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'
 --        killed    '1' = it ended the process that ran it alone, ''
+--        trace     the traceback of what the handler raised, '' = none
 -- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
@@ -24,7 +25,7 @@ expect('ZCARD', dead)
 expect_gate()
 
 local lost = {}
-for id, attempt, reason, reply, outcome, killed in rows(3, 6) do
+for id, attempt, reason, reply, outcome, killed, trace in rows(3, 7) do
   if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
     if killed == '1' then
       convict(id)
@@ -39,6 +40,9 @@ for id, attempt, reason, reply, outcome, killed in rows(3, 6) do
       renew(id, extra[2])
     else
       entomb(id, outcome, reason, now)
+      if trace ~= '' then
+        redis.call('HSET', record(id), 'traceback', trace)
+      end
     end
     redis.call('LREM', list, 1, id)
     leave(id)

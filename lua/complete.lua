@@ -41,6 +41,9 @@ for id, attempt, result, retention, reply in rows(3, 5) do
       redis.call('DEL', key)
     else
       redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
+      if attempt ~= '1' then
+        redis.call('HDEL', key, 'traceback') -- of the run before: only then can there be one
+      end
       redis.call('PEXPIRE', key, milliseconds(tonumber(retention)))
     end
   else

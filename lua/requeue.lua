@@ -49,7 +49,7 @@ local function cut_short(id, begun)
     count_attempts(id, -1)
   end
   redis.call('HSET', key, 'reason', reason)
-  redis.call('HDEL', key, 'worker', 'begun')
+  redis.call('HDEL', key, 'worker', 'begun', 'traceback')
 end
 
 local ids = {}

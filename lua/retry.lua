@@ -9,6 +9,7 @@
 --        delay     seconds from now to the next attempt
 --        reason    why this attempt did not do it
 --        killed    '1' = it ended the process that ran it alone, '' = it came to an end: then it is no suspect any more
+--        trace     the traceback of what the handler raised, '' = none
 -- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
@@ -23,14 +24,16 @@ expect('LLEN', list)
 expect_gate()
 
 local lost = {}
-for id, attempt, delay, reason, killed in rows(3, 5) do
+for id, attempt, delay, reason, killed, trace in rows(3, 6) do
   if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
     if killed == '1' then
       convict(id)
     else
       redis.call('HDEL', record(id), 'suspect')
     end
-    send_back(list, id, seconds(now + tonumber(delay)), reason, now)
+    if send_back(list, id, seconds(now + tonumber(delay)), reason, now) and trace ~= '' then
+      redis.call('HSET', record(id), 'traceback', trace)
+    end
   else
     lost[#lost + 1] = id
   end

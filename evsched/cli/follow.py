@@ -55,6 +55,7 @@ def show(
         for name, value in msgspec.to_builtins(status).items()
         if value not in (None, "") and value is not False
     }
+    traceback = fields.pop("traceback", "")
     for name in ("due", "started", "finished"):
         if name in fields:
             fields[name] = output.moment(fields[name])
@@ -64,6 +65,8 @@ def show(
     if status.outcome == "done":  # 0, false, "" and null are results too
         fields["result"] = msgspec.json.encode(status.result).decode()
     output.table(("field", "value"), list(fields.items()), "")
+    if traceback:
+        print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
 
 
 def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:

@@ -82,7 +82,8 @@ class Workers(Queue):
         """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, retried in runs:
-            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason, "1" if retried.killed else "")
+            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
+            words += ("1" if retried.killed else "", retried.traceback)
         return self._verb("retry", texts, *words)
 
     def bury(self, worker: str, runs: Iterable[tuple[Taken, Buried]], *, now: float | None = None) -> Call[list[str]]:
@@ -90,7 +91,7 @@ class Workers(Queue):
         words: list[Word] = [self._stamp(now), worker]
         for job, buried in runs:
             words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
-            words.append("1" if buried.killed else "")
+            words += ("1" if buried.killed else "", buried.traceback)
         return self._verb("bury", texts, *words)
 
     def defer(

@@ -86,6 +86,41 @@ def test_the_start_and_end_of_each_job_are_logged_when_asked_for(
     assert of_job == ([("Started", "add", 1), ("Completed", "add", 1)] if asked else [])
 
 
+def test_a_failure_is_shown_and_logged_with_its_traceback_wherever_the_handler_runs(
+    cli: Cli, folder: Path, queue: str
+) -> None:
+    of = ("--queue", queue)
+    (folder / "failing.py").write_text(
+        "import json\n"
+        "from evsched import App, Retry\n\n"
+        "app = App()\n"
+        "once = Retry(attempts=1)\n\n"
+        "def read() -> None:\n"
+        "    json.loads('{')\n\n"
+        "@app.task(retry=once)\n"
+        "async def loop() -> None:\n"
+        "    read()\n\n"
+        "@app.task(retry=once)\n"
+        "def thread() -> None:\n"
+        "    read()\n\n"
+        "@app.task(retry=once, on='process')\n"
+        "def process() -> None:\n"
+        "    read()\n"
+    )
+    places = ("loop", "thread", "process")
+    for task in places:
+        cli.run("enqueue", task, "--id", task, *of)
+    done = cli.run("worker", "failing:app", "--burst", *of)
+    logged = {line["id"]: line for line in map(json.loads, done.stderr.splitlines()) if line.get("event") == "Buried"}
+    for task in places:
+        status = cli.json("show", task, *of)
+        assert f"({folder}/failing.py:8 in read)" in status["reason"]
+        assert "json/decoder.py" in status["traceback"]
+        assert status["traceback"].splitlines()[1].endswith(f", in {task}")
+        assert logged[task]["traceback"] == status["traceback"]
+        assert "\n    json.loads('{')\n" in cli.run("show", task, *of).stdout
+
+
 def test_results_that_count_as_nothing_are_shown(cli: Cli, folder: Path, queue: str) -> None:
     of = ("--queue", queue)
     (folder / "echo.py").write_text(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 import time
 from typing import Any
@@ -19,7 +21,9 @@ from evsched.tasks import Tasks, define
 async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) -> Outcome:
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=9, jitter=0)))
-    return await Executor(Program(tasks), 1).run(Run("q", Taken("a", attempt, 1.0, payload), 1.0, time.monotonic()))
+    found = Run("q", Taken("a", attempt, 1.0, payload), 1.0, time.monotonic())
+    found.work = work = asyncio.ensure_future(Executor(Program(tasks), 1).run(found))  # pyright: ignore[reportAttributeAccessIssue]
+    return await work
 
 
 @pytest.mark.parametrize(("asked", "delay"), [(2.5, 2.5), (0, 0.0), (-1.0, 0.0), (math.nan, 0.0)])
@@ -28,6 +32,56 @@ async def test_a_delay_that_a_handler_asks_for_is_one_that_redis_takes(asked: fl
         raise RetryLater(asked)
 
     assert await run(later) == Retried(delay, "attempt 1 of 9: the handler asked for another attempt")
+
+
+def charge() -> Any:
+    return json.loads("{")
+
+
+async def test_what_a_handler_raises_is_told_by_its_own_frame_with_the_traceback() -> None:
+    async def on_loop() -> None:
+        charge()
+
+    for handler in (on_loop, charge):
+        outcome = await run(handler)
+        assert isinstance(outcome, Retried)
+        assert outcome.reason.startswith("attempt 1 of 9: JSONDecodeError: ")
+        assert f"({__file__}:{charge.__code__.co_firstlineno + 1} in charge)" in outcome.reason
+        assert "json/decoder.py" in outcome.traceback
+        assert "evsched/executor.py" not in outcome.traceback
+        last = await run(handler, attempt=9)
+        assert isinstance(last, Buried)
+        assert last.traceback == outcome.traceback
+
+
+async def test_a_handler_that_is_out_of_time_is_told_where_it_waited() -> None:
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    outcome = await run(wait, b'{"task":"t","timeout":0.01}')
+    assert isinstance(outcome, Retried)
+    assert f"ran longer than its limit ({__file__}:{wait.__code__.co_firstlineno + 1} in wait)" in outcome.reason
+    assert "await asyncio.Event().wait()" in outcome.traceback
+
+
+async def test_an_exception_that_cannot_be_read_ends_no_worker() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise TypeError("no text")
+
+    class BrokenLater(RetryLater):
+        __str__ = Broken.__str__
+
+    async def raise_broken() -> None:
+        raise Broken
+
+    async def later() -> None:
+        raise BrokenLater(1)
+
+    for handler in (raise_broken, later):
+        outcome = await run(handler)
+        assert isinstance(outcome, Retried)
+        assert "its message cannot be read: TypeError in __str__" in outcome.reason
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched.failure import TRACEBACK_MOST, Failure, tell
+from evsched.failure import TRACEBACK_MOST, Failure, failure_of
 from evsched.job import encode
 
 
@@ -18,7 +18,7 @@ def failed(run: Callable[[], Any]) -> Failure:
     try:
         run()
     except BaseException as error:  # noqa: BLE001 - whatever it is
-        return tell(error, __name__)
+        return failure_of(error, __name__)
     raise AssertionError("it did not fail")
 
 
@@ -43,8 +43,8 @@ def test_a_handler_that_is_installed_as_a_library_is_the_users_too() -> None:
     exec(code, installed)
     with pytest.raises(ValueError, match="no") as caught:
         installed["pay"]()
-    assert tell(caught.value, "shop.jobs").reason == "ValueError: no (/opt/site-packages/shop/tasks.py:2 in pay)"
-    assert f"({__file__}:" in tell(caught.value, "other").reason
+    assert failure_of(caught.value, "shop.jobs").reason == "ValueError: no (/opt/site-packages/shop/tasks.py:2 in pay)"
+    assert f"({__file__}:" in failure_of(caught.value, "other").reason
 
 
 def test_the_reason_has_the_causes_and_the_traceback_has_them_in_pythons_order() -> None:
@@ -148,4 +148,4 @@ def test_what_only_our_own_code_raised_has_no_place_and_no_traceback() -> None:
     with pytest.raises(TypeError) as caught:
         encode(object())
     caught.value.__traceback__ = None  # without the frame of this test
-    assert tell(caught.value) == Failure(f"TypeError: {caught.value}")
+    assert failure_of(caught.value) == Failure(f"TypeError: {caught.value}")

@@ -152,6 +152,18 @@ async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_t
     ]
 
 
+def test_a_failure_is_logged_with_its_traceback_and_no_line_of_it_steers_the_terminal(out: Terminal) -> None:
+    traceback = 'Traceback (most recent call last):\n  File "t.py", line 1, in pay\nValueError: no\x1b[31m\n'
+    log.Log().listen(events.Buried("q", "a", "t", 2, "no luck", "dead", 0.1, traceback))
+    log.Log().listen(events.Retrying("q", "a", "t", 1, 0.25, "no luck", 0.1, traceback))
+    lines = out.getvalue().splitlines()
+    if out.isatty():
+        assert len(lines) == 8
+        assert lines[3] == lines[7] == "  ValueError: no\\x1b[31m"
+    else:
+        assert [json.loads(line)["traceback"] for line in lines] == [traceback] * 2
+
+
 def test_control_characters_never_reach_the_line(out: Terminal) -> None:
     log.Log().listen(events.Buried("q", "bad", "\x1b[2J\r\n\x00", 0, "say \u202e \x9b31m\nERROR forged line", "dead"))
     (line,) = out.getvalue().splitlines()
