@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from bench import metrics, policy
+from bench import flood, metrics, policy
 from bench.place import Place, cpu, fill, percentile, place
 from bench.speed import due_jobs, sparse, throughput
 from bench.tasks import app, noop
@@ -103,29 +103,6 @@ def memory(count: int = 100_000) -> list[str]:
     return [f"bytes of Redis per scheduled job, 60-byte payload: {', '.join(lines)}"]
 
 
-def flood(seconds: float = 5.0) -> list[str]:
-    """A foreign producer that schedules far jobs without pause: the dispatcher's CPU, and the due jobs' lateness."""
-    with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app"):
-        where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
-        time.sleep(1)
-        payload = new_job("lateness", (), {}, Options()).payload
-        begin = time.time() + 1
-        jobs = [New(f"f-{i}", payload, due=begin + i * 0.05) for i in range(int(seconds / 0.05))]
-        fill(where, "default", jobs)
-        sent, before, end = 0, cpu(one.pid), begin + seconds
-        while time.time() < end:
-            pipe = where.redis.pipeline(transaction=False)
-            for i in range(500):
-                pipe.execute_command("ZADD", "evsched:{default}:schedule", 4e9, f"far-{(sent + i) % 5000}")
-            pipe.execute()
-            sent += 500
-        used = cpu(one.pid) - before
-        where.ended("default", jobs[-1].id)
-        late = [values[0] for values in where.fields("default", [job.id for job in jobs], "result")]
-    rate, share, p99 = sent / (seconds + 1), used / (seconds + 1), percentile(late, 0.99) * 1e3
-    return [f"{rate:,.0f} foreign ZADD/s: dispatcher {share:.0%} CPU, due jobs p99 {p99:.1f} ms late"]
-
-
 def recurrences(count: int = 10_000) -> list[str]:
     """Cron recurrences of one minute, beside a stream of sparse jobs; and what 100,000 of them cost an idle fleet."""
     with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
@@ -173,7 +150,7 @@ _ALL: dict[str, Callable[[], list[str]]] = {
     "instant": instant,
     "enqueue": enqueue,
     "memory": memory,
-    "flood": flood,
+    "flood": flood.flood,
     "fairness": policy.fairness,
     "shares": policy.shares,
     "priorities": policy.priorities,

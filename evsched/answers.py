@@ -30,6 +30,8 @@ class Step(Struct, frozen=True):
     """(id, reason) of those that went to dead."""
     missed: list[str]
     """The recurrences of which an occurrence was missed, once for each."""
+    opens: float
+    """Until the gate opens by its rate, inf = not by itself. `sleep` takes it in."""
 
 
 class Take(Struct, frozen=True):

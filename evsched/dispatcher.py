@@ -1,56 +1,40 @@
 """The dispatcher: moves due jobs on, and sleeps exactly until the next one is due or the schedule changes.
 
 It never polls. What makes it right is the sleep that each step answers; a keyspace event only shortens it. Dispatchers
-are equals: any number may run, since a step is one atomic script.
+are equals: any number may run, since a step is one atomic script. When to step is said in schedule.py.
 
     wake (event, timer, safety cap, reconnect) ──▶ step: dispatch.lua ──▶ how long to sleep
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections import Counter
 from typing import Final
 
-from evsched import events, keys, server
+from evsched import events
 from evsched.alarm import Alarm
 from evsched.answers import Step
 from evsched.clock import RedisClock
 from evsched.config import DEFAULT_QUEUE, Config
-from evsched.errors import NO_ENTRY, StoreRefused
+from evsched.errors import NO_ENTRY, StoreError, StoreRefused
 from evsched.events import Emit, Reason
+from evsched.finder import Finder
 from evsched.loops import run_loops
 from evsched.outage import Outage, Outages
 from evsched.pulse import Pulse
 from evsched.recurring import Recurring
+from evsched.schedule import LOOK_MOST, Schedule
 from evsched.sender import Commands
-from evsched.store import Store
-from evsched.watcher import FLOOD_GAP, Watcher
+from evsched.watcher import Watcher
 
-_GAP: Final = 0.001
-"""Seconds between two steps that events ask for: a producer that schedules without pause must not keep Redis busy
-with our looking."""
+_FLOOD_STEP: Final = 0.05
+"""Seconds between two steps of a queue in a flood, since the openings of its gate are not heard: a packet of a rate."""
 
-
-class Schedule:
-    """What a dispatcher knows of one queue's schedule: when to step next, and why."""
-
-    def __init__(self, queue: str) -> None:
-        self.store = Store(queue)
-        self.at = 0.0
-        """By the monotonic clock; 0 = at once."""
-        self.reason: Reason = "reconnect"
-        self.stepped = 0.0
-        """By the monotonic clock: the last step."""
-        self.not_before = 0.0
-        """Redis refused the last step: until then it is not tried again, whatever is heard."""
-
-    def step_by(self, at: float, reason: Reason) -> None:
-        """Step at that moment, if not before."""
-        at = max(at, self.not_before)
-        if at < self.at:
-            self.at, self.reason = at, reason
+_FLOOD_LOOK: Final = 5.0
+"""Seconds between two looks for new queues and recurrences in a flood, which interrupts the subscription more often."""
 
 
 class Dispatcher:
@@ -64,9 +48,12 @@ class Dispatcher:
         self._alarm = Alarm()
         self._outage = Outage("dispatcher", emit)
         self._refused = Outages("dispatcher", emit)
-        self._watcher = Watcher(config, commands, self._id, emit, self._heard, self._recurs, self._look_at_all)
-        self._clock = RedisClock(emit, lambda: self._look_at_all("timer"))
+        self._watcher = Watcher(config, commands, self._id, emit, self)
+        self._clock = RedisClock(emit, self._jumped)
         self._recurring = Recurring(config, commands, emit, self._clock, lambda: self.queues)
+        self._finder = Finder(config, commands, emit, self._find, lambda: self._watcher.deaf)
+        self._looked = 0.0
+        """When new queues and recurrences were last looked for since events may have been missed."""
         # There is always one: a dispatcher on an empty Redis proves its subscription on it.
         self._schedules = {queue: Schedule(queue) for queue in config.queues or (DEFAULT_QUEUE,)}
 
@@ -78,7 +65,7 @@ class Dispatcher:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops."""
-        return [self._outage.pulse, self._watcher.pulse, self._recurring.pulse]
+        return [self._outage.pulse, self._watcher.pulse, self._recurring.pulse, self._finder.pulse]
 
     def wrong(self) -> str | None:
         """Return why it dispatches nothing: what its last steps met, of each queue; None = it does."""
@@ -91,56 +78,80 @@ class Dispatcher:
             LoopEnded
         """
         await run_loops(
-            {"subscription": self._watcher.run(), "recurring": self._recurring.run(), "dispatcher": self._loop()}
+            {
+                "subscription": self._watcher.run(),
+                "recurring": self._recurring.run(),
+                "finder": self._finder.run(),
+                "dispatcher": self._loop(),
+            }
         )
 
     async def find_queues(self) -> None:
-        """Find the queues that are there, with one SCAN; those that come later are found by their first event.
-
-        A processing list whose worker has no lease is given one, so that the janitor judges it as any other.
+        """Find the queues that are known already; the others are found while it runs.
 
         Raises:
             StoreDown, StoreRefused
         """
-        cursor, lists = 0, set[tuple[str, str]]()
-        while True:
-            cursor, found = await self._commands.send(server.scan(cursor))
-            for queue, worker in filter(None, map(keys.parse, found)):
-                if not self._config.queues or queue in self._config.queues:
-                    self._find(queue)
-                    if worker is not None:
-                        lists.add((queue, worker))
-            if cursor == 0:
-                break
-        for queue in {queue for queue, _ in lists}:
-            place = Store(queue)
-            leased = {lease.worker for lease in await self._commands.send(place.survey())}
-            for worker in sorted(name for of, name in lists if of == queue and name not in leased):
-                await self._commands.send(place.beat(worker, self._config.lease, fresh=True))
+        await self._finder.begin()
 
     def _find(self, queue: str) -> Schedule:
         schedule = self._schedules.get(queue)
         if schedule is None:
             schedule = self._schedules[queue] = Schedule(queue)
             self._emit(events.QueueFound(queue))
+            self._finder.found(queue)
+            self._recurring.heard(queue)
             self._alarm.ring()
         return schedule
 
-    def _heard(self, queue: str) -> None:
-        schedule = self._find(queue)
-        now = time.monotonic()
-        schedule.step_by(max(now, schedule.stepped + _GAP), "event")
-        if schedule.at <= now + _GAP:
+    def _ring_for(self, schedule: Schedule, before: float) -> None:
+        if schedule.next() < before:
             self._alarm.ring()
 
-    def _recurs(self, queue: str) -> None:
+    def heard(self, queue: str) -> None:
+        """Look or step soon: the schedule has changed."""
+        schedule = self._find(queue)
+        before = schedule.next()
+        schedule.heard(time.monotonic())
+        self._ring_for(schedule, before)
+
+    def removed(self, queue: str) -> None:
+        """Take note that another dispatcher, or a user, took something off the schedule."""
+        schedule = self._schedules.get(queue)
+        if schedule is not None:
+            schedule.removed(time.monotonic())
+
+    def opens(self, queue: str, moment: float) -> None:
+        """Step when the gate opens."""
+        schedule = self._find(queue)
+        before = schedule.next()
+        schedule.opens(time.monotonic(), moment)
+        self._ring_for(schedule, before)
+
+    def recurs(self, queue: str) -> None:
+        """Look at the recurrences of a queue."""
         self._find(queue)
         self._recurring.heard(queue)
 
-    def _look_at_all(self, reason: Reason = "reconnect") -> None:
+    def look(self) -> None:
+        """Look at every queue, and for new ones: something may have been missed."""
+        now = time.monotonic()
+        if not self._watcher.flooded or self._looked < now - _FLOOD_LOOK:
+            self._looked = now
+            self._recurring.look()
+            self._finder.look()
+        for schedule in self._schedules.values():
+            if self._watcher.flooded:
+                schedule.look_by(now, "event")
+            else:
+                schedule.at, schedule.reason = 0.0, "reconnect"
+        self._alarm.ring()
+
+    def _jumped(self) -> None:
+        """Step every queue: Redis's clock jumped, so the dues that are known lie elsewhere."""
         self._recurring.look()
         for schedule in self._schedules.values():
-            schedule.at, schedule.reason = 0.0, reason
+            schedule.at, schedule.reason = 0.0, "timer"
         self._alarm.ring()
 
     async def _loop(self) -> None:
@@ -148,11 +159,13 @@ class Dispatcher:
             now = time.monotonic()
             if self._watcher.proof_at() <= now:
                 # Proof and safety net are one command: the queue that was not looked at for longest.
-                min(self._schedules.values(), key=lambda schedule: schedule.stepped).step_by(now, "safety")
-            for schedule in [schedule for schedule in self._schedules.values() if schedule.at <= now]:
+                min(self._schedules.values(), key=lambda schedule: schedule.last_step).step_by(now, "safety")
+            if looks := [schedule for schedule in self._schedules.values() if schedule.look_at <= now < schedule.at]:
+                await self._look(looks)
+            for schedule in [schedule for schedule in self._schedules.values() if schedule.at <= time.monotonic()]:
                 async with self._outage:
                     await self._pass(schedule)
-            until = min(self._watcher.proof_at(), *(s.at for s in self._schedules.values()))
+            until = min(self._watcher.proof_at(), *(s.next() for s in self._schedules.values()))
             self._outage.pulse.expect(max(0.0, until - time.monotonic()))
             await self._alarm.sleep(until)
 
@@ -165,14 +178,27 @@ class Dispatcher:
         refused = self._refused.of(schedule.store.queue)
         try:
             await self.step(schedule)
-            schedule.not_before = 0.0
             refused.passed()
         except StoreRefused as error:
             if error.kind in NO_ENTRY:
                 raise
-            now = time.monotonic()
-            schedule.stepped = now  # it is another queue's turn to prove the subscription
-            schedule.not_before = schedule.at = now + refused.failed(error)
+            schedule.refused(time.monotonic(), refused.failed(error))
+
+    async def _look(self, schedules: list[Schedule]) -> None:
+        """Read the nearest due of some queues in one round trip."""
+        sent = time.monotonic()
+        reasons: list[Reason] = [schedule.looking(sent) for schedule in schedules]
+        sending = [self._commands.send(schedule.store.nearest()) for schedule in schedules]
+        answers = await asyncio.gather(*sending, return_exceptions=True)
+        now = time.monotonic()
+        for schedule, why, nearest in zip(schedules, reasons, answers, strict=True):
+            if isinstance(nearest, StoreError):
+                schedule.step_by(now, why)  # the step meets what is wrong, and waits
+            elif isinstance(nearest, BaseException):
+                raise nearest
+            else:
+                schedule.looked(now, why, nearest)
+                self._follow_flood(schedule, sent)
 
     async def step(self, schedule: Schedule) -> Step:
         """Dispatch one batch of a queue, and set when to step it next.
@@ -182,10 +208,10 @@ class Dispatcher:
         """
         prove = self._watcher.proof_at() <= time.monotonic()
         at, reason = schedule.at, schedule.reason
-        schedule.at = float("inf")  # an event that comes while Redis answers sets it anew
         if prove:
             self._watcher.expect()  # before it is sent: what is heard may come before the reply
         sent = time.monotonic()
+        schedule.stepping(sent)
         try:
             done = await self._commands.send(
                 schedule.store.dispatch(
@@ -195,16 +221,17 @@ class Dispatcher:
         except BaseException:
             schedule.step_by(at, reason)
             raise
-        schedule.stepped = sent
         self._clock.heard(done.now, sent)
-        # From when it was sent: the next call takes as long to reach Redis, so it arrives just when the job is due.
-        # Should it come early all the same, the script moves nothing and answers the rest.
-        cap = self._config.safety_cap
-        schedule.step_by(sent + min(done.sleep, cap), "timer" if done.sleep < cap else "safety")
-        if self._watcher.flooded:
-            schedule.step_by(sent + FLOOD_GAP, "event")
+        schedule.stepped(sent, time.monotonic(), reason, done, self._config.safety_cap)
+        self._follow_flood(schedule, sent)
         self._tell(schedule.store.queue, reason, done)
         return done
+
+    def _follow_flood(self, schedule: Schedule, sent: float) -> None:
+        """Look and step on by the clock while the subscription is set aside."""
+        if self._watcher.flooded:
+            schedule.look_by(sent + LOOK_MOST, "event")
+            schedule.step_by(schedule.last_step + _FLOOD_STEP, "event")
 
     def _tell(self, queue: str, reason: Reason, done: Step) -> None:
         self._emit(events.Woken(queue, reason, len(done.moved) + len(done.buried)))

@@ -18,7 +18,7 @@ from evsched.alarm import Alarm
 from evsched.answers import Lease
 from evsched.config import Config
 from evsched.errors import NO_ENTRY, StoreRefused
-from evsched.events import Dispatched, Emit, Event
+from evsched.events import Dispatched, Emit, Event, QueueFound
 from evsched.outage import Outage, Outages
 from evsched.pulse import Pulse
 from evsched.sender import Commands
@@ -51,9 +51,12 @@ class Janitor:
         self._at = 0.0
 
     def listen(self, event: Event) -> None:
-        """Look within a beat after jobs were moved on: a worker may take one and die before its lease says so."""
-        if isinstance(event, Dispatched):
-            soon = time.monotonic() + self._config.beat
+        """Look within a beat after jobs were moved on: a worker may take one and die before its lease says so.
+
+        Look at once when a queue was found: its workers may have died long ago.
+        """
+        if isinstance(event, Dispatched | QueueFound):
+            soon = time.monotonic() + (self._config.beat if isinstance(event, Dispatched) else 0.0)
             if soon < self._at:
                 self._at = soon
                 self._alarm.ring()
@@ -66,9 +69,12 @@ class Janitor:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
+            self._at = float("inf")  # what is heard meanwhile sets it anew
             async with self._outage:
                 rest = min([await self._pass(queue) for queue in self._queues()], default=self._config.idle_beat)
-                self._at = time.monotonic() + rest
+                self._at = min(self._at, time.monotonic() + rest)
+            if self._outage.failures:
+                continue
             self.pulse.expect(max(0.0, self._at - time.monotonic()))
             while await self._alarm.sleep(self._at):
                 pass

@@ -21,6 +21,10 @@ EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 EVERY_PLACE: Final = "evsched:{*}:[sbdlrp]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
+QUEUES: Final = "evsched:{}:queues"
+"""The set of all queues that a dispatcher found or a worker worked on. No queue has an empty name, so it is none's; the
+key patterns of the ACL users take it in."""
+
 EVERY_KEY: Final = "evsched:{*}:*"
 """Glob of all there is."""
 

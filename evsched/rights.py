@@ -40,9 +40,11 @@ _OWN: Final[dict[Role, str]] = {
     """,
     "worker": """
         BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}roll · INFO server
-        CLIENT ID · CLIENT UNBLOCK 1
+        CLIENT ID · CLIENT UNBLOCK 1 · SADD evsched:{}:queues x
     """,
-    "dispatcher": "SCAN 0 · INFO server · CONFIG GET notify-keyspace-events",
+    "dispatcher": """
+        SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues
+    """,
     "observer": "SCAN 0 · INFO server · PUBLISH {root}roll x · SUBSCRIBE {root}present:x",
     "doctor": """
         SCAN 0 · INFO server · DBSIZE · ZSCAN schedule 0 · CONFIG GET notify-keyspace-events · ZADD canary 0 x

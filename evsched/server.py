@@ -27,6 +27,20 @@ def scan_all(cursor: int) -> Call[tuple[int, list[bytes]]]:
     return Call(("SCAN", cursor, "MATCH", keys.EVERY_KEY, "COUNT", 1000), read)
 
 
+def enter_queues(names: Sequence[str]) -> Call[Any]:
+    """Write queues into the set that dispatchers read."""
+    return Call(("SADD", keys.QUEUES, *names), raw)
+
+
+def entered_queues() -> Call[list[str]]:
+    """Read that set; what is no name of a queue is left out."""
+
+    def read(reply: list[bytes]) -> list[str]:
+        return [name for name in map(text, reply) if keys.NAME.fullmatch(name)]
+
+    return Call(("SMEMBERS", keys.QUEUES), read)
+
+
 def size() -> Call[int]:
     """Count the keys of the database."""
     return Call(("DBSIZE",), int)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from evsched import address, events, keys, server
 from evsched.config import Config
@@ -37,17 +37,33 @@ _FLOOD_WITHIN: Final = 0.1
 _ASIDE: Final = 0.25
 """Seconds for which the subscription is then set aside, as network drivers do with interrupts."""
 
-FLOOD_GAP: Final = 0.005
-"""Seconds between two steps of a queue meanwhile."""
+
+class Listener(Protocol):
+    """Who is told what the watcher hears."""
+
+    def heard(self, queue: str) -> None:
+        """Hear that an event may have brought a due nearer."""
+        ...
+
+    def removed(self, queue: str) -> None:
+        """Hear that something was taken off the schedule."""
+        ...
+
+    def opens(self, queue: str, moment: float) -> None:
+        """Hear when a gate opens, by Redis's clock; 0 = look now."""
+        ...
+
+    def recurs(self, queue: str) -> None:
+        """Hear that the recurrences of a queue have changed."""
+        ...
+
+    def look(self) -> None:
+        """Look at every queue: something may have been missed."""
+        ...
 
 
 class Watcher:
-    """Hears the events of the schedules.
-
-    `heard(queue)` is called for each event that may have brought a due, or the opening of a gate, nearer;
-    `recurs(queue)` when its recurrences have changed; `look()` when something may have been missed: step every queue
-    then.
-    """
+    """Hears the events of the schedules, and tells the listener."""
 
     def __init__(
         self,
@@ -55,16 +71,12 @@ class Watcher:
         commands: Commands,
         dispatcher: str,
         emit: Emit,
-        heard: Callable[[str], None],
-        recurs: Callable[[str], None],
-        look: Callable[[], None],
+        listener: Listener,
     ) -> None:
         self._config = config
         self._commands = commands
         self._emit = emit
-        self._heard = heard
-        self._recurs = recurs
-        self._look = look
+        self._listener = listener
         db = address.parse(config.url).db
         names = config.queues or ("*",)
         told = [keys.events(db, key(name)) for key in (keys.schedule, keys.recurrences, keys.canary) for name in names]
@@ -87,7 +99,12 @@ class Watcher:
         self._cut = False
         """The link was cut by us, and that was told."""
         self.flooded = False
-        """The subscription is set aside: step every FLOOD_GAP."""
+        """The subscription is set aside, or was until a moment ago: look every LOOK_MOST."""
+
+    @property
+    def deaf(self) -> bool:
+        """Redis was seen to tell no events."""
+        return self._proven is False
 
     def proof_at(self) -> float:
         """Return when the next proof is wanted, by the monotonic clock: after a silence, or at once when it is new."""
@@ -139,7 +156,7 @@ class Watcher:
             self._new = True
             if not self.flooded:
                 self._emit(events.Subscribed(again))
-            self._look()
+            self._listener.look()
             try:
                 await self._listen(subscription)
             except StoreError as error:
@@ -154,42 +171,51 @@ class Watcher:
                 self._proof.cancel()
                 self._proof = None
             await subscription.close()
-        self._look()
+        self._listener.look()
         self.pulse.expect(rest)
         await asyncio.sleep(rest)
 
     async def _listen(self, subscription: Subscription) -> None:
         """Hear until the connection is cut, or a flood of events makes it cheaper not to."""
+        calm = asyncio.get_running_loop().call_later(_FLOOD_WITHIN, self._calm) if self.flooded else None
         count, since = 0, time.monotonic()
         self.pulse.expect(self._config.probe + self._config.deadline)
-        async for channel, message in subscription.messages():
-            self._last = time.monotonic()
-            self.pulse.expect(self._config.probe + self._config.deadline)
-            if channel.endswith(b"}:schedule"):
-                # A removal, most often our own, brings no due nearer.
-                if message != b"zrem":
-                    self._hear(channel, self._heard)
+        try:
+            async for channel, message in subscription.messages():
+                self._last = time.monotonic()
+                self.pulse.expect(self._config.probe + self._config.deadline)
+                self._hear(channel, message)
                 count += 1
                 if count == _FLOOD:
-                    self.flooded = self._last - since < _FLOOD_WITHIN
-                    if self.flooded:
+                    if self._last - since < _FLOOD_WITHIN:
+                        self.flooded = True
                         return
                     count, since = 0, self._last
-            elif channel.endswith(b"}:recurrences"):
-                self._hear(channel, self._recurs)
-            elif channel.endswith(b"}:gate"):
-                found = keys.parse(channel)
-                if found is not None:
-                    self._heard(found[0])
-            elif channel.startswith(b"__keyspace@"):
-                self._event_came = True
-            else:
-                self._prove()
-            if self.flooded and self._last - since > _FLOOD_WITHIN:
-                self.flooded = False
-                count, since = 0, self._last
+        finally:
+            if calm is not None:
+                calm.cancel()
 
-    def _hear(self, channel: bytes, tell: Callable[[str], None]) -> None:
+    def _calm(self) -> None:
+        """End a flood: what was not heard meanwhile is looked for once more."""
+        self.flooded = False
+        self._listener.look()
+
+    def _hear(self, channel: bytes, message: bytes) -> None:
+        if channel.endswith(b"}:schedule"):
+            # A removal, most often our own, brings no due nearer.
+            self._tell(channel, self._listener.removed if message == b"zrem" else self._listener.heard)
+        elif channel.endswith(b"}:recurrences"):
+            self._tell(channel, self._listener.recurs)
+        elif channel.endswith(b"}:gate"):
+            found = keys.parse(channel)
+            if found is not None:
+                self._listener.opens(found[0], _moment(message))
+        elif channel.startswith(b"__keyspace@"):
+            self._event_came = True
+        else:
+            self._prove()
+
+    def _tell(self, channel: bytes, tell: Callable[[str], None]) -> None:
         found = keys.parse(channel[self._prefix :])
         if found is not None:
             tell(found[0])
@@ -214,3 +240,12 @@ class Watcher:
             self._mend = mend
         except StoreError as error:
             self._mend = f"{mend}, as an administrator ({error})"
+
+
+def _moment(message: bytes) -> float:
+    """Read when a gate opens. Anybody may publish anything there: what is no time is now."""
+    try:
+        moment = float(message)
+    except ValueError:
+        return 0.0
+    return moment if moment > 0 else 0.0

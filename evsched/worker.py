@@ -13,7 +13,7 @@ import secrets
 import socket
 from typing import Any, Final
 
-from evsched import events
+from evsched import events, server
 from evsched.beat import Beat
 from evsched.care import Mark
 from evsched.config import Config
@@ -236,6 +236,8 @@ class Worker:
 
     async def _declare(self, store: Store) -> None:
         """Keep what the app declares and what is in Redis in step: its own recurrences, and no others."""
+        # Dispatchers that have not heard of the queue find it: now by the message, or later by the set.
+        await self._commands.send_all([server.enter_queues([store.queue]), store.wake()])
         own = [one for queue, one in self._program.recurrences if queue == store.queue]
         known = await self._commands.send(store.declared(self._program.owner))
         for one in own:

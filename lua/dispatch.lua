@@ -10,7 +10,7 @@
 -- REPLY  now; the sleep in seconds until the next due or until the gate opens by its rate, '0' = more is due already,
 --        '' = nothing is scheduled;
 --        list of the dues moved on; list of id, reason of what went to dead; list of the recurrences of which an
---        occurrence was missed
+--        occurrence was missed; the seconds until the gate opens by its rate, '' = it does not by itself
 -- FAILS  none
 -- TWICE  the second call finds nothing due
 --
@@ -45,6 +45,11 @@ expect_gate()
 local function read_due()
   local found, bytes = {}, 0
   local count = math.min(limit, redis.call('ZCOUNT', schedule, '-inf', seconds(now)))
+  if count == 0 then
+    -- What is too long to be a job goes before its time: whoever looks at the front is handed it each time.
+    local front = redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')
+    return front[1] and #front[1] > math.max(MEMBER_MOST, cap) and front or found
+  end
   for first = 0, count - 1, SLICE do
     local slice = redis.call('ZRANGE', schedule, first, math.min(first + SLICE, count) - 1, 'WITHSCORES')
     for i = 1, #slice, 2 do
@@ -345,4 +350,4 @@ local nearest = tonumber(redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2])
 if nearest or opens then
   sleep = seconds(math.max(0, math.min(nearest or opens, opens or nearest) - now))
 end
-return { seconds(now), sleep, moved, buried, missed }
+return { seconds(now), sleep, moved, buried, missed, opens and seconds(math.max(0, opens - now)) or '' }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
+from evsched import keys
 from evsched.answers import Agenda, Lease, Step
 from evsched.call import Call, Word, text, texts
 from evsched.recurrence import Occurrence
 from evsched.store.queue import Queue, as_fields, as_pairs
 from evsched.untrusted import number
+
+_MEMBER_MOST: Final = 1 << 20
+"""Bytes of a member of the schedule: dispatch.lua has the same."""
 
 
 class Dispatchers(Queue):
@@ -22,16 +26,27 @@ class Dispatchers(Queue):
         """
 
         def step(reply: list[Any]) -> Step:
-            moment, sleep, moved, buried, missed = reply
+            moment, sleep, moved, buried, missed, opens = reply
             return Step(
                 float(moment),
                 float(sleep) if sleep else float("inf"),
                 [due for due in map(number, moved) if due is not None],
                 as_pairs(buried),
                 texts(missed),
+                float(opens) if opens else float("inf"),
             )
 
         return self._verb("dispatch", step, self._stamp(now), limit, cap, canary)
+
+    def nearest(self) -> Call[float | None]:
+        """Read the nearest due, None when nothing is scheduled. What is too long for a job is due: to be buried."""
+
+        def due(reply: list[bytes]) -> float | None:
+            if not reply:
+                return None
+            return float(reply[1]) if len(reply[0]) <= _MEMBER_MOST else 0.0
+
+        return Call(("ZRANGE", keys.schedule(self.queue), 0, 0, "WITHSCORES"), due)
 
     def recur(
         self,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.answers import Take
-from evsched.call import Call, Word, text, texts
+from evsched.call import Call, Word, raw, text, texts
 from evsched.current import Progress
 from evsched.job import Aborted, Buried, Deferred, Done, Retried, Taken, encode
 from evsched.store.queue import Queue, as_pairs
@@ -27,6 +27,10 @@ class Workers(Queue):
         return Call(
             ("BLMOVE", keys.ready(self.queue), keys.processing(self.queue, worker), "LEFT", "RIGHT", block), one
         )
+
+    def wake(self) -> Call[Any]:
+        """Have each dispatcher look at the queue, and find it."""
+        return Call(("PUBLISH", keys.gate(self.queue), 0), raw)
 
     def start(
         self,

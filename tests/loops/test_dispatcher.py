@@ -1,7 +1,8 @@
-"""The dispatcher's ear: subscriptions that are cut, silent, or deaf; floods; new queues."""
+"""The dispatcher's ear: subscriptions that are cut, silent, or deaf; floods; and who of several is in front."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -93,43 +94,49 @@ async def test_flags_that_vanish_are_noticed(queue: str, app: App) -> None:
             await running.recorder.wait(events.NotificationsMissing)
 
 
-async def test_new_queues_are_found_by_their_first_event(app: App, raw: Any) -> None:
-    with EmbeddedRedis() as own:
-        async with system(Config(url=own.url), app) as running:
-            await running.app.client.send(_enqueue("brand-new"))
-            await running.recorder.wait(events.QueueFound, lambda event: event.queue == "brand-new")
-            await running.recorder.wait(events.Dispatched, lambda event: event.queue == "brand-new")
-
-
-async def test_queues_that_are_there_are_found_by_one_scan(app: App, raw: Any, queue: str) -> None:
-    with EmbeddedRedis() as own:
-        client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
-        client.zadd("evsched:{one}:schedule", {"x": 4e9})
-        client.zadd("evsched:{two}:backlog", {"x": 1})
-        client.rpush("evsched:{three}:processing:w1", "x")
-        client.hset("evsched:{four}:job:x", "payload", "{}")
-        client.zadd("evsched:{bad name}:schedule", {"x": 4e9})
-        async with system(Config(url=own.url), app, workers=0) as running:
-            await running.dispatcher.find_queues()
-            assert sorted(running.dispatcher.queues) == ["default", "one", "three", "two"]
-            # What a worker without a lease holds is the janitor's from now on.
-            assert client.zscore("evsched:{three}:leases", "w1") is not None
-        client.close()
-
-
 async def test_a_flood_of_far_jobs_costs_few_script_calls(queue: str, app: App) -> None:
     with EmbeddedRedis() as own:
         client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
         async with system(Config(url=own.url, queues=(queue,)), app) as running:
             await running.recorder.wait(events.NotificationsProven)
             before = len(running.recorder.of(events.Woken))
-            for _ in range(20):
+            for turn in range(20):
                 pipe = client.pipeline(transaction=False)
                 for n in range(1000):
-                    pipe.execute_command("ZADD", f"evsched:{{{queue}}}:schedule", 4e9, f"far-{n}")
+                    pipe.execute_command("ZADD", f"evsched:{{{queue}}}:schedule", 4e9 + n + 1000 * turn, f"far-{n}")
                 pipe.execute()
             key, due, member = inline(queue, "now")
             client.zadd(key, {member: due})
             await running.recorder.wait(events.Completed)
             assert len(running.recorder.of(events.Woken)) - before < 1000
+        client.close()
+
+
+async def test_a_reserve_takes_over_when_nobody_is_in_front(server: EmbeddedRedis, queue: str, app: App) -> None:
+    config = Config(url=server.url, queues=(queue,))
+    async with system(config, app) as running:
+        await running.recorder.wait(events.Woken)
+        schedule = running.dispatcher._schedules[queue]  # pyright: ignore[reportPrivateUsage]
+        for name in ("at-once", "ahead"):
+            schedule.reserve = True
+            job = Store(queue).enqueue([New(name, b'{"task":"lateness"}', delay=0.05 if name == "ahead" else 0.0)])
+            await running.commands.send(job)
+            await running.recorder.wait(events.Completed, lambda event: event.ids == [name])  # noqa: B023
+            assert not schedule.reserve
+
+
+async def test_a_flood_that_ends_is_followed_by_a_step(queue: str, app: App) -> None:
+    with EmbeddedRedis() as own:
+        client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+        async with system(Config(url=own.url, queues=(queue,)), app) as running:
+            await running.recorder.wait(events.NotificationsProven)
+            pipe = client.pipeline(transaction=False)
+            for n in range(20_000):
+                pipe.execute_command("ZADD", f"evsched:{{{queue}}}:schedule", 4e9 + n, f"far-{n % 5000}")
+            await asyncio.to_thread(pipe.execute)
+            key, due, member = inline(queue, "now")
+            client.zadd(key, {member: due})
+            await running.recorder.wait(events.Completed)
+            watcher = running.dispatcher._watcher  # pyright: ignore[reportPrivateUsage]
+            await running.recorder.until(lambda: not watcher.flooded)
         client.close()

@@ -192,3 +192,24 @@ def test_a_mark_of_a_groups_backlog_that_is_not_true_holds_nobody_back(
     raw.hset(f"evsched:{{{queue}}}:job:a", "parked", "no such group")
     assert send(dispatch(store)).moved == [NOW]
     assert state()["ready"] == ["a"]
+
+
+@pytest.mark.parametrize("front", [b"{", b"x"], ids=["inline", "an id"])
+def test_what_is_too_long_to_be_a_job_is_not_kept_at_the_front_until_its_time(
+    send: Send, store: Store, raw: Any, queue: str, front: bytes
+) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {front + b"x" * (1 << 20): NOW + 100, "later": NOW + 200})
+    assert send(store.nearest()) == 0
+    assert len(send(dispatch(store)).buried) == 1
+    assert send(store.nearest()) == NOW + 200
+    assert send(dispatch(store)).sleep == 200
+
+
+def test_the_opening_of_the_gate_is_told_beside_the_next_due(send: Send, store: Store) -> None:
+    send(store.limit({"rate": 1, "burst": 1}, now=NOW))
+    send(store.enqueue([*jobs("a", "b"), *jobs("c", due=NOW + 0.5)]))
+    step = send(dispatch(store))
+    assert step.sleep == 0.5
+    assert step.opens == 1
+    send(store.limit({"rate": None}, now=NOW))
+    assert send(dispatch(store)).opens == float("inf")

@@ -1,0 +1,137 @@
+"""New queues: by their first event, and when nobody heard that."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import redis
+
+from evsched import App, events
+from evsched.answers import New
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.store import Store
+from tests.support.proxy import Proxy
+from tests.support.system import System, system
+
+SET = "evsched:{}:queues"
+
+
+@pytest.fixture
+def own() -> Generator[EmbeddedRedis]:
+    with EmbeddedRedis(port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def client(own: EmbeddedRedis) -> Generator[Any]:
+    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    yield client
+    client.close()
+
+
+async def is_found(running: System, queue: str) -> None:
+    """Wait until a queue is found, written down, and its due job moved."""
+    await running.recorder.wait(events.QueueFound, lambda event: event.queue == queue)
+    await running.recorder.wait(events.Dispatched, lambda event: event.queue == queue)
+
+
+async def test_a_new_queue_is_found_by_its_first_event(own: EmbeddedRedis, client: Any, app: App) -> None:
+    async with system(Config(url=own.url), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        await running.commands.send(Store("brand-new").enqueue([New("x", b"{}")]))
+        await is_found(running, "brand-new")
+
+
+async def test_a_new_queue_whose_first_event_fell_into_a_gap_is_found(
+    own: EmbeddedRedis, client: Any, app: App
+) -> None:
+    """A walk of several slices: 5,000 records lie beside it."""
+    for n in range(5000):
+        client.hset(f"evsched:{{other}}:job:{n}", "payload", "{}")
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
+        config = Config(url=f"redis://127.0.0.1:{proxy.port}/0", safety_cap=3600)
+        async with system(config, app, workers=0) as running:
+            await running.recorder.wait(events.NotificationsProven)
+            for n in range(3):
+                taken = proxy.taken["down"]
+                proxy.swallow("down")
+                client.zadd(f"evsched:{{gap-{n}}}:schedule", {'{"task":"t"}': 0})
+                await proxy.until(lambda: proxy.taken["down"] > taken)  # noqa: B023
+                proxy.heal()
+                proxy.reset()
+                await is_found(running, f"gap-{n}")
+
+
+async def test_the_set_tells_a_queue_at_once_that_was_worked_on(own: EmbeddedRedis, client: Any, app: App) -> None:
+    async with system(Config(url=own.url, safety_cap=3600), app) as running:
+        assert client.sismember(SET, app.queue)
+        client.sadd(SET, "known")
+        client.zadd("evsched:{known}:schedule", {'{"task":"t"}': 4e9})
+        client.sadd(SET, "no name", b"\xff")
+        finder = running.dispatcher._finder  # pyright: ignore[reportPrivateUsage]
+        await finder._read()  # pyright: ignore[reportPrivateUsage]
+        assert "known" in running.dispatcher.queues
+        assert "no name" not in running.dispatcher.queues
+
+
+async def test_a_worker_that_starts_tells_its_queue(own: EmbeddedRedis, app: App) -> None:
+    async with system(Config(url=own.url, safety_cap=3600), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        assert app.queue not in running.dispatcher.queues
+        running.work()
+        await running.recorder.wait(events.QueueFound, lambda event: event.queue == app.queue)
+
+
+async def test_what_a_dispatcher_finds_is_written_for_the_others(own: EmbeddedRedis, client: Any, app: App) -> None:
+    async with system(Config(url=own.url), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        client.zadd("evsched:{one}:schedule", {'{"task":"t"}': 0})
+        await is_found(running, "one")
+        finder = running.dispatcher._finder  # pyright: ignore[reportPrivateUsage]
+        await finder.step()
+        assert client.smembers(SET) == {b"one"}
+
+
+@pytest.mark.parametrize("spoiled", [False, True], ids=["no events", "no set"])
+async def test_each_cap_all_keys_are_walked_where_nothing_else_tells(app: App, spoiled: bool) -> None:
+    settings = {} if spoiled else {"notify_keyspace_events": "", "rename_command": "CONFIG hidden"}
+    with EmbeddedRedis(**settings) as own:  # pyright: ignore[reportArgumentType]
+        client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+        if spoiled:
+            client.set(SET, "x")
+        async with system(Config(url=own.url, safety_cap=0.2), app, workers=0) as running:
+            await running.recorder.wait(events.NotificationsProven if spoiled else events.NotificationsMissing)
+            if spoiled:
+                client.config_set("notify-keyspace-events", "")
+            client.zadd("evsched:{late}:schedule", {'{"task":"t"}': 0})
+            if spoiled:
+                client.config_set("notify-keyspace-events", "Kzg")
+            await is_found(running, "late")
+        client.close()
+
+
+async def test_what_is_there_is_found_at_the_start(own: EmbeddedRedis, client: Any, app: App) -> None:
+    client.zadd("evsched:{one}:schedule", {"x": 4e9})
+    client.zadd("evsched:{two}:backlog", {"x": 1})
+    client.rpush("evsched:{three}:processing:w1", "x")
+    client.hset("evsched:{four}:job:x", "payload", "{}")
+    client.zadd("evsched:{bad name}:schedule", {"x": 4e9})
+    async with system(Config(url=own.url), app, workers=0, dispatch=False) as running:
+        await running.dispatcher.find_queues()
+        assert sorted(running.dispatcher.queues) == ["default", "one", "three", "two"]
+        # What a worker without a lease holds is the janitor's from now on.
+        assert client.zscore("evsched:{three}:leases", "w1") is not None
+
+
+async def test_the_janitor_looks_at_a_queue_that_is_found_later(own: EmbeddedRedis, client: Any, app: App) -> None:
+    config = Config(url=own.url, lease=0.3, beat=0.1)
+    async with system(config, app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        client.hset("evsched:{dead}:job:x", mapping={"payload": '{"task":"t"}', "attempt": 1, "worker": "w", "due": 1})
+        client.rpush("evsched:{dead}:processing:w", "x")
+        client.zadd("evsched:{dead}:leases", {"w": 1})
+        running.dispatcher.look()
+        await running.recorder.wait(events.Requeued, lambda event: event.queue == "dead")

@@ -1,0 +1,157 @@
+"""What a dispatcher knows of one schedule: when it steps, when it only looks, and when it leaves it to another."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsched.answers import Step
+from evsched.events import Reason
+from evsched.schedule import LOOK_MOST, Schedule
+
+REDIS = 1_000_000.0
+"""Redis's clock when ours is 0."""
+CAP = 30.0
+NEVER = float("inf")
+
+
+def step(
+    schedule: Schedule,
+    now: float,
+    *,
+    moved: int = 0,
+    sleep: float = NEVER,
+    opens: float = NEVER,
+    reason: Reason = "event",
+) -> None:
+    """Send a step and receive its reply, 0.2 ms later."""
+    schedule.stepping(now)
+    done = Step(REDIS + now, min(sleep, opens), [REDIS] * moved, [], [], opens)
+    schedule.stepped(now, now + 0.0002, reason, done, CAP)
+
+
+def look(schedule: Schedule, now: float, due: float | None) -> None:
+    """Send a look and receive the nearest due, by our clock."""
+    why = schedule.looking(now)
+    schedule.looked(now + 0.0002, why, None if due is None else REDIS + due)
+
+
+@pytest.fixture
+def schedule() -> Schedule:
+    """One that was stepped at 1 and knows of nothing."""
+    schedule = Schedule("q")
+    step(schedule, 1.0, reason="reconnect")
+    return schedule
+
+
+def test_it_steps_when_the_next_job_is_due_counted_from_when_it_asked(schedule: Schedule) -> None:
+    step(schedule, 2.0, sleep=5.0)
+    assert (schedule.at, schedule.reason, schedule.next()) == (7.0, "timer", 7.0)
+
+
+def test_it_steps_by_the_cap_at_the_latest(schedule: Schedule) -> None:
+    step(schedule, 2.0, sleep=100.0)
+    assert (schedule.at, schedule.reason) == (2.0 + CAP, "safety")
+
+
+def test_an_event_after_a_silence_is_a_step_at_once(schedule: Schedule) -> None:
+    schedule.heard(2.0)
+    assert (schedule.at, schedule.reason) == (2.0, "event")
+
+
+def test_an_event_while_a_step_is_on_its_way_waits_for_the_gap_from_when_it_was_sent(schedule: Schedule) -> None:
+    schedule.stepping(2.0)
+    schedule.heard(2.0005)
+    assert schedule.next() == pytest.approx(2.001)
+
+
+def test_a_flood_of_far_jobs_costs_looks_and_no_steps(schedule: Schedule) -> None:
+    step(schedule, 2.0, sleep=500.0)
+    looks, steps, now = 0, 0, 2.0
+    while now < 3.0:
+        now += 0.0005
+        schedule.heard(now)
+        if schedule.at <= now:
+            steps += 1
+            step(schedule, now, sleep=500.0)
+        elif schedule.look_at <= now:
+            looks += 1
+            look(schedule, now, 502.0)
+    assert steps == 0
+    assert looks <= 1 / LOOK_MOST + 5
+
+
+def test_a_look_that_finds_a_due_job_is_followed_by_a_step_and_by_quicker_looks(schedule: Schedule) -> None:
+    step(schedule, 2.0)
+    for n in range(1, 6):
+        schedule.heard(2.0 + 0.01 * n - 0.005)
+        look(schedule, 2.0 + 0.01 * n, 500.0)
+    schedule.heard(2.0501)
+    assert schedule.look_at == pytest.approx(2.05 + LOOK_MOST)
+    look(schedule, 2.055, 2.05)
+    assert schedule.at == pytest.approx(2.0552)
+    step(schedule, 2.0552, moved=1)
+    schedule.heard(2.0553)
+    assert schedule.look_at == pytest.approx(2.0562)
+
+
+def test_a_look_that_finds_a_nearer_due_sets_the_timer(schedule: Schedule) -> None:
+    step(schedule, 2.0, sleep=500.0)
+    schedule.heard(2.001)
+    look(schedule, 2.001, 7.5)
+    assert (schedule.at, schedule.reason) == (pytest.approx(7.5), "timer")
+
+
+def test_events_that_all_bring_something_due_are_steps_a_millisecond_apart(schedule: Schedule) -> None:
+    for n in range(3):
+        step(schedule, 2.0 + 0.1 * n, moved=1)
+    schedule.heard(2.2003)
+    assert (schedule.at, schedule.look_at) == (pytest.approx(2.201), NEVER)
+
+
+def test_one_that_came_too_late_becomes_a_reserve_and_looks_behind_the_other(schedule: Schedule) -> None:
+    schedule.heard(2.0)
+    schedule.removed(2.0001)
+    step(schedule, 2.0, sleep=3.0)
+    assert schedule.reserve
+    assert schedule.at == 2.0 + CAP
+    assert 5.001 <= schedule.look_at <= 5.004
+    schedule.heard(3.0)
+    assert 3.001 <= schedule.look_at <= 3.004
+
+
+def test_a_reserve_that_finds_a_due_job_takes_the_lead(schedule: Schedule) -> None:
+    schedule.reserve = True
+    look(schedule, 5.002, 5.0)
+    assert schedule.at == pytest.approx(5.0022)
+    step(schedule, 5.0022, moved=1, sleep=1.0)
+    assert not schedule.reserve
+    assert schedule.at == pytest.approx(6.0022)
+
+
+def test_a_reserve_whose_job_another_moved_only_waits_for_the_next(schedule: Schedule) -> None:
+    schedule.reserve = True
+    look(schedule, 5.002, 6.0)
+    assert schedule.at == 1.0 + CAP
+    assert 6.001 <= schedule.look_at <= 6.004
+
+
+def test_its_own_removals_make_nobody_a_reserve(schedule: Schedule) -> None:
+    schedule.stepping(2.0)
+    schedule.removed(2.0001)  # the event may come before the reply
+    schedule.stepped(2.0, 2.0002, "event", Step(REDIS + 2.0, NEVER, [REDIS], [], [], NEVER), CAP)
+    schedule.removed(2.0003)
+    step(schedule, 2.002)
+    assert not schedule.reserve
+
+
+def test_a_gate_that_opens_is_a_step_then(schedule: Schedule) -> None:
+    schedule.opens(2.0, REDIS + 4.0)
+    assert schedule.at == pytest.approx(4.0)
+    schedule.opens(2.0, 0.0)
+    assert schedule.at == 2.0
+
+
+def test_a_reserve_steps_for_a_gate_that_opens(schedule: Schedule) -> None:
+    schedule.reserve = True
+    step(schedule, 2.0, sleep=9.0, opens=1.0, reason="safety")
+    assert 3.001 <= schedule.at <= 3.004
