@@ -35,7 +35,7 @@ _RULES: Final[dict[str, _Rule]] = {
     "no-record": _Rule(
         "fault",
         "an id in {where} has no record, or one without a payload: it goes to dead when it is its turn",
-        "HSET {record} payload '{{...}}' before that, or look at `evsched dead --queue {q}` after it",
+        f"HSET {{record}} payload '{{{{...}}}}' before that; or {_REPAIR} puts it into dead now",
     ),
     "record-type": _Rule(
         "fault", "the key of a record is not a hash", "DEL {record}, and schedule the job again if it is wanted"

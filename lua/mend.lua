@@ -44,6 +44,20 @@ local mends = {
   stuck = function(_, name)
     release(name)
   end,
+  -- To dead, as dispatch or start would when it is its turn; what a worker holds is start's.
+  ['no-record'] = function(id, place)
+    if place == 'processing' or #id > 200 or not id:find('^[%w._:@-]+$') then
+      return false
+    end
+    entomb(id, 'dead', 'it had no payload: HSET one into its record and revive it, or drop it', now)
+    unline(id)
+    local group = place:match('^backlog:(.*)$')
+    if group then
+      redis.call('ZREM', side(group), id)
+      tidy(group)
+    end
+    redis.call('ZREM', schedule, id)
+  end,
 }
 
 -- The gate's own counts: all at once, for whichever row comes first.
@@ -83,8 +97,7 @@ local function mend(id, code, from)
   end
   for _, wrong in ipairs(wrongs_of(id, from, strays, now)) do
     if wrong[1] == code and mends[code] then
-      mends[code](id, wrong[2])
-      return true
+      return mends[code](id, wrong[2]) ~= false
     end
   end
   return false
