@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from evsched.app import App
 from evsched.client import Options, SyncClient, new_job
 from evsched.current import current_job
 from evsched.errors import EvschedError
+from evsched.load import LINK
 
 app = App(queue="demo")
 
@@ -44,11 +46,14 @@ async def lateness() -> float:
 
 @contextlib.contextmanager
 def _process(url: str, *words: str) -> Generator[subprocess.Popen[bytes]]:
+    ours, theirs = socket.socketpair()
     child = subprocess.Popen(
         [sys.executable, "-m", "evsched", *words, "--log-level", "WARNING"],
-        env={**os.environ, "EVSCHED_URL": url},
+        env={**os.environ, "EVSCHED_URL": url, LINK: str(theirs.fileno())},
+        pass_fds=[theirs.fileno()],  # they end with the demo, however that ends
         start_new_session=True,  # Ctrl-C is for the demo, which then ends them
     )
+    theirs.close()
     try:
         yield child
     finally:
@@ -58,6 +63,7 @@ def _process(url: str, *words: str) -> Generator[subprocess.Popen[bytes]]:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        ours.close()
 
 
 def run_demo(url: str, jobs: int, seconds: float, idle: float) -> int:

@@ -359,3 +359,13 @@ def test_a_redis_that_may_lose_jobs_is_told_once_at_the_start(cli: Cli) -> None:
     assert ["append-only log is off" in told[0]["what"], "allkeys-lru" in told[1]["what"]] == [True, True]
     assert len(told) == 2
     assert "RedisUnsafe" not in cli.run("worker", "tasks:app", "--burst").stderr
+
+
+def test_the_processes_of_the_demo_end_with_it(cli: Cli, raw: Any) -> None:
+    del cli.environment["EVSCHED_QUEUES"]
+    with started(cli, "demo", "--url", cli.environment["EVSCHED_URL"], "--seconds", "60") as (child, _):
+        assert child.stdout is not None
+        assert any("jobs scheduled" in line for line in child.stdout)
+        child.kill()
+        child.communicate(timeout=20)  # they hold the same pipes
+    raw.delete(*raw.scan_iter(match="evsched:{demo}:*", count=1000))
