@@ -88,7 +88,10 @@ class Lane:
         """None was: fetch no more until one is."""
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
+        self._closed = False
+        """It fetches no more."""
         self._stopping = False
+        """And ends with the last that it holds."""
         self._fetcher = Fetcher(
             config,
             commands,
@@ -190,7 +193,7 @@ class Lane:
 
     def _reserve(self) -> int:
         """Take the free slots that are this queue's; return how many."""
-        wants = self._more and not self._stopping and not self._waits and not self._executor.turnstile.closed
+        wants = self._more and not self._closed and not self._waits and not self._executor.turnstile.closed
         self._share.want(wants)
         return self._share.reserve(self._width) if wants else 0
 
@@ -200,7 +203,7 @@ class Lane:
             self._share.want(False)
         elif self._share.wants and self._share.turns > 0:
             self._news.set()  # else it is stirred when it may take a slot
-        self._fetcher.feed(hungry=not self._more and not self._stopping and self._share.free > 0)
+        self._fetcher.feed(hungry=not self._more and not self._closed and self._share.free > 0)
 
     def _narrow(self) -> None:
         """Jobs came back that found no process of the pool free: fetch no more than can begin."""
@@ -397,12 +400,13 @@ class Lane:
 
     def take_no_more(self) -> None:
         """Begin no other take. For any thread; `stop_taking` ends the one that waits."""
-        self._stopping = True
+        self._closed = True
         self._fetcher.fetch_no_more()
 
     async def stop_taking(self) -> None:
         """Take no more; a BLMOVE that waits ends without a job, or hands its job back."""
         self.take_no_more()
+        self._stopping = True
         self._news.set()
         await self._fetcher.stop()
 
