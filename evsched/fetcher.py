@@ -103,6 +103,7 @@ class Fetcher:
     async def _fetch(self) -> None:
         if self._blocking.client is None:
             await self._blocking.open()
+            self.outage.passed()  # Redis is back: that is not told only when a BLMOVE of 13 s returns
         if self._stopping:
             return
         client = self._blocking.client
