@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from redis.exceptions import NoPermissionError
 
 from evsched.answers import New, Wrong
+from evsched.current import Progress
 from evsched.embedded import EmbeddedRedis
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Taken
+from evsched.recurrence import Declared, Occurrence
 from evsched.store import Store
 from tests.support import hostile
 from tests.support.hostile import ON_RUNNING, VALID, WAYS
@@ -186,28 +189,44 @@ def test_a_run_is_its_workers_by_its_list_and_a_stale_one_is_not(
     assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(commands=hostile.commands("grammar", IDS))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    commands=hostile.commands("grammar", IDS),
+    end=st.sampled_from(list(ENDS)),
+    limits=st.sampled_from([{}, {"concurrency": 20, "concurrency:g": 2}, {"rate": 1000, "rate:g": 50, "weight:g": 2}]),
+)
 def test_whatever_a_producer_may_write_the_other_jobs_run(
-    send: Send, producer: Any, raw: Any, commands: list[hostile.Command]
+    send: Send, producer: Any, raw: Any, commands: list[hostile.Command], end: str, limits: dict[str, float]
 ) -> None:
-    store = Store("grammar")
+    """It writes before the dispatch, before the start, and while the jobs run; then every verb meets what it wrote."""
+    store, ids = Store("grammar"), ["a", "b", "r@1"]
     try:
-        half = len(commands) // 2
-        write(producer, commands[:half])
+        send(store.limit(limits))
+        send(store.declare(Declared(name="r", payload=VALID, rule="@daily")))
+        send(store.recur("r", b"0", [Occurrence("r@1", NOW, NOW, 60.0)], next_=NOW + 86400))
+        third = len(commands) // 3
+        write(producer, commands[:third])
         schedule_good(send, store)
         send(store.dispatch(limit=100, cap=CAP, now=NOW))
-        write(producer, commands[half:])
+        write(producer, commands[third : 2 * third])
         jobs = send(store.start("w", (), hold=50, lease=15, now=NOW)).jobs
-        write(producer, commands)
-        look_on(send, store, ["a", "b", "r@1"])
-        lost = send(store.complete("w", [(job, DONE) for job in jobs], now=NOW))
+        write(producer, commands[2 * third :])
+        look_on(send, store, ids)
+        send(store.progress("w", [(job, Progress(1, 2)) for job in jobs]))
+        verb, outcome = ENDS[end]
+        lost = send(verb(store)("w", [(job, outcome) for job in jobs], now=NOW))
+        assert not {*lost} & {*GOOD}
         send(store.start("w", lost, hold=50, lease=15, now=NOW))
         send(store.requeue("w", "x", now=NOW))
-        done = {job.id for job in jobs} | work(send, store, worker="v")
+        done = work(send, store, 12, worker="v")
+        if end in ("complete", "bury", "abort"):
+            done |= {job.id for job in jobs}
         assert done >= set(GOOD)
-        for job_id in ("a", "b", "r@1"):
+        send(store.rewind(9, 0, 9, now=NOW - 99999))
+        for job_id in ids:
             touch(send, store, job_id)
+        send(store.pause(now=NOW))
+        send(store.resume(now=NOW))
     finally:
         for key in raw.scan_iter(match="evsched:{grammar}:*", count=1000):
             raw.delete(key)
