@@ -20,11 +20,12 @@ from evsched import events
 from evsched.answers import Take
 from evsched.call import Call
 from evsched.config import Config
+from evsched.endings import Ended, end_calls, end_events
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.executor import Executor
 from evsched.fetcher import Fetcher
-from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Returned
+from evsched.job import Outcome, Returned
 from evsched.notes import Notes
 from evsched.outage import Outage
 from evsched.pulse import Pulse
@@ -34,11 +35,8 @@ from evsched.slots import Slots
 from evsched.store import Store
 from evsched.verdict import Failed, judge
 
-_Ended = list[tuple[Run, Outcome]]
-_Outgoing = tuple[Call[Any], _Ended | None]
+_Outgoing = tuple[Call[Any], Ended | None]
 """A call, and the runs whose end it writes; None is the start of the next."""
-
-_NO_ROOM: Final = "no process of the pool was free"
 
 _WIDEST: Final = 999
 """Jobs that one start may hand out."""
@@ -72,7 +70,7 @@ class Lane:
         self.held: dict[str, Run] = {}
         """The runs whose end is not written yet."""
         self._running = 0
-        self._ended: _Ended = []
+        self._ended: Ended = []
         self._taken: list[str] = []
         """Ids in the worker's list that are to be started; each has a slot."""
         self._more = True
@@ -180,7 +178,7 @@ class Lane:
             self._narrow()
         taken, self._taken = self._taken, []
         room = self._reserve()
-        calls = self._outcomes(ended)
+        calls: list[_Outgoing] = [*end_calls(self.store, self._worker, ended)]
         if taken or room:
             lease, cap = self._config.lease, self._config.payload_cap
             hold = min(self._running + len(taken) + room, _WIDEST)
@@ -225,6 +223,7 @@ class Lane:
                 self._ended += runs or []
             elif runs is None:
                 room += len(taken) - self._spawn(answer, handed)
+                self._seek_left(taken, answer)
                 taken = []
             else:
                 self._written(runs, answer)
@@ -232,27 +231,6 @@ class Lane:
         if failed is not None:
             self._taken = taken + self._taken
             raise failed
-
-    def _outcomes(self, ended: list[tuple[Run, Outcome]]) -> list[_Outgoing]:
-        # Before the end is: then nobody's run it is any more, and what was told last would be lost.
-        told = [(run.job, run.progress) for run, _ in ended if run.progress is not None]
-        calls: list[_Outgoing] = [(self.store.progress(self._worker, told), [])] if told else []
-        verbs = (
-            (Done, self.store.complete),
-            (Retried, self.store.retry),
-            (Buried, self.store.bury),
-            (Aborted, self.store.abort),
-            (Deferred, self.store.defer),
-        )
-        for kind, verb in verbs:
-            runs = [(run, outcome) for run, outcome in ended if type(outcome) is kind]
-            if runs:
-                calls.append((verb(self._worker, [(run.job, outcome) for run, outcome in runs]), runs))  # pyright: ignore[reportArgumentType]
-        back: _Ended = [(run, outcome) for run, outcome in ended if type(outcome) is Returned]
-        if back:
-            call = self.store.requeue(self._worker, _NO_ROOM, ids=[run.job.id for run, _ in back])
-            calls.append((call, back))
-        return calls
 
     async def _compare(self) -> None:
         """Compare the list with what is known; what is not is to be started, as far as there are slots."""
@@ -336,38 +314,14 @@ class Lane:
                 self._ended.append((run, outcome))
             self._news.set()
 
-    def _written(self, runs: _Ended, answer: Any) -> None:
+    def _written(self, runs: Ended, answer: Any) -> None:
         """Forget the runs whose end is written, or is another's to write."""
-        queue, done, back = self.store.queue, list[Run](), list[str]()
         lost = cast(list[str], answer) if isinstance(answer, list) else []  # `requeue` answers otherwise
-        for run, outcome in runs:
-            job_id, attempt = run.job.id, run.job.attempt
-            if self.held.get(job_id) is run:
-                del self.held[job_id]
-            if job_id in lost:
-                self._emit(events.RunLost(queue, self._worker, job_id, run.task, attempt))
-            elif type(outcome) is Done:
-                done.append(run)
-            elif type(outcome) is Retried:
-                delay, reason = outcome.delay, outcome.reason
-                self._emit(
-                    events.Retrying(queue, job_id, run.task, attempt, delay, reason, run.took, outcome.traceback)
-                )
-            elif type(outcome) is Buried:
-                reason, end = outcome.reason, outcome.outcome
-                self._emit(events.Buried(queue, job_id, run.task, attempt, reason, end, run.took, outcome.traceback))
-            elif type(outcome) is Aborted:
-                self._emit(events.Aborted(queue, job_id, run.task, attempt, run.took))
-            elif type(outcome) is Deferred:
-                self._emit(events.Deferred(queue, job_id, run.task, outcome.due))
-            elif type(outcome) is Returned:
-                back.append(job_id)
-        if back:
-            self._emit(events.Requeued(queue, self._worker, back, "busy", _NO_ROOM))
-        if done:
-            ids, tasks = [run.job.id for run in done], [run.task for run in done]
-            took, attempts = [run.took or 0.0 for run in done], [run.job.attempt for run in done]
-            self._emit(events.Completed(queue, self._worker, ids, tasks, took, attempts))
+        for run, _ in runs:
+            if self.held.get(run.job.id) is run:
+                del self.held[run.job.id]
+        for event in end_events(self.store.queue, self._worker, runs, lost):
+            self._emit(event)
 
     # What other threads and the end of the process bring.
 
@@ -393,6 +347,7 @@ class Lane:
         self.held.clear()
         self._running = 0
         self._ended.clear()
+        self._share.release(len(self._taken))
         self._taken.clear()
         self._unsure = True
         self._news.set()
@@ -410,7 +365,7 @@ class Lane:
         self._news.set()
         await self._fetcher.stop()
 
-    def cut_short(self, reason: str, stuck: Run | None = None) -> list[_Outgoing]:
+    def cut_short(self, reason: str, stuck: Run | None = None) -> list[tuple[Call[Any], Ended]]:
         """Return what ends the runs that may not be handed back, when the worker ends before they do.
 
         One that has begun the only attempt of its job is given up, and a `stuck` one has failed.
@@ -420,7 +375,7 @@ class Lane:
             if run.policy is not None and (run is stuck or run.only_attempt):
                 why = "timeout: it ran longer than its limit and did not yield" if run is stuck else reason
                 ended.append((run, judge(run.job, run.policy, Failed(why), reply=run.reply)))
-        return self._outcomes(ended)
+        return end_calls(self.store, self._worker, ended)
 
     async def hand_back(self) -> int:
         """Put all that is still held back to ready, give up the lease; return how many jobs that were.
@@ -429,11 +384,11 @@ class Lane:
             StoreDown, StoreRefused
         """
         reason, put, rest = f"worker {self._worker} was stopped", 0, "more"
-        calls = self._outcomes(self._ended) + self.cut_short(reason + " while it ran")
+        calls = end_calls(self.store, self._worker, self._ended) + self.cut_short(reason + " while it ran")
         for run in self.held.values():
             run.abandon()
         for call, runs in calls:
-            self._written(runs or [], await self._commands.send(call))
+            self._written(runs, await self._commands.send(call))
         self.held.clear()
         while rest == "more":
             rest, ids = await self._commands.send(self.store.requeue(self._worker, reason, limit=self._config.batch))
@@ -450,7 +405,7 @@ class Lane:
         """
         self.take_no_more()
         self._fetcher.unblock_by(commands)
-        for call, _ in self._outcomes(self._ended) + self.cut_short(reason, stuck):
+        for call, _ in end_calls(self.store, self._worker, self._ended) + self.cut_short(reason, stuck):
             commands.send(call)
         put, rest = 0, "more"
         while rest == "more":

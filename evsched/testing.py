@@ -35,9 +35,10 @@ from evsched.call import Call, T
 from evsched.client import Client
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
+from evsched.endings import end_calls
 from evsched.errors import ConfigError
 from evsched.executor import Executor
-from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried
+from evsched.job import Outcome
 from evsched.recurrence import read_declared, read_recurrence
 from evsched.run import Run
 from evsched.sender import SyncCommands
@@ -159,17 +160,8 @@ class Clock:
             (job,) = take
             run = Run(queue, job, self.now, time.monotonic())
             outcome = await self._executor.run(run)
-            if run.progress is not None:
-                self._commands.send(of.progress(_WORKER, [(job, run.progress)]))
-            for kind, verb in (
-                (Done, of.complete),
-                (Retried, of.retry),
-                (Buried, of.bury),
-                (Aborted, of.abort),
-                (Deferred, of.defer),
-            ):
-                if type(outcome) is kind:
-                    self._commands.send(verb(_WORKER, [(job, outcome)]))  # pyright: ignore[reportArgumentType]
+            for call, _ in end_calls(of, _WORKER, [(run, outcome)]):
+                self._commands.send(call)
             ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))
             worked = True
             if len(ran) > _MOST:

@@ -11,6 +11,7 @@ import pytest
 from evsched import App, current_job, events
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
+from evsched.job import encode
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 
@@ -107,6 +108,27 @@ async def test_what_a_lost_reply_left_in_the_list_is_started(
         lane.counted(1)
         await running.recorder.wait(events.Completed, lambda event: event.ids == ["lost"])
     assert not raw.exists(f"evsched:{{{queue}}}:processing:{worker.id}")
+
+
+async def test_what_a_lost_reply_left_is_started_though_it_does_not_fit_in_one_reply(
+    config: Config, app: App, raw: Any, queue: str
+) -> None:
+    @app.task
+    async def take(data: str) -> None: ...
+
+    ids = [f"large-{n}" for n in range(9)]
+    async with system(config, app, dispatch=False) as running:
+        worker = running.workers[0]
+        for job_id in ids:
+            payload = encode({"task": "take", "args": ["x" * 250_000]})
+            raw.hset(f"evsched:{{{queue}}}:job:{job_id}", "payload", payload)
+        raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", *ids)
+        lane = worker.lanes[queue]
+        lane.counted(9)
+        lane.counted(9)
+        await running.recorder.until(
+            lambda: {one for event in running.recorder.of(events.Completed) for one in event.ids} == {*ids}
+        )
 
 
 async def test_a_cut_connection_loses_nothing(config: Config, app: App, raw: Any) -> None:
