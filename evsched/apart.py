@@ -17,6 +17,7 @@ from evsched.executor import Executor
 from evsched.failure import Failure, failure_of
 from evsched.job import Buried, Outcome, Taken
 from evsched.locate import find_app
+from evsched.preparation import prepare
 from evsched.run import Run
 from evsched.verdict import Failed, judge
 
@@ -43,7 +44,7 @@ async def _perform(app: str, run: Run) -> Outcome:
     try:
         program = find_app(app).program
         executor = Executor(program, threads=1)
-        prepared = executor.prepare(run)
+        prepared = prepare(program.tasks, run)
         if isinstance(prepared, Buried):
             return prepared
         async with program.lifespan() as executor.state:

@@ -14,8 +14,8 @@ from evsched.backoff import Retry
 from evsched.client import Client, Options, Sending, SyncClient, new_job, seconds, unix
 from evsched.enqueuer import AsyncTask, PlainTask, Recur, Register, SyncSession, TaskHandle
 from evsched.errors import ConfigError
-from evsched.executor import Lifespan, Middleware, Program, no_lifespan
 from evsched.keys import check_queue
+from evsched.program import Lifespan, Middleware, Program, no_lifespan
 from evsched.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
 from evsched.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Task, Tasks, define
 

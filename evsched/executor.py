@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import anyio
 import anyio.to_thread
-import msgspec
-from msgspec import Struct
 
 from evsched import processes
-from evsched.backoff import Retry
 from evsched.care import MarkRun, Turnstile, care_for, patience
 from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
-from evsched.errors import ConfigError, UnknownTask
+from evsched.errors import ConfigError
 from evsched.failure import Failure, failure_of, message, where
 from evsched.job import (
     Aborted,
@@ -31,68 +28,25 @@ from evsched.job import (
     Deferred,
     Done,
     Outcome,
-    Payload,
     Returned,
     Taken,
-    decode_payload,
     encode,
     shorten,
 )
+from evsched.preparation import Prepared, prepare
 from evsched.processes import HandlerFailed, ProcessDied
-from evsched.recurrence import Declared
+from evsched.program import Program
 from evsched.run import Run
-from evsched.tasks import Task, Tasks
+from evsched.tasks import Task
+from evsched.timeouts import RunningRuns
 from evsched.verdict import Failed, judge
 from evsched.windows import WINDOW_NAME, read_window
 
 RESULT_MOST: Final = 1_048_576
 """Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
 
-Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""Gets the job and what runs it (or the next middleware), and returns the result."""
-
-Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
-"""Makes what the tasks of a worker share; `current_job().state` is what it yields."""
-
-
-@asynccontextmanager
-async def no_lifespan() -> AsyncGenerator[None]:
-    """Share nothing."""
-    yield
-
-
-class Program(Struct, frozen=True):
-    """What an app brings to a worker: its tasks, and what stands around each run of them."""
-
-    tasks: Tasks
-    middleware: list[Middleware] = []
-    lifespan: Lifespan = no_lifespan
-    owner: str = ""
-    """The app's name: the recurrences that it declares are its own."""
-    recurrences: list[tuple[str, Declared]] = []
-    """(queue, recurrence)."""
-
-
 _APART_MOST: Final = 8
 """Jobs that run apart at one time: each is a process of its own, with the app in its memory."""
-
-
-class Prepared(Struct, frozen=True):
-    """A job that can be run: what its payload says, and what runs it."""
-
-    payload: Payload
-    task: Task
-    policy: Retry
-    args: list[Any]
-    kwargs: dict[str, Any]
-
-    @property
-    def retention(self) -> float:
-        return max(0.0, self.task.retention if self.payload.retention is None else self.payload.retention)
-
-    @property
-    def timeout(self) -> float | None:
-        return self.task.timeout if self.payload.timeout is None else self.payload.timeout
 
 
 class Apart(Protocol):
@@ -139,12 +93,9 @@ class Executor:
         self.turnstile = Turnstile(self._tell_freed)
         self.state: Any = None
         """What the app's lifespan yields."""
-        self.running: set[Run] = set()
-        """Runs whose handler has begun and not ended, those abandoned included."""
+        self.running = RunningRuns()
         self.freed: list[Callable[[], None]] = []
         """Called when a process of the pool is free again, and when a run that was alone has ended."""
-        self._watch: asyncio.TimerHandle | None = None
-        self._watch_at = float("inf")
 
     @property
     def free_processes(self) -> int:
@@ -157,7 +108,7 @@ class Executor:
         Raises:
             asyncio.CancelledError: the run was abandoned.
         """
-        prepared = self.prepare(run)
+        prepared = prepare(self._tasks, run)
         if isinstance(prepared, Buried):
             return prepared
         payload, task, policy = prepared.payload, prepared.task, prepared.policy
@@ -266,31 +217,6 @@ class Executor:
             self._end(run)
         return Aborted(prepared.retention, reply) if run.aborted else outcome
 
-    def prepare(self, run: Run) -> Prepared | Buried:
-        """Read what is to be run, or why it cannot or must not be."""
-        job = run.job
-        try:
-            payload = decode_payload(job.payload)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            return Buried(shorten(f"the payload is no job: {error}: mend it and schedule it again"), False)
-        run.task = payload.task
-        try:
-            task = self._tasks.find(payload.task)
-            policy = task.policy(payload)
-            args, kwargs = task.bind(payload)
-        except UnknownTask as error:
-            return Buried(shorten(str(error)), payload.reply)
-        except (msgspec.ValidationError, ConfigError, RecursionError) as error:
-            return Buried(shorten(f"the arguments do not fit: {error}: mend the payload"), payload.reply)
-        if payload.expires is not None:
-            late = run.now + time.monotonic() - run.handed - payload.expires
-            if late > 0:
-                return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
-        if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
-            spent = "its only attempt" if policy.attempts == 1 else f"the last of its {policy.attempts} attempts"
-            return Buried(f"{spent} began and never ended: its worker died or hung", payload.reply)
-        return Prepared(payload, task, policy, args, kwargs)
-
     async def _closed(self, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
         """Return what becomes of a job whose window is closed now."""
         try:
@@ -365,40 +291,15 @@ class Executor:
         return await task.handler(*args, **kwargs)
 
     def _begin(self, run: Run, timeout: float | None) -> None:
-        # One timer for all runs, at the earliest deadline: a timer for each would cost more than a short job.
-        self.running.add(run)
         run.began = time.monotonic()
+        self.running.add(run, timeout)
         if run.on_begin is not None:
             run.on_begin(run)
-        if timeout is not None:
-            run.deadline = run.began + timeout
-            self._watch_for(run.deadline)
 
     def _end(self, run: Run) -> None:
         self.running.discard(run)
         if run.began:
             run.took = time.monotonic() - run.began
-
-    def _watch_for(self, deadline: float) -> None:
-        if deadline < self._watch_at:
-            if self._watch is not None:
-                self._watch.cancel()
-            self._watch_at = deadline
-            self._watch = asyncio.get_running_loop().call_at(deadline, self._time_out)
-
-    def _time_out(self) -> None:
-        now = time.monotonic()
-        self._watch, self._watch_at = None, float("inf")
-        for run in self.running:
-            if run.late is None and run.deadline <= now:
-                run.late = "timeout: it ran longer than its limit"
-                run.stop()
-        self._watch_for(min((run.deadline for run in self.running if run.late is None), default=float("inf")))
-
-    def stuck(self, grace: float) -> Run | None:
-        """Return a run that went on for `grace` seconds past its timeout, if there is one. For any thread."""
-        now = time.monotonic()
-        return next((run for run in list(self.running) if run.deadline + grace < now), None)
 
 
 def _stopped(run: Run, error: asyncio.CancelledError, task: Task) -> Failed:

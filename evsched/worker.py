@@ -20,10 +20,11 @@ from evsched.config import Config
 from evsched.control import Control
 from evsched.errors import CannotStart, JobMissing, StoreError
 from evsched.events import Emit, Events
-from evsched.executor import Apart, Executor, Program
+from evsched.executor import Apart, Executor
 from evsched.lane import Lane
 from evsched.loops import ended_loop, returned
 from evsched.outage import Outage
+from evsched.program import Program
 from evsched.pulse import Pulse
 from evsched.roll import Roll
 from evsched.run import Run
@@ -163,7 +164,7 @@ class Worker:
     @property
     def lingering(self) -> bool:
         """Handlers go on that were given up: plain functions, whose threads cannot be ended."""
-        return bool(self._executor.running)
+        return len(self._executor.running) > 0
 
     @property
     def pulses(self) -> list[Pulse]:
@@ -199,7 +200,7 @@ class Worker:
         if self._beat.is_alive():
             self._beat.join(2 * self._config.deadline)  # it would begin anew the leases that end here
         commands = SyncCommands(self._config.url, deadline=self._config.deadline)
-        running = [run.job.id for run in list(self._executor.running)]
+        running = [run.job.id for run in self._executor.running]
         back = self._hand_back_by(commands, f"worker {self.id} was stopped, and a job blocked it")
         self._emit(events.WorkerBlocked(self.id, running, back))
         return True
@@ -320,7 +321,7 @@ class Worker:
             self._control.renew()
 
     def _watch(self, commands: SyncCommands) -> None:
-        stuck = self._executor.stuck(self._config.grace)
+        stuck = self._executor.running.stuck(self._config.grace)
         if stuck is None:
             return
         self._emit(events.WorkerStuck(self.id, stuck.queue, stuck.job.id, stuck.task, stuck.job.attempt))

@@ -12,8 +12,9 @@ import pytest
 
 from evsched.backoff import Retry
 from evsched.current import RetryLater
-from evsched.executor import RESULT_MOST, Executor, Program
+from evsched.executor import RESULT_MOST, Executor
 from evsched.job import Buried, Done, Outcome, Retried, Taken
+from evsched.program import Program
 from evsched.run import Run
 from evsched.tasks import Tasks, define
 

@@ -15,8 +15,9 @@ import pytest
 
 from evsched import JobLogFilter, events, log
 from evsched.current import CurrentJob, set_current_job
-from evsched.executor import Executor, Program
+from evsched.executor import Executor
 from evsched.job import Taken
+from evsched.program import Program
 from evsched.run import Run
 from evsched.tasks import Tasks, define
 
