@@ -10,8 +10,9 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
-from bench import flood, metrics, policy
+from bench import flood, metrics, overdue, policy
 from bench.place import Place, cpu, fill, percentile, place
 from bench.speed import due_jobs, sparse, throughput
 from bench.tasks import app, noop
@@ -151,6 +152,7 @@ _ALL: dict[str, Callable[[], list[str]]] = {
     "enqueue": enqueue,
     "memory": memory,
     "flood": flood.flood,
+    "overdue": overdue.overdue,
     "fairness": policy.fairness,
     "shares": policy.shares,
     "priorities": policy.priorities,
@@ -165,12 +167,15 @@ def main() -> None:
     """Run what the command line names, or all."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(_ALL)}; without one, all")
-    names = parser.parse_args().names or list(_ALL)
+    parser.add_argument("--jobs", type=int, default=100_000, help="how many are overdue, in `overdue`")
+    arguments = parser.parse_args()
+    benchmarks = _ALL | {"overdue": partial(overdue.overdue, arguments.jobs)}
+    names = arguments.names or list(_ALL)
     unknown = [name for name in names if name not in _ALL]
     if unknown:
         parser.error(f"no such benchmark: {', '.join(unknown)}")
     for name in names:
-        for line in _ALL[name]():
+        for line in benchmarks[name]():
             print(line, flush=True)
 
 

@@ -28,6 +28,7 @@ from evsched.pulse import Pulse
 from evsched.recurring import Recurring
 from evsched.schedule import LOOK_MOST, Schedule
 from evsched.sender import Commands
+from evsched.server import clock
 from evsched.watcher import Watcher
 
 _FLOOD_STEP: Final = 0.05
@@ -55,7 +56,7 @@ class Dispatcher:
         self._looked = 0.0
         """When new queues and recurrences were last looked for since events may have been missed."""
         # There is always one: a dispatcher on an empty Redis proves its subscription on it.
-        self._schedules = {queue: Schedule(queue) for queue in config.queues or (DEFAULT_QUEUE,)}
+        self._schedules = {queue: Schedule(queue, config.batch) for queue in config.queues or (DEFAULT_QUEUE,)}
 
     @property
     def queues(self) -> list[str]:
@@ -97,7 +98,7 @@ class Dispatcher:
     def _find(self, queue: str) -> Schedule:
         schedule = self._schedules.get(queue)
         if schedule is None:
-            schedule = self._schedules[queue] = Schedule(queue)
+            schedule = self._schedules[queue] = Schedule(queue, self._config.batch)
             self._emit(events.QueueFound(queue))
             self._finder.found(queue)
             self._recurring.heard(queue)
@@ -213,11 +214,7 @@ class Dispatcher:
         sent = time.monotonic()
         schedule.stepping(sent)
         try:
-            done = await self._commands.send(
-                schedule.store.dispatch(
-                    limit=self._config.batch, cap=self._config.payload_cap, canary=self._id if prove else ""
-                )
-            )
+            done = await self._dispatch(schedule, self._id if prove else "")
         except BaseException:
             schedule.step_by(at, reason)
             raise
@@ -225,6 +222,16 @@ class Dispatcher:
         schedule.stepped(sent, time.monotonic(), reason, done, self._config.safety_cap)
         self._follow_flood(schedule, sent)
         self._tell(schedule.store.queue, reason, done)
+        return done
+
+    async def _dispatch(self, schedule: Schedule, canary: str) -> Step:
+        """Send a step; when many jobs are due with TIME behind it, which tells how long Redis was busy."""
+        batch = schedule.batch
+        step = schedule.store.dispatch(limit=batch.limit, cap=self._config.payload_cap, canary=canary)
+        if not schedule.full:
+            return await self._commands.send(step)
+        done, end = await self._commands.send_all([step, clock()])
+        batch.took(len(done.moved), end - done.now)
         return done
 
     def _follow_flood(self, schedule: Schedule, sent: float) -> None:

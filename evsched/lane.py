@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 from evsched import events
 from evsched.answers import Take
+from evsched.batch import Batch
 from evsched.call import Call
 from evsched.config import Config
 from evsched.endings import Ended, end_calls, end_events
@@ -31,6 +32,7 @@ from evsched.outage import Outage
 from evsched.pulse import Pulse
 from evsched.run import Run
 from evsched.sender import Commands, Direct, SyncCommands
+from evsched.server import clock
 from evsched.slots import Slots
 from evsched.store import Store
 from evsched.verdict import Failed, judge
@@ -82,6 +84,8 @@ class Lane:
         self._surplus = 0
         self._width = _WIDEST
         """How many to fetch at the most: fewer after some of them found no process of the pool free."""
+        self._batch = Batch(config.batch)
+        """How many jobs one script writes the end of, or starts."""
         self._waits = False
         """None was: fetch no more until one is."""
         self._loop = asyncio.get_running_loop()
@@ -172,7 +176,7 @@ class Lane:
         if self._unsure:
             await self._compare()
         await self._notes.settle()
-        limit = self._config.batch
+        limit = self._batch.limit
         ended, self._ended = self._ended[:limit], self._ended[limit:]
         if any(type(outcome) is Returned for _, outcome in ended):
             self._narrow()
@@ -184,6 +188,8 @@ class Lane:
             hold = min(self._running + len(taken) + room, _WIDEST)
             calls.append((self.store.start(self._worker, taken, hold=hold, lease=lease, cap=cap), None))
         if calls:
+            if self._batch.worth_timing(max(len(ended), room)):
+                calls = [(clock(), []), *calls, (clock(), [])]
             await self._send(calls, taken, room)
         if self._ended or self._taken:
             self._news.set()
@@ -193,7 +199,7 @@ class Lane:
         """Take the free slots that are this queue's; return how many."""
         wants = self._more and not self._closed and not self._waits and not self._executor.turnstile.closed
         self._share.want(wants)
-        return self._share.reserve(self._width) if wants else 0
+        return self._share.reserve(min(self._width, self._batch.limit)) if wants else 0
 
     def _plan(self) -> None:
         """Say what is to be done next: ask again, block, or wait for a slot."""
@@ -216,6 +222,7 @@ class Lane:
         except (StoreError, asyncio.CancelledError) as error:
             cut: Any = error
             answers = [cut] * len(calls)
+        self._note_length(calls, answers)
         failed: BaseException | None = None
         for (_, runs), answer in zip(calls, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -231,6 +238,15 @@ class Lane:
         if failed is not None:
             self._taken = taken + self._taken
             raise failed
+
+    def _note_length(self, calls: list[_Outgoing], answers: list[Any]) -> None:
+        """Tell how long Redis was busy with a script, when its TIME stands before and behind them."""
+        if isinstance(answers[0], float) and isinstance(answers[-1], float):
+            counts = [
+                len(answer.jobs) if isinstance(answer, Take) else len(runs or ())
+                for (_, runs), answer in zip(calls, answers, strict=True)
+            ]
+            self._batch.took(max(counts), (answers[-1] - answers[0]) / (len(calls) - 2))
 
     async def _compare(self) -> None:
         """Compare the list with what is known; what is not is to be started, as far as there are slots."""

@@ -21,6 +21,7 @@ import random
 from typing import Final
 
 from evsched.answers import Step
+from evsched.batch import Batch
 from evsched.events import Reason
 from evsched.store import Store
 
@@ -48,8 +49,12 @@ _RECENT: Final = 0.01
 class Schedule:
     """When to step or look next. Whoever sends calls `stepping` or `looking`, then `stepped` or `looked`."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, most: int = 250) -> None:
         self.store = Store(queue)
+        self.batch = Batch(most)
+        """How many jobs a step moves."""
+        self.full = False
+        """The last step moved so many that the next is worth timing."""
         self.at = 0.0
         """When to step; 0 = at once."""
         self.reason: Reason = "reconnect"
@@ -124,6 +129,7 @@ class Schedule:
         """
         self._ahead, self._not_before = done.now - sent, 0.0
         found = bool(done.moved or done.buried)
+        self.full = self.batch.worth_timing(len(done.moved))
         if reason == "event":
             self._fruitful = self._fruitful + 1 if found else 0
         if found:

@@ -1,0 +1,72 @@
+"""The dispatcher and a worker move fewer jobs at once when Redis takes long for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsched import App, batch, events
+from evsched.answers import New
+from evsched.client import Options, new_job
+from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
+from evsched.sender import Commands
+from evsched.store import Store
+from tests.support.system import System, system
+
+MANY = 1_500
+"""Calls of 250 jobs, and each a quarter smaller, come to 1,200 before they are the smallest."""
+
+
+@pytest.fixture
+def app(queue: str) -> App:
+    app = App(queue=queue)
+
+    @app.task
+    async def nothing() -> None: ...
+
+    return app
+
+
+@pytest.fixture
+def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "BUDGET", -1.0)
+
+
+async def enqueue_due(url: str, queue: str) -> None:
+    payload = new_job("nothing", (), {}, Options()).payload
+    commands, store = Commands(url), Store(queue)
+    jobs = [New(f"j{n}", payload, due=1.0 + n) for n in range(MANY)]
+    for first in range(0, MANY, 500):
+        await commands.send(store.enqueue(jobs[first : first + 500]))
+    await commands.close()
+
+
+def dispatched(running: System) -> list[int]:
+    """Return how many jobs each step moved."""
+    return [len(event.lateness) for event in running.recorder.of(events.Dispatched)]
+
+
+@pytest.mark.usefixtures("every_call_is_too_long")
+async def test_a_dispatcher_moves_fewer_jobs_in_a_step(server: EmbeddedRedis, queue: str, app: App) -> None:
+    await enqueue_due(server.url, queue)
+    async with system(Config(url=server.url, queues=(queue,)), app, workers=0) as running:
+        await running.recorder.wait(events.Dispatched, lambda _: sum(dispatched(running)) == MANY)
+        sizes = dispatched(running)
+        assert sizes[:4] == [250, 250, 187, 140]
+        assert sizes[-2] == batch.LEAST
+
+
+@pytest.mark.usefixtures("every_call_is_too_long")
+async def test_a_worker_starts_and_ends_fewer_jobs_in_a_call(server: EmbeddedRedis, queue: str, app: App) -> None:
+    await enqueue_due(server.url, queue)
+    async with system(Config(url=server.url, queues=(queue,)), app, workers=0) as running:
+        await running.recorder.wait(events.Dispatched, lambda _: sum(dispatched(running)) == MANY)
+        running.work()
+        await running.recorder.wait(
+            events.Completed, lambda _: sum(len(one.ids) for one in running.recorder.of(events.Completed)) == MANY
+        )
+        started = [len(one.ids) for one in running.recorder.of(events.Started)]
+        completed = [len(one.ids) for one in running.recorder.of(events.Completed)]
+        assert max(started) == 250
+        assert max(started[-5:]) <= batch.LEAST
+        assert max(completed[-5:]) <= batch.LEAST
