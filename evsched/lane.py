@@ -188,7 +188,7 @@ class Lane:
             hold = min(self._running + len(taken) + room, _WIDEST)
             calls.append((self.store.start(self._worker, taken, hold=hold, lease=lease, cap=cap), None))
         if calls:
-            if self._batch.worth_timing(max(len(ended), room)):
+            if self._batch.worth_timing(len(ended)):  # the room says little: one job that came alone asks for all
                 calls = [(clock(), []), *calls, (clock(), [])]
             await self._send(calls, taken, room)
         if self._ended or self._taken:
