@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -31,8 +32,13 @@ _ALONE: Final = 4
 """Deaths from which on nothing else runs beside it: processes of their own did not keep its worker alive. A container
 whose memory is full ends with all its processes."""
 
-_WAIT_MOST: Final = 3600.0
-"""Seconds that a run waits at the most for the others in its worker to end."""
+_PATIENCE: Final = 0.25
+"""Seconds that a run waits at first for the others in its worker to end, so that it is alone. Nothing else begins there
+meanwhile: this is what a suspect costs the others. It doubles with each further death, so in the end the run is alone.
+"""
+
+_WAIT_MOST: Final = 60.0
+"""Seconds that it waits at the most."""
 
 
 class Care(Struct, frozen=True):
@@ -86,10 +92,10 @@ class Turnstile:
             self._changed.set()
 
     @asynccontextmanager
-    async def alone(self, patience: float) -> AsyncGenerator[bool]:
-        """Pass when no other run is past; yield whether that is so, since `patience` seconds are the longest wait.
+    async def alone(self, patience: float) -> AsyncGenerator[Callable[[], None] | None]:
+        """Pass when no other run is past; yield what lets others pass again, None when they never stopped.
 
-        While it waits no other run passes, so patience bounds what one job costs the others.
+        While it waits no other run passes: for `patience` seconds at the most, then it passes among the others.
         """
         while self._alone is not None:
             await self._change()
@@ -103,7 +109,7 @@ class Turnstile:
                 self._open(me)
             self.past += 1
             try:
-                yield self._alone is me
+                yield partial(self._open, me) if self._alone is me else None
             finally:
                 self.past -= 1
         finally:
@@ -120,6 +126,6 @@ class Turnstile:
         await self._changed.wait()
 
 
-def patience(job: Taken, grace: float) -> float:
-    """Return how long a run waits to be alone, in seconds: longer with each death, so that in the end it is."""
-    return min(grace * 2.0 ** (job.deaths - _ALONE), _WAIT_MOST) if job.deaths >= _ALONE else grace
+def patience(job: Taken) -> float:
+    """Return how long a run waits to be alone, in seconds; and it stays so for a second longer than that."""
+    return min(_PATIENCE * 2.0 ** max(0, job.deaths - _ALONE), _WAIT_MOST)

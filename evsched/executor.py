@@ -8,6 +8,7 @@ Each step is a value. The outcome is data too; the worker writes it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -16,6 +17,7 @@ from typing import Any, Final, Protocol, cast
 
 import anyio
 import anyio.to_thread
+from msgspec.structs import replace
 
 from evsched import processes
 from evsched.care import MarkRun, Turnstile, care_for, patience
@@ -110,11 +112,11 @@ class Executor:
         """
         prepared = prepare(self._tasks, run)
         if isinstance(prepared, Buried):
-            return prepared
+            return _never_began(prepared)
         payload, task, policy = prepared.payload, prepared.task, prepared.policy
         run.policy, run.reply = policy, payload.reply
         if payload.window is not None and (closed := await self._closed(run, payload.window, payload.reply)):
-            return closed
+            return _never_began(closed) if isinstance(closed, Buried) else closed
         if run.abandoned:
             raise asyncio.CancelledError
         if run.aborted:
@@ -151,20 +153,32 @@ class Executor:
         async with AsyncExitStack() as stack:
             if apart:
                 await stack.enter_async_context(self._places_apart)
+            open_again: Callable[[], None] | None = None
+            if care.marked and (apart or on_process):
+                # What comes between the mark and the first step counts as begun: so the process is there before it.
+                with contextlib.suppress(ProcessDied):
+                    await processes.call(run.tell, processes.make_ready, prepared.task.module)
             if care.alone:
-                wait = patience(run.job, self._grace)
-                is_alone = await stack.enter_async_context(self.turnstile.alone(wait))
+                open_again = await stack.enter_async_context(self.turnstile.alone(patience(run.job)))
             else:
                 await self.turnstile.enter()
                 stack.callback(self.turnstile.leave)
-                is_alone = False
             if care.marked and self._mark is not None:
                 # One after the other: the next waits until this one has made its first step.
                 async with self._marking:
-                    run.marked = await self._mark(run, "alone" if is_alone else "1")
+                    run.marked = await self._mark(run, "alone" if open_again else "1")
                 if not run.marked:
                     return Returned()  # it is not this worker's any more, and there is nothing to put back
+                if open_again:
+                    stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
             return await (self._perform_apart if apart else self.perform)(run, prepared)
+
+    async def _let_others_begin(self, run: Run, open_again: Callable[[], None]) -> None:
+        """End a run's being alone, when it goes on for longer than what kills its process at once."""
+        assert self._mark is not None
+        await asyncio.sleep(1.0 + patience(run.job))
+        if await self._mark(run, "1"):
+            open_again()
 
     async def perform(self, run: Run, prepared: Prepared) -> Outcome:
         """Call the handler here, and return what came of it. Raises as `run` does."""
@@ -300,6 +314,10 @@ class Executor:
         self.running.discard(run)
         if run.began:
             run.took = time.monotonic() - run.began
+
+
+def _never_began(buried: Buried) -> Buried:
+    return replace(buried, began=False)
 
 
 def _stopped(run: Run, error: asyncio.CancelledError, task: Task) -> Failed:

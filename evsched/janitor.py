@@ -18,7 +18,7 @@ from evsched.alarm import Alarm
 from evsched.answers import Lease
 from evsched.config import Config
 from evsched.errors import NO_ENTRY, StoreRefused
-from evsched.events import Dispatched, Emit, Event, QueueFound
+from evsched.events import Dispatched, Emit, Event, QueueFound, Woken
 from evsched.outage import Outage, Outages
 from evsched.pulse import Pulse
 from evsched.sender import Commands
@@ -51,12 +51,14 @@ class Janitor:
         self._at = 0.0
 
     def listen(self, event: Event) -> None:
-        """Look within a beat after jobs were moved on: a worker may take one and die before its lease says so.
+        """Look within a beat after something happened: a worker may take a job and die before its lease says so.
 
-        Look at once when a queue was found: its workers may have died long ago.
+        That is after a step that an event or a due brought about: jobs were moved on, a gate was opened, a worker has
+        begun. Look at once when a queue was found: its workers may have died long ago.
         """
-        if isinstance(event, Dispatched | QueueFound):
-            soon = time.monotonic() + (self._config.beat if isinstance(event, Dispatched) else 0.0)
+        stirred = isinstance(event, Dispatched) or (isinstance(event, Woken) and event.reason != "safety")
+        if stirred or isinstance(event, QueueFound):
+            soon = time.monotonic() + (self._config.beat if stirred else 0.0)
             if soon < self._at:
                 self._at = soon
                 self._alarm.ring()
@@ -104,9 +106,10 @@ class Janitor:
             StoreDown, StoreRefused
         """
         store = Store(queue)
-        leases = await self._commands.send(store.survey())
+        leases, waits = await self._commands.send_all([store.survey(), store.waits()])
         now = time.monotonic()
-        rest = self._config.idle_lease
+        # Jobs that wait are fetched without a step that tells of it: by a worker that begins, or when a slot is free.
+        rest = self._config.lease - self._config.beat if waits else self._config.idle_lease
         alive = set[tuple[str, str]]()
         for lease in leases:
             key = queue, lease.worker

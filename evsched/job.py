@@ -85,6 +85,8 @@ class Buried(Struct, frozen=True):
     reason: str
     reply: bool
     outcome: Literal["dead", "expired"] = "dead"
+    began: bool = True
+    """Its last run did; else that costs no attempt."""
     killed: bool = False
     """Its last run ended the process that ran it alone."""
     traceback: str = ""

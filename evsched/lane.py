@@ -207,7 +207,7 @@ class Lane:
             self._share.want(False)
         elif self._share.wants and self._share.turns > 0:
             self._news.set()  # else it is stirred when it may take a slot
-        self._fetcher.feed(hungry=not self._more and not self._closed and self._share.free > 0)
+        self._fetcher.feed(hungry=not self._more and not self._closed and self._share.may_block)
 
     def _narrow(self) -> None:
         """Jobs came back that found no process of the pool free: fetch no more than can begin."""

@@ -7,6 +7,7 @@ worker, and not before it: signals that are meant for the worker may reach them 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -60,6 +61,12 @@ async def run(
     if kind == "give up":
         raise GiveUp(value)
     raise HandlerFailed(value, more)
+
+
+def make_ready(_: Callable[[Progress], object], module: str) -> None:
+    """Import what the next call in this process needs; runs in the process. That call tells what does not import."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module(module)
 
 
 async def call(heard: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:

@@ -58,6 +58,11 @@ class Share:
         return self._slots.free
 
     @property
+    def may_block(self) -> bool:
+        """Whether to block for a job: a slot is free, or other queues hold them all, and only a job gives it a turn."""
+        return self._slots.free > 0 or self._slots.shared
+
+    @property
     def turns(self) -> int:
         """How many of the free slots are this queue's by its turn."""
         return self._slots.turns_of(self)
@@ -100,6 +105,11 @@ class Slots:
         self.free = total
         self._shares: list[Share] = []
 
+    @property
+    def shared(self) -> bool:
+        """Several queues share them."""
+        return len(self._shares) > 1
+
     def join(self, weight: float, stir: Callable[[], None]) -> Share:
         """Return a share for one more queue."""
         share = Share(self, weight, stir)
@@ -130,7 +140,7 @@ class Slots:
         """Count slots as free, and let those look again that want some, or that could not block without one."""
         were_none = self.free <= 0
         self.free += count
-        if self.free > 0 and len(self._shares) > 1:
+        if self.free > 0 and self.shared:
             for share in self._shares:
                 if share.wants or were_none:
                     share.stir()

@@ -9,7 +9,7 @@
 --        reason    why it is given up
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'
---        killed    '1' = it ended the process that ran it alone, ''
+--        how       'killed' = its run ended the process that ran it alone, 'never' = it did not begin, ''
 --        trace     the traceback of what the handler raised, '' = none
 -- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
 -- FAILS  none
@@ -25,10 +25,12 @@ expect('ZCARD', dead)
 expect_gate()
 
 local lost = {}
-for id, attempt, reason, reply, outcome, killed, trace in rows(3, 7) do
+for id, attempt, reason, reply, outcome, how, trace in rows(3, 7) do
   if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
-    if killed == '1' then
+    if how == 'killed' then
       convict(id)
+    elseif how == 'never' then
+      count_attempts(id, -1)
     end
     local extra = redis.call('HMGET', record(id), 'reply', 'again')
     if reply == '1' or extra[1] then

@@ -17,9 +17,9 @@
 -- When all was asked for and the list is empty, the lease goes too.
 --
 -- What a worker hands back costs no attempt. When it died, a run counts if it is known to have begun: by its mark,
--- or since it was the only one. One that nobody knows to have begun gives its attempt back. All that it held are
--- suspects from then on, but for the only one, which is known to be what it ran; one that was marked as alone in its
--- process ended that, and all its doubtful runs count.
+-- or since it was the only one. One that nobody knows to have begun gives its attempt back. All that the worker held
+-- are suspects from then on, but for an only one that was none before. One that was marked as alone in its process has
+-- ended that, and all its doubtful runs count.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -41,9 +41,11 @@ local function cut_short(id, begun)
   if died and begun == 'alone' then
     convict(id)
     redis.call('HDEL', key, 'suspect')
-  elseif died and not only then
+  elseif died then
     local deaths, doubts = suspicion_of(field_of(id, 'suspect'))
-    suspect(id, deaths + 1, begun and doubts or doubts + 1)
+    if not only or deaths > 0 then
+      suspect(id, deaths + 1, (begun or only) and doubts or doubts + 1)
+    end
   end
   if not died or not (begun or only) then
     count_attempts(id, -1)

@@ -90,6 +90,11 @@ class Dispatchers(Queue):
 
         return self._verb("survey", read, self._stamp(now))
 
+    def waits(self) -> Call[bool]:
+        """Tell whether jobs wait in ready, or behind the gate."""
+        places = (f"{self._root}{place}" for place in ("ready", "backlog", "closed"))
+        return Call(("EXISTS", *places), bool)
+
     def agenda(self, ahead: float, limit: int, *, now: float | None = None) -> Call[Agenda]:
         """Read the recurrences whose next planned time lies at most `ahead` seconds from now."""
 

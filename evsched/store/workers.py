@@ -95,7 +95,7 @@ class Workers(Queue):
         words: list[Word] = [self._stamp(now), worker]
         for job, buried in runs:
             words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
-            words += ("1" if buried.killed else "", buried.traceback)
+            words += ("killed" if buried.killed else "" if buried.began else "never", buried.traceback)
         return self._verb("bury", texts, *words)
 
     def defer(

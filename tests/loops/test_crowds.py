@@ -20,6 +20,7 @@ from evsched.errors import JobDead
 from evsched.job import encode
 from evsched.store import Store
 from tests.support import heavy
+from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
 
@@ -211,6 +212,39 @@ async def test_an_app_that_cannot_be_found_runs_its_suspects_alone(
             lambda: sum(len(event.ids) for event in running.recorder.of(events.Completed)) == 33
         )
     assert beside == [0, 0, 0]
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+async def test_a_queue_that_comes_and_goes_has_its_turns_beside_a_saturated_one(
+    server: EmbeddedRedis, queue: str, slots: int
+) -> None:
+    app, other, seen = App(queue=queue), f"{queue}-b", asyncio.Event()
+    counts = Counter[str]()
+
+    @app.task
+    async def step() -> None:
+        counts[current_job().queue] += 1
+        seen.set()
+        await asyncio.to_thread(lambda: None)
+        if current_job().queue == queue:  # this queue never ends
+            await step.enqueue()
+
+    async def reaches(of: str, count: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while counts[of] < count:
+                seen.clear()
+                await seen.wait()
+
+    config = Config(url=server.url, queues=(queue, other), concurrency=slots, grace=2.0)
+    async with system(config, app) as running:
+        for _ in range(5 * slots):
+            await step.enqueue()
+        for burst in range(1, 6):
+            await reaches(queue, counts[queue] + 10 * slots)
+            for _ in range(3):
+                await step.using(queue=other).enqueue()
+            await reaches(other, 3 * burst)
+        await running.commands.send(Store(queue).pause())
 
 
 @pytest.mark.parametrize("slots", [1, 4])

@@ -11,7 +11,7 @@ from evsched import events
 from evsched.answers import New
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
-from evsched.events import Dispatched
+from evsched.events import Dispatched, Woken
 from evsched.janitor import Janitor
 from evsched.sender import Commands
 from evsched.store import Store
@@ -80,6 +80,29 @@ async def test_a_job_that_was_taken_and_never_started_is_found_under_a_long_leas
     await after(0.25)
     await janitor.step(store.queue)
     assert (await recorder.wait(events.Requeued)).ids == ["a"]
+
+
+async def test_it_looks_often_while_jobs_wait_since_a_worker_may_begin_at_any_time(
+    commands: Commands, store: Store, janitor: Janitor, config: Config
+) -> None:
+    assert await janitor.step(store.queue) > 50
+    await commands.send(store.enqueue([New("a", b'{"task":"t"}')]))
+    await commands.send(store.dispatch(limit=10, cap=1000))
+    assert await janitor.step(store.queue) <= config.lease - BEAT
+
+
+@pytest.mark.parametrize(("reason", "looks"), [("event", True), ("timer", True), ("safety", False)])
+async def test_a_step_that_something_brought_about_makes_it_look_within_a_beat(
+    janitor: Janitor, store: Store, recorder: Recorder, raw: Any, reason: Any, looks: bool
+) -> None:
+    running = asyncio.create_task(janitor.run())
+    await after(0.05)
+    before = raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+    janitor.listen(Woken(store.queue, reason, 0))
+    await after(4 * BEAT)
+    assert (raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) > before) is looks
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_healthy_idle_worker_is_seldom_looked_at(

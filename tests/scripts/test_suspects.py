@@ -69,6 +69,28 @@ def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
     assert suspicion(again(send, store)) == {"j0": (2, 0, 0)}
 
 
+def test_a_suspect_that_is_the_only_one_each_time_goes_on_to_be_judged_alone(
+    take: Callable[[int], list[Taken]], send: Send, store: Store
+) -> None:
+    take(2)
+    die(send, store)
+    first, second = again(send, store)
+    send(store.complete("w", [(second, Done(b"1", 100.0, False))], now=NOW))
+    die(send, store)
+    assert suspicion(again(send, store)) == {"j0": (2, 2, 1)}
+    die(send, store)
+    assert suspicion(again(send, store)) == {"j0": (3, 3, 1)}
+    assert first.id == "j0"
+
+
+def test_a_job_that_is_given_up_before_it_began_is_charged_nothing(
+    take: Callable[[int], list[Taken]], send: Send, store: Store, state: State
+) -> None:
+    (run,) = take(1)
+    assert send(store.bury("w", [(run, Buried("unknown task", False, began=False))], now=NOW)) == []
+    assert state()["job:j0"]["attempt"] == "0"
+
+
 def test_the_last_of_many_is_not_taken_for_the_only_one(
     take: Callable[[int], list[Taken]], send: Send, store: Store
 ) -> None:

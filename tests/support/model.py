@@ -265,9 +265,9 @@ class Model(Gate):
         if died and record.begun == "alone":
             self._convict(record)
             record.deaths = 0
-        elif died and not only:
+        elif died and (not only or record.deaths):
             record.deaths += 1
-            record.doubts += not known
+            record.doubts += not (known or only)
         if not (died and (known or only)):
             record.attempt = max(0, record.attempt - 1)
         record.worker = record.begun = None

@@ -47,7 +47,7 @@ def test_who_killed_its_process_is_charged_for_the_doubtful_runs() -> None:
 
 
 def test_patience_doubles_and_is_bounded() -> None:
-    assert [patience(job(deaths=deaths), 10.0) for deaths in (2, 4, 5, 6, 100)] == [10, 10, 20, 40, 3600]
+    assert [patience(job(deaths=deaths)) for deaths in (2, 4, 5, 6, 100)] == [0.25, 0.25, 0.5, 1.0, 60.0]
 
 
 async def test_one_is_alone_when_the_others_have_left_and_they_wait_meanwhile() -> None:
@@ -56,8 +56,8 @@ async def test_one_is_alone_when_the_others_have_left_and_they_wait_meanwhile() 
     await turnstile.enter()
 
     async def alone() -> None:
-        async with turnstile.alone(10) as is_alone:
-            order.append(f"alone {is_alone}")
+        async with turnstile.alone(10) as open_again:
+            order.append(f"alone {open_again is not None}")
             await checkpoint()
 
     async def among_others() -> None:
@@ -79,8 +79,18 @@ async def test_one_is_alone_when_the_others_have_left_and_they_wait_meanwhile() 
 async def test_who_waits_too_long_to_be_alone_runs_among_the_others() -> None:
     turnstile = Turnstile(lambda: None)
     await turnstile.enter()
-    async with turnstile.alone(0.01) as is_alone:
-        assert not is_alone
+    async with turnstile.alone(0.01) as open_again:
+        assert open_again is None
         assert not turnstile.closed
         assert turnstile.past == 2
+    assert turnstile.past == 1
+
+
+async def test_one_that_lasts_lets_the_others_begin() -> None:
+    turnstile = Turnstile(lambda: None)
+    async with turnstile.alone(10) as open_again:
+        assert open_again is not None
+        open_again()
+        assert not turnstile.closed
+        await turnstile.enter()
     assert turnstile.past == 1
