@@ -6,13 +6,14 @@ What to send is built by the store's pure functions and by those of this file; t
 from __future__ import annotations
 
 import asyncio
+import difflib
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -77,18 +78,37 @@ def unix(moment: datetime | float) -> float:
     """Return a moment in Unix seconds.
 
     Raises:
-        ConfigError: a datetime without a zone.
+        ConfigError: a datetime without a zone; what is no moment at all.
     """
     if not isinstance(moment, datetime):
-        return float(moment)
+        return _number(moment, "is no time: give an aware datetime, or Unix seconds")
     if moment.tzinfo is None:
         raise ConfigError(f"{moment} has no time zone: give an aware datetime, such as datetime.now(UTC)")
     return moment.timestamp()
 
 
 def seconds(length: timedelta | float) -> float:
-    """Return a length in seconds."""
-    return length.total_seconds() if isinstance(length, timedelta) else float(length)
+    """Return a length in seconds.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(length, timedelta):
+        return length.total_seconds()
+    return _number(length, "is no length: give a timedelta, or seconds")
+
+
+def _number(given: Any, wrong: str) -> float:
+    try:
+        if not isinstance(given, str):  # "5" is most often a field of a form that was not read
+            return float(given)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ConfigError(f"{repr(given)[:200]} {wrong}")
+
+
+def _limit(given: Any) -> float:
+    return given if isinstance(given, (int, float)) else math.nan  # which no comparison holds for
 
 
 def _check(options: Options) -> None:
@@ -102,16 +122,20 @@ def _check(options: Options) -> None:
         raise ConfigError("due and delay: give one of them")
     if options.window is not None and not WINDOW_NAME.fullmatch(options.window):
         read_window(options.window)
-    if options.timeout is not None and not 0 < options.timeout < math.inf:
-        raise ConfigError(f"timeout is {options.timeout!r}: over 0 s")
-    if options.retention is not None and not 0 <= options.retention < math.inf:
-        raise ConfigError(f"retention is {options.retention!r}: 0 s or more")
+    if options.timeout is not None and not 0 < _limit(options.timeout) < math.inf:
+        raise ConfigError(f"timeout is {options.timeout!r}: over 0 s, as a number")
+    if options.retention is not None and not 0 <= _limit(options.retention) < math.inf:
+        raise ConfigError(f"retention is {options.retention!r}: 0 s or more, as a number")
     # NaN is what no comparison holds for.
     if options.delay is not None and not seconds(options.delay) < math.inf:
         raise ConfigError(f"delay is {options.delay!r}: a number of seconds")
     for name, moment in (("due", options.due), ("expires", options.expires)):
         if moment is not None and math.isnan(unix(moment)):
             raise ConfigError(f"{name} is nan: Unix seconds")
+    if options.on_conflict is not None and options.on_conflict not in get_args(OnConflict):
+        near = difflib.get_close_matches(str(options.on_conflict)[:200], get_args(OnConflict), n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ": 'replace' or 'keep'"
+        raise ConfigError(f"on_conflict is {repr(options.on_conflict)[:200]}{hint}")
 
 
 def new_job(
@@ -120,7 +144,7 @@ def new_job(
     """Build a job from a task's name, its arguments and options.
 
     Raises:
-        ConfigError: an id, priority, group, time or window that cannot be; arguments that are no JSON, or too much.
+        ConfigError: an option that cannot be; arguments that are no JSON, or too much.
     """
     _check(options)
     retry = options.retry

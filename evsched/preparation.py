@@ -49,6 +49,9 @@ def prepare(tasks: Tasks, run: Run) -> Prepared | Buried:
         return Buried(shorten(str(error)), payload.reply)
     except (msgspec.ValidationError, ConfigError, RecursionError) as error:
         return Buried(shorten(f"the arguments do not fit: {error}: mend the payload"), payload.reply)
+    if payload.timeout is not None and payload.timeout <= 0:
+        wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: mend the payload"
+        return Buried(wrong, payload.reply)
     if payload.expires is not None:
         late = run.now + time.monotonic() - run.handed - payload.expires
         if late > 0:

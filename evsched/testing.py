@@ -8,6 +8,8 @@
         return tasks.app
 
     # test_tasks.py
+    pytestmark = pytest.mark.anyio
+
     async def test_the_reminder_comes_after_three_hours(clock):
         await tasks.remind.using(delay=timedelta(hours=3)).enqueue("bob")
         assert await clock.advance(hours=2) == []
@@ -32,7 +34,7 @@ from msgspec import Struct
 
 from evsched import App, keys
 from evsched.call import Call, T
-from evsched.client import Client
+from evsched.client import Client, unix
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
 from evsched.endings import end_calls
@@ -49,6 +51,9 @@ __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
 
 _MOST: Final = 10_000
 """Runs of one `advance`: more are most likely a job that schedules itself for now."""
+
+_TICK: Final = 1e-6
+"""Seconds: the scripts compare dues with whole microseconds, so the clock stands at one, and moves by one at least."""
 
 _SLICE: Final = 100
 """Recurrences of one step."""
@@ -116,12 +121,11 @@ class Clock:
         """Move the clock by a length, or to a moment, and run what falls due on the way, in order; return the runs.
 
         Raises:
-            ConfigError: the moment lies in the past, or more than 10,000 runs were made.
+            ConfigError: the moment is none, or lies in the past; more than 10,000 runs were made.
         """
-        end = self.now + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
-        if until is not None:
-            end = until.timestamp() if isinstance(until, datetime) else float(until)
-        if end < self.now:
+        length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+        end = _tick(self.now + length) if until is None else _tick_from(unix(until))
+        if not end >= self.now:  # nor NaN
             raise ConfigError(f"the clock stands at {self.now}, and does not go back to {end}")
         ran = list[Ran]()
         async with self._program.lifespan() as self._executor.state:
@@ -129,9 +133,9 @@ class Clock:
                 rest = min([await self._run_due(queue, ran) for queue in self._queues()], default=float("inf"))
                 if rest <= 0:
                     continue
-                if self.now + rest > end:
+                if _tick(self.now + rest) > end:
                     break
-                self.now += rest
+                self.now = _tick(self.now + rest)
         self.now = end
         return ran
 
@@ -151,11 +155,11 @@ class Clock:
                 return sorted(found)
 
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
-        """Run what is due now in a queue; return the seconds until there is more, 0 = look again."""
+        """Run what is due now in a queue; return the seconds until there is more, a tick at least; 0 = look again."""
         of, config = Store(queue, lambda: self.now), self._config
         recurs = self._recur(of)
         step = self._commands.send(of.dispatch(limit=config.batch, cap=config.payload_cap))
-        worked = False
+        worked = bool(step.moved or step.buried or recurs <= 0)
         while take := self._commands.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
             (job,) = take
             run = Run(queue, job, self.now, time.monotonic())
@@ -166,7 +170,7 @@ class Clock:
             worked = True
             if len(ran) > _MOST:
                 raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
-        return 0.0 if worked else min(step.sleep, recurs)
+        return 0.0 if worked else max(_TICK, min(step.sleep, recurs))
 
     def _recur(self, of: Store) -> float:
         """Put the occurrences that are due now on the schedule; return the seconds until there are more."""
@@ -177,6 +181,16 @@ class Clock:
         if agenda.rows:
             return 0.0
         return float("inf") if agenda.beyond is None else agenda.beyond - self.now
+
+
+def _tick(moment: float) -> float:
+    return round(moment, 6)
+
+
+def _tick_from(moment: float) -> float:
+    """Return the first whole microsecond that is not before a moment: what is due then is due there."""
+    tick = _tick(moment)
+    return tick if tick >= moment else _tick(tick + _TICK)
 
 
 @pytest.fixture(scope="session")

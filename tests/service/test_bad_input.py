@@ -52,6 +52,8 @@ RECORDS: dict[str, tuple[bytes | dict[str, Any], str]] = {
     "deep": (b'{"task":"add","args":' + DEEP + b"}", "mend"),
     "large": (b'{"task":"add","args":["' + b"x" * 300_000 + b'"]}', "pass a reference"),
     "bad retry": (b'{"task":"add","args":[1],"retry":{"attempts":0}}', "attempts is 0, must be 1 to 1000"),
+    "timeout 0": (b'{"task":"add","args":[1],"timeout":0}', "timeout is 0, must be over 0 s"),
+    "timeout below 0": (b'{"task":"add","args":[1],"timeout":-0.5}', "timeout is -0.5, must be over 0 s"),
     "expired": (b'{"task":"add","args":[1],"expires":1}', "expired"),
     "priority 12": ({"payload": b'{"task":"add","args":[1]}', "priority": "12"}, "from 0 to 9"),
     "priority text": ({"payload": b'{"task":"add","args":[1]}', "priority": "high"}, "from 0 to 9"),

@@ -93,6 +93,28 @@ async def test_recurrences_recur(evsched_server: EmbeddedRedis) -> None:
     clock.close()
 
 
+async def test_occurrences_that_are_spread_recur(evsched_server: EmbeddedRedis) -> None:
+    calendar = App()
+
+    @calendar.recurring(every=timedelta(minutes=5), spread=30)
+    @calendar.task
+    async def often() -> None: ...
+
+    clock = Clock(calendar, evsched_server.url)
+    runs = await clock.advance(hours=2)
+    assert 23 <= len(runs) <= 24
+    assert all(0 <= run.at % 300 <= 30 for run in runs)
+    clock.close()
+
+
+async def test_a_due_between_two_microseconds_is_reached(clock: Clock) -> None:
+    dues = [clock.now + 60 + n / 4e6 for n in range(1, 9)]
+    for due in dues:
+        await remind.using(due=due).enqueue("bob")
+    assert len(await clock.advance(until=dues[-1])) == len(dues)
+    assert calls == [("bob", 1)] * len(dues)
+
+
 async def test_jobs_that_jobs_schedule_run_too(clock: Clock) -> None:
     await again.enqueue(5)
     assert len(await clock.advance(minutes=3)) == 4

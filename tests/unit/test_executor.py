@@ -35,6 +35,19 @@ async def test_a_delay_that_a_handler_asks_for_is_one_that_redis_takes(asked: fl
     assert await run(later) == Retried(delay, "attempt 1 of 9: the handler asked for another attempt")
 
 
+@pytest.mark.parametrize("timeout", ["0", "-0.0", "-1"])
+async def test_a_timeout_that_no_run_can_keep_is_refused_before_it_begins(timeout: str) -> None:
+    def handler() -> None:
+        raise AssertionError("it began")
+
+    outcome = await run(handler, f'{{"task":"t","timeout":{timeout},"reply":true}}'.encode())
+    assert isinstance(outcome, Buried)
+    assert (
+        outcome.reason == f"the payload's timeout is {timeout.removesuffix('.0')}, must be over 0 s: mend the payload"
+    )
+    assert outcome.reply
+
+
 def charge() -> Any:
     return json.loads("{")
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from evsched import Retry, events
 from evsched.backoff import ATTEMPTS_MOST, least_delay
+from evsched.cli import output
 from evsched.errors import ConfigError
 from evsched.job import read_status
 from evsched.log import Log, configure
@@ -180,3 +181,14 @@ def test_a_line_of_the_log_is_bounded_whatever_is_in_it(
     assert len(lines) == 2
     assert json.loads(lines[0])["event"] == type(event).__name__
     assert all(len(line) <= 8192 and line.isprintable() for line in lines)
+
+
+@pytest.mark.usefixtures("in_time")
+def test_a_table_shows_the_beginning_of_what_is_long(capsys: pytest.CaptureFixture[str]) -> None:
+    status = read_status("q", "a", "finished", "1", {"result": b"\xff" * 4_000_000})
+    output.table(("field", "value"), [("result", status.result), ("reason", "x" * 2000)], "")
+    shown = capsys.readouterr().out.split()
+    text = "".join(word for word in shown if set(word) <= set("\\xf"))
+    assert text.count("\\xff") == 500
+    assert text.count("x") == 500 + 2000
+    assert "and 15998000 characters more: --json shows all" in " ".join(shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -136,6 +136,17 @@ def test_a_payload_is_as_small_as_it_can_be() -> None:
         ({"delay": float("inf")}, "delay is inf"),
         ({"due": float("nan")}, "due is nan"),
         ({"expires": float("nan")}, "expires is nan"),
+        ({"due": "tomorrow"}, "'tomorrow' is no time: give an aware datetime, or Unix seconds"),
+        ({"expires": "12.5"}, "'12.5' is no time"),
+        ({"due": date(2030, 1, 1)}, "is no time"),
+        ({"due": 10**400}, "is no time"),
+        ({"delay": "5m"}, "'5m' is no length: give a timedelta, or seconds"),
+        ({"delay": []}, "is no length"),
+        ({"timeout": "5"}, "timeout is '5': over 0 s, as a number"),
+        ({"retention": timedelta(1)}, "retention is datetime.timedelta.*: 0 s or more, as a number"),
+        ({"on_conflict": "repalce"}, "on_conflict is 'repalce', did you mean 'replace'[?]"),
+        ({"on_conflict": "x"}, "on_conflict is 'x': 'replace' or 'keep'"),
+        ({"on_conflict": True}, "on_conflict is True: 'replace' or 'keep'"),
         ({"due": datetime(2030, 1, 1)}, "no time zone"),  # noqa: DTZ001 - that is the mistake
     ],
 )
