@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 
 from evsched.backoff import reconnect_delay
 from evsched.config import Config
-from evsched.errors import StoreError
+from evsched.errors import StoreDown, StoreRefused
+from evsched.events import Emit
+from evsched.outage import Outages
 from evsched.pulse import Pulse
 from evsched.sender import SyncCommands
 from evsched.store import Store
@@ -24,6 +26,7 @@ class Beat(threading.Thread):
     The callables run in this thread. `busy()`: does the worker hold jobs? `lost(queue)`: its lease there had ended;
     it has a new one. `counted(queue, n)`: its list there holds n jobs. `stops(queue, ids)`: those of its jobs are
     to stop. `watch()` looks for a job that is stuck. `ended(error)`: the beat has failed and beats no more.
+    `emit(event)` tells which queue's lease Redis refuses to renew: that costs no other queue its lease.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class Beat(threading.Thread):
         worker: str,
         stores: Sequence[Store],
         *,
+        emit: Emit,
         busy: Callable[[], bool],
         lost: Callable[[str], None],
         counted: Callable[[str, int], None],
@@ -56,6 +60,9 @@ class Beat(threading.Thread):
         self._attended = False
         self._short = False
         """The leases that were set last are the short ones, and have to be renewed soon."""
+        self._outages = Outages("beat", emit)
+        self._refused = False
+        """A lease was refused in the last pass, and is asked for again soon."""
 
     def attend(self) -> None:
         """Note that the worker holds jobs from now on: beat soon, even if it holds none any more by then.
@@ -93,16 +100,32 @@ class Beat(threading.Thread):
                 break
             self._attended, self._short = False, self._busy()
             try:
-                for store in self._stores:
-                    self.step(store)
+                self._renew_all()
                 failures = 0
                 last = time.monotonic()
-            except StoreError:
+            except StoreDown:
                 # The worker's own loop says that Redis is down.
                 failures += 1
                 if not self._stopping:
                     self._stir.wait(reconnect_delay(failures))
             self._watch(self._commands)
+
+    def _renew_all(self) -> None:
+        """Renew the lease of each queue, whatever Redis refuses of another.
+
+        Raises:
+            StoreDown
+        """
+        self._refused = False
+        for store in self._stores:
+            outage = self._outages.of(store.queue)
+            try:
+                self.step(store)
+            except StoreRefused as error:
+                self._refused = True
+                outage.failed(error)
+            else:
+                outage.passed()
 
     def step(self, store: Store) -> None:
         """Renew one lease.
@@ -120,4 +143,4 @@ class Beat(threading.Thread):
             self._stops(store.queue, stops)
 
     def _interval(self) -> float:
-        return self._config.beat if self._attended or self._short else self._config.idle_beat
+        return self._config.beat if self._attended or self._short or self._refused else self._config.idle_beat

@@ -290,6 +290,13 @@ class ChildEnded(Event, frozen=True):
     code: int
 
 
+class ChildCannotStart(Event, frozen=True):
+    """The first worker process says that it cannot start: the others could not either, so their parent ends."""
+
+    number: int
+    code: int
+
+
 class ChildKilled(Event, frozen=True):
     """A worker process did not end within its bound: its parent killed it."""
 

@@ -47,6 +47,10 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.EndedAtOnce: (logging.WARNING, "second signal: ends at once, its jobs start elsewhere when its lease ends"),
     events.ChildStarted: (logging.INFO, "worker process {number} started: pid {pid}"),
     events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
+    events.ChildCannotStart: (
+        logging.ERROR,
+        "worker process {number} cannot start (exit code {code}): all end; its last line says what to mend",
+    ),
     events.ChildKilled: (logging.ERROR, "worker process {number}, pid {pid}, hung and was killed: its lease must end"),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
     events.RedisDown: (logging.ERROR, "Redis {is_down}, as {who} found: {reason}"),

@@ -25,12 +25,15 @@ from evsched import load
 from evsched.backoff import reconnect_delay
 from evsched.config import Config, as_environment
 from evsched.errors import CannotStart, ConfigError
-from evsched.events import ChildEnded, ChildKilled, ChildStarted, Emit
+from evsched.events import ChildCannotStart, ChildEnded, ChildKilled, ChildStarted, Emit
 from evsched.shutdown import FORCED, Shutdown, bound
 
 _APART: Final = 2.0
 """Seconds between two starts for want of room: the last one must have had time to take jobs."""
 
+
+_CANNOT_START: Final = (1, 2)
+"""The exit codes of a command that has said why it cannot do its work (cli). All else may pass at the next start."""
 
 _MARGIN: Final = 1.0
 """Seconds for a child to end after its own bound: then it is stopped, or the machine is."""
@@ -192,9 +195,10 @@ class Supervisor:
                 if self._stop.is_set() and code not in (0, -signal.SIGTERM):  # the signal came before all else
                     self._code = FORCED
                 return
-            if not self._ready:
-                # The very first did not come up: the others would not either, and it has said why.
-                self._code = code or 1
+            if not self._ready and code in _CANNOT_START:
+                # The very first did not come up: the others would not either.
+                self._emit(ChildCannotStart(child.number, code))
+                self._code = code
                 self._stop.set()
                 return
             failures = 0 if time.monotonic() - began > 60 else failures + 1

@@ -18,7 +18,7 @@ from evsched.beat import Beat
 from evsched.care import Mark
 from evsched.config import Config
 from evsched.control import Control
-from evsched.errors import CannotStart, JobMissing, StoreError
+from evsched.errors import CannotStart, JobMissing, StoreError, StoreRefused
 from evsched.events import Emit, Events
 from evsched.executor import Apart, Executor
 from evsched.lane import Lane
@@ -82,6 +82,7 @@ class Worker:
             config,
             self.id,
             [Store(queue) for queue in queues],
+            emit=self._tell,
             busy=self.busy,
             lost=self._lost,
             counted=self._counted,
@@ -172,7 +173,9 @@ class Worker:
         return [self._beat.pulse, *(pulse for lane in self.lanes.values() for pulse in lane.pulses)]
 
     def wrong(self) -> str | None:
-        """Return why none of its queues is served; None = one is."""
+        """Return why none of its queues is served; None = one is, or none has been tried."""
+        if self._starting is not None and self._outage.reason is not None:
+            return self._outage.reason
         reasons = [wrong for lane in self.lanes.values() if (wrong := lane.wrong()) is not None]
         return reasons[0] if len(reasons) == len(self.lanes) else None
 
@@ -285,7 +288,8 @@ class Worker:
         try:
             async with asyncio.timeout(_PUT_BACK):
                 for lane in self.lanes.values():
-                    back += await lane.hand_back()
+                    with contextlib.suppress(StoreRefused):  # the other queues have theirs back
+                        back += await lane.hand_back()
         except (StoreError, TimeoutError):
             # Redis is away: the janitor puts back what is left, when the lease ends.
             pass
@@ -302,6 +306,9 @@ class Worker:
             await asyncio.to_thread(self._beat.join)
 
     # Called from the beat's thread.
+
+    def _tell(self, event: events.Event) -> None:
+        self._loop.call_soon_threadsafe(self._emit, event)
 
     def _lost(self, queue: str) -> None:
         self._loop.call_soon_threadsafe(self.lanes[queue].lose)
@@ -334,5 +341,6 @@ class Worker:
         # What is not handed back waits for the lease to end.
         with contextlib.suppress(StoreError):
             for lane in list(self.lanes.values()):
-                back += lane.hand_back_by(commands, reason, stuck)
+                with contextlib.suppress(StoreRefused):
+                    back += lane.hand_back_by(commands, reason, stuck)
         return back

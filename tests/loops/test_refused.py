@@ -67,3 +67,54 @@ async def test_a_reply_that_cannot_be_read_costs_its_call_alone(commands: Comman
     assert isinstance(answers[1], StoreRefused)
     assert str(answers[1]).startswith("ECHO: its reply cannot be read (ValueError")
     assert await commands.send(good) == 1.5
+
+
+async def test_a_lease_that_redis_refuses_costs_no_other_queue_its_lease(
+    server: EmbeddedRedis, queue: str, raw: Any, app: App
+) -> None:
+    bad, gate = f"{queue}-bad", asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        await gate.wait()
+
+    config = Config(url=server.url, queues=(bad, queue), lease=1.5, beat=0.3, probe=0.2, deadline=0.3)
+    async with system(config, app) as running:
+        recorder, worker = running.recorder, running.workers[0].id
+        await hold.enqueue()
+        await recorder.wait(events.Started, lambda event: event.queue == queue)
+        raw.set(f"evsched:{{{bad}}}:leases", "a string")
+        told = await recorder.wait(events.CallRefused, lambda event: event.who == "beat")
+        assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
+        leases = f"evsched:{{{queue}}}:leases"
+        ends = raw.zscore(leases, worker)
+        await recorder.until(lambda: raw.zscore(leases, worker) > ends + config.lease)  # the fetcher's failures go on
+        assert len([event for event in recorder.of(events.CallRefused) if event.who == "beat"]) == 1
+        raw.delete(f"evsched:{{{bad}}}:leases")
+        await recorder.wait(events.CallAccepted, lambda event: (event.who, event.queue) == ("beat", bad))
+        assert raw.zscore(f"evsched:{{{bad}}}:leases", worker)
+        gate.set()
+        await recorder.wait(events.Completed)
+        assert not [event for event in recorder.of(events.LeaseLost) if event.queue == queue]
+    for key in raw.keys(f"evsched:{{{bad}}}*"):
+        raw.delete(key)
+
+
+async def test_a_queue_that_redis_refuses_keeps_nothing_from_being_handed_back_to_the_others(
+    server: EmbeddedRedis, queue: str, raw: Any, app: App
+) -> None:
+    bad = f"{queue}-bad"
+
+    @app.task
+    async def hold() -> None:
+        await asyncio.Event().wait()
+
+    async with system(Config(url=server.url, queues=(bad, queue), grace=0.2), app) as running:
+        await hold.enqueue()
+        await running.recorder.wait(events.Started, lambda event: event.queue == queue)
+        for place in ("leases", "ready"):
+            raw.set(f"evsched:{{{bad}}}:{place}", "a string")
+    (stopped,) = running.recorder.of(events.WorkerStopped)
+    assert stopped.handed_back == 1
+    for key in raw.keys(f"evsched:{{{bad}}}*"):
+        raw.delete(key)

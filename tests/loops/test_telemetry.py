@@ -18,6 +18,7 @@ from evsched.embedded import EmbeddedRedis
 from evsched.telemetry import Telemetry
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
+from tests.support.recorder import Recorder
 from tests.support.system import System, system
 from tests.support.web import ask, get, scrape
 
@@ -212,6 +213,21 @@ async def test_what_serves_no_queue_is_not_ready_though_redis_answers(
         raw.delete(f"evsched:{{{queue}}}:backlog")
         await running.recorder.wait(events.CallAccepted)
         assert await get(f"{url}/readyz") == (200, "ok\n")
+
+
+async def test_a_worker_that_waits_at_its_start_is_not_ready(config: Config, app: App) -> None:
+    with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:  # answers, and takes no write
+        running = System(replace(config, url=replica.url), app, Recorder())
+        try:
+            worker = running.work()
+            async with Telemetry(running.config, running.commands, running.events, "1") as telemetry:
+                telemetry.of_worker(worker)
+                url = (await running.recorder.wait(events.Listening)).url
+                await running.recorder.wait(events.RedisDown, lambda event: event.who == "worker")
+                status, why = await get(f"{url}/readyz")
+                assert (status, "read only replica" in why) == (503, True)
+        finally:
+            await running.stop()
 
 
 async def test_a_dispatcher_that_hears_no_events_is_not_ready(config: Config, app: App) -> None:

@@ -173,6 +173,27 @@ def test_one_that_cannot_start_ends_the_parent(cli: Cli) -> None:
     done = cli.run("worker", "nowhere:app", "--processes", "2")
     assert done.returncode == 1
     assert "module 'nowhere' does not import" in done.stderr
+    assert '"ChildCannotStart"' in done.stderr
+
+
+def test_one_that_is_killed_before_it_is_ready_is_started_anew(cli: Cli, queue: str, folder: Path) -> None:
+    killed = f"""
+import os, signal
+try:
+    open({str(folder / "first")!r}, "x").close()
+except FileExistsError:
+    pass
+else:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (folder / "tasks.py").write_text(killed + TASKS)
+    child = start(cli, "--queue", queue, "--processes", "1")
+    log = Log(child)
+    try:
+        assert log.until("ChildEnded")["code"] == -signal.SIGKILL
+        log.until("WorkerStarted")
+    finally:
+        assert ended(child) == 0
 
 
 @pytest.mark.parametrize(("text", "span"), [("4", Span(4, 4)), ("2:8", Span(2, 8)), ("1:1", Span(1, 1))])
