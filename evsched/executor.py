@@ -8,7 +8,6 @@ Each step is a value. The outcome is data too; the worker writes it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -154,16 +153,15 @@ class Executor:
             if apart:
                 await stack.enter_async_context(self._places_apart)
             open_again: Callable[[], None] | None = None
-            if care.marked and (apart or on_process):
+            if apart or on_process:
                 # What comes between the mark and the first step counts as begun: so the process is there before it.
-                with contextlib.suppress(ProcessDied):
-                    await processes.call(run.tell, processes.make_ready, prepared.task.module)
+                await processes.ready(prepared.task.module)
             if care.alone:
                 open_again = await stack.enter_async_context(self.turnstile.alone(patience(run.job)))
             else:
                 await self.turnstile.enter()
                 stack.callback(self.turnstile.leave)
-            if care.marked and self._mark is not None:
+            if self._mark is not None and (open_again or prepared.policy.attempts == 1):
                 # One after the other: the next waits until this one has made its first step.
                 async with self._marking:
                     run.marked = await self._mark(run, "alone" if open_again else "1")
@@ -216,6 +214,8 @@ class Executor:
     async def _perform_apart(self, run: Run, prepared: Prepared) -> Outcome:
         assert self._apart is not None
         timeout, reply = prepared.timeout, prepared.payload.reply
+        # When its handler begins is known there alone. If the worker dies too, the run is a doubt, however long it was.
+        run.marked = True
         # The timeout is kept there; one that does not yield to it is ended from here.
         self._begin(run, None if timeout is None else timeout + self._grace)
         now = run.now + time.monotonic() - run.handed
@@ -296,6 +296,8 @@ class Executor:
     async def _call(self, run: Run, prepared: Prepared) -> Any:
         """Call the handler where its task says."""
         task, args, kwargs = prepared.task, prepared.args, prepared.kwargs
+        if task.on == "process":
+            await processes.ready(task.module)  # to wait for it is no run
         self._begin(run, prepared.timeout)
         if task.on == "process":
             return await processes.run(task.handler, args, kwargs, cast(CurrentJob, run.current))

@@ -63,9 +63,18 @@ async def run(
     raise HandlerFailed(value, more)
 
 
-def make_ready(_: Callable[[Progress], object], module: str) -> None:
-    """Import what the next call in this process needs; runs in the process. That call tells what does not import."""
-    with contextlib.suppress(ImportError):
+async def ready(module: str) -> None:
+    """Have a process that waits for the next call, with that module imported: what begins then begins at once."""
+    with contextlib.suppress(anyio.BrokenWorkerProcess):  # the call tells
+        await anyio.to_process.run_sync(
+            _import, os.getpid(), module, cancellable=True, limiter=anyio.CapacityLimiter(1)
+        )
+
+
+def _import(worker: int, module: str) -> None:
+    _belong_to(worker)
+    # Whatever a user's module does while it is imported: the call that needs it tells.
+    with contextlib.suppress(Exception):
         importlib.import_module(module)
 
 
