@@ -193,7 +193,7 @@ class Supervisor:
             code = await self._live(child)
             if not child.wanted:
                 if self._stop.is_set() and code not in (0, -signal.SIGTERM):  # the signal came before all else
-                    self._code = FORCED
+                    self._code = self._code or FORCED  # the first that cannot start has said why
                 return
             if not self._ready and code in _CANNOT_START:
                 # The very first did not come up: the others would not either.
