@@ -36,6 +36,18 @@ def server() -> Generator[EmbeddedRedis]:
         yield server
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest) -> Generator[None]:
+    """Empty the server after each test that used it: commands that list all queues must not meet another test's."""
+    uses = "server" in request.fixturenames
+    server: EmbeddedRedis | None = request.getfixturevalue("server") if uses else None
+    yield
+    if server is not None:
+        client: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+        client.flushall()
+        client.close()
+
+
 @pytest.fixture
 def queue() -> str:
     return f"t-{secrets.token_hex(6)}"
