@@ -54,7 +54,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where /metrics, /healthz and /readyz are; 0 = any free port, None = nowhere."""
     metrics_host: str = "127.0.0.1"
     log_jobs: bool = False
-    """Log the start and the end of each job: two lines a job, about 40 us of a worker's time."""
+    """Log the start and the end of each job: two lines a job."""
     idle_end: float = 30.0
     """How long a process above the least of `--processes` has no job before it ends; to start one takes 0.5 s."""
 

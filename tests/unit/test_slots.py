@@ -90,3 +90,15 @@ def test_a_job_that_is_here_already_takes_a_free_slot_out_of_turn() -> None:
     assert not b.reserve_one()
     a.release(1)
     assert b.reserve_one()
+
+
+def test_a_queue_without_a_slot_blocks_for_jobs_only_if_others_hold_the_slots() -> None:
+    """Else nothing would tell it that it has a turn to ask for; alone, its own runs free the slots."""
+    slots = Slots(1)
+    a = slots.join(1.0, lambda: None)
+    a.want(True)
+    assert a.may_block
+    assert a.reserve(999) == 1
+    assert not a.may_block
+    b = slots.join(1.0, lambda: None)
+    assert b.may_block
