@@ -10,6 +10,9 @@ export PIP_NO_INPUT = 1
 # pyright would ask the network for newer releases at each run; the lock decides which one it is.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
+# The tests start Python some hundred times: each would compile all the modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check chaos bench lock format clean
 
 demo: $(READY)

@@ -47,7 +47,10 @@ root.command(doctor.doctor)
 def main() -> None:
     """Run what the command line says, and exit."""
     try:
-        sys.exit(root(print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"))
+        said = root(
+            sys.argv[1:], print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"
+        )
+        sys.exit(said)
     except CycloptsError as error:
         _end(f"{error} (see evsched --help)", 2)
     except (UsageError, ConfigError) as error:

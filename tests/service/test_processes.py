@@ -74,7 +74,7 @@ async def test_each_has_a_port_and_a_file_names_them(cli: Cli, queue: str, folde
     log = Log(child)
     try:
         for n in (1, 2):
-            log.until("WorkerStarted", n)
+            log.until("WorkerStarted", count=n)
         (group,) = json.loads(targets.read_text())
         assert len(set(group["targets"])) == 2
         for target in group["targets"]:
@@ -82,11 +82,11 @@ async def test_each_has_a_port_and_a_file_names_them(cli: Cli, queue: str, folde
             assert status == 200
             assert 'evsched_worker_slots{state="free"} 256.0' in page
         assert json.loads(targets.read_text())[0]["targets"] == group["targets"]
-        victim = log.until("ChildStarted", 1)
+        victim = log.until("ChildStarted")
         os.kill(victim["pid"], signal.SIGKILL)
-        log.until("ChildEnded", 1, lambda line: line["code"] == -signal.SIGKILL)
-        log.until("ChildStarted", 3, lambda line: True)
-        log.until("WorkerStarted", 3)
+        log.until("ChildEnded", where=lambda line: line["code"] == -signal.SIGKILL)
+        log.until("ChildStarted", count=3)
+        log.until("WorkerStarted", count=3)
         assert (await get(f"http://{group['targets'][victim['number']]}/healthz"))[0] == 200
     finally:
         assert ended(child) == 0
@@ -106,7 +106,7 @@ def test_another_starts_when_all_slots_are_in_use_and_ends_when_idle(
         for n in range(5):
             raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"hold","args":[],"id":"{n}"}}': 0})
         with cli.running("dispatcher", "--queue", queue, until="NotificationsProven"):
-            second = log.until("WorkerStarted", 2)
+            second = log.until("WorkerStarted", count=2)
             assert len(json.loads(targets.read_text())[0]["targets"]) == 2
             client = SyncClient(cli.environment["EVSCHED_URL"])
             for n in range(5):
@@ -128,7 +128,7 @@ def test_another_starts_when_short_jobs_keep_a_process_busy(cli: Cli, queue: str
         with cli.running("dispatcher", "--queue", queue, until="NotificationsProven"):
             jobs = {f'{{"task":"short","id":"{n}"}}': 0 for n in range(5000)}  # 10 s for one process, at any speed
             raw.zadd(f"evsched:{{{queue}}}:schedule", jobs)
-            log.until("WorkerStarted", 2)
+            log.until("WorkerStarted", count=2)
     finally:
         assert ended(child) == 0
         raw.delete(*raw.scan_iter(match=f"evsched:{{{queue}}}:*", count=1000))

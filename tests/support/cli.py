@@ -1,4 +1,4 @@
-"""The commands as processes: run to their end, or run as a service and heard."""
+"""The commands: run to their end, or run as a service and heard."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from evsched.cli import main
 from tests.support.patience import PATIENCE
+
+SERVICES = {"dispatcher", "worker", "dev", "demo"}
 
 
 class Cli:
@@ -27,6 +33,32 @@ class Cli:
         return [sys.executable, "-m", "evsched", *words]
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end.
+
+        What is not a service is called in this process: a start of Python costs more than all that it does, and there
+        are hundreds. It has a thread of its own, since a test may have an event loop in this one.
+        """
+        if SERVICES & {*words[:1]}:
+            return self.process(*words, **environment)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._call, words, {**self.environment, **environment}).result(PATIENCE)
+
+    def _call(self, words: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        with (
+            patch.dict(os.environ, environment, clear=True),
+            patch.object(sys, "argv", ["evsched", *words]),
+            redirect_stdout(StringIO()) as out,
+            redirect_stderr(StringIO()) as err,
+        ):
+            code: Any = 0
+            try:
+                main()
+            except SystemExit as ended:
+                code = ended.code or 0
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+    def process(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, in a process of its own."""
         return subprocess.run(
             self.command(*words),
             env={**self.environment, **environment},
@@ -73,9 +105,13 @@ class Log:
         self._child = child
         self.lines: list[dict[str, Any]] = []
 
-    def until(self, event: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda line: True) -> Any:
+    def until(
+        self, event: str, *others: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda line: True
+    ) -> Any:
+        """Read on to the `count`th line of an event, or of any of several."""
         assert self._child.stderr is not None
-        while len(found := [line for line in self.lines if line["event"] == event and where(line)]) < count:
+        names = {event, *others}
+        while len(found := [line for line in self.lines if line["event"] in names and where(line)]) < count:
             line = self._child.stderr.readline()
             assert line, f"it ended, and said {self.lines}"
             self.lines.append(json.loads(line))
