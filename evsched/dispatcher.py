@@ -217,6 +217,8 @@ class Dispatcher:
             done = await self._dispatch(schedule, self._id if prove else "")
         except BaseException:
             schedule.step_by(at, reason)
+            if prove:
+                self._watcher.unsent()
             raise
         self._clock.heard(done.now, sent)
         schedule.stepped(sent, time.monotonic(), reason, done, self._config.safety_cap)

@@ -119,6 +119,16 @@ class Watcher:
             loop = asyncio.get_running_loop()
             self._proof = loop.call_later(self._config.deadline, self._silent, self._subscription)
 
+    def unsent(self) -> None:
+        """Note that no canary was sent, or that nobody knows: that nothing is heard then says nothing of the link."""
+        self._end_proof()
+        self._last = time.monotonic()
+
+    def _end_proof(self) -> None:
+        if self._proof is not None:
+            self._proof.cancel()
+            self._proof = None
+
     def _silent(self, subscription: Subscription) -> None:
         self._proof = None
         if subscription is self._subscription:
@@ -167,9 +177,7 @@ class Watcher:
                 rest = self._losses.wait()
         finally:
             self._subscription = None
-            if self._proof is not None:
-                self._proof.cancel()
-                self._proof = None
+            self._end_proof()
             await subscription.close()
         self._listener.look()
         self.pulse.expect(rest)
@@ -222,9 +230,7 @@ class Watcher:
 
     def _prove(self) -> None:
         """Take the canary's message as the proof: its event must have come before it."""
-        if self._proof is not None:
-            self._proof.cancel()
-            self._proof = None
+        self._end_proof()
         came, self._event_came = self._event_came, False
         if came != self._proven:
             self._proven = came
