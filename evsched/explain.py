@@ -42,6 +42,14 @@ def length(seconds: float) -> str:
     return f"{sign}{rest:.1f} s"
 
 
+def nowhere(job_id: str, queue: str) -> str:
+    """Say that there is no such job."""
+    return (
+        f"no job {job_id} in queue {queue}: it never was, it ended longer ago than its retention, or its payload lies "
+        "in the schedule itself, where a job has no id until it is dispatched"
+    )
+
+
 def window_of(status: JobStatus | None) -> str | None:
     """Return the name of the window that a job names, if it names one that is kept in Redis."""
     payload: Any = None if status is None else status.payload
@@ -60,9 +68,7 @@ def explain(
     status = facts.status
     if status is None:
         hint = f": did you mean {', '.join(nearest)}?" if nearest else ""
-        return Explanation(
-            f"no job {job_id} in queue {queue}: it never was, or it ended longer ago than its retention{hint}", {}
-        )
+        return Explanation(nowhere(job_id, queue) + hint, {})
     if status.place == "schedule" and window is not None and (told := _outside(status, facts, window)):
         return Explanation(told, _listed(status, facts))
     sentence = {
@@ -112,10 +118,12 @@ def _outside(status: JobStatus, facts: Facts, window: str) -> str | None:
 
 def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
     limits, counts = facts.limits, facts.counts
-    if no_worker := _workers(facts):
-        return f"due, but {no_worker}"
+    no_worker = _workers(facts)
     if limits.paused is not None:
-        return f"the queue is paused since {length(facts.now - limits.paused)}: `evsched resume` lets it pass"
+        paused = f"the queue is paused since {length(facts.now - limits.paused)}: `evsched resume` lets it pass"
+        return f"{paused}; no worker is on it either" if no_worker else paused
+    if no_worker:
+        return f"due, but {no_worker}"
     if facts.parked is not None:
         return _limited(
             f"the gate is closed to group {facts.parked}",

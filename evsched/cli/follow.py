@@ -19,7 +19,7 @@ from evsched.connection import Subscription
 from evsched.current import Progress
 from evsched.errors import JobDead, JobMissing
 from evsched.explain import explain as say
-from evsched.explain import window_of
+from evsched.explain import nowhere, window_of
 from evsched.job import JobStatus
 from evsched.log import escape
 from evsched.store import Store
@@ -99,7 +99,7 @@ def _nearest(redis: SyncClient, store: Store, job: str) -> list[str]:
 
 
 def _missing(job: str, queue: str) -> JobMissing:
-    return JobMissing(f"no job {job} in queue {queue}: it never was, or it ended longer ago than its retention")
+    return JobMissing(nowhere(job, queue))
 
 
 async def _follow(url: str, queue: str, job: str) -> None:

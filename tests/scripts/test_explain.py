@@ -66,6 +66,11 @@ def paused(scene: Scene) -> None:
     scene.due("a")
 
 
+def paused_unmanned(scene: Scene) -> None:
+    scene.send(scene.store.pause(now=NOW - 90))
+    scene.due("a")
+
+
 def full(scene: Scene) -> None:
     scene.limit(concurrency=5)
     for n in range(5):
@@ -157,6 +162,10 @@ TABLE = [
     (unmanned, "ready, but no worker is on this queue: start one with `evsched worker`"),
     (in_ready_unmanned, "ready, but no worker is on this queue: start one with `evsched worker`"),
     (paused, "the queue is paused since 1.5 min: `evsched resume` lets it pass"),
+    (
+        paused_unmanned,
+        "the queue is paused since 1.5 min: `evsched resume` lets it pass; no worker is on it either",
+    ),
     (full, "the gate is closed by the concurrency limit: 5 of 5"),
     (full_group, "the gate is closed to group alice by the concurrency limit: 2 of 2"),
     (slow, "the gate is closed by the rate limit 0.1/s: it opens in 10.0 s"),
@@ -198,5 +207,5 @@ def test_each_state_is_explained(
 
 def test_no_such_job(send: Callable[[Any], Any], store: Store) -> None:
     told = explain("a", store.queue, send(store.explain("a")), ["a1", "a2"])
-    assert told.sentence.endswith("its retention: did you mean a1, a2?")
+    assert told.sentence.endswith(": did you mean a1, a2?")
     assert told.facts == {}
