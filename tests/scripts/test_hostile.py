@@ -65,6 +65,12 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
     return done
 
 
+def put_back(send: Send, store: Store, died: bool) -> None:
+    """Take away what worker "w" holds: it stops, or has died."""
+    lease = next((one.end for one in send(store.survey(now=NOW)) if one.worker == "w"), b"none") if died else b""
+    assert send(store.requeue("w", "x", lease=lease, now=NOW))[0] == "all"
+
+
 def look_on(send: Send, store: Store, ids: list[str]) -> None:
     """Every verb that reads answers, and Python can read the answer."""
     send(store.census(now=NOW))
@@ -162,15 +168,16 @@ def test_what_is_written_into_the_record_of_a_run_keeps_it_not_from_its_end(
     assert len(work(send, store, 12)) >= {"retry": 4, "defer": 4}.get(end, 0)
 
 
+@pytest.mark.parametrize("died", [False, True], ids=["stops", "died"])
 @pytest.mark.parametrize("way", ON_RUNNING)
-def test_what_is_written_into_the_record_of_a_run_keeps_its_worker_not_from_handing_it_back(
-    send: Send, store: Store, state: State, producer: Any, queue: str, way: str
+def test_what_is_written_into_the_record_of_a_run_keeps_it_not_from_going_back(
+    send: Send, store: Store, state: State, producer: Any, queue: str, way: str, died: bool
 ) -> None:
     schedule_good(send, store)
     send(store.dispatch(limit=100, cap=CAP, now=NOW))
     send(store.start("w", (), hold=5, lease=15, now=NOW))
     write(producer, [hostile.hset(queue, GOOD[1].encode(), *ON_RUNNING[way])])
-    assert send(store.requeue("w", "x", now=NOW))[0] == "all"
+    put_back(send, store, died)
     assert len(work(send, store, worker="v")) >= 4
     assert "processing:w" not in state()
 
@@ -193,10 +200,11 @@ def test_a_run_is_its_workers_by_its_list_and_a_stale_one_is_not(
 @given(
     commands=hostile.commands("grammar", IDS),
     end=st.sampled_from(list(ENDS)),
+    died=st.booleans(),
     limits=st.sampled_from([{}, {"concurrency": 20, "concurrency:g": 2}, {"rate": 1000, "rate:g": 50, "weight:g": 2}]),
 )
 def test_whatever_a_producer_may_write_the_other_jobs_run(
-    send: Send, producer: Any, raw: Any, commands: list[hostile.Command], end: str, limits: dict[str, float]
+    send: Send, producer: Any, raw: Any, commands: list[hostile.Command], end: str, died: bool, limits: dict[str, float]
 ) -> None:
     """It writes before the dispatch, before the start, and while the jobs run; then every verb meets what it wrote."""
     store, ids = Store("grammar"), ["a", "b", "r@1"]
@@ -211,13 +219,14 @@ def test_whatever_a_producer_may_write_the_other_jobs_run(
         write(producer, commands[third : 2 * third])
         jobs = send(store.start("w", (), hold=50, lease=15, now=NOW)).jobs
         write(producer, commands[2 * third :])
+        assert not {*send(store.begin("w", [(job, "1") for job in jobs]))} & {*GOOD}
         look_on(send, store, ids)
         send(store.progress("w", [(job, Progress(1, 2)) for job in jobs]))
         verb, outcome = ENDS[end]
         lost = send(verb(store)("w", [(job, outcome) for job in jobs], now=NOW))
         assert not {*lost} & {*GOOD}
         send(store.start("w", lost, hold=50, lease=15, now=NOW))
-        send(store.requeue("w", "x", now=NOW))
+        put_back(send, store, died)
         done = work(send, store, 12, worker="v")
         if end in ("complete", "bury", "abort"):
             done |= {job.id for job in jobs}

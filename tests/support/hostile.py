@@ -21,22 +21,10 @@ Command = tuple[bytes, ...]
 CONF: Final = Path(__file__).parents[2] / "redis.conf"
 _RULES: Final = re.search(r"^# user producer (.*)$", CONF.read_text(encoding="utf-8"), re.MULTILINE)
 
-FIELDS: Final = [
-    *(b"payload", b"priority", b"group", b"due", b"attempt", b"worker", b"started", b"reason", b"outcome", b"result"),
-    *(
-        b"finished",
-        b"planned",
-        b"again",
-        b"awaited",
-        b"parked",
-        b"stop",
-        b"recurrence",
-        b"grace",
-        b"reply",
-        b"progress",
-    ),
-    *(b"member", b"begun", b"crashes", b"doubt"),
-]
+FIELDS: Final = (
+    b"payload priority group due attempt worker started reason outcome result finished planned again awaited parked "
+    b"stop recurrence grace reply progress member begun suspect traceback"
+).split()
 """Every field that a script or a worker reads in a job's record, the contract's first."""
 
 VALID: Final = b'{"task":"noop"}'
@@ -203,7 +191,9 @@ WAYS: Final[dict[str, Callable[[str], list[Command]]]] = {
     "reply": _job(reply=b"1"),
     "priority-pattern": _job(priority=b".-.-.-.-.-.-.-.-.-"),
     "grace-text": _job(grace=b"abc", recurrence=b"r", planned=b"0x10"),
-    "internals-text": _job(begun=b"abc", crashes=b"abc", doubt=b"abc", started=b"abc"),
+    "internals-text": _job(begun=b"abc", suspect=b"abc", traceback=b"\xff", started=b"abc"),
+    "suspect-most": _job(suspect=b"999 999"),
+    "suspect-huge": _job(suspect=b"1e308 1e308"),
     "not-utf8": _job(reason=b"\xff\xfe", worker=b"\xff", group=b"\xff\xfe", planned=b"\xff", attempt=b"\xff"),
 }
 """By name, the commands that make a job "bad" of each known way. The other jobs of the queue must not notice."""
@@ -221,6 +211,9 @@ ON_RUNNING: Final[dict[str, list[bytes]]] = {
     "parked": [b"parked", b"}:job:x"],
     "reply": [b"reply", b"1"],
     "planned": [b"planned", b"abc"],
+    "begun": [b"begun", b"alone"],
+    "suspect": [b"suspect", b"999 999"],
+    "suspect-text": [b"suspect", b"abc", b"begun", b"\xff"],
     "started": [b"started", b"abc", b"due", b"abc"],
 }
 """By name, the fields that a producer may write into the record of a job that runs: its end must be written."""
