@@ -61,7 +61,7 @@ def test_pause_and_resume(cli: Cli, queue: str) -> None:
     cli.run("enqueue", "noop", "--id", "a", *of)
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
     assert cli.json("show", "a", *of)["place"] == "backlog"
-    assert cli.run("explain", "a", *of).stdout.startswith("a: due, but no worker is on this queue")
+    assert cli.run("explain", "a", *of).stdout.startswith("a: the queue is paused since")
     assert "it was paused since" in cli.run("resume", queue).stdout
     assert "it was not paused" in cli.run("resume", queue).stdout
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
