@@ -11,18 +11,20 @@ import os
 import re
 import secrets
 import socket
+from itertools import compress
 from typing import Any, Final
 
-from evsched import events, server
+from evsched import events
 from evsched.beat import Beat
 from evsched.care import Mark
 from evsched.config import Config
 from evsched.control import Control
-from evsched.errors import CannotStart, JobMissing, StoreError, StoreRefused
+from evsched.errors import CannotStart, StoreError, StoreRefused
 from evsched.events import Emit, Events
 from evsched.executor import Apart, Executor
 from evsched.lane import Lane
 from evsched.loops import ended_loop, returned
+from evsched.opening import Opening
 from evsched.outage import Outage
 from evsched.program import Program
 from evsched.pulse import Pulse
@@ -73,6 +75,7 @@ class Worker:
         self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
         slots = Slots(config.concurrency)
         self._outage = Outage("worker", emit)
+        self._opening = Opening(config, commands, emit, program, self.id)
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         """The task of `run`, until the worker has started: it can be cancelled."""
@@ -122,13 +125,7 @@ class Worker:
             # Whatever a user's lifespan does before anything runs is the user's mistake, told in one line.
             except Exception as error:  # noqa: BLE001
                 raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
-            for lane in self.lanes.values():
-                while True:
-                    async with self._outage:
-                        await self._declare(lane.store)
-                        break
-            for lane in self.lanes.values():
-                await self._begin_lease(lane)
+            await self._opening.open_one([lane.store for lane in self.lanes.values()])
             return True
         except asyncio.CancelledError:
             if not self._stop.is_set() or (task is not None and task.uncancel()):
@@ -143,7 +140,7 @@ class Worker:
         self._emit(
             events.WorkerStarted(self.id, list(self.lanes), self._config.concurrency, sorted(self._program.tasks))
         )
-        running: list[asyncio.Future[Any]] = [asyncio.ensure_future(lane.run()) for lane in self.lanes.values()]
+        running: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._serve(lane)) for lane in self.lanes.values()]
         control = asyncio.ensure_future(self._control.run())
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
@@ -162,6 +159,10 @@ class Worker:
                 loop.cancel()
             await asyncio.gather(stopping, control, *running, return_exceptions=True)
 
+    async def _serve(self, lane: Lane) -> None:
+        await self._opening.open_one([lane.store])
+        await lane.run()
+
     @property
     def lingering(self) -> bool:
         """Handlers go on that were given up: plain functions, whose threads cannot be ended."""
@@ -174,10 +175,8 @@ class Worker:
 
     def wrong(self) -> str | None:
         """Return why none of its queues is served; None = one is, or none has been tried."""
-        if self._starting is not None and self._outage.reason is not None:
-            return self._outage.reason
-        reasons = [wrong for lane in self.lanes.values() if (wrong := lane.wrong()) is not None]
-        return reasons[0] if len(reasons) == len(self.lanes) else None
+        reasons = [lane.wrong() or self._opening.wrong(lane.store) for lane in self.lanes.values()]
+        return reasons[0] if all(reasons) else None
 
     def busy(self) -> bool:
         """Tell whether it holds jobs. For any thread."""
@@ -232,27 +231,6 @@ class Worker:
         calls = [lane.store.census() for lane in self.lanes.values()]
         return any(census.places["ready"] for census in await self._commands.send_all(calls))
 
-    async def _begin_lease(self, lane: Lane) -> None:
-        while True:
-            async with self._outage:
-                await self._commands.send(lane.store.beat(self.id, self._config.idle_lease, fresh=True))
-                return
-
-    async def _declare(self, store: Store) -> None:
-        """Keep what the app declares and what is in Redis in step: its own recurrences, and no others."""
-        # Dispatchers that have not heard of the queue find it: now by the message, or later by the set.
-        await self._commands.send_all([server.enter_queues([store.queue]), store.wake()])
-        own = [one for queue, one in self._program.recurrences if queue == store.queue]
-        known = await self._commands.send(store.declared(self._program.owner))
-        for one in own:
-            done = await self._commands.send(store.declare(one, self._program.owner))
-            if done != "same":
-                self._emit(events.Declared(store.queue, one.name, done))
-        for name in set(known).difference(one.name for one in own):
-            with contextlib.suppress(JobMissing):  # another worker was quicker
-                await self._commands.send(store.remove(name))
-                self._emit(events.Declared(store.queue, name, "removed"))
-
     async def _mark(self, run: Run, mark: Mark) -> bool:
         """Have Redis know that a run begins; return whether it is still this worker's."""
         while True:  # while Redis is away it cannot begin
@@ -275,8 +253,9 @@ class Worker:
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
         held = sum(len(lane.held) for lane in self.lanes.values())
         self._emit(events.WorkerDraining(self.id, held, self._config.grace))
+        opened = [self._opening.opened(lane.store) for lane in self.lanes.values()]
         quiet = [asyncio.ensure_future(lane.stop_taking()) for lane in self.lanes.values()]
-        await asyncio.wait([*quiet, *running], timeout=self._config.grace)
+        await asyncio.wait([*quiet, *compress(running, opened)], timeout=self._config.grace)
         for lane in quiet:
             lane.cancel()
         self._came_round = True

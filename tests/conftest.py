@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import AsyncGenerator, Generator
 from typing import Any, cast
 
@@ -26,6 +27,12 @@ settings.load_profile("fixed")
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_are_heard() -> None:
+    """A suite that a script runs in the background was told to ignore SIGINT, and all that it starts would be too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -100,6 +100,44 @@ async def test_a_lease_that_redis_refuses_costs_no_other_queue_its_lease(
         raw.delete(key)
 
 
+async def test_a_queue_that_redis_refuses_at_the_start_of_a_worker_is_served_when_it_is_not_refused_any_more(
+    server: EmbeddedRedis, queue: str, raw: Any, app: App
+) -> None:
+    bad = f"{queue}-bad"
+
+    @app.task
+    async def noop() -> None: ...
+
+    raw.set(f"evsched:{{{bad}}}:leases", "a string")
+    async with system(Config(url=server.url, queues=(bad, queue)), app) as running:
+        recorder, worker = running.recorder, running.workers[0]
+        told = await recorder.wait(events.CallRefused, lambda event: event.who == "worker")
+        assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
+        await noop.using(queue=bad).enqueue()
+        await noop.enqueue()
+        await recorder.wait(events.Completed, lambda event: event.queue == queue)
+        assert worker.wrong() is None
+        raw.delete(f"evsched:{{{bad}}}:leases")
+        await recorder.wait(events.CallAccepted, lambda event: (event.who, event.queue) == ("worker", bad))
+        await recorder.wait(events.Completed, lambda event: event.queue == bad)
+
+
+async def test_a_worker_of_which_all_queues_are_refused_waits_and_can_be_stopped(
+    server: EmbeddedRedis, queue: str, raw: Any, app: App
+) -> None:
+    raw.set(f"evsched:{{{queue}}}:leases", "a string")
+    app.move_to(server.url)
+    running = System(Config(url=server.url, queues=(queue,)), app, Recorder())
+    try:
+        worker = running.work()
+        await running.recorder.wait(events.RedisFailed, count=3)
+        assert "WRONGTYPE" in (worker.wrong() or "")
+        assert not running.recorder.of(events.WorkerStarted)
+    finally:
+        await running.stop()
+        raw.delete(f"evsched:{{{queue}}}:leases")
+
+
 async def test_a_queue_that_redis_refuses_keeps_nothing_from_being_handed_back_to_the_others(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
