@@ -181,13 +181,18 @@ def _job_of(record: logging.LogRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names} if getattr(record, "job_attempt", 0) else {}
 
 
+def _traceback_of(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Return the traceback that a library or a handler logs; empty when there is none."""
+    return formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
 class _Human(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = _cut(escape(record.getMessage()), _LONGEST - 700)
         job = escape(" ".join(map(str, _job_of(record).values())))
         line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {message}"
         line = f"{line} [{_cut(job, 600)}]" if job else line
-        traceback = getattr(getattr(record, "event", None), "traceback", "")
+        traceback = getattr(getattr(record, "event", None), "traceback", "") or _traceback_of(self, record)
         return "\n".join([line, *(f"  {escape(part)}" for part in traceback.splitlines())])
 
 
@@ -200,6 +205,8 @@ class _Json(logging.Formatter):
             line.update(msgspec.to_builtins(event))
         line.update(getattr(record, "fields", {}))
         line.update(_job_of(record))
+        if traceback := _traceback_of(self, record):
+            line["traceback"] = traceback
         text = ""
         for characters, items in _CUTS:
             text = json_text({name: _bounded(value, characters, items) for name, value in line.items()})
@@ -209,10 +216,19 @@ class _Json(logging.Formatter):
 
 
 def configure(level: str = "INFO") -> None:
-    """Write the log to stderr. Called by the commands; a program that embeds evsched configures logging itself."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(JobLogFilter())
-    handler.setFormatter(_Human() if sys.stderr.isatty() else _Json())
-    _logger.handlers = [handler]
+    """Write the log to stderr. Called by the commands; a program that embeds evsched configures logging itself.
+
+    The warnings of libraries and handlers have the same form, as long as the app sets up no logging of its own.
+    """
+    logging.lastResort = _handler(logging.WARNING)
+    _logger.handlers = [_handler()]
     _logger.setLevel(level)
     _logger.propagate = False
+
+
+def _handler(level: int = logging.NOTSET) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level)
+    handler.addFilter(JobLogFilter())
+    handler.setFormatter(_Human() if sys.stderr.isatty() else _Json())
+    return handler

@@ -38,6 +38,7 @@ def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gene
     before = logger.handlers, logger.level, logger.propagate
     out = Terminal(request.param)
     monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
     log.configure("DEBUG")
     yield out
     logger.handlers, logger.level, logger.propagate = before
@@ -118,6 +119,26 @@ def test_a_line_of_a_handler_says_of_which_run_it_is(out: Terminal) -> None:
             2,
         ]
         assert "job_id" not in json.loads(outside)
+
+
+def test_what_a_library_warns_of_has_the_form_of_the_log_when_nobody_else_sets_one(
+    out: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("a_library"), "propagate", False)  # the test runner listens at the root
+    logging.getLogger("a_library").info("not this")
+    try:
+        raise ValueError("no luck\x1b[31m")
+    except ValueError:
+        logging.getLogger("a_library").exception("it failed")
+    assert all(line.isprintable() for line in out.getvalue().splitlines())
+    if out.isatty():
+        first, *rest = out.getvalue().splitlines()
+        assert first.endswith("error    it failed")
+        assert "ValueError: no luck\\x1b[31m" in rest[-1]
+    else:
+        line = json.loads(out.getvalue())
+        assert (line["level"], line["message"]) == ("error", "it failed")
+        assert "ValueError: no luck" in line["traceback"]
 
 
 async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_threads() -> None:

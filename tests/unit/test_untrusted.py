@@ -170,6 +170,7 @@ def test_a_line_of_the_log_is_bounded_whatever_is_in_it(
 ) -> None:
     logger = logging.getLogger("evsched")
     before = logger.handlers, logger.level, logger.propagate
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
     try:
         for terminal in (False, True):
             monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
