@@ -93,7 +93,7 @@ async def call(heard: Callable[[Progress], object], function: Callable[..., Any]
                 _belonging, os.getpid(), line, function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)
             )
     except anyio.BrokenWorkerProcess as error:
-        raise ProcessDied(f"its process died ({error.__cause__ or error})") from None
+        raise ProcessDied(f"its process died ({str(error) or 'it crashed, ended itself or was killed'})") from None
     if last is not None:
         heard(last)
     return value
