@@ -64,9 +64,9 @@ async def test_a_half_open_subscription_is_noticed(queue: str, app: App) -> None
 async def test_a_redis_that_takes_no_write_does_not_cost_the_subscription(queue: str, app: App) -> None:
     """A replica refuses the step that brings the canary: that it is not heard says nothing of the subscription."""
     with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:
-        config = Config(url=replica.url, queues=(queue,), probe=0.05, deadline=0.05)
+        config = Config(url=replica.url, queues=(queue,), probe=0.05, deadline=2)
         async with system(config, app, workers=0) as running:
-            await running.recorder.wait(events.RedisFailed, count=10)
+            await running.recorder.wait(events.RedisFailed, count=20)  # which takes longer than the deadline
             assert not running.recorder.of(events.SubscriptionLost)
             told = [event.who for event in running.recorder.of(events.RedisDown)]
             assert len(told) == len(set(told))
