@@ -125,7 +125,8 @@ async def test_five_thousand_unknown_tasks_are_one_series_each(config: Config, a
 
 async def test_redis_is_read_once_a_second_however_many_scrape(config: Config, app: App, queue: str, raw: Any) -> None:
     def asked() -> int:
-        return raw.info("commandstats")["cmdstat_info"]["calls"]
+        told = raw.info("commandstats").get("cmdstat_info")
+        return told["calls"] if told else 0  # a question does not count itself
 
     # Without loops, which ask by themselves when a link of theirs is made again.
     async with system(config, app, workers=0, dispatch=False) as running, told(running) as url:
