@@ -84,6 +84,12 @@ _CLASSES: Final = {
 _UNKNOWN_CA: Final = ("self-signed certificate", "unable to get local issuer certificate")
 """What OpenSSL says of a certificate whose CA it does not know."""
 
+_WRONG_TYPE: Final = (
+    "WRONGTYPE a key that this needs is of another type: `evsched doctor` names it, and says what to do"
+)
+
+_FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; the jobs that are there go on, which makes room"
+
 # hiredis's own types allow for one word only.
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
@@ -121,6 +127,11 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     if any(words in message for words in _UNKNOWN_CA):
         message += "; name the file of its CA in the URL: rediss://...?ssl_ca_certs=/PATH"
     code, _, rest = message.partition(" ")
+    if code == "WRONGTYPE":
+        # The scripts' own words name the key; Redis's name none. Behind both stands the line of the script.
+        message = message.partition(" script: ")[0] if "evsched:" in message else _WRONG_TYPE
+    elif code == "OOM" or isinstance(error, exceptions.OutOfMemoryError):
+        message = _FULL
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
         return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
     if isinstance(error, _CLUSTER_ERRORS) or code == "CROSSSLOT" or "cluster mode" in message:

@@ -91,7 +91,7 @@ def test_a_queue_that_cannot_be_read_hides_no_other(cli: Cli, queue: str, raw: A
         rows = {row["queue"]: row for row in json.loads(done.stdout)}
         assert done.returncode == 1
         assert (rows[queue]["schedule"], rows[queue]["error"]) == (1, None)
-        assert "WRONGTYPE" in rows[f"{queue}-bad"]["error"]
+        assert "`evsched doctor` names it" in rows[f"{queue}-bad"]["error"]
         assert f"queue {queue}-bad cannot be read" in cli.run("queues").stderr
         done = cli.run("workers", "--json")
         assert (done.returncode, json.loads(done.stdout)) == (1, [])

@@ -29,16 +29,16 @@ from tests.support.hostile import FIELDS, payloads, values
 
 @pytest.fixture
 def in_time() -> Generator[None]:
-    """A quadratic reader of 100 KB takes a minute: the signal ends it, where a time limit of a loop could not."""
+    """A quadratic reader of 100 KB takes a minute of a core: the signal ends it, where a limit of a loop could not."""
 
     def end(*_: object) -> None:
         raise TimeoutError("it takes more steps than the text has characters")
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(10)
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, 10)
     yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.signal(signal.SIGPROF, before)
 
 
 BLANKS = " " * 100_000
