@@ -19,6 +19,9 @@ from evsched.pulse import Pulse
 _LASTING: Final = 10.0
 """Seconds after which a link has lasted."""
 
+_AWAY_MOST: Final = 0.25
+"""Seconds that a link which could be opened is away at the most: a job that is scheduled meanwhile is late by it."""
+
 
 class Outage:
     """What one loop knows of Redis's failures. `async with` it around each pass that talks to Redis.
@@ -121,4 +124,4 @@ class Losses:
         """Count a loss; return the seconds to wait before the link is opened anew."""
         lasted = time.monotonic() - self._opened
         self._count = 1 if lasted > _LASTING else self._count + 1
-        return reconnect_delay(self._count)
+        return min(reconnect_delay(self._count), _AWAY_MOST)
