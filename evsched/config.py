@@ -9,7 +9,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -76,18 +76,75 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in self.queues:
             keys.check_queue(name)
-        if not 1 <= self.concurrency < 1000:
-            raise ConfigError(f"concurrency is {self.concurrency}: from 1 to 999, then start more worker processes")
-        if not 1 <= self.pool < 1000:
-            raise ConfigError(f"pool is {self.pool}: from 1 to 999 processes")
-        if not 1 <= self.batch < 1000:
-            raise ConfigError(f"batch is {self.batch}: from 1 to 999")
-        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
-            raise ConfigError(f"metrics_port is {self.metrics_port}: from 0 to 65535")
-        if not self.lease > 2 * self.beat > 0:
-            raise ConfigError(f"lease is {self.lease} s, beat {self.beat} s: a lease must outlive two beats")
-        if not self.idle_lease > 2 * self.idle_beat > 0:
-            raise ConfigError(f"idle_lease is {self.idle_lease} s, idle_beat {self.idle_beat} s: as for lease and beat")
+        for name in RANGES:
+            value = getattr(self, name)
+            if value is not None and not RANGES[name].least <= value <= RANGES[name].most:  # nan is in no range
+                raise ConfigError(_out_of_range(name, value))
+        for lease, beat in (("lease", "beat"), ("idle_lease", "idle_beat")):
+            lasts, every = getattr(self, lease), getattr(self, beat)
+            if not lasts > 2 * every:
+                text = f"{variable(lease)} is {lasts:g} s, {variable(beat)} {every:g} s"
+                raise ConfigError(f"{text}: a lease must outlive two beats")
+
+
+class Range(NamedTuple):
+    """From where to where a setting may be, both included; of whole numbers when they are."""
+
+    least: float
+    most: float
+    hint: str = ""
+
+
+_DAY: Final = 86400.0
+"""The longest length: what is longer is a slip, and an infinite one no timer takes."""
+
+_SHORT: Final = 0.01
+"""The shortest of what repeats: below it a loop would be busy with nothing else."""
+
+RANGES: Final = {
+    "concurrency": Range(1, 999, "; for more, start more worker processes"),
+    "pool": Range(1, 999, ": processes"),
+    "grace": Range(0.0, _DAY),
+    # Under 64 bytes hardly a payload has room; over 512 MiB is no value that Redis takes.
+    "payload_cap": Range(64, 512 * 1024 * 1024, ": bytes"),
+    "batch": Range(1, 999),
+    "metrics_port": Range(0, 65535),
+    "idle_end": Range(0.0, _DAY),
+    "safety_cap": Range(_SHORT, _DAY),
+    "probe": Range(_SHORT, _DAY),
+    "deadline": Range(_SHORT, _DAY),
+    "lease": Range(_SHORT, _DAY),
+    "beat": Range(_SHORT, _DAY),
+    "idle_lease": Range(_SHORT, _DAY),
+    "idle_beat": Range(_SHORT, _DAY),
+}
+"""Every setting that is a number. They stand in docs/operations.md too."""
+
+
+def variable(name: str) -> str:
+    """Return the environment's name of a setting."""
+    return f"EVSCHED_{name.upper()}"
+
+
+def _out_of_range(name: str, value: object) -> str:
+    least, most, hint = RANGES[name]
+    whole = isinstance(least, int)
+    bounds = f"a whole number from {least} to {most}" if whole else f"from {least:g} to {most:g} s"
+    return f"{variable(name)} is {value}: {bounds}{hint}"
+
+
+_AT: Final = re.compile(r"(.*) - at `\$\.(\w+).*`", re.DOTALL)
+"""How msgspec says what does not fit, and where."""
+
+
+def _misfit(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
+    """Return the line about a value that is not of its setting's type."""
+    found = _AT.fullmatch(str(error))
+    if not found:
+        return f"setting: {error}"
+    words, name = found.groups()
+    given = f"{values.get(name)!r:.60}"
+    return _out_of_range(name, given) if name in RANGES else f"{variable(name)} is {given}: {words}"
 
 
 SETTINGS: Final = tuple(name for name in Config.__struct_fields__ if name != "weights")
@@ -112,7 +169,7 @@ def load(environment: Mapping[str, str], **flags: Any) -> Config:
     try:
         return msgspec.convert(values, Config, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"setting: {error}") from None
+        raise ConfigError(_misfit(error, values)) from None
 
 
 def warning(environment: Mapping[str, str]) -> str | None:
@@ -126,7 +183,7 @@ def warning(environment: Mapping[str, str]) -> str | None:
             linked += 1
             continue
         near = difflib.get_close_matches(name.lower(), SETTINGS, n=1)
-        named.append(f"EVSCHED_{name}" + (f" (did you mean EVSCHED_{near[0].upper()}?)" if near else ""))
+        named.append(f"EVSCHED_{name}" + (f" (did you mean {variable(near[0])}?)" if near else ""))
     if len(named) > _NAMED_MOST:
         named[_NAMED_MOST:] = [f"{len(named) - _NAMED_MOST} more"]
     if linked:
@@ -135,10 +192,10 @@ def warning(environment: Mapping[str, str]) -> str | None:
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for variable, value in environment.items():
+    for name, value in environment.items():
         # EVSCHED_TEST_ is the tests' own.
-        if variable.startswith("EVSCHED_") and not variable.startswith("EVSCHED_TEST_"):
-            yield variable.removeprefix("EVSCHED_"), value
+        if name.startswith("EVSCHED_") and not name.startswith("EVSCHED_TEST_"):
+            yield name.removeprefix("EVSCHED_"), value
 
 
 def _is_setting(name: str, value: str) -> bool:
@@ -155,7 +212,7 @@ def as_environment(config: Config) -> dict[str, str]:
     default = Config()
     queues = ",".join(join_weights(config.queues, config.weights))
     return {
-        f"EVSCHED_{name.upper()}": queues if name == "queues" else str(value)
+        variable(name): queues if name == "queues" else str(value)
         for name in Config.__struct_fields__
         if (value := getattr(config, name)) != getattr(default, name) and name != "weights"
     }

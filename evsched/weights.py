@@ -18,12 +18,14 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
     """Return the names, and the weights that are not 1.
 
     Raises:
-        ConfigError: a weight is out of bounds, or a queue is named twice.
+        ConfigError: a weight is out of bounds, or a queue has no name, or is named twice.
     """
     names, weights = list[str](), dict[str, float]()
     for text in queues:
         found = _WEIGHTED.fullmatch(text)
         name = found[1] if found else text
+        if not name:
+            raise ConfigError("a queue's name is empty: in EVSCHED_QUEUES, one comma stands between two names")
         if name in names:
             raise ConfigError(f"queue {name!r} is named twice")
         names.append(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from evsched.config import SETTINGS, Config, as_environment, load, warning
+from evsched.config import RANGES, SETTINGS, Config, as_environment, load, warning
 from evsched.errors import ConfigError
 
 
@@ -48,22 +50,60 @@ def test_settings_go_through_an_environment(config: Config) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"concurrency": 0}, "concurrency is 0"),
+        ({"concurrency": 0}, "EVSCHED_CONCURRENCY is 0: a whole number from 1 to 999"),
         ({"concurrency": 1000}, "more worker processes"),
-        ({"batch": 1000}, "batch is 1000"),
-        ({"lease": 10.0}, "lease is 10.0 s, beat 5.0 s"),
-        ({"beat": 0.0}, "must outlive two beats"),
-        ({"idle_lease": 1.0}, "idle_lease is 1.0 s"),
+        ({"batch": 1000}, "EVSCHED_BATCH is 1000"),
+        ({"lease": 10.0}, "EVSCHED_LEASE is 10 s, EVSCHED_BEAT 5 s: a lease must outlive two beats"),
+        ({"idle_lease": 1.0}, "EVSCHED_IDLE_LEASE is 1 s"),
         ({"queues": ("a", "b c")}, "queue 'b c'"),
         ({"queues": ("a", "a:2")}, "queue 'a' is named twice"),
         ({"queues": ("a:0",)}, "a weight is from 0.001 to 1000"),
-        ({"concurrency": "many"}, r"Expected `int`, got `str` - at `\$\.concurrency`"),
+        ({"queues": ("", "")}, "a queue's name is empty"),
+        ({"concurrency": "many"}, "EVSCHED_CONCURRENCY is 'many': a whole number from 1 to 999"),
+        ({"grace": "soon"}, "EVSCHED_GRACE is 'soon': from 0 to 86400 s"),
+        ({"log_jobs": "often"}, "EVSCHED_LOG_JOBS is 'often': Expected `bool`"),
         ({"colour": 1}, "unknown field `colour`"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(flags: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load({}, **flags)
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if isinstance(getattr(Config(), name), int | float)])
+def test_every_number_has_a_range(name: str) -> None:
+    assert (name in RANGES) != isinstance(getattr(Config(), name), bool)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in RANGES for value in ("nan", "inf", "-inf", "-1", "1e300")),
+        *((name, "0") for name in RANGES if name not in ("grace", "idle_end", "metrics_port")),
+        ("payload_cap", "-5"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_by_its_variable(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^EVSCHED_{name.upper()} is .*from [0-9.]+ to [0-9]+") as error:
+        load({f"EVSCHED_{name.upper()}": value})
+    assert "\n" not in str(error.value)
+
+
+def test_the_ends_of_a_range_are_in_it() -> None:
+    for name, (least, most, _) in RANGES.items():
+        if "lease" not in name and "beat" not in name:  # of which one goes with the other
+            assert [getattr(load({f"EVSCHED_{name.upper()}": str(end)}), name) for end in (least, most)] == [
+                least,
+                most,
+            ]
+
+
+def test_the_ranges_stand_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    for name, (least, most, _) in RANGES.items():
+        bounds = f"{least} to {most}" if isinstance(least, int) else f"{least:g} to {most:g}"
+        assert [row for row in rows if f"`{name.upper()}`" in row.split(" | ")[0] and f"{bounds} |" in row], name
 
 
 def test_a_variable_that_is_not_a_setting_is_passed_over_and_told() -> None:

@@ -57,10 +57,11 @@ def test_settings_come_from_flags_then_environment_then_defaults() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
-        ("EVSCHED_LEASE", "soon", "lease"),
+        ("EVSCHED_LEASE", "soon", "EVSCHED_LEASE is 'soon'"),
         ("EVSCHED_LEASE", "6", "two beats"),
         ("EVSCHED_CONCURRENCY", "1000", "from 1 to 999"),
-        ("EVSCHED_POOL", "0", "from 1 to 999 processes"),
+        ("EVSCHED_POOL", "0", "from 1 to 999: processes"),
+        ("EVSCHED_QUEUES", ",", "a queue's name is empty"),
         ("EVSCHED_QUEUES", "a b", "a queue's name is"),
     ],
 )
