@@ -210,10 +210,23 @@ local function answer(id, outcome, result, reason, retention)
   end
 end
 
+-- Count more of what came of a recurrence, whose key is a hash. What is no count there begins anew: a refused HINCRBY
+-- would keep a job from its end.
+local function tally(name, field, more)
+  if type(redis.pcall('HINCRBY', recurrence(name), field, more)) ~= 'number' then
+    redis.call('HSET', recurrence(name), field, more)
+  end
+end
+
+-- The id of an occurrence in its recurrence's record; nil for any other, which is a job that is not the recurrence's.
+local function occurrence_of(name, id)
+  return type(id) == 'string' and recurrence_of(id, name) and id or nil
+end
+
 -- An occurrence of a recurrence is out of the way: let the one go that waits for its end.
 local function release(name)
-  local waiting = redis.pcall('HGET', recurrence(name), 'waiting')
-  if type(waiting) == 'string' then
+  local waiting = occurrence_of(name, redis.pcall('HGET', recurrence(name), 'waiting'))
+  if waiting then
     redis.call('ZADD', schedule, 'XX', moment_of(field_of(waiting, 'planned')) or '0', waiting)
   end
 end
@@ -226,7 +239,7 @@ local function note_end(id, outcome, now)
   if not name or redis.call('TYPE', key).ok ~= 'hash' then
     return
   end
-  redis.call('HINCRBY', key, 'runs', 1)
+  tally(name, 'runs', 1)
   redis.call('HSET', key, 'last_id', id, 'last_outcome', outcome, 'last_finished', seconds(now))
   if due and started then
     redis.call('HSET', key, 'last_lateness', seconds(started - due))

@@ -16,11 +16,16 @@ end
 local function ahead_of(name)
   local ids = {}
   for id in (redis.call('HGET', recurrence(name), 'ahead') or ''):gmatch('%S+') do
-    if redis.call('ZSCORE', schedule, id) then
+    if occurrence_of(name, id) and redis.call('ZSCORE', schedule, id) then
       ids[#ids + 1] = id
     end
   end
   return ids
+end
+
+-- How many occurrences it has made: 0 for what is no count.
+local function made_of(text)
+  return text and #text < 16 and text:find('^%d+$') and tonumber(text) or 0
 end
 
 -- Take those off the schedule again: the recurrence has changed, or is no more.
@@ -44,7 +49,8 @@ local function falls_due(name, id, due, now)
   elseif not (' ' .. (found[5] or '') .. ' '):find(' ' .. id .. ' ', 1, true) then
     return 'go' -- whoever wrote this record, it was not `recur`
   end
-  local overlap, current, waiting, misfire, ahead = found[1] or 'skip', found[2], found[3], found[4] or 'once', found[5]
+  local overlap, misfire, ahead = found[1] or 'skip', found[4] or 'once', found[5]
+  local current, waiting = occurrence_of(name, found[2]), occurrence_of(name, found[3])
   if grace and misfire ~= 'all' and now - tonumber(due) > grace and waiting ~= id then
     -- Late by more than noise. Of several such the newest alone runs, or none.
     local newer = tonumber(redis.call('ZSCORE', recurrences, name) or 'inf') <= now

@@ -295,7 +295,7 @@ local function pass(id, score)
     redis.call('ZADD', schedule, '+inf', id)
     return false
   elseif verdict == 'skip' then
-    redis.call('HINCRBY', recurrence(name), 'missed', 1)
+    tally(name, 'missed', 1)
     missed[#missed + 1] = name
     redis.call('DEL', key)
     return true

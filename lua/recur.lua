@@ -26,7 +26,8 @@ if redis.call('ZSCORE', recurrences, name) ~= seen then
   return false
 end
 local job = redis.call('HMGET', key, 'payload', 'priority', 'group', 'count', 'made')
-local most, made = tonumber(job[4] or 'inf'), tonumber(job[5] or 0)
+-- What is no count has its reason from the caller, and ends here.
+local most, made = job[4] and (tonumber(job[4]) or 0) or math.huge, made_of(job[5])
 expect('ZCARD', schedule)
 expect('HLEN', key)
 
@@ -46,7 +47,7 @@ for id, planned, due, grace in rows(7, 4) do
 end
 redis.call('HSET', key, 'made', made, 'ahead', table.concat(ahead, ' '), 'moved', seconds(now))
 if tonumber(missed) > 0 then
-  redis.call('HINCRBY', key, 'missed', missed)
+  tally(name, 'missed', missed)
 end
 if reason ~= '' then
   redis.call('HSET', key, 'reason', reason)

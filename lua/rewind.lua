@@ -30,7 +30,7 @@ redis.call('ZCARD', schedule)
 
 for _, name in ipairs(wrong) do
   local key = recurrence(name)
-  local made = (tonumber(redis.call('HGET', key, 'made')) or 0) - #ahead_of(name)
+  local made = made_of(redis.call('HGET', key, 'made')) - #ahead_of(name)
   withdraw(name)
   redis.call('HSET', key, 'made', math.max(made, 0))
   redis.call('HDEL', key, 'moved')

@@ -103,6 +103,21 @@ async def test_a_rule_that_is_none_says_so_and_disturbs_nobody(config: Config, a
         assert b"field 1" in raw.hget(f"{root(queue)}recurrence:bad", "reason")
 
 
+async def test_a_count_that_is_none_is_told_once_and_disturbs_nobody(
+    config: Config, app: App, queue: str, raw: Any, ran: list[str]
+) -> None:
+    async with system(config, app) as running:
+        every = {"rule": "every 1", "payload": PAYLOAD}
+        raw.hset(f"{root(queue)}recurrence:bad", mapping={**every, "count": "abc"})
+        raw.hset(f"{root(queue)}recurrence:made", mapping={**every, "made": "0x10"})
+        raw.zadd(f"{root(queue)}recurrences", {"bad": 0, "made": 0})
+        await running.recorder.wait(events.Completed, count=2)
+        (broken,) = running.recorder.of(events.RecurrenceBroken)
+        assert (broken.name, "$.count" in broken.reason) == ("bad", True)
+        assert raw.zscore(f"{root(queue)}recurrences", "bad") == float("inf")
+    assert {job_id.partition("@")[0] for job_id in ran} == {"made"}
+
+
 @pytest.mark.parametrize(
     ("misfire", "made_up", "missed"), [("skip", 0, 20), ("once", 1, 19), ("all", 20, 0)], ids=["skip", "once", "all"]
 )

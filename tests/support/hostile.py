@@ -218,6 +218,9 @@ ON_RUNNING: Final[dict[str, list[bytes]]] = {
 }
 """By name, the fields that a producer may write into the record of a job that runs: its end must be written."""
 
+NO_COUNTS: Final = [b"abc", b"0x10", b"nan", b"1.5", b"", b" 1", b"9" * 30, b"\xff"]
+"""What may stand in a recurrence's record where evsched counts: written by hand, with rights that a producer lacks."""
+
 
 def values(largest: int = 100_000) -> st.SearchStrategy[bytes]:
     """Values of a field: what looks like a number, what looks like a name, what is long, what is anything."""

@@ -1,0 +1,137 @@
+"""What somebody writes by hand into a recurrence's record costs that recurrence, and no job and no other recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.answers import New
+from evsched.job import Done, Taken
+from evsched.recurrence import Declared, Occurrence
+from evsched.store import Store
+from tests.support.hostile import NO_COUNTS, VALID
+
+Send = Callable[[Any], Any]
+State = Callable[[], dict[str, Any]]
+
+NOW = 1_900_000_000.0
+KEY = "recurrence:r"
+
+
+@pytest.fixture
+def write(raw: Any, store: Store) -> Callable[..., None]:
+    """Write fields into the record of the recurrence."""
+
+    def write(**fields: str | bytes) -> None:
+        raw.hset(f"evsched:{{{store.queue}}}:{KEY}", mapping=fields)
+
+    return write
+
+
+def put(send: Send, store: Store, *planned: float, seen: bytes = b"0", missed: int = 0) -> list[str]:
+    rows = [Occurrence(f"r@{at:.0f}", at, at, 5.0) for at in planned]
+    return send(store.recur("r", seen, rows, next_=NOW + 900, missed=missed, now=NOW))
+
+
+@pytest.fixture
+def declared(send: Send, store: Store) -> Declared:
+    declared = Declared(name="r", rule="* * * * *", payload=VALID, overlap="wait")
+    send(store.declare(declared))
+    return declared
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize("count", NO_COUNTS)
+def test_a_count_that_is_none_keeps_no_recurrence_from_being_told_of(
+    send: Send, store: Store, state: State, write: Callable[..., None], count: bytes
+) -> None:
+    write(count=count)
+    assert send(store.recur("r", b"0", [], next_=None, reason="no count", now=NOW)) == []
+    after = state()
+    assert (after["recurrences"], after[KEY]["reason"]) == ({"r": float("inf")}, "no count")
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize("made", NO_COUNTS)
+def test_a_number_of_those_made_that_is_none_is_0(
+    send: Send, store: Store, state: State, write: Callable[..., None], made: bytes
+) -> None:
+    write(made=made, count="2")
+    assert put(send, store, NOW, NOW + 60, NOW + 120) == [f"r@{NOW:.0f}", f"r@{NOW + 60:.0f}"]
+    assert state()[KEY]["made"] == "2"
+    write(made=made)
+    assert send(store.rewind(0, 0, 10, now=NOW - 3600)) == (1, ["r"])
+    assert state()[KEY]["made"] == "0"
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize("missed", NO_COUNTS)
+def test_a_number_of_missed_ones_that_is_none_begins_anew(
+    send: Send, store: Store, state: State, write: Callable[..., None], missed: bytes
+) -> None:
+    write(missed=missed)
+    put(send, store, NOW, NOW + 1, NOW + 2, missed=3)
+    assert state()[KEY]["missed"] == "3"
+    write(missed=missed)
+    assert send(store.dispatch(limit=9, cap=1000, now=NOW + 2)).missed == ["r"]  # one goes, one waits
+    assert state()[KEY]["missed"] == "1"
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize("runs", NO_COUNTS)
+def test_a_number_of_runs_that_is_none_keeps_no_job_from_its_end(
+    send: Send, store: Store, state: State, write: Callable[..., None], runs: bytes
+) -> None:
+    put(send, store, NOW)
+    send(store.enqueue([New("other", VALID, due=NOW)], now=NOW))
+    send(store.dispatch(limit=9, cap=1000, now=NOW))
+    jobs: list[Taken] = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
+    write(runs=runs)
+    assert send(store.complete("w", [(job, Done(b"1", 60, False)) for job in jobs], now=NOW)) == []
+    after = state()
+    assert "processing:w" not in after
+    assert (after[KEY]["runs"], after[KEY]["last_outcome"]) == ("1", "done")
+
+
+@pytest.mark.usefixtures("declared")
+def test_jobs_that_are_no_occurrences_of_it_are_not_its_own(
+    send: Send, store: Store, state: State, write: Callable[..., None]
+) -> None:
+    """Its record names them as its own: they are neither deleted, nor moved, nor waited for."""
+    first, *_ = put(send, store, NOW)
+    send(store.enqueue([New("other", VALID, due=NOW + 500)], now=NOW))
+    before = state()
+    write(ahead=f"other {first}", waiting="other", current="other")
+    send(store.dispatch(limit=9, cap=1000, now=NOW))
+    assert state()["ready"] == [first]
+    write(ahead=f"other {first}", waiting="other", current="other")
+    jobs = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
+    assert send(store.complete("w", [(job, Done(b"1", 60, False)) for job in jobs], now=NOW)) == []
+    send(store.remove("r"))
+    after = state()
+    assert after["schedule"] == {"other": NOW + 500}
+    assert after["job:other"] == before["job:other"]
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize("field", ["ahead", "waiting", "current", "moved", "misfire", "overlap", "made", "last_id"])
+@pytest.mark.parametrize("value", [b"", b"nan", b"r@nan", b"r@0x10", b"}:job:x", b"\xff\x00", b"%s" % (b"x " * 50_000)])
+def test_whatever_is_in_its_record_its_occurrences_run(
+    send: Send, store: Store, state: State, write: Callable[..., None], field: str, value: bytes
+) -> None:
+    ids = put(send, store, NOW, NOW + 60)
+    write(**{field: value})
+    done = set[str]()
+    for n in range(3):
+        send(store.dispatch(limit=9, cap=1000, now=NOW + 60 * n))
+        jobs = send(store.start("w", (), hold=9, lease=15, now=NOW + 60 * n)).jobs
+        assert send(store.complete("w", [(job, Done(b"1", 60, False)) for job in jobs], now=NOW + 60 * n)) == []
+        done |= {job.id for job in jobs}
+    assert done == {*ids}
+    write(**{field: value})
+    send(store.rewind(0, 0, 10, now=NOW - 3600))
+    send(store.hold("r", True, now=NOW))
+    send(store.remove("r"))
+    assert "recurrences" not in state()
