@@ -8,6 +8,7 @@ Each step is a value. The outcome is data too; the worker writes it.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from evsched import processes
 from evsched.care import MarkRun, Turnstile, care_for, patience
 from evsched.current import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreRefused
 from evsched.failure import Failure, failure_of, message, where
 from evsched.job import (
     Aborted,
@@ -45,6 +46,10 @@ from evsched.windows import WINDOW_NAME, read_window
 
 RESULT_MOST: Final = 1_048_576
 """Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
+
+_UNREAD: Final = 5.0
+"""Seconds after which a job comes back whose window Redis refuses to tell: few rounds of a job that cannot start, and a
+short wait for who has mended the key."""
 
 _APART_MOST: Final = 8
 """Jobs that run apart at one time: each is a process of its own, with the app in its memory."""
@@ -85,7 +90,7 @@ class Executor:
         self._threads = anyio.CapacityLimiter(threads)
         self._processes = anyio.CapacityLimiter(processes)
         self._window_of = window_of
-        """(queue, name) -> a window that is kept in Redis."""
+        """(queue, name) -> a window that is kept in Redis; raises StoreRefused where it cannot be read."""
         self._mark = mark
         self._marking = asyncio.Lock()
         self._apart = apart
@@ -233,9 +238,9 @@ class Executor:
 
     async def _closed(self, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
         """Return what becomes of a job whose window is closed now."""
+        text: str | None = window
+        named = ()
         try:
-            text: str | None = window
-            named = ()
             if WINDOW_NAME.fullmatch(window):
                 text = await self._window_of(run.queue, window) if self._window_of else None
                 named = (window, text or "")
@@ -247,6 +252,9 @@ class Executor:
             opens = read_window(text).next_open(now)
         except ConfigError as error:
             return Buried(shorten(str(error)), reply)
+        except StoreRefused as error:  # without a note of the window: `defer` could not compare it
+            back = run.now + time.monotonic() - run.handed + _UNREAD * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+            return Deferred(back, shorten(f"its window {window!r} cannot be read: {error}"))
         if opens is None:
             return Buried(shorten(f"window {text!r} does not open again within two years"), reply)
         return None if opens <= now else Deferred(opens, shorten(f"outside its window {text}"), *named)

@@ -94,6 +94,8 @@ def _scheduled(status: JobStatus, facts: Facts) -> str:
         return f"due {length(-wait)} ago and still on the schedule: no dispatcher looks at this queue"
     if status.reason and status.reason.startswith("outside its window"):
         return f"{status.reason}: it opens in {length(max(wait, 0.0))}"
+    if status.reason and status.reason.startswith("its window"):  # and cannot be read
+        return f"{status.reason}: it is tried again in {length(max(wait, 0.0))}"
     if wait == float("inf"):
         return "it waits for the end of the occurrence before it, or is never due"
     again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"

@@ -100,7 +100,7 @@ class Aborted(Struct, frozen=True):
 
 
 class Deferred(Struct, frozen=True):
-    """The run did not begin: the job's window is closed. It comes back at `due`, Unix seconds."""
+    """The run did not begin: the job's window is closed, or cannot be read. It comes back at `due`, Unix seconds."""
 
     due: float
     reason: str

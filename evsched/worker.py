@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+from functools import partial
 from itertools import compress
 from typing import Any, Final
 
@@ -19,13 +20,13 @@ from evsched.beat import Beat
 from evsched.care import Mark
 from evsched.config import Config
 from evsched.control import Control
-from evsched.errors import CannotStart, StoreError, StoreRefused
+from evsched.errors import NO_ENTRY, CannotStart, StoreError, StoreRefused
 from evsched.events import Emit, Events
 from evsched.executor import Apart, Executor
 from evsched.lane import Lane
 from evsched.loops import ended_loop, returned
 from evsched.opening import Opening
-from evsched.outage import Outage
+from evsched.outage import Outage, Outages
 from evsched.program import Program
 from evsched.pulse import Pulse
 from evsched.roll import Roll
@@ -72,6 +73,7 @@ class Worker:
             apart=apart,
             grace=config.grace,
         )
+        self._windows = Outages("worker, windows", emit)
         self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
         slots = Slots(config.concurrency)
         self._outage = Outage("worker", emit)
@@ -238,17 +240,38 @@ class Worker:
                 return not await self._commands.send(self.lanes[run.queue].store.begin(self.id, [(run.job, mark)]))
 
     async def _window_of(self, queue: str, name: str) -> str | None:
-        """Read a named window: one question for all the runs that ask it together."""
+        """Read a named window: one question for all the runs that ask it together.
+
+        Raises:
+            StoreRefused: it cannot be read. While Redis is away, that is waited for.
+        """
         asked = self._asked.get((queue, name))
         if asked is None:
             asked = self._asked[queue, name] = asyncio.ensure_future(self._ask_window(queue, name))
-            asked.add_done_callback(lambda _: self._asked.pop((queue, name)))
+            asked.add_done_callback(partial(self._answered, queue, name))
         return await asyncio.shield(asked)  # a run that is stopped leaves the others their answer
 
+    def _answered(self, queue: str, name: str, asked: asyncio.Future[str | None]) -> None:
+        del self._asked[queue, name]
+        if not asked.cancelled():
+            asked.exception()  # the runs that asked may all have been stopped: then nobody looks at it
+
     async def _ask_window(self, queue: str, name: str) -> str | None:
+        refused = self._windows.of(queue)
+        error: StoreRefused
         while True:  # while Redis is away there is nothing to be done but to wait
             async with self._outage:
-                return await self._commands.send(self.lanes[queue].store.window(name))
+                try:
+                    window = await self._commands.send(self.lanes[queue].store.window(name))
+                except StoreRefused as met:
+                    if met.kind in NO_ENTRY:
+                        raise
+                    error = met
+                    break
+                refused.passed()
+                return window
+        refused.failed(error)
+        raise error
 
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
         held = sum(len(lane.held) for lane in self.lanes.values())

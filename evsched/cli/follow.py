@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from evsched.client import Client, SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.connection import Subscription
 from evsched.current import Progress
-from evsched.errors import JobDead, JobMissing
+from evsched.errors import JobDead, JobMissing, StoreRefused
 from evsched.explain import explain as say
 from evsched.explain import nowhere, window_of
 from evsched.job import JobStatus
@@ -76,7 +77,9 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
         facts = redis.send(store.explain(job))
         nearest = _nearest(redis, store, job) if facts.status is None else []
         name = window_of(facts.status)
-        window = redis.send(store.window(name)) if name else None
+        window = None
+        with contextlib.suppress(StoreRefused):  # the reason in the record says that the window cannot be read
+            window = redis.send(store.window(name)) if name else None
     told = say(job, queue, facts, nearest, window)
     if facts.status is None and not json:
         raise JobMissing(told.sentence)

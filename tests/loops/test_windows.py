@@ -10,6 +10,7 @@ import pytest
 
 from evsched import App, ConfigError, JobDead, Retry, TaskHandle, current_job, events
 from evsched.config import Config
+from evsched.embedded import EmbeddedRedis
 from evsched.explain import explain
 from evsched.store import Store
 from tests.support.patience import PATIENCE
@@ -92,3 +93,26 @@ async def test_what_the_backlog_has_kept_past_the_closing_goes_back(config: Conf
         await running.commands.send(store.resume())
         await running.recorder.wait(events.Deferred)
         assert (await job.status()).attempt == 0
+
+
+async def test_windows_that_cannot_be_read_cost_no_slot_and_are_told_once(
+    server: EmbeddedRedis, queue: str, raw: Any, app: App
+) -> None:
+    bad = f"{queue}-bad"
+    windows = f"evsched:{{{bad}}}:windows"
+    raw.set(windows, "a string")
+    async with system(Config(url=server.url, queues=(bad, queue), concurrency=2, grace=0.2), app) as running:
+        jobs = [await task(app).using(queue=bad, window="nights").enqueue() for _ in range(6)]
+        await running.recorder.wait(events.Deferred, lambda event: event.queue == bad, count=len(jobs))
+        assert await (await task(app).enqueue()).result(PATIENCE) == 1
+        (told,) = running.recorder.of(events.CallRefused)
+        assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
+        # None has failed, and the record says what it waits for. It may be looked at anew by now.
+        status = await jobs[0].status()
+        assert (status.reason or "").startswith("its window 'nights' cannot be read: HGET: WRONGTYPE"), status.reason
+        raw.delete(windows)
+        await running.commands.send(Store(bad).set_window("nights", "00:00-24:00 UTC"))
+        assert [await job.result(PATIENCE) for job in jobs] == [1] * len(jobs)  # each in its first attempt
+        await running.recorder.wait(events.CallAccepted, lambda event: event.queue == bad)
+    for key in raw.keys(f"evsched:{{{bad}}}*"):
+        raw.delete(key)

@@ -9,7 +9,7 @@ import pytest
 
 from evsched.answers import New
 from evsched.explain import explain
-from evsched.job import Aborted, Buried, Done, Retried, Taken
+from evsched.job import Aborted, Buried, Deferred, Done, Retried, Taken
 from evsched.store import Store
 
 NOW = 1_900_000_000.0
@@ -37,6 +37,12 @@ class Scene:
     def run(self, job: str = "a") -> Taken:
         self.due(job)
         return self.send(self.store.start("w", (), hold=99, lease=15, now=NOW)).jobs[-1]
+
+
+def window_unread(scene: Scene) -> None:
+    run = scene.run()
+    why = "its window 'nights' cannot be read: HGET: WRONGTYPE"
+    scene.send(scene.store.defer("w", [(run, Deferred(NOW + 5, why))], now=NOW))
 
 
 def far(scene: Scene) -> None:
@@ -182,6 +188,7 @@ TABLE = [
         "attempt 1 is held by worker w since 0.0 s, lease for 15.0 s more; it was told to stop",
     ),
     (taken, "taken by worker w and not started yet, lease for 15.0 s more"),
+    (window_unread, "its window 'nights' cannot be read: HGET: WRONGTYPE: it is tried again in 5.0 s"),
     (dead, "dead since 2.0 h: attempt 5 of 5: no luck"),
     (expired, "expired since 10.0 s: expired 3 s before"),
     (cancelled, "cancelled 5.0 s ago"),
