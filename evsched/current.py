@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 from collections.abc import Callable, Generator
+from datetime import timedelta
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -13,18 +15,33 @@ from evsched.errors import EvschedError
 
 
 class RetryLater(EvschedError):
-    """Raised by a handler: run this job again, after `delay` seconds or as its retry policy says.
+    """Raised by a handler: run this job again, after `delay` (a timedelta, or seconds) or as its retry policy says.
 
     It counts as an attempt: the last allowed one goes to dead all the same.
+
+    Raises:
+        TypeError, ValueError: the delay is no length of time; that attempt has then failed by it.
     """
 
-    def __init__(self, delay: float | None = None, reason: str = "the handler asked for another attempt") -> None:
+    def __init__(
+        self, delay: timedelta | float | None = None, reason: str = "the handler asked for another attempt"
+    ) -> None:
         super().__init__(reason)
-        self.delay = delay
+        self.delay = None if delay is None else _length(delay)
+        """Seconds."""
 
 
 class GiveUp(EvschedError):
     """Raised by a handler: never run this job again, it goes to dead with this reason."""
+
+
+def _length(delay: timedelta | float) -> float:
+    given: Any = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if not isinstance(given, int | float):
+        raise TypeError(f"RetryLater: the delay is a timedelta or a number of seconds, not {given!r}")
+    if given == math.inf:
+        raise ValueError("RetryLater: the delay is infinite: raise GiveUp for a job that is never to run again")
+    return float(given)
 
 
 class Progress(Struct, frozen=True, omit_defaults=True):
@@ -106,8 +123,12 @@ class CurrentJob:
 
         Call it as often as you like: a few times a second the newest is written, and the last when the run ends. May be
         awaited, and need not be: so plain functions call it too.
+
+        Raises:
+            TypeError, ValueError: a figure is no finite number.
         """
-        self.tell(Progress(done, total, note[:200]))
+        text = str(note)[:200].encode(errors="backslashreplace").decode()
+        self.tell(Progress(_figure(done), None if total is None else _figure(total), text))
         return _NOTED
 
     def tell(self, progress: Progress) -> None:
@@ -119,6 +140,15 @@ class CurrentJob:
     def idempotency_key(self) -> str:
         """The same in every attempt of a job or occurrence, different for the next: for calls that must count once."""
         return f"{self.id}:{self.planned:.6f}"
+
+
+def _figure(value: Any) -> int | float:
+    """Return a number as JSON has it: a whole one stays whole."""
+    if isinstance(value, int) and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, str | bytes) or not math.isfinite(number := float(value)):
+        raise ValueError(f"progress: {value!r} is no finite number")
+    return number
 
 
 _current: Final[contextvars.ContextVar[CurrentJob]] = contextvars.ContextVar("evsched_current_job")

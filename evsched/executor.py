@@ -191,8 +191,8 @@ class Executor:
         run.ends = prepared.task.on != "thread"
         try:
             text = encode(await self._call_through(run, prepared))
-            if run.late:
-                failure = Failed(run.late)
+            if late := self.running.late(run):
+                failure = Failed(late)
         except asyncio.CancelledError as error:
             if run.abandoned:
                 raise
@@ -202,8 +202,8 @@ class Executor:
             failure = Failed(message(error), given_up=True, traceback=told.traceback)
         except RetryLater as error:
             failure = Failed(message(error), delay=error.delay)
-        # The one place that catches all: what a handler does must not end its worker.
-        except (Exception, SystemExit) as error:  # noqa: BLE001
+        # The one place that catches all: what a handler does must not end its worker, nor keep its slot for ever.
+        except BaseException as error:  # noqa: BLE001
             failure = _raised(run, error, prepared.task)
         finally:
             self._end(run)
@@ -311,7 +311,7 @@ class Executor:
             return await processes.run(task.handler, args, kwargs, cast(CurrentJob, run.current))
         if task.on == "thread":
             # There is a thread for each slot: none waits.
-            return await anyio.to_thread.run_sync(partial(task.handler, *args, **kwargs), limiter=self._threads)
+            return await anyio.to_thread.run_sync(_in_thread, task, args, kwargs, limiter=self._threads)
         return await task.handler(*args, **kwargs)
 
     def _begin(self, run: Run, timeout: float | None) -> None:
@@ -324,6 +324,15 @@ class Executor:
         self.running.discard(run)
         if run.began:
             run.took = time.monotonic() - run.began
+
+
+def _in_thread(task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return task.handler(*args, **kwargs)
+    except GeneratorExit as error:
+        # It would close the coroutines that wait for the thread, where none of them could catch it.
+        told = failure_of(error, task.module)
+        raise HandlerFailed(told.reason, told.traceback) from None
 
 
 def _never_began(buried: Buried) -> Buried:

@@ -26,7 +26,7 @@ from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.executor import Executor
 from evsched.fetcher import Fetcher
-from evsched.job import Outcome, Returned
+from evsched.job import Buried, Outcome, Returned, shorten
 from evsched.notes import Notes
 from evsched.outage import Outage
 from evsched.pulse import Pulse
@@ -73,6 +73,8 @@ class Lane:
         """The runs whose end is not written yet."""
         self._running = 0
         self._ended: Ended = []
+        self._cancelled = set[str]()
+        """Ids that were cancelled while an exchange was on its way, which may bring their runs."""
         self._taken: list[str] = []
         """Ids in the worker's list that are to be started; each has a slot."""
         self._more = True
@@ -217,6 +219,7 @@ class Lane:
 
     async def _send(self, calls: list[_Outgoing], taken: list[str], room: int) -> None:
         handed = time.monotonic()
+        self._cancelled.clear()
         try:
             answers = await self._direct.attempt_all([call for call, _ in calls])
         except (StoreError, asyncio.CancelledError) as error:
@@ -277,10 +280,14 @@ class Lane:
             self._emit(events.ReadyLeft(self.store.queue) if take.more else events.ReadyTaken(self.store.queue))
         queue, held, create, report = self.store.queue, self.held, self._loop.create_task, self._notes.progressed
         was_busy = bool(held)
-        runs = [Run(queue, job, take.now, handed, report) for job in take.jobs if job.id not in held]
+        # By id: one that Redis names twice is one run.
+        found = {job.id: Run(queue, job, take.now, handed, report) for job in take.jobs if job.id not in held}
+        runs = list(found.values())
         for run in runs:
             held[run.job.id] = run
             run.work = create(self._run(run))
+            if run.job.id in self._cancelled:
+                run.abort()
         self._running += len(runs)
         if runs:
             self._width = min(2 * self._width, _WIDEST)
@@ -311,8 +318,9 @@ class Lane:
 
     def _tell_started(self, runs: list[Run], offset: float) -> None:
         if runs:
-            now = time.monotonic() + offset
-            late = [now - run.job.due for run in runs]
+            # By when each began: one that blocked the loop in its first step would make this later than it was.
+            now = time.monotonic()
+            late = [(run.began or now) + offset - run.job.due for run in runs]
             ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
             attempts = [run.job.attempt for run in runs]
             self._emit(events.Started(self.store.queue, self._worker, ids, tasks, late, attempts))
@@ -322,6 +330,12 @@ class Lane:
         try:
             outcome = await self._executor.run(run)
             run.came_back = type(outcome) is Returned
+        except asyncio.CancelledError:
+            raise
+        # A run without an outcome would keep its slot for ever.
+        except BaseException as error:  # noqa: BLE001
+            why = f"its run came to no outcome, which is a bug of evsched: {type(error).__name__}: {error}"
+            outcome = Buried(shorten(why), run.reply)
         finally:
             if not run.abandoned:
                 self._running -= 1
@@ -344,6 +358,8 @@ class Lane:
     def abort(self, job_id: str) -> bool:
         """Stop a run, since its job was cancelled; return whether that was news. One not started is start's to end."""
         run = self.held.get(job_id)
+        if run is None:
+            self._cancelled.add(job_id)
         if run is None or run.aborted:
             return False
         run.abort()

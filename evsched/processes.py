@@ -73,8 +73,8 @@ async def ready(module: str) -> None:
 
 def _import(worker: int, module: str) -> None:
     _belong_to(worker)
-    # Whatever a user's module does while it is imported: the call that needs it tells.
-    with contextlib.suppress(Exception):
+    # Whatever a user's module does while it is imported, sys.exit() too: the call that needs it tells.
+    with contextlib.suppress(BaseException):
         importlib.import_module(module)
 
 
@@ -117,7 +117,7 @@ def _call(
     except GiveUp as error:
         return "give up", message(error), None
     # The handler's process has no other place that could tell what it did.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001
         told = failure_of(error, module)
         return "failed", told.reason, told.traceback
 
@@ -127,7 +127,11 @@ def _belonging(
 ) -> tuple[Any, Progress | None]:
     _belong_to(worker)
     teller = Teller(line)
-    return function(teller.tell, *args), teller.end()
+    try:
+        return function(teller.tell, *args), teller.end()
+    # Such as what a task of its own raised: anyio would raise it in the worker, and end that.
+    except BaseException as error:  # noqa: BLE001
+        raise ProcessDied(f"its process ended by {type(error).__name__}: {message(error)}") from None
 
 
 def _belong_to(worker: int) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Final
 
 from evsched.run import Run
+
+_LATE: Final = "timeout: it ran longer than its limit"
 
 
 class RunningRuns:
@@ -38,6 +41,12 @@ class RunningRuns:
         """Note that a run has ended."""
         self._runs.discard(run)
 
+    def late(self, run: Run) -> str | None:
+        """Return what to say of a run whose timeout has passed, also when it kept the loop from noticing; else None."""
+        if run.late is None and run.deadline <= time.monotonic():
+            run.late = _LATE
+        return run.late
+
     def stuck(self, grace: float) -> Run | None:
         """Return a run that went on for `grace` seconds past its timeout, if there is one. For any thread."""
         now = time.monotonic()
@@ -55,6 +64,6 @@ class RunningRuns:
         self._timer, self._timer_at = None, float("inf")
         for run in self._runs:
             if run.late is None and run.deadline <= now:
-                run.late = "timeout: it ran longer than its limit"
+                run.late = _LATE
                 run.stop()
         self._wake_at(min((run.deadline for run in self._runs if run.late is None), default=float("inf")))

@@ -123,6 +123,7 @@ class Watcher:
         """Note that no canary was sent, or that nobody knows: that nothing is heard then says nothing of the link."""
         self._end_proof()
         self._last = time.monotonic()
+        self.pulse.expect(self._config.probe + self._config.deadline)
 
     def _end_proof(self) -> None:
         if self._proof is not None:

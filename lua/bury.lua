@@ -32,11 +32,13 @@ for id, attempt, reason, reply, outcome, how, trace in rows(3, 7) do
     elseif how == 'never' then
       count_attempts(id, -1)
     end
-    local extra = redis.call('HMGET', record(id), 'reply', 'again')
-    if reply == '1' or extra[1] then
+    local extra = redis.call('HMGET', record(id), 'reply', 'again', 'stop')
+    if not extra[3] and (reply == '1' or extra[1]) then
       answer(id, outcome, 'null', reason, 0)
     end
-    if extra[2] or redis.call('ZSCORE', schedule, id) or lined(id) then
+    if extra[3] then
+      abort(id, 'cancelled while it ran', RETENTION, reply, now)
+    elseif extra[2] or redis.call('ZSCORE', schedule, id) or lined(id) then
       note_end(id, outcome, now)
       redis.call('HSET', record(id), 'reason', reason)
       renew(id, extra[2])

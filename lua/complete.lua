@@ -13,6 +13,7 @@
 -- FAILS  none
 -- TWICE  the second call finds every run lost
 --
+-- A run that was told to stop ends as cancelled, whatever came of it.
 -- About 5 us a job: a job is near the head of its worker's short list.
 
 local now, worker = unpack(ARGV, 1, 2)
@@ -25,26 +26,30 @@ local lost = {}
 for id, attempt, result, retention, reply in rows(3, 5) do
   local key = record(id)
   -- pcall: see runs()
-  local run = redis.pcall('HMGET', key, 'worker', 'attempt', 'reply', 'again', 'recurrence')
+  local run = redis.pcall('HMGET', key, 'worker', 'attempt', 'reply', 'again', 'recurrence', 'stop')
   local ours = (run[1] == worker and run[2] == attempt) or runs_despite(worker, id, attempt, run[1], run[2])
   if ours and redis.call('LREM', list, 1, id) == 1 then
     leave(id)
-    if run[5] then
-      note_end(id, 'done', now)
-    end
-    if reply == '1' or run[3] then
-      answer(id, 'done', result, nil, tonumber(retention))
-    end
-    if run[4] or redis.call('ZSCORE', schedule, id) then
-      renew(id, run[4])
-    elseif retention == '0' then
-      redis.call('DEL', key)
+    if run[6] then
+      abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
     else
-      redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
-      if attempt ~= '1' then
-        redis.call('HDEL', key, 'traceback') -- of the run before: only then can there be one
+      if run[5] then
+        note_end(id, 'done', now)
       end
-      redis.call('PEXPIRE', key, milliseconds(tonumber(retention)))
+      if reply == '1' or run[3] then
+        answer(id, 'done', result, nil, tonumber(retention))
+      end
+      if run[4] or redis.call('ZSCORE', schedule, id) then
+        renew(id, run[4])
+      elseif retention == '0' then
+        redis.call('DEL', key)
+      else
+        redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
+        if attempt ~= '1' then
+          redis.call('HDEL', key, 'traceback') -- of the run before: only then can there be one
+        end
+        redis.call('PEXPIRE', key, milliseconds(tonumber(retention)))
+      end
     end
   else
     lost[#lost + 1] = id

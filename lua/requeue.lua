@@ -73,14 +73,14 @@ local back = {}
 for i = #ids, 1, -1 do
   local id = ids[i]
   -- pcall: start judges a wrong type.
-  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'due', 'stop', 'begun')
+  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'stop', 'begun')
   local holder = not run[2] and run[1]
-  if holder and holder ~= worker and holds(worker_of(holder), id) then
-    redis.call('HSET', record(id), 'again', moment_of(run[3]) or seconds(now))
-  elseif run[4] and not run[2] then
+  -- One that runs elsewhere fell due for the second time before it began there: it is that run.
+  local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
+  if run[3] and not run[2] and not elsewhere then
     abort(id, reason, RETENTION, '', now)
     leave(id)
-  elseif not redis.call('LPOS', ready, id) then
+  elseif not elsewhere and not redis.call('LPOS', ready, id) then
     if policy.paused then
       table.insert(back, 1, id)
     else
@@ -90,7 +90,7 @@ for i = #ids, 1, -1 do
       end
     end
     if holder then
-      cut_short(id, run[5])
+      cut_short(id, run[4])
     end
   end
   redis.call('LREM', list, -1, id)

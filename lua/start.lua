@@ -18,8 +18,8 @@
 --        not; `hold` bounds the rest
 --
 -- About 3 us a job. The payloads of a call have a bound of their own: what is beyond it stays in ready or, of the rows,
--- in the worker's list. A job in two lists (its id was scheduled again between BLMOVE and start) runs in one of them;
--- the other is put back on the schedule by the verb that ends the run.
+-- in the worker's list. A job in two lists (its id was scheduled again and dispatched between BLMOVE and start) runs in
+-- one of them, with the record as it is then: it fell due for the second time before that run began.
 
 local now, worker, lease, hold, cap = unpack(ARGV, 1, 5)
 now, cap = clock(now), tonumber(cap)
@@ -33,10 +33,19 @@ expect('ZCARD', dead, leases)
 expect_gate()
 
 local more = tonumber(hold) - redis.call('LLEN', list)
-local ids = {}
+local ids, known = {}, {}
+-- An id that was scheduled again and dispatched before it started comes twice: it is one run, with the record as it is.
+local function add(id)
+  if not known[id] then
+    known[id] = true
+    ids[#ids + 1] = id
+  elseif #redis.call('LPOS', list, id, 'COUNT', 2) > 1 then
+    redis.call('LREM', list, -1, id)
+  end
+end
 for id in rows(6, 1) do
   if redis.call('LPOS', list, id) then
-    ids[#ids + 1] = id
+    add(id)
   end
 end
 local given = #ids
@@ -47,7 +56,7 @@ if more > 0 then
     redis.call('RPUSH', list, unpack(taken))
     redis.call('LTRIM', ready, #taken, -1)
     for _, id in ipairs(taken) do
-      ids[#ids + 1] = id
+      add(id)
     end
   end
 end
@@ -107,7 +116,6 @@ for i, id in ipairs(ids) do
     redis.call('LREM', list, 1, id)
     leave(id)
   elseif elsewhere then
-    redis.call('HSET', key, 'again', due or moment)
     redis.call('LREM', list, -1, id)
   else
     if finished then
@@ -117,9 +125,7 @@ for i, id in ipairs(ids) do
       attempt, suspected = nil, nil
     end
     if i <= given and holder ~= worker and unline(id) then
-      -- It was scheduled again and dispatched between BLMOVE and now: as when it falls due while it runs.
-      redis.call('HSET', key, 'again', due or moment)
-      freed = true
+      freed = true -- and here it waits in line for the second time
     end
     if counting then
       -- It is already, but when it lay in two lists and the run in the other has ended.

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched import App, JobDead, JobMissing, current_job, events
+from evsched import App, JobDead, JobMissing, Retry, current_job, events, processes
+from evsched.client import SyncClient
 from evsched.config import Config
 from evsched.embedded import EmbeddedRedis
+from evsched.processes import ProcessDied
 from evsched.store import Store
 from tests.support import heavy
 from tests.support.patience import PATIENCE
@@ -127,6 +129,11 @@ async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Confi
                 await outcome(heavy.steer, how)
 
 
+async def test_what_a_process_does_not_contain_ends_that_run_and_not_the_worker() -> None:
+    with pytest.raises(ProcessDied, match="its process ended by KeyboardInterrupt"):
+        await processes.call(lambda _: None, heavy.interrupt)
+
+
 async def test_it_is_the_message_that_tells_the_worker(config: Config, app: App) -> None:
     """No beat comes as long as the test waits. How fast it is, the benchmark says."""
 
@@ -200,3 +207,58 @@ async def test_cancelled_between_the_take_and_the_start(config: Config, app: App
         assert take.jobs == []
         assert (await job.status()).outcome == "cancelled"
         assert not raw.exists(f"evsched:{{{queue}}}:processing:w")
+
+
+async def test_a_run_that_is_cancelled_in_the_instant_of_its_start_is_told(config: Config, app: App) -> None:
+    """The message may come before the reply that brings the run; no beat makes up for it here."""
+
+    @app.task
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    config = msgspec.structs.replace(config, concurrency=50, lease=125.0, beat=60.0, idle_beat=60.0)
+    async with system(config, app):
+        for _ in range(100):
+            job = await hang.enqueue()
+            while await job.cancel() != "processing":
+                job = await hang.enqueue()  # it was quicker than the worker
+            with pytest.raises(JobDead, match="was cancelled"):
+                await job.result(PATIENCE)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_run_that_is_cancelled_too_late_to_notice_ends_as_cancelled(
+    config: Config, app: App, fails: bool
+) -> None:
+    """Its handler keeps the event loop, which so hears nothing, and then returns or raises."""
+    begun = threading.Event()
+    go_on = threading.Event()
+
+    @app.task(retry=Retry(attempts=2))
+    async def block() -> None:
+        begun.set()
+        go_on.wait(PATIENCE)
+        if fails:
+            raise ValueError("no luck")
+
+    async with system(config, app) as running:
+        job = await block.enqueue()
+
+        def cancel() -> str:
+            begun.wait(PATIENCE)
+            client = SyncClient(config.url)
+            place = client.send(Store(job.queue).cancel(job.id))
+            client.close()
+            go_on.set()
+            return place
+
+        assert await asyncio.to_thread(cancel) == "processing"
+        with pytest.raises(JobDead, match="was cancelled"):
+            await job.result(PATIENCE)
+        status = await job.status()
+        assert (status.place, status.outcome) == ("finished", "cancelled")
+        # When it began is told as it was, though nobody could tell it then.
+        (started,) = running.recorder.of(events.Started)
+        assert status.finished is not None
+        assert status.due is not None
+        assert started.lateness[0] < status.finished - status.due

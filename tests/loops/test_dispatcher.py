@@ -68,6 +68,7 @@ async def test_a_redis_that_takes_no_write_does_not_cost_the_subscription(queue:
         async with system(config, app, workers=0) as running:
             await running.recorder.wait(events.RedisFailed, count=20)  # which takes longer than the deadline
             assert not running.recorder.of(events.SubscriptionLost)
+            assert [pulse.wrong() for pulse in running.dispatcher.pulses if pulse.wrong()] == []
             told = [event.who for event in running.recorder.of(events.RedisDown)]
             assert len(told) == len(set(told))
 

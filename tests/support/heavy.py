@@ -45,6 +45,11 @@ def steer(how: str) -> int:
     return job.attempt
 
 
+def interrupt(_: object) -> None:
+    """Do what a task of a handler's own does to the loop that it runs in."""
+    raise KeyboardInterrupt
+
+
 @app.task(on="process")
 def wait_for(path: str) -> int:
     """Wait until nobody holds the lock of a file."""

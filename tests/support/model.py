@@ -144,7 +144,6 @@ class Model(Gate):
                 self.leave(job)
                 continue
             if record.worker != worker and not record.finished and self.holds(record.worker, job):
-                record.again = record.due
                 held.remove(job)
                 continue
             if record.finished:
@@ -251,7 +250,9 @@ class Model(Gate):
         if own:
             if killed:
                 self._convict(self.jobs[job])
-            if self.jobs[job].again is not None or job in self.schedule or self.lined(job):
+            if self.jobs[job].stop:
+                self._abort(job)
+            elif self.jobs[job].again is not None or job in self.schedule or self.lined(job):
                 self._renew(job)
             else:
                 self.jobs[job].finished = True
@@ -281,7 +282,7 @@ class Model(Gate):
             record = self.jobs.get(job, Record())
             holder = None if record.finished else record.worker
             if holder != worker and self.holds(holder, job):
-                record.again = record.due
+                pass
             elif record.stop and not record.finished:
                 self._abort(job)
                 self.leave(job)

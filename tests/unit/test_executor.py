@@ -6,14 +6,15 @@ import asyncio
 import json
 import math
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from evsched.backoff import Retry
-from evsched.current import RetryLater
+from evsched.current import RetryLater, current_job
 from evsched.executor import RESULT_MOST, Executor
-from evsched.job import Buried, Done, Outcome, Retried, Taken
+from evsched.job import Buried, Done, Outcome, Retried, Taken, encode
 from evsched.program import Program
 from evsched.run import Run
 from evsched.tasks import Tasks, define
@@ -27,8 +28,99 @@ async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) 
     return await work
 
 
-@pytest.mark.parametrize(("asked", "delay"), [(2.5, 2.5), (0, 0.0), (-1.0, 0.0), (math.nan, 0.0)])
-async def test_a_delay_that_a_handler_asks_for_is_one_that_redis_takes(asked: float, delay: float) -> None:
+class Odd(BaseException):
+    """Such as the panic of an extension written in Rust."""
+
+
+ODD = [
+    Odd("no luck"),
+    GeneratorExit(),
+    KeyboardInterrupt(),
+    SystemExit(3),
+    BaseExceptionGroup("all", [Odd("one")]),
+]
+
+
+@pytest.mark.parametrize("error", ODD, ids=[type(error).__name__ for error in ODD])
+@pytest.mark.parametrize("on", ["loop", "thread"])
+async def test_whatever_a_handler_raises_is_a_failed_attempt(error: BaseException, on: str) -> None:
+    async def in_loop() -> None:
+        raise error
+
+    def in_thread() -> None:
+        raise error
+
+    outcome = await run(in_loop if on == "loop" else in_thread)
+    assert isinstance(outcome, Retried)
+    assert outcome.reason.startswith(f"attempt 1 of 9: {type(error).__name__}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ("5", "TypeError: RetryLater: the delay is a timedelta or a number of seconds, not '5'"),
+        (b"5", "TypeError: RetryLater"),
+        (1j, "TypeError: RetryLater"),
+        (math.inf, "ValueError: RetryLater: the delay is infinite"),
+    ],
+)
+async def test_a_delay_that_is_none_is_a_failed_attempt(asked: Any, reason: str) -> None:
+    async def later() -> None:
+        raise RetryLater(asked)
+
+    outcome = await run(later)
+    assert isinstance(outcome, Retried)
+    assert outcome.reason.startswith(f"attempt 1 of 9: {reason}")
+
+
+@pytest.mark.parametrize("figures", [(object(),), (1, 2j), ("1",), (math.nan,), (1, math.inf)])
+async def test_progress_that_is_no_number_is_a_failed_attempt(figures: tuple[Any, ...]) -> None:
+    async def handler() -> None:
+        current_job().progress(*figures)
+
+    outcome = await run(handler)
+    assert isinstance(outcome, Retried)
+    assert "Error: " in outcome.reason
+
+
+async def test_progress_is_what_json_can_hold() -> None:
+    told = list[Any]()
+
+    async def handler() -> None:
+        job = current_job()
+        given: list[Any] = [(3, "half"), (2**70, "\ud800"), (True, 7), (0.5, "x" * 300)]
+        for done, note in given:
+            await job.progress(done, note=note)
+            told.append(found.progress)
+
+    tasks = Tasks()
+    tasks.add(define(handler, name="t", retry=Retry(attempts=1)))
+    found = Run("q", Taken("a", 1, 1.0, b'{"task":"t"}'), 1.0, time.monotonic())
+    assert isinstance(await Executor(Program(tasks), 1).run(found), Done)
+    assert [(one.done, one.note) for one in told] == [
+        (3, "half"),
+        (float(2**70), "\\ud800"),
+        (1, "7"),
+        (0.5, "x" * 200),
+    ]
+    assert all(json.loads(encode(one)) for one in told)
+
+
+async def test_a_handler_that_kept_the_loop_past_its_timeout_has_failed() -> None:
+    async def block() -> None:
+        until = time.monotonic() + 0.05
+        while time.monotonic() < until:
+            pass
+
+    outcome = await run(block, b'{"task":"t","timeout":0.01}')
+    assert isinstance(outcome, Retried)
+    assert outcome.reason == "attempt 1 of 9: timeout: it ran longer than its limit"
+
+
+@pytest.mark.parametrize(
+    ("asked", "delay"), [(2.5, 2.5), (0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (timedelta(minutes=1), 60.0)]
+)
+async def test_a_delay_that_a_handler_asks_for_is_one_that_redis_takes(asked: Any, delay: float) -> None:
     async def later() -> None:
         raise RetryLater(asked)
 
