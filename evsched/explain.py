@@ -82,8 +82,10 @@ def explain(
     return Explanation(sentence, _listed(status, facts))
 
 
-def _workers(facts: Facts) -> str | None:
-    return None if facts.counts.get("workers") else "no worker is on this queue: start one with `evsched worker`"
+def _no_worker(status: JobStatus, facts: Facts) -> str | None:
+    if facts.counts.get("workers"):
+        return None
+    return f"no worker is on this queue: start one with `evsched worker MODULE:APP --queue {status.queue}`"
 
 
 def _scheduled(status: JobStatus, facts: Facts) -> str:
@@ -120,7 +122,7 @@ def _outside(status: JobStatus, facts: Facts, window: str) -> str | None:
 
 def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
     limits, counts = facts.limits, facts.counts
-    no_worker = _workers(facts)
+    no_worker = _no_worker(status, facts)
     if limits.paused is not None:
         paused = f"the queue is paused since {length(facts.now - limits.paused)}: `evsched resume` lets it pass"
         return f"{paused}; no worker is on it either" if no_worker else paused
@@ -152,8 +154,8 @@ def _limited(what: str, limits: dict[str, float], inside: float, opens: float | 
     return f"{what} by the concurrency limit: {inside:g} of {limits.get('concurrency', 0):g}"
 
 
-def _ready(_: JobStatus, facts: Facts) -> str:
-    if no_worker := _workers(facts):
+def _ready(status: JobStatus, facts: Facts) -> str:
+    if no_worker := _no_worker(status, facts):
         return f"ready, but {no_worker}"
     return f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when a worker here has a free slot"
 

@@ -95,7 +95,7 @@ def _nearest(redis: SyncClient, store: Store, job: str) -> list[str]:
     found, cursor = list[str](), 0
     for _ in range(_SLICES):
         cursor, ids = redis.send(store.ids(cursor))
-        found += ids
+        found += [one for one in ids if one != job]  # a record may be left that makes no job
         if cursor == 0:
             break
     return difflib.get_close_matches(job, found, n=3)

@@ -41,7 +41,9 @@ def missing(redis: SyncClient, queue: str) -> str | None:
     if any(census.places.values()) or census.workers or census.paused or redis.send(store.recurrences(0, 1)):
         return None
     try:
-        near = difflib.get_close_matches(queue, find_queues(redis, None), n=3)
+        # It may have keys, such as limits, and is no name for itself.
+        others = [name for name in find_queues(redis, None) if name != queue]
+        near = difflib.get_close_matches(queue, others, n=3)
     except StoreRefused:  # the ACL user `client` may not SCAN
         near = []
     hint = f": did you mean {', '.join(near)}?" if near else ""

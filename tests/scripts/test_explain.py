@@ -165,8 +165,11 @@ TABLE = [
     (overdue, "due 1.0 min ago and still on the schedule: no dispatcher looks at this queue"),
     (awaited, "its record has not come yet: HSET its payload within 2 s of the ZADD"),
     (retried, "retried after attempt 1 of 5: ValueError: no luck; due again in 30.0 s"),
-    (unmanned, "ready, but no worker is on this queue: start one with `evsched worker`"),
-    (in_ready_unmanned, "ready, but no worker is on this queue: start one with `evsched worker`"),
+    (unmanned, "ready, but no worker is on this queue: start one with `evsched worker MODULE:APP --queue {q}`"),
+    (
+        in_ready_unmanned,
+        "ready, but no worker is on this queue: start one with `evsched worker MODULE:APP --queue {q}`",
+    ),
     (paused, "the queue is paused since 1.5 min: `evsched resume` lets it pass"),
     (
         paused_unmanned,
@@ -207,7 +210,7 @@ def test_each_state_is_explained(
     state(Scene(send, store, raw))
     facts = send(store.explain("a", now=NOW))
     told = explain("a", store.queue, facts)
-    assert told.sentence == sentence
+    assert told.sentence == sentence.replace("{q}", store.queue)
     assert facts.status is not None
     assert told.facts["place"] == facts.status.place
 

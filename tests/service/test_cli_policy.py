@@ -79,6 +79,9 @@ def test_a_queue_of_which_nothing_is_known_is_not_paused_by_a_slip(cli: Cli, que
     assert done.returncode == 0
     assert f"did you mean {queue}" in done.stderr
     assert "set all the same" in done.stderr
+    # It has limits now, and nothing else: it is no name for itself.
+    done = cli.run("pause", f"{queue}x")
+    assert f"did you mean {queue}?" in done.stderr
 
 
 def test_a_queue_that_cannot_be_read_hides_no_other(cli: Cli, queue: str, raw: Any) -> None:
@@ -113,13 +116,15 @@ def test_a_list_that_is_cut_says_so(cli: Cli, queue: str, raw: Any) -> None:
     assert "2 of 7 jobs in dead" in done.stderr
 
 
-def test_explain_of_nobody_names_the_nearest(cli: Cli, queue: str) -> None:
+def test_explain_of_nobody_names_the_nearest(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     cli.run("enqueue", "noop", "--id", "welcome-42", "--in", "1h", *of)
     done = cli.run("explain", "welcom-42", *of)
     assert done.returncode == 1
     assert done.stderr.endswith("did you mean welcome-42?\n")
     told = cli.json("explain", "welcome-42", *of)
+    raw.hset(f"evsched:{{{queue}}}:job:welcome-43", "payload", "{}")  # a record, and no job
+    assert cli.run("explain", "welcome-43", *of).stderr.endswith("did you mean welcome-42?\n")
     assert told["sentence"].startswith("due in ")
     assert told["facts"]["task"] == "noop"
 
