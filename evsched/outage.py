@@ -2,12 +2,17 @@
 
 Two things go wrong, and they are told apart: Redis is away or cannot serve (`StoreDown`), or it refuses this very
 command (`StoreRefused`), which is a bug, bad data or a missing right, and not Redis's fault.
+
+That Redis refuses no more is told at the first pass that it lets through. Where it refuses again soon, the passes
+differ: then it is told only when it has lasted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
 from typing import Final
 
 from evsched import events
@@ -17,7 +22,7 @@ from evsched.events import Emit
 from evsched.pulse import Pulse
 
 _LASTING: Final = 10.0
-"""Seconds after which a link has lasted."""
+"""Seconds after which a link has lasted, and so has it that Redis refuses no more."""
 
 _AWAY_MOST: Final = 0.25
 """Seconds that a link which could be opened is away at the most: a job that is scheduled meanwhile is late by it."""
@@ -31,12 +36,20 @@ class Outage:
     sleeps says for how long.
     """
 
-    def __init__(self, who: str, emit: Emit, queue: str = "") -> None:
+    def __init__(self, who: str, emit: Emit, queue: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
         self._who = who
         self._queue = queue
         self._emit = emit
+        self._clock = clock
         self._since = 0.0
         self._down = False
+        self._refused: float | None = None
+        """Since when Redis refuses, as it was told; None = it was not, or that it does no more was told too."""
+        self._refused_last = 0.0
+        self._accepted = -math.inf
+        """When it was told that Redis refuses no more."""
+        self._unsteady = False
+        """That was too early: some passes meet what Redis refuses and some do not, so it must last to be told."""
         self.pulse = Pulse(who)
         self.failures = 0
         self.reason: str | None = None
@@ -48,29 +61,36 @@ class Outage:
         down = isinstance(error, StoreDown)
         if down != self._down:
             self.passed()
-        if self.failures == 0:
-            self._since = time.monotonic()
-            self._down = down
-            told = str(error)
-            self._emit(
-                events.RedisDown(self._who, told, error.kind)
-                if down
-                else events.CallRefused(self._who, self._queue, told)
-            )
+        now = self._clock()
+        if down and self.failures == 0:
+            self._since = now
+            self._emit(events.RedisDown(self._who, str(error), error.kind))
+        elif not down:
+            self._tell_refused(str(error), now)
+        self._down = down
         self.failures += 1
         self.reason = str(error)
         return reconnect_delay(self.failures)
 
     def passed(self) -> None:
         """Note that Redis did what it was asked."""
-        if self.failures:
-            seconds = time.monotonic() - self._since
-            self._emit(
-                events.RedisUp(self._who, seconds)
-                if self._down
-                else events.CallAccepted(self._who, self._queue, seconds)
-            )
+        if self._down:
+            self._emit(events.RedisUp(self._who, self._clock() - self._since))
+        if self._refused is not None:
+            self._tell_accepted(self._refused, self._clock())
         self.failures, self.reason, self._down = 0, None, False
+
+    def _tell_refused(self, told: str, now: float) -> None:
+        self._refused_last = now
+        if self._refused is None:
+            self._refused = now
+            self._unsteady = now - self._accepted < _LASTING
+            self._emit(events.CallRefused(self._who, self._queue, told))
+
+    def _tell_accepted(self, since: float, now: float) -> None:
+        if not self._unsteady or now - self._refused_last >= _LASTING:
+            self._refused, self._accepted = None, now
+            self._emit(events.CallAccepted(self._who, self._queue, now - since))
 
     async def __aenter__(self) -> Outage:
         self.pulse.expect()
