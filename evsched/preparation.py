@@ -57,6 +57,8 @@ def prepare(tasks: Tasks, run: Run) -> Prepared | Buried:
         if late > 0:
             return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
     if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
-        spent = "its only attempt" if policy.attempts == 1 else f"the last of its {policy.attempts} attempts"
-        return Buried(f"{spent} began and never ended: its worker died or hung", payload.reply)
+        # An only attempt is marked before it begins, so the worker may have died in between.
+        only = "its only attempt began, or was about to, and never ended"
+        last = f"the last of its {policy.attempts} attempts began and never ended"
+        return Buried(f"{only if policy.attempts == 1 else last}: its worker died or hung", payload.reply)
     return Prepared(payload, task, policy, args, kwargs)
