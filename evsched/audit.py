@@ -20,7 +20,7 @@ from evsched.errors import StoreRefused
 from evsched.finding import Finding
 from evsched.sender import Commands
 from evsched.store import Store
-from evsched.wrongs import describe
+from evsched.wrongs import describe, misnamed
 
 SLICE: Final = 250
 """Ids that one script judges: about 1.2 ms of Redis's time."""
@@ -98,6 +98,8 @@ class Audit:
         self._named = frozenset(queues)
         self._queues = {name: _Queue(name) for name in queues}
         self._pause = pause
+        self._misnamed = set[bytes]()
+        """Keys of queues whose names are none."""
         self.seen = 0
         """How many records and entries of places it has looked at."""
 
@@ -116,7 +118,7 @@ class Audit:
         suspicious = [queue for queue in self._queues.values() if queue.suspects]
         if suspicious:
             await asyncio.sleep(self._pause)
-        found = list[Finding]()
+        found = [misnamed(key) for key in sorted(self._misnamed)]
         for queue in suspicious:
             wrongs = await self._again(queue)
             mended = await self._mend(queue, wrongs) if repair else set[tuple[bytes, str]]()
@@ -136,6 +138,8 @@ class Audit:
         total, cursor = 2 * await self._commands.send(server.size()), 0
         while True:
             cursor, found = await self._commands.send(server.scan_all(cursor))
+            if not self._named and len(self._misnamed) < _MOST:
+                self._misnamed.update(filter(keys.is_misnamed, found))
             wrong = await self._check_types(found)
             for name, ids in self._sort(key for key in found if key not in wrong).items():
                 await self._judge(self._queues[name], ids)

@@ -15,6 +15,9 @@ from evsched.errors import ConfigError
 NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 """What a queue's name, a job's id and a worker's id look like."""
 
+QUEUE_RULE: Final = "a queue's name is 1 to 200 of A-Z a-z 0-9 . _ : @ -"
+"""The same, as it is told."""
+
 EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 """Glob of all schedules: braces stand for themselves in a Redis pattern."""
 
@@ -131,6 +134,12 @@ def split(key: bytes) -> tuple[str, bytes] | None:
     return (queue, found[2]) if found and NAME.fullmatch(queue) else None
 
 
+def is_misnamed(key: bytes) -> bool:
+    """Tell whether a key would be a queue's schedule or recurrences if its name were `NAME`: nobody looks there."""
+    ends = key.startswith(b"evsched:{") and key.endswith((b"}:schedule", b"}:recurrences"))
+    return ends and split(key) is None
+
+
 def check_queue(name: str) -> str:
     """Return `name` if it may be a queue's.
 
@@ -138,5 +147,5 @@ def check_queue(name: str) -> str:
         ConfigError: it may not.
     """
     if not NAME.fullmatch(name):
-        raise ConfigError(f"queue {name!r}: a queue's name is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
+        raise ConfigError(f"queue {name!r}: {QUEUE_RULE}")
     return name

@@ -77,6 +77,9 @@ _RULES: Final[dict[str, _Rule]] = {
     "more": _Rule("info", "more than {where} things are wrong", "mend these, and look again"),
 }  # fmt: skip
 
+_KEY_MOST: Final = 240
+"""Characters of a key that are told, when its queue's name may be of any length."""
+
 _OF_GROUPS: Final = ("stranded", "closed", "stray", "place-type", "key-type")
 _MAY_COME: Final = "schedule"
 
@@ -92,3 +95,14 @@ def describe(queue: str, wrong: Wrong, *, repaired: bool = False) -> Finding:
     else:
         where = f"queue {queue}, {job_id}" if wrong.code in _OF_GROUPS else f"queue {queue}, job {job_id}"
     return Finding(wrong.code, level, rule.what.format_map(names), where, rule.mend.format_map(names), repaired)
+
+
+def misnamed(key: bytes) -> Finding:
+    """Say that a key is of a queue whose name no queue may have."""
+    shown = text(key)
+    if len(shown) > _KEY_MOST:
+        shown = f"{shown[:_KEY_MOST]}... ({len(key)} bytes)"
+    what = "jobs of a queue whose name no queue may have: no dispatcher looks there, and they never run"
+    return Finding(
+        "queue-name", "fault", what, shown, f"{keys.QUEUE_RULE}: schedule them under such a name, and DEL it"
+    )

@@ -51,6 +51,24 @@ def test_any_other_key_shows_none(key: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "misnamed"),
+    [
+        (b"evsched:{x y}:schedule", True),
+        (b"evsched:{}:schedule", True),
+        (b"evsched:{\xff{}:recurrences", True),
+        (b"evsched:{" + b"q" * 500 + b"}:schedule", True),
+        (b"evsched:{q}:schedule", False),
+        (b"evsched:{q}:processing:e}:schedule", False),
+        (b"evsched:{}:queues", False),
+        (b"evsched:{x y}:job:1", False),
+        (b"other:{x y}:schedule", False),
+    ],
+)
+def test_the_schedule_of_a_name_that_no_queue_may_have(key: bytes, misnamed: bool) -> None:
+    assert keys.is_misnamed(key) is misnamed
+
+
+@pytest.mark.parametrize(
     ("key", "parts"),
     [
         (keys.job("a.b:c", "x:y").encode(), ("a.b:c", b"job:x:y")),
