@@ -50,6 +50,8 @@ class Fetcher:
         self._unsure = unsure
         self._blocking = Blocking(config.url, deadline=config.deadline)
         self.outage = Outage(f"worker, taking from {store.queue}", emit)
+        self.full = False
+        """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` takes jobs too."""
         self._hungry = asyncio.Event()
         self._stopping = False
         self._ended = asyncio.Event()
@@ -109,11 +111,13 @@ class Fetcher:
         client = self._blocking.client
         try:
             taken = await self._blocking.send(self._store.take(self._worker, self._config.probe), self._config.probe)
-        except StoreError:
+        except StoreError as error:
+            self.full = error.kind == "oom"
             self._unsure()
             # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
             await self._commands.send(unblock(client or 0))
             raise
+        self.full = False
         if taken is None:
             return
         self._hungry.clear()

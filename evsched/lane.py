@@ -182,6 +182,8 @@ class Lane:
         ended, self._ended = self._ended[:limit], self._ended[limit:]
         if any(type(outcome) is Returned for _, outcome in ended):
             self._narrow()
+        if ended and self._fetcher.full:
+            self._more = True  # these ends may let others pass the gate, and no BLMOVE would bring them
         taken, self._taken = self._taken, []
         room = self._reserve()
         calls: list[_Outgoing] = [*end_calls(self.store, self._worker, ended)]

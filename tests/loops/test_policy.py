@@ -41,6 +41,34 @@ async def test_a_concurrency_limit_holds_over_workers_and_all_jobs_run(config: C
     assert most == 5
 
 
+async def test_jobs_behind_a_concurrency_limit_go_on_while_the_memory_is_full(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    """Redis refuses to block then, and each end lets others pass: who ends one asks for the next, and not a retry."""
+    count, limit = 180, 3
+
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app) as whole:
+        await whole.commands.send(Store(queue).limit({"concurrency": limit}))
+        await whole.commands.send(Store(queue).pause())
+        await noop.enqueue_many([()] * count)
+        await whole.recorder.until(
+            lambda: sum(len(event.lateness) for event in whole.recorder.of(events.Dispatched)) == count
+        )
+        raw.config_set("maxmemory", 1)
+        try:
+            await whole.commands.send(Store(queue).resume())
+            await whole.recorder.until(
+                lambda: sum(len(event.ids) for event in whole.recorder.of(events.Completed)) == count
+            )
+        finally:
+            raw.config_set("maxmemory", 0)
+        refused = [event for event in whole.recorder.of(events.RedisFailed) if event.kind == "oom"]
+        assert 0 < len(refused) < count / limit / 2
+
+
 async def test_a_rate_opens_by_the_dispatchers_sleep(config: Config, app: App, queue: str) -> None:
     """With one job in hand at a time it is the workers that use up the rate, and the dispatcher that has to open it."""
     moments: list[float] = []
