@@ -13,7 +13,7 @@ from typing import Final
 from evsched import address, checkup, keys, server
 from evsched.call import Call, T
 from evsched.connection import Subscription
-from evsched.errors import StoreDown, StoreError, StoreRefused
+from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.finding import Finding
 from evsched.rights import Role, needs
 from evsched.sender import Commands
@@ -75,10 +75,17 @@ class Doctor:
         self._found.append(finding)
 
     async def _ask(self, check: str, what: str, call: Call[T]) -> T | None:
-        """Send a call; say so when this user may not."""
+        """Send a call; say so when this user may not.
+
+        Raises:
+            StoreDown
+            StoreRefused: the connection itself is refused, by its password for example.
+        """
         try:
             return await self._commands.send(call)
         except StoreRefused as error:
+            if error.kind in NO_ENTRY:
+                raise  # nothing can be looked at
             mend = "ask as an administrator, or as the user `doctor` of redis.conf: --url redis://USER:PASSWORD@..."
             self._tell(Finding(check, "info", f"{what} cannot be asked, so not all is checked: {error}", "Redis", mend))
             return None

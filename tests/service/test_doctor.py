@@ -338,6 +338,16 @@ def test_a_node_of_a_cluster_is_told_by_that_name(tmp_path: Path) -> None:
             assert "EVAL" not in done.stdout
 
 
+@pytest.mark.parametrize("password", ["", "wrong"])
+def test_a_connection_that_is_refused_is_told_in_one_line(tmp_path: Path, password: str) -> None:
+    with EmbeddedRedis(requirepass="secret") as server:
+        url = server.url.replace("unix://", f"unix://default:{password}@" if password else "unix://")
+        done = Cli(url, tmp_path).run("doctor")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert ("invalid username-password" if password else "uthentication required") in done.stderr
+    assert "wrong@" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "place",
     [
