@@ -55,6 +55,8 @@ class Recurring:
         self._refused = Outages("recurring", emit)
         self._at: dict[str, float] = {}
         """When to look at a queue, by the monotonic clock; one that is not in it was not looked at since `look`."""
+        self._unread: dict[str, set[str]] = {}
+        """Recurrences of each queue of which it was told that they have no record."""
         self._behind = set[str]()
         """Queues whose rewinding was refused: it is due still."""
 
@@ -144,7 +146,10 @@ class Recurring:
         self._clock.heard(agenda.now, sent)
         nearest = float("inf") if agenda.beyond is None else agenda.beyond
         plans, calls = list[tuple[str, Plan]](), list[Call[list[str] | None]]()
+        self._tell_unread(queue, {name for name, _, fields in agenda.rows if not fields})
         for name, seen, fields in agenda.rows:
+            if not fields:
+                continue  # it stands where it is, until it is there again
             plan, reason = self._plan(queue, name, float(seen), agenda.now, fields)
             plans.append((name, plan))
             calls.append(
@@ -164,6 +169,13 @@ class Recurring:
         if agenda.rows:
             await asyncio.sleep(0)
         return min(max(nearest - agenda.now - AHEAD, 0.0), _CAP)
+
+    def _tell_unread(self, queue: str, names: set[str]) -> None:
+        """Tell once of recurrences that have no record, or one of another type; the others go on."""
+        for name in names - self._unread.get(queue, set()):
+            reason = "its record is gone, or its key is no hash: DEL the key and declare it again, or remove it"
+            self._emit(events.RecurrenceBroken(queue, name, reason))
+        self._unread[queue] = names
 
     def _plan(self, queue: str, name: str, stands: float, now: float, fields: dict[str, bytes]) -> tuple[Plan, str]:
         """Return what is to be done, and why nothing can be."""

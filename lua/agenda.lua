@@ -6,7 +6,7 @@
 --        ahead     seconds: how long before its time an occurrence goes on the schedule
 --        limit     how many at most
 -- REPLY  now; the next planned time beyond those, seconds or ''; for each: name, score as it is stored, and the record
---        as a list of field, value, ...
+--        as a list of field, value, ...; an empty one is of a key that is gone, or of another type
 -- FAILS  none
 -- TWICE  it only reads
 
@@ -19,7 +19,8 @@ local agenda = {}
 for i = 1, #found, 2 do
   local at = #agenda
   agenda[at + 1], agenda[at + 2] = found[i], found[i + 1]
-  agenda[at + 3] = redis.call('HGETALL', recurrence(found[i]))
+  local record = redis.pcall('HGETALL', recurrence(found[i]))
+  agenda[at + 3] = record.err and {} or record
 end
 local rank = #found / 2
 local beyond = redis.call('ZRANGE', recurrences, rank, rank, 'WITHSCORES')[2] or ''

@@ -103,6 +103,25 @@ async def test_a_rule_that_is_none_says_so_and_disturbs_nobody(config: Config, a
         assert b"field 1" in raw.hget(f"{root(queue)}recurrence:bad", "reason")
 
 
+@pytest.mark.parametrize("spoil", ["gone", "a string"])
+async def test_a_recurrence_without_a_record_is_told_once_and_disturbs_nobody(
+    config: Config, app: App, queue: str, raw: Any, ran: list[str], spoil: str
+) -> None:
+    async with system(config, app) as running:
+        if spoil != "gone":
+            raw.set(f"{root(queue)}recurrence:bad", spoil)
+        raw.hset(f"{root(queue)}recurrence:good", mapping={"rule": "every 1", "payload": PAYLOAD})
+        raw.zadd(f"{root(queue)}recurrences", {"bad": 0, "good": 0})
+        await running.recorder.wait(events.Completed, count=2)
+        (broken,) = running.recorder.of(events.RecurrenceBroken)
+        assert (broken.name, "its key is no hash" in broken.reason) == ("bad", True)
+        assert not running.recorder.of(events.CallRefused)
+        # When it is there again it goes on by itself.
+        raw.delete(f"{root(queue)}recurrence:bad")
+        raw.hset(f"{root(queue)}recurrence:bad", mapping={"rule": "every 1", "payload": PAYLOAD})
+        await running.recorder.until(lambda: any(job.startswith("bad@") for job in ran))
+
+
 async def test_a_count_that_is_none_is_told_once_and_disturbs_nobody(
     config: Config, app: App, queue: str, raw: Any, ran: list[str]
 ) -> None:
