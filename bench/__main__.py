@@ -17,12 +17,12 @@ from bench.place import Place, cpu, fill, percentile, place
 from bench.speed import due_jobs, sparse, throughput
 from bench.tasks import app, noop
 from evsched import App, Retry
-from evsched.answers import New
-from evsched.client import Options, new_job
+from evsched.client.client import Options, new_job
 from evsched.demo import count_commands
-from evsched.recurrence import Declared
-from evsched.sender import Commands
-from evsched.store import Store
+from evsched.recurrence.recurrence import Declared
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.senders import Commands
 
 _RUNS = 3
 

@@ -6,9 +6,9 @@ import asyncio
 import sys
 import time
 
-from evsched.job import Done, Taken, decode_payload
-from evsched.sender import Commands
-from evsched.store import Store
+from evsched.jobs.job import Done, Taken, decode_payload
+from evsched.store.store import Store
+from evsched.transport.senders import Commands
 
 _BATCH = 256
 

@@ -10,11 +10,11 @@ import sys
 import time
 from typing import Any
 
-from evsched.call import Call, T
 from evsched.config import Config
-from evsched.dispatcher import Dispatcher
+from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.events import Events
-from evsched.sender import Commands
+from evsched.transport.call import Call, T
+from evsched.transport.senders import Commands
 
 
 class Counted(Commands):

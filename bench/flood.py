@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from bench.place import Place, fill, percentile, place
-from evsched.answers import New
-from evsched.client import Options, new_job
+from evsched.client.client import Options, new_job
+from evsched.store.replies import New
 
 _SECONDS: Final = 5.0
 _EVERY: Final = 0.05

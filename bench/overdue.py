@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bench.place import Place, cpu, fill, percentile, place
 from bench.speed import due_jobs
-from evsched.scripts import folder, script
+from evsched.transport.scripts import folder, script
 
 _SLOW: Final = 1000
 """Microseconds from which on Redis logs a call."""

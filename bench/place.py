@@ -13,9 +13,9 @@ from typing import Any
 
 import redis
 
-from evsched.answers import New
-from evsched.client import Client
-from evsched.embedded import EmbeddedRedis
+from evsched.client.client import Client
+from evsched.store.replies import New
+from evsched.transport.embedded import EmbeddedRedis
 
 
 class Place:

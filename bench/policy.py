@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.place import Place, fill, percentile, place
-from evsched.answers import New
-from evsched.client import Options, SyncClient, new_job
-from evsched.store import Store
+from evsched.client.client import Options, SyncClient, new_job
+from evsched.store.replies import New
+from evsched.store.store import Store
 
 
 class _Stage:

@@ -9,8 +9,8 @@ import sys
 import time
 
 from bench.place import Place, fill, percentile, place
-from evsched.answers import New
-from evsched.client import Options, new_job
+from evsched.client.client import Options, new_job
+from evsched.store.replies import New
 
 _RUNS = 3
 

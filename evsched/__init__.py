@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from evsched.app import App
-    from evsched.arguments import Arguments
-    from evsched.backoff import Retry
-    from evsched.current import CurrentJob, GiveUp, JobLogFilter, RetryLater, current_job
-    from evsched.enqueuer import AsyncTask, PlainTask, TaskHandle
+    from evsched.client.job_handle import Job, SyncJob
+    from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
     from evsched.errors import (
         BadArguments,
         ConfigError,
@@ -40,8 +38,10 @@ if TYPE_CHECKING:
         StoreRefused,
         UnknownTask,
     )
-    from evsched.handle import Job, SyncJob
-    from evsched.job import JobStatus
+    from evsched.jobs.arguments import Arguments
+    from evsched.jobs.current_job import CurrentJob, GiveUp, JobLogFilter, RetryLater, current_job
+    from evsched.jobs.job import JobStatus
+    from evsched.jobs.retry import Retry
 
 __version__ = "0.1.0"
 
@@ -78,16 +78,16 @@ __all__ = [
 
 _WHERE: Final = {
     "app": ("App",),
-    "arguments": ("Arguments",),
-    "backoff": ("Retry",),
-    "current": (
+    "jobs.arguments": ("Arguments",),
+    "jobs.retry": ("Retry",),
+    "jobs.current_job": (
         "CurrentJob",
         "GiveUp",
         "JobLogFilter",
         "RetryLater",
         "current_job",
     ),
-    "enqueuer": (
+    "client.task_handle": (
         "AsyncTask",
         "PlainTask",
         "TaskHandle",
@@ -107,11 +107,11 @@ _WHERE: Final = {
         "StoreRefused",
         "UnknownTask",
     ),
-    "handle": (
+    "client.job_handle": (
         "Job",
         "SyncJob",
     ),
-    "job": ("JobStatus",),
+    "jobs.job": ("JobStatus",),
 }
 """The modules of these names. Each is imported at the first use: a service must hear SIGTERM before the half second
 that all of them take."""

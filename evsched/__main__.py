@@ -16,9 +16,9 @@ def main() -> None:
     """Run what the command line says, and exit."""
     if sys.argv[1:2] and sys.argv[1] in _SERVICES:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _end)  # until shutdown.py hears them
+            signal.signal(number, _end)  # until runtime/shutdown.py hears them
     try:
-        from evsched.cli import main as run
+        from evsched.cli.main import main as run
     except KeyboardInterrupt:
         os._exit(130)
     run()

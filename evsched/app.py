@@ -9,15 +9,15 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, overload
 
 from evsched import config
-from evsched.arguments import check
-from evsched.backoff import Retry
-from evsched.client import Client, Options, Sending, SyncClient, new_job, seconds, unix
-from evsched.enqueuer import AsyncTask, PlainTask, Recur, Register, SyncSession, TaskHandle
+from evsched.client.client import Client, Options, Sending, SyncClient, new_job, seconds, unix
+from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, SyncSession, TaskHandle
 from evsched.errors import ConfigError
+from evsched.jobs.arguments import check
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Task, Tasks, define
 from evsched.keys import check_queue
-from evsched.program import Lifespan, Middleware, Program, no_lifespan
-from evsched.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
-from evsched.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Task, Tasks, define
+from evsched.recurrence.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
+from evsched.worker.program import Lifespan, Middleware, Program, no_lifespan
 
 P = ParamSpec("P")
 R = TypeVar("R")

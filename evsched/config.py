@@ -46,7 +46,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What running jobs get to end in, after SIGTERM and after their timeout."""
 
     batch: int = 250
-    """Jobs that one script moves at the most: about 2 ms of Redis's time. See batch.py."""
+    """Jobs that one script moves at the most: about 2 ms of Redis's time. See store/batch_size.py."""
     payload_cap: int = PAYLOAD_CAP
     """Bytes of a payload; a larger one goes to dead unread."""
 

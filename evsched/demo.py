@@ -20,10 +20,10 @@ import redis
 
 from evsched import keys
 from evsched.app import App
-from evsched.client import Options, SyncClient, new_job
-from evsched.current import current_job
+from evsched.client.client import Options, SyncClient, new_job
 from evsched.errors import EvschedError
-from evsched.load import LINK
+from evsched.jobs.current_job import current_job
+from evsched.process.child_link import LINK
 
 app = App(queue="demo")
 

@@ -33,19 +33,19 @@ import pytest
 from msgspec import Struct
 
 from evsched import App, keys
-from evsched.call import Call, T
-from evsched.client import Client, unix
+from evsched.client.client import Client, unix
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.endings import end_calls
 from evsched.errors import ConfigError
-from evsched.executor import Executor
-from evsched.job import Outcome
-from evsched.recurrence import read_declared, read_recurrence
-from evsched.run import Run
-from evsched.sender import SyncCommands
-from evsched.server import flush, scan
-from evsched.store import Store
+from evsched.jobs.job import Outcome
+from evsched.recurrence.recurrence import read_declared, read_recurrence
+from evsched.store.server import flush, scan
+from evsched.store.store import Store
+from evsched.transport.call import Call, T
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncCommands
+from evsched.worker.endings import end_calls
+from evsched.worker.executor import Executor
+from evsched.worker.run import Run
 
 __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
 

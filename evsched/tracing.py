@@ -21,9 +21,9 @@ import msgspec
 
 from evsched import __version__
 from evsched.app import App
-from evsched.client import Options, random_id
-from evsched.current import CurrentJob, RetryLater
+from evsched.client.client import Options, random_id
 from evsched.errors import ConfigError
+from evsched.jobs.current_job import CurrentJob, RetryLater
 
 try:
     from opentelemetry.context import Context

@@ -5,7 +5,7 @@
 -- ARGV   most      entries that are counted at the most
 --        strays    workers that have a list and no lease, parted by blanks
 -- ROWS   group     that has a backlog of its own, under 1000
--- REPLY  for each thing that is wrong: id or group, '' = the queue; code, see evsched/wrongs.py; where, or a detail
+-- REPLY  for each thing that is wrong: id or group, '' = the queue; code, see evsched/diagnostics/audit_rules.py; where, or a detail
 -- FAILS  none
 -- TWICE  it only reads
 --

@@ -12,9 +12,9 @@ import pytest
 import redis
 from hypothesis import settings
 
-from evsched.embedded import EmbeddedRedis, Kind, find_server
-from evsched.sender import Commands
-from evsched.store import Store
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
+from evsched.transport.senders import Commands
 from tests.support.recorder import Recorder
 
 # The same examples each time, so that a change is turned away for what it does alone; and no limit to how long one

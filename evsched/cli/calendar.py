@@ -13,14 +13,14 @@ from cyclopts import App, Parameter
 from evsched.cli import output
 from evsched.cli.recurrences import Zone, in_zone, kept
 from evsched.cli.root import Json, Queue, Url, UsageError, client
-from evsched.cli.when import parse_time
-from evsched.client import SyncClient
+from evsched.cli.time_args import parse_time
+from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing
-from evsched.recurrence import Declared, Recurrence, read_declared, read_recurrence
-from evsched.rule import parse_rule
-from evsched.store import Store
-from evsched.windows import WINDOW_NAME, parse_window
+from evsched.recurrence.cron import parse_rule
+from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
+from evsched.recurrence.windows import WINDOW_NAME, parse_window
+from evsched.store.store import Store
 
 windows = App(name="windows", help="Named windows, in which jobs may start: list, set, remove.")
 

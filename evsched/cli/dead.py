@@ -7,13 +7,13 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from evsched.call import Call
 from evsched.cli import output
 from evsched.cli.root import Ids, Json, Queue, Url, UsageError, client
-from evsched.client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreRefused
-from evsched.store import Store
+from evsched.store.store import Store
+from evsched.transport.call import Call
 
 app = App(name="dead", help="The jobs that were given up: list, revive, drop.")
 

@@ -11,17 +11,17 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from evsched.audit import Audit, Told
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, settings
 from evsched.config import DEFAULT_QUEUE
-from evsched.doctor import Doctor
+from evsched.diagnostics.acl import Role
+from evsched.diagnostics.audit import Audit, Told
+from evsched.diagnostics.doctor import Doctor
+from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreRefused
-from evsched.finding import Finding
-from evsched.log import escape
-from evsched.rights import Role
-from evsched.sender import Commands
-from evsched.standstill import Standstill
+from evsched.telemetry.log import escape
+from evsched.transport.senders import Commands
 
 _ALIKE: Final = 10
 """Findings of one check that a person is shown; --json has them all."""

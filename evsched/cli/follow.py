@@ -14,16 +14,16 @@ from evsched import keys
 from evsched.cli import output
 from evsched.cli.jobs import Id
 from evsched.cli.root import Json, Queue, Url, client, settings
-from evsched.client import Client, SyncClient
+from evsched.client.client import Client, SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.connection import Subscription
-from evsched.current import Progress
+from evsched.diagnostics.explain import explain as say
+from evsched.diagnostics.explain import nowhere, window_of
 from evsched.errors import JobDead, JobMissing, StoreRefused
-from evsched.explain import explain as say
-from evsched.explain import nowhere, window_of
-from evsched.job import JobStatus
-from evsched.log import escape
-from evsched.store import Store
+from evsched.jobs.current_job import Progress
+from evsched.jobs.job import JobStatus
+from evsched.store.store import Store
+from evsched.telemetry.log import escape
+from evsched.transport.connection import Subscription
 
 _SLICES = 20
 """How many thousand ids are looked at for one that is like the one that is not there."""

@@ -10,12 +10,12 @@ from cyclopts import Parameter
 
 from evsched.cli import output
 from evsched.cli.root import Json, Queue, Url, UsageError, client
-from evsched.cli.when import parse_due
-from evsched.client import Options, new_job
+from evsched.cli.time_args import parse_due
+from evsched.client.client import Options, new_job
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
-from evsched.job import OnConflict
-from evsched.store import Store
+from evsched.jobs.job import OnConflict
+from evsched.store.store import Store
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
 At = Annotated[str | None, Parameter(name="--at", help="When: ISO 8601 or Unix seconds.")]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from evsched.log import escape, json_text
+from evsched.telemetry.log import escape, json_text
 
 _CELL_MOST: Final = 2000
 """Characters of a cell of a table: as many as a reason has."""

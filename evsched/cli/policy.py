@@ -7,13 +7,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from evsched import limits
 from evsched.cli import output
 from evsched.cli.queues import missing
 from evsched.cli.root import Json, Url, UsageError, client
 from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue
-from evsched.store import Store
+from evsched.store import limits
+from evsched.store.store import Store
 
 Q = Annotated[str, Parameter(help="The queue.")]
 _LIFT = "`none` lifts it."

@@ -6,13 +6,14 @@ import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from evsched import keys, server
-from evsched.call import Call
+from evsched import keys
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, client
-from evsched.client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.errors import StoreRefused
-from evsched.store import Store
+from evsched.store import server
+from evsched.store.store import Store
+from evsched.transport.call import Call
 
 T = TypeVar("T")
 

@@ -10,13 +10,13 @@ from cyclopts import App, Parameter
 from evsched.cli import output
 from evsched.cli.jobs import argument
 from evsched.cli.root import Json, Queue, Url, UsageError, client
-from evsched.cli.when import parse_time
-from evsched.client import Options, SyncClient, new_job
+from evsched.cli.time_args import parse_time
+from evsched.client.client import Options, SyncClient, new_job
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
-from evsched.recurrence import Declared, Misfire, Overlap, read_declared, read_recurrence
-from evsched.store import Store
-from evsched.untrusted import number, whole
+from evsched.jobs.untrusted import number, whole
+from evsched.recurrence.recurrence import Declared, Misfire, Overlap, read_declared, read_recurrence
+from evsched.store.store import Store
 
 app = App(name="recurrences", help="What recurs: list, next, add, pause, resume, remove.")
 

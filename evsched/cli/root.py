@@ -12,11 +12,12 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 import evsched
-from evsched import address, config
-from evsched.client import SyncClient
+from evsched import config
+from evsched.client.client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError, EvschedError
-from evsched.log import escape
+from evsched.telemetry.log import escape
+from evsched.transport import address
 
 root = App(
     name="evsched",
@@ -59,7 +60,7 @@ def _warn() -> None:
     """Tell once of variables that were meant to be settings, or were made by others."""
     if not (line := config.warning(os.environ)):
         return
-    from evsched.load import LINK  # not above: it brings the worker with it
+    from evsched.process.child_link import LINK  # not above: it brings the worker with it
 
     if LINK not in os.environ:  # a child of --processes, whose parent has told it
         print(f"evsched: warning: {escape(line)}", file=sys.stderr)

@@ -9,9 +9,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched import log
 from evsched.cli.root import Queues, Url, UsageError, settings
 from evsched.config import Config
+from evsched.telemetry import log
 
 Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is, such as tasks:app.")]
 MetricsPort = Annotated[
@@ -39,7 +39,7 @@ def dispatcher(
     log_level: Level = "INFO",
 ) -> None:
     """Move due jobs on, and put back what dead workers held. Run any number of them."""
-    from evsched.service import run_dispatcher
+    from evsched.process.service import run_dispatcher
 
     _log(log_level)
     found = settings(
@@ -68,9 +68,9 @@ def worker(
     log_jobs: LogJobs = None,
 ) -> int:
     """Take jobs and run them. Run any number of them."""
-    from evsched.locate import find_app
-    from evsched.service import run_worker, run_workers
-    from evsched.supervisor import read_span
+    from evsched.process.locate_app import find_app
+    from evsched.process.service import run_worker, run_workers
+    from evsched.process.supervisor import read_span
 
     found = settings(
         url,
@@ -112,9 +112,9 @@ def dev(
     log_jobs: LogJobs = None,
 ) -> None:
     """Run a dispatcher and a worker in one process; with a private Redis when none is named."""
-    from evsched.embedded import EmbeddedRedis
-    from evsched.locate import find_app
-    from evsched.service import run_dev
+    from evsched.process.locate_app import find_app
+    from evsched.process.service import run_dev
+    from evsched.transport.embedded import EmbeddedRedis
 
     found = settings(
         url,
@@ -145,7 +145,7 @@ def demo(
 ) -> int:
     """Show the main job: real jobs through three doors, run on time by a dispatcher and a worker process."""
     from evsched.demo import run_demo
-    from evsched.embedded import EmbeddedRedis
+    from evsched.transport.embedded import EmbeddedRedis
 
     if url is not None or "EVSCHED_URL" in os.environ:
         return run_demo(settings(url).url, jobs, seconds, idle)

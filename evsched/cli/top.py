@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from evsched.address import hide_password
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, settings
 from evsched.errors import StoreDown, StoreRefused
-from evsched.page import Page
-from evsched.top import Top
+from evsched.top.collector import Top
+from evsched.top.snapshot import Page
+from evsched.transport.address import hide_password
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,7 @@ async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:
             elif on_terminal and not console.is_dumb_terminal:
                 await _live(console, pages, title)
             else:
-                from evsched.cli.draw import draw
+                from evsched.cli.render import draw
 
                 console.print(draw(await _measured(pages), title, console.width, None))
     except StoreRefused as error:
@@ -74,7 +74,7 @@ async def _live(console: Console, pages: AsyncGenerator[Page], title: str) -> No
     """Draw page after page until a key or a signal says to leave; the terminal is then as it was."""
     from rich.live import Live
 
-    from evsched.cli.draw import draw
+    from evsched.cli.render import draw
 
     first = await anext(pages)  # when there is none, that is said on the screen that one sees
     leave = asyncio.Event()

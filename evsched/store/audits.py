@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from evsched.answers import Wrong
-from evsched.call import Call, Word, text
 from evsched.store.queue import Queue
+from evsched.store.replies import Wrong
+from evsched.transport.call import Call, Word, text
 
 
 def _wrongs(met: bytes) -> Callable[[list[bytes]], list[Wrong]]:

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from evsched import keys
-from evsched.answers import New
-from evsched.call import Call, Word, raw, text, texts
-from evsched.explain import Facts
-from evsched.job import JobStatus, Place, read_status
-from evsched.limits import read_limits
+from evsched.jobs.job import JobStatus, Place, read_status
+from evsched.jobs.untrusted import number
+from evsched.store.limits import read_limits
 from evsched.store.queue import Queue, as_fields, as_moment
-from evsched.untrusted import number
+from evsched.store.replies import Facts, New
+from evsched.transport.call import Call, Word, raw, text, texts
 
 
 def _new_words(jobs: Iterable[New]) -> list[Word]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from evsched import keys
-from evsched.answers import Agenda, Lease, Step
-from evsched.call import Call, Word, text, texts
-from evsched.recurrence import Occurrence
+from evsched.jobs.untrusted import number
+from evsched.recurrence.recurrence import Occurrence
 from evsched.store.queue import Queue, as_fields, as_pairs
-from evsched.untrusted import number
+from evsched.store.replies import Agenda, Lease, Step
+from evsched.transport.call import Call, Word, text, texts
 
 _MEMBER_MOST: Final = 1 << 20
 """Bytes of a member of the schedule: dispatch.lua has the same."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from evsched import keys
-from evsched.answers import Census
-from evsched.call import Call, Word, raw, text, texts
-from evsched.limits import Limits, read_limits
+from evsched.jobs.untrusted import number
+from evsched.store.limits import Limits, read_limits
 from evsched.store.queue import Queue
-from evsched.untrusted import number
+from evsched.store.replies import Census
+from evsched.transport.call import Call, Word, raw, text, texts
 
 
 class Operators(Queue):
@@ -33,7 +33,7 @@ class Operators(Queue):
         return self._verb("resume", since, self._stamp(now))
 
     def limit(self, limits: Mapping[str, float | None] | None = None, *, now: float | None = None) -> Call[Limits]:
-        """Set limits by their field names (`limits.py`), None = no such limit; the reply is all there are."""
+        """Set limits by their field names (`store/limits.py`), None = no such limit; the reply is all there are."""
         words: list[Word] = [self._stamp(now)]
         for name, value in (limits or {}).items():
             words += (name, "" if value is None else f"{value:.12g}")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from evsched import keys
-from evsched.call import Call, T, Word, text
-from evsched.scripts import script
+from evsched.transport.call import Call, T, Word, text
+from evsched.transport.scripts import script
 
 
 def as_moment(unix: float | None) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from evsched.call import Call, raw, text, texts
-from evsched.recurrence import Declared
+from evsched.recurrence.recurrence import Declared
 from evsched.store.queue import Queue, as_fields
+from evsched.transport.call import Call, raw, text, texts
 
 
 class Recurrences(Queue):

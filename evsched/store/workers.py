@@ -8,11 +8,11 @@ from typing import Any, Literal, cast
 from msgspec.structs import replace
 
 from evsched import keys
-from evsched.answers import Take
-from evsched.call import Call, Word, raw, text, texts
-from evsched.current import Progress
-from evsched.job import Aborted, Buried, Deferred, Done, Retried, Taken, encode
+from evsched.jobs.current_job import Progress
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Retried, Taken, encode
 from evsched.store.queue import Queue, as_pairs
+from evsched.store.replies import Take
+from evsched.transport.call import Call, Word, raw, text, texts
 
 
 class Workers(Queue):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evsched.client import SyncClient
-from evsched.embedded import EmbeddedRedis
+from evsched.client.client import SyncClient
+from evsched.transport.embedded import EmbeddedRedis
 
 
 class Fleet:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from evsched.client import Options, SyncClient, new_job
-from evsched.embedded import EmbeddedRedis
+from evsched.client.client import Options, SyncClient, new_job
+from evsched.transport.embedded import EmbeddedRedis
 from tests.chaos.conftest import Fleet
 
 LEASE = 15.0

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from evsched.client import Options, SyncClient, new_job
-from evsched.store import Store
+from evsched.client.client import Options, SyncClient, new_job
+from evsched.store.store import Store
 from tests.chaos.conftest import Fleet
 
 LIMIT, JOBS = 5, 600

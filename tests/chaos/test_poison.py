@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evsched import Retry
-from evsched.client import Options, SyncClient, new_job
+from evsched.client.client import Options, SyncClient, new_job
 from tests.chaos.conftest import Fleet
 
 SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_BEAT": "0.5"}

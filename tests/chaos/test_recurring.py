@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from evsched.client import Options, SyncClient, new_job
-from evsched.recurrence import Declared
-from evsched.store import Store
+from evsched.client.client import Options, SyncClient, new_job
+from evsched.recurrence.recurrence import Declared
+from evsched.store.store import Store
 from tests.chaos.conftest import Fleet
 
 SECONDS = 60

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from evsched.metrics import Metrics
+from evsched.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "grafana"

@@ -10,7 +10,7 @@ import pytest
 import evsched
 import evsched.config
 from evsched import events
-from evsched.locate import find_app
+from evsched.process.locate_app import find_app
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "evsched").rglob("*.py"))

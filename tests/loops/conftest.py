@@ -8,11 +8,11 @@ from collections.abc import Generator
 import pytest
 
 from evsched import App
-from evsched.audit import Audit
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.finding import Finding
-from evsched.sender import Commands
+from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.finding import Finding
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import Commands
 
 
 @pytest.fixture

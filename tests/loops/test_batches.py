@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from evsched import App, batch, events
-from evsched.answers import New
-from evsched.client import Options, new_job
+from evsched import App, events
+from evsched.client.client import Options, new_job
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.sender import Commands
-from evsched.store import Store
+from evsched.store import batch_size
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import Commands
 from tests.support.system import System, system
 
 MANY = 1_500
@@ -29,7 +30,7 @@ def app(queue: str) -> App:
 
 @pytest.fixture
 def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "BUDGET", -1.0)
+    monkeypatch.setattr(batch_size, "BUDGET", -1.0)
 
 
 async def enqueue_due(url: str, queue: str) -> None:
@@ -53,7 +54,7 @@ async def test_a_dispatcher_moves_fewer_jobs_in_a_step(server: EmbeddedRedis, qu
         await running.recorder.wait(events.Dispatched, lambda _: sum(dispatched(running)) == MANY)
         sizes = dispatched(running)
         assert sizes[:4] == [250, 250, 187, 140]
-        assert sizes[-2] == batch.LEAST
+        assert sizes[-2] == batch_size.LEAST
 
 
 @pytest.mark.usefixtures("every_call_is_too_long")
@@ -68,5 +69,5 @@ async def test_a_worker_starts_and_ends_fewer_jobs_in_a_call(server: EmbeddedRed
         started = [len(one.ids) for one in running.recorder.of(events.Started)]
         completed = [len(one.ids) for one in running.recorder.of(events.Completed)]
         assert max(started) == 250
-        assert max(started[-5:]) <= batch.LEAST
-        assert max(completed[-5:]) <= batch.LEAST
+        assert max(started[-5:]) <= batch_size.LEAST
+        assert max(completed[-5:]) <= batch_size.LEAST

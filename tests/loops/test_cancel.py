@@ -12,12 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched import App, JobDead, JobMissing, Retry, current_job, events, processes, server
-from evsched.client import SyncClient
+from evsched import App, JobDead, JobMissing, Retry, current_job, events
+from evsched.client.client import SyncClient
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.processes import ProcessDied
-from evsched.store import Store
+from evsched.store import server
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.worker import process_pool
+from evsched.worker.process_pool import ProcessDied
 from tests.support import heavy
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
@@ -132,7 +134,7 @@ async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Confi
 
 async def test_what_a_process_does_not_contain_ends_that_run_and_not_the_worker() -> None:
     with pytest.raises(ProcessDied, match="its process ended by KeyboardInterrupt"):
-        await processes.call(lambda _: None, heavy.interrupt)
+        await process_pool.call(lambda _: None, heavy.interrupt)
 
 
 async def test_it_is_the_message_that_tells_the_worker(config: Config, app: App) -> None:

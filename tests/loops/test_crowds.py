@@ -14,12 +14,12 @@ from typing import Any, TextIO
 import pytest
 
 from evsched import App, Retry, current_job, events
-from evsched.answers import New
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
 from evsched.errors import JobDead
-from evsched.job import encode
-from evsched.store import Store
+from evsched.jobs.job import encode
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support import heavy
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system

@@ -9,11 +9,11 @@ import pytest
 import redis
 
 from evsched import App, current_job, events
-from evsched.answers import New
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.server import set_notification_flags
-from evsched.store import Store
+from evsched.store.replies import New
+from evsched.store.server import set_notification_flags
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.proxy import Proxy
 from tests.support.system import system
 

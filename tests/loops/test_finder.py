@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from evsched import App, events
-from evsched.answers import New
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.store import Store
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.proxy import Proxy
 from tests.support.system import System, system
 

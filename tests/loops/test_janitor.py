@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from evsched import events
-from evsched.answers import New
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
+from evsched.dispatcher.janitor import Janitor
 from evsched.events import Dispatched, Woken
-from evsched.janitor import Janitor
-from evsched.sender import Commands
-from evsched.store import Store
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import Commands
 from tests.support.recorder import Recorder
 
 BEAT = 0.1

@@ -16,7 +16,7 @@ import pytest
 
 from evsched import App, CurrentJob, JobDead, JobExists, Retry, current_job, events
 from evsched.config import Config
-from evsched.store import Store
+from evsched.store.store import Store
 from tests.support import heavy
 from tests.support.patience import PATIENCE
 from tests.support.system import system

@@ -9,8 +9,8 @@ import pytest
 
 from evsched import App, ConfigError, Retry, current_job, events
 from evsched.config import Config
-from evsched.recurrence import Declared, Occurrence
-from evsched.store import Store
+from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store.store import Store
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 

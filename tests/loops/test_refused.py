@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from evsched import App, StoreRefused, events
-from evsched.call import Call
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.sender import Commands
+from evsched.transport.call import Call
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import Commands
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
 

@@ -12,12 +12,12 @@ import pytest
 
 from evsched import App, Retry, StoreDown, StoreRefused, events, keys
 from evsched.config import Config
-from evsched.connection import Subscription
-from evsched.page import Look
-from evsched.roll import Presence, Running
-from evsched.sender import Commands
-from evsched.store import Store
-from evsched.top import Top
+from evsched.store.store import Store
+from evsched.top.collector import Top
+from evsched.top.snapshot import Look
+from evsched.transport.connection import Subscription
+from evsched.transport.senders import Commands
+from evsched.worker.presence import Presence, Running
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 

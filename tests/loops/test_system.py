@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from evsched import App, GiveUp, JobDead, JobExists, JobMissing, Retry, RetryLater, current_job, events
-from evsched.call import Call, raw
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
+from evsched.transport.call import Call, raw
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 

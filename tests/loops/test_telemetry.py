@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from evsched import App, Retry, events
 from evsched.config import Config
-from evsched.depths import DEADLINE
-from evsched.embedded import EmbeddedRedis
-from evsched.telemetry import Telemetry
+from evsched.telemetry.process import Telemetry
+from evsched.telemetry.queue_stats import DEADLINE
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 from tests.support.recorder import Recorder

@@ -10,9 +10,9 @@ import pytest
 
 from evsched import App, ConfigError, JobDead, Retry, TaskHandle, current_job, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.explain import explain
-from evsched.store import Store
+from evsched.diagnostics.explain import explain
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 

@@ -10,8 +10,8 @@ import pytest
 
 from evsched import App, current_job, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.job import encode
+from evsched.jobs.job import encode
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evsched.call import Call
-from evsched.embedded import EmbeddedRedis
-from evsched.sender import SyncCommands
+from evsched.transport.call import Call
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncCommands
 from tests.support.snapshot import snapshot
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
-from evsched.job import Buried, Done, Retried, Taken
-from evsched.store import Store
+from evsched.jobs.job import Buried, Done, Retried, Taken
+from evsched.store.replies import New
+from evsched.store.store import Store
 
 NOW = 1_900_000_000.0
 Send = Callable[[Any], Any]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from evsched.answers import New, Wrong
-from evsched.audit import Audit
+from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreRefused
-from evsched.finding import Finding
-from evsched.job import Buried, Done, Taken
-from evsched.recurrence import Declared, Occurrence
-from evsched.sender import Commands
-from evsched.store import Store
+from evsched.jobs.job import Buried, Done, Taken
+from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store.replies import New, Wrong
+from evsched.store.store import Store
+from evsched.transport.senders import Commands
 
 FAR = 4e9
 PAYLOAD = b'{"task":"t"}'

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.job import Buried, Done
-from evsched.store import Store
+from evsched.jobs.job import Buried, Done
+from evsched.store.replies import New
+from evsched.store.store import Store
 from tests.support.patience import PATIENCE
 
 NOW = 1_900_000_000.0

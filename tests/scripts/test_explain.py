@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
-from evsched.explain import explain
-from evsched.job import Aborted, Buried, Deferred, Done, Retried, Taken
-from evsched.store import Store
+from evsched.diagnostics.explain import explain
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Retried, Taken
+from evsched.store.replies import New
+from evsched.store.store import Store
 
 NOW = 1_900_000_000.0
 

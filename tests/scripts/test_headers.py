@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from evsched.scripts import folder
-from evsched.store import Store
+from evsched.store.store import Store
+from evsched.transport.scripts import folder
 
 VERBS = sorted(path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_"))
 PRELUDE = (folder() / "_prelude.lua").read_text()

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import NoPermissionError
 
-from evsched.answers import New, Wrong
-from evsched.current import Progress
-from evsched.embedded import EmbeddedRedis
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Taken
-from evsched.recurrence import Declared, Occurrence
-from evsched.store import Store
+from evsched.jobs.current_job import Progress
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Taken
+from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store.replies import New, Wrong
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support import hostile
 from tests.support.hostile import ON_RUNNING, VALID, WAYS
 

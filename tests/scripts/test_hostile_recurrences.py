@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
-from evsched.job import Done, Taken
-from evsched.recurrence import Declared, Occurrence
-from evsched.store import Store
+from evsched.jobs.job import Done, Taken
+from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store.replies import New
+from evsched.store.store import Store
 from tests.support.hostile import NO_COUNTS, VALID
 
 Send = Callable[[Any], Any]

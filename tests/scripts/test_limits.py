@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
 from evsched.errors import StoreRefused
-from evsched.job import Buried, Done, Taken
-from evsched.limits import Limits
-from evsched.store import Store
+from evsched.jobs.job import Buried, Done, Taken
+from evsched.store.limits import Limits
+from evsched.store.replies import New
+from evsched.store.store import Store
 from tests.support.patience import PATIENCE
 
 NOW = 1_900_000_000.0

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from evsched.audit import Audit
-from evsched.sender import Commands
-from evsched.store import Store
+from evsched.diagnostics.audit import Audit
+from evsched.store.store import Store
+from evsched.transport.senders import Commands
 
 
 @pytest.mark.parametrize("name", ["{} x", "{}\n\x1b[2J", "{}" + "y" * 500])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evsched.job import Aborted, Buried, Done, Retried, Taken
-from evsched.recurrence import Declared, Misfire, Occurrence, Overlap
-from evsched.store import Store
+from evsched.jobs.job import Aborted, Buried, Done, Retried, Taken
+from evsched.recurrence.recurrence import Declared, Misfire, Occurrence, Overlap
+from evsched.store.store import Store
 
 NOW = 1_900_000_000.0
 NAME = "r"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
-from evsched.job import Deferred, Taken
-from evsched.store import Store
+from evsched.jobs.job import Deferred, Taken
+from evsched.store.replies import New
+from evsched.store.store import Store
 
 NOW = 1_900_000_000.0
 OPENS = NOW + 3600

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import redis
 
-from evsched.answers import New
-from evsched.embedded import EmbeddedRedis
 from evsched.errors import StoreDown, StoreRefused
-from evsched.job import Buried, Done, Retried, Taken
-from evsched.sender import SyncCommands
-from evsched.store import Store
+from evsched.jobs.job import Buried, Done, Retried, Taken
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncCommands
 from tests.support.snapshot import snapshot
 
 NOW = 1_900_000_000.0

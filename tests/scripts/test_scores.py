@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
-from evsched.store import Store
+from evsched.store.replies import New
+from evsched.store.store import Store
 
 NOW = 1_900_000_000.0
 MEMBER = '{"task":"t","id":"a"}'

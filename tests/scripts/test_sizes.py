@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
-from evsched.job import Done
-from evsched.store import Store
+from evsched.jobs.job import Done
+from evsched.store.replies import New
+from evsched.store.store import Store
 
 Send = Callable[[Any], Any]
 State = Callable[[], dict[str, Any]]

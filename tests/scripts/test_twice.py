@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New
 from evsched.errors import JobExists, JobMissing
-from evsched.job import Buried, Done, Retried, Taken
-from evsched.store import Store
+from evsched.jobs.job import Buried, Done, Retried, Taken
+from evsched.store.replies import New
+from evsched.store.store import Store
 
 NOW = 1_900_000_000.0
 Send = Callable[[Any], Any]

@@ -12,12 +12,12 @@ from typing import Any, Literal, cast
 import pytest
 import redis
 
-from evsched.answers import New
-from evsched.embedded import EmbeddedRedis
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.job import Aborted, Buried, Deferred, Done, OnConflict, Retried, Taken
-from evsched.sender import SyncCommands
-from evsched.store import Store
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, OnConflict, Retried, Taken
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncCommands
 from tests.support.model import Model
 from tests.support.snapshot import snapshot
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from evsched.answers import New, Wrong
-from evsched.call import Call
-from evsched.current import Progress
 from evsched.errors import JobMissing, StoreRefused
-from evsched.job import Aborted, Buried, Deferred, Done, Retried, Taken
-from evsched.recurrence import Declared, Occurrence
-from evsched.scripts import folder
-from evsched.store import Store
+from evsched.jobs.current_job import Progress
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Retried, Taken
+from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store.replies import New, Wrong
+from evsched.store.store import Store
+from evsched.transport.call import Call
+from evsched.transport.scripts import folder
 
 NOW = 1_900_000_000.0
 Send = Callable[[Any], Any]

@@ -11,8 +11,8 @@ import pytest
 
 from evsched import App, current_job, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.log import escape
+from evsched.telemetry.log import escape
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 TASKS = """

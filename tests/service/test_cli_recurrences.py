@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 TASKS = """

@@ -18,7 +18,7 @@ from typing import Self
 import pytest
 import redis
 
-from evsched.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 

@@ -12,8 +12,8 @@ import redis
 
 from evsched import App, Retry, current_job, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.store import Store
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.clock import SetClock, server_with_clock
 from tests.support.system import System, system
 

@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 import redis
 
-from evsched import App, GiveUp, Retry, RetryLater, checkup, current_job, events, rights
-from evsched.audit import Audit
+from evsched import App, GiveUp, Retry, RetryLater, current_job, events
 from evsched.config import Config
-from evsched.doctor import Doctor
-from evsched.embedded import EmbeddedRedis
+from evsched.diagnostics import acl, server_checks
+from evsched.diagnostics.acl import ROLES, Role
+from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.doctor import Doctor
+from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreDown
-from evsched.finding import Finding
-from evsched.rights import ROLES, Role
-from evsched.scripts import folder
-from evsched.sender import Commands
-from evsched.standstill import Standstill
-from evsched.store import Store
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.scripts import folder
+from evsched.transport.senders import Commands
 from tests.service.test_rights import USERS, url, words_of
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
@@ -149,16 +150,16 @@ async def test_a_clock_that_is_off(server: EmbeddedRedis, skew: float, told: str
 @pytest.mark.parametrize(
     ("info", "check", "what"),
     [
-        ({"redis_version": "6.2.14"}, checkup.version, "redis 6.2.14 is too old"),
-        ({"redis_version": "7.2.4", "valkey_version": "7.1.0"}, checkup.version, "valkey 7.1.0 is too old"),
-        ({"aof_enabled": "1", "aof_last_write_status": "err"}, checkup.persistence, "Redis refuses every write"),
-        ({"aof_enabled": "1", "aof_last_bgrewrite_status": "err"}, checkup.persistence, "grows without end"),
+        ({"redis_version": "6.2.14"}, server_checks.version, "redis 6.2.14 is too old"),
+        ({"redis_version": "7.2.4", "valkey_version": "7.1.0"}, server_checks.version, "valkey 7.1.0 is too old"),
+        ({"aof_enabled": "1", "aof_last_write_status": "err"}, server_checks.persistence, "Redis refuses every write"),
+        ({"aof_enabled": "1", "aof_last_bgrewrite_status": "err"}, server_checks.persistence, "grows without end"),
     ],
 )
 def test_what_no_test_can_plant(
-    info: dict[str, str], check: Callable[[checkup.Server], list[Finding]], what: str
+    info: dict[str, str], check: Callable[[server_checks.Server], list[Finding]], what: str
 ) -> None:
-    (finding,) = check(checkup.Server(info, {}))
+    (finding,) = check(server_checks.Server(info, {}))
     assert what in finding.what
 
 
@@ -184,9 +185,9 @@ def test_the_commands_that_are_asked_for_are_those_of_the_scripts() -> None:
     before = {
         name for path in folder().glob("_*.lua") for name in re.findall(r"redis\.p?call\(\s*'(\w+)'", path.read_text())
     }
-    told = asked(rights.READS) | asked(rights.WRITES) | asked(rights.AUDITS) | {"TIME", "PUBLISH"}
+    told = asked(acl.READS) | asked(acl.WRITES) | asked(acl.AUDITS) | {"TIME", "PUBLISH"}
     assert everything | before == told
-    assert used(" flags=no-writes") <= asked(rights.READS) | {"TIME"}
+    assert used(" flags=no-writes") <= asked(acl.READS) | {"TIME"}
 
 
 async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from evsched.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli, Log, ended
 from tests.support.web import get
 
@@ -103,7 +103,7 @@ import os, sys, time
 
 class Held:
     def find_spec(self, name, *_):
-        if name == "evsched.client":
+        if name == "evsched.client.client":
             os.write(os.open("pipe", os.O_WRONLY), b"imports\\n")  # nothing that a signal would find halfway
             time.sleep(3600)
 
@@ -345,10 +345,10 @@ def step_of_thread(*_): raise KeyError("a bug")
 @pytest.mark.parametrize(
     ("words", "module", "name", "function", "loop"),
     [
-        (["dispatcher"], "evsched.janitor", "Janitor.step", "step", "janitor"),
-        (["dispatcher"], "evsched.dispatcher", "Dispatcher.step", "step", "dispatcher"),
-        (["worker", "tasks:app"], "evsched.beat", "Beat.step", "step_of_thread", "beat"),
-        (["worker", "tasks:app"], "evsched.lane", "Lane.exchange", "step", "queue"),
+        (["dispatcher"], "evsched.dispatcher.janitor", "Janitor.step", "step", "janitor"),
+        (["dispatcher"], "evsched.dispatcher.dispatcher", "Dispatcher.step", "step", "dispatcher"),
+        (["worker", "tasks:app"], "evsched.worker.heartbeat", "Beat.step", "step_of_thread", "beat"),
+        (["worker", "tasks:app"], "evsched.worker.consumer", "Lane.exchange", "step", "queue"),
     ],
 )
 def test_a_loop_that_ends_is_the_end_of_the_process_with_a_line_and_a_code(

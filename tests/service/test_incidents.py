@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import redis
 
-from evsched.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis
 from tests.service.test_prometheus import GRAFANA, filled, start
 from tests.support.cli import Cli
 from tests.support.clock import SetClock, server_with_clock

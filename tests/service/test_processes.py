@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from evsched.client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.errors import ConfigError
-from evsched.store import Store
-from evsched.supervisor import Span, read_span
+from evsched.process.supervisor import Span, read_span
+from evsched.store.store import Store
 from tests.support.cli import Cli, Log, ended
 from tests.support.patience import PATIENCE
 from tests.support.web import get

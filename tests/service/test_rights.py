@@ -14,14 +14,14 @@ import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from evsched import App, JobDead, StoreRefused, current_job, events, keys
-from evsched.call import Call
-from evsched.call import raw as raw_reply
-from evsched.client import SyncClient
+from evsched.client.client import SyncClient
 from evsched.config import Config
-from evsched.connection import Subscription
-from evsched.embedded import EmbeddedRedis
-from evsched.store import Store
-from evsched.top import Top
+from evsched.store.store import Store
+from evsched.top.collector import Top
+from evsched.transport.call import Call
+from evsched.transport.call import raw as raw_reply
+from evsched.transport.connection import Subscription
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evsched.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support import hostile
 from tests.support.cli import Cli
 from tests.support.siege import siege

@@ -10,11 +10,11 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
-from evsched.finding import Finding
-from evsched.sender import Commands
-from evsched.standstill import Standstill
-from evsched.store import Store
+from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.standstill import Standstill
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import Commands
 from tests.support.cli import Cli
 from tests.support.system import system
 

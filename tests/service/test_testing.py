@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from evsched import App, ConfigError, Retry, current_job
-from evsched.embedded import EmbeddedRedis
-from evsched.job import Done
+from evsched.jobs.job import Done
 from evsched.testing import Clock, clock, evsched_app, evsched_server
+from evsched.transport.embedded import EmbeddedRedis
 
 __all__ = ["clock", "evsched_app", "evsched_server"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from evsched import App, StoreDown
-from evsched.call import Call, raw
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
 from evsched.errors import ConfigError
-from evsched.sender import Commands
+from evsched.transport.call import Call, raw
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import Commands
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 from tests.support.system import system

@@ -15,7 +15,7 @@ import pytest
 
 from evsched import App, GiveUp, current_job, events
 from evsched.config import Config
-from evsched.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from evsched.cli import main
+from evsched.cli.main import main
 from tests.support.patience import PATIENCE
 
 SERVICES = {"dispatcher", "worker", "dev", "demo"}

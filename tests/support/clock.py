@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evsched.embedded import EmbeddedRedis, Kind, find_server
+from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
 
 SOURCE = Path(__file__).with_name("clock.c")
 

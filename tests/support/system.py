@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from evsched.apart import run_apart
 from evsched.app import App
 from evsched.config import Config
-from evsched.dispatcher import Dispatcher
+from evsched.dispatcher.dispatcher import Dispatcher
+from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Subscribed, WorkerStarted
-from evsched.janitor import Janitor
-from evsched.sender import Commands
-from evsched.worker import Worker
+from evsched.process.isolated_run import run_apart
+from evsched.transport.senders import Commands
+from evsched.worker.worker import Worker
 from tests.support.recorder import Recorder
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evsched.address import hide_password, parse
 from evsched.errors import ConfigError
+from evsched.transport.address import hide_password, parse
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched import App, BadArguments
-from evsched.arguments import Arguments, check
-from evsched.client import Options, new_job
+from evsched.client.client import Options, new_job
 from evsched.errors import ConfigError
-from evsched.job import Payload, encode
-from evsched.tasks import define
+from evsched.jobs.arguments import Arguments, check
+from evsched.jobs.job import Payload, encode
+from evsched.jobs.tasks import define
 
 
 class Address(msgspec.Struct):

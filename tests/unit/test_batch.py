@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.batch import BUDGET, LEAST, Batch
+from evsched.store.batch_size import BUDGET, LEAST, Batch
 
 
 def calls(batch: Batch, count: int, cost: float) -> list[int]:

@@ -7,13 +7,13 @@ from hashlib import sha1
 import pytest
 from redis.exceptions import AskError, MovedError, ResponseError
 
-from evsched.answers import New
-from evsched.call import Call, Script, text, texts
-from evsched.connection import translate
 from evsched.errors import ConfigError, StoreRefused
-from evsched.job import Buried, Done, Retried, Taken
-from evsched.scripts import folder, script
-from evsched.store import Store
+from evsched.jobs.job import Buried, Done, Retried, Taken
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.call import Call, Script, text, texts
+from evsched.transport.connection import translate
+from evsched.transport.scripts import folder, script
 
 RUN = Taken("a", 2, 1.0, b"{}")
 

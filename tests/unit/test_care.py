@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from evsched.backoff import Retry
-from evsched.care import Care, Turnstile, care_for, patience
-from evsched.job import Buried, Retried, Taken
-from evsched.verdict import Failed, judge
+from evsched.jobs.job import Buried, Retried, Taken
+from evsched.jobs.retry import Retry
+from evsched.worker.care import Care, Turnstile, care_for, patience
+from evsched.worker.verdict import Failed, judge
 
 
 def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> Taken:

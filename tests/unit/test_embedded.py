@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from evsched import embedded
-from evsched.embedded import EmbeddedRedis, Server, find_server
 from evsched.errors import ConfigError
+from evsched.transport import embedded
+from evsched.transport.embedded import EmbeddedRedis, Server, find_server
 from tests.support.patience import PATIENCE
 
 
@@ -179,7 +179,7 @@ def test_a_long_temporary_folder_still_gives_a_short_socket(tmp_path: Path, monk
 def test_ends_with_its_parent_even_by_sigkill() -> None:
     program = """
         import signal
-        from evsched.embedded import EmbeddedRedis
+        from evsched.transport.embedded import EmbeddedRedis
         with EmbeddedRedis() as server:
             print(server.pid, server.folder, flush=True)
             signal.pause()

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from evsched.backoff import Retry
-from evsched.current import RetryLater, current_job
-from evsched.executor import RESULT_MOST, Executor
-from evsched.job import Buried, Done, Outcome, Retried, Taken, encode
-from evsched.program import Program
-from evsched.run import Run
-from evsched.tasks import Tasks, define
+from evsched.jobs.current_job import RetryLater, current_job
+from evsched.jobs.job import Buried, Done, Outcome, Retried, Taken, encode
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import Tasks, define
+from evsched.worker.executor import RESULT_MOST, Executor
+from evsched.worker.program import Program
+from evsched.worker.run import Run
 
 
 async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) -> Outcome:
@@ -154,7 +154,7 @@ async def test_what_a_handler_raises_is_told_by_its_own_frame_with_the_traceback
         assert outcome.reason.startswith("attempt 1 of 9: JSONDecodeError: ")
         assert f"({__file__}:{charge.__code__.co_firstlineno + 1} in charge)" in outcome.reason
         assert "json/decoder.py" in outcome.traceback
-        assert "evsched/executor.py" not in outcome.traceback
+        assert "evsched/worker/executor.py" not in outcome.traceback
         last = await run(handler, attempt=9)
         assert isinstance(last, Buried)
         assert last.traceback == outcome.traceback

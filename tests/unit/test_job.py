@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from evsched.backoff import Retry
-from evsched.job import JobStatus, Payload, decode_payload, encode, read_status, shorten
-from evsched.tasks import define
+from evsched.jobs.job import JobStatus, Payload, decode_payload, encode, read_status, shorten
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import define
 
 
 def test_a_payload_comes_back_as_it_was() -> None:

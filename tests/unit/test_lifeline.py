@@ -16,7 +16,7 @@ sys.stdin.read()
 
 BY_KERNEL = """
 import os
-from evsched import lifeline
+from evsched.worker import lifeline
 lifeline.end_with(os.getppid())
 lifeline.end_with(os.getppid())
 print("tied", flush=True)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from evsched.listener import Listener
+from evsched.telemetry.http import Listener
 from tests.support.patience import PATIENCE
 from tests.support.web import ask, get
 

@@ -13,13 +13,14 @@ from collections.abc import Generator
 
 import pytest
 
-from evsched import JobLogFilter, events, log
-from evsched.current import CurrentJob, set_current_job
-from evsched.executor import Executor
-from evsched.job import Taken
-from evsched.program import Program
-from evsched.run import Run
-from evsched.tasks import Tasks, define
+from evsched import JobLogFilter, events
+from evsched.jobs.current_job import CurrentJob, set_current_job
+from evsched.jobs.job import Taken
+from evsched.jobs.tasks import Tasks, define
+from evsched.telemetry import log
+from evsched.worker.executor import Executor
+from evsched.worker.program import Program
+from evsched.worker.run import Run
 
 
 class Terminal(io.StringIO):

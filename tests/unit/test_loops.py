@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evsched.errors import LoopEnded
-from evsched.loops import run_loops
-from evsched.pulse import SLACK, Pulse
+from evsched.runtime.loops import run_loops
+from evsched.runtime.pulse import SLACK, Pulse
 
 pytestmark = pytest.mark.anyio
 

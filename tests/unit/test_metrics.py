@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as Theirs
 
 from evsched import events
-from evsched.histogram import LATENESS, Histogram
-from evsched.metrics import QUEUES, Metrics
+from evsched.telemetry.histogram import LATENESS, Histogram
+from evsched.telemetry.metrics import QUEUES, Metrics
 from tests.support.web import Scraped, read
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evsched import events
 from evsched.errors import StoreDown, StoreRefused
-from evsched.outage import Outage
+from evsched.runtime.reconnect import Outage
 
 
 class Loop:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from evsched.answers import Census, Lease
-from evsched.cli.draw import draw, due, length, rate, sparkline
-from evsched.page import (
+from evsched.cli.render import draw, due, length, rate, sparkline
+from evsched.store.replies import Census, Lease
+from evsched.top.snapshot import (
     Count,
     Down,
     History,
@@ -26,7 +26,7 @@ from evsched.page import (
     sample,
     total,
 )
-from evsched.roll import Presence, Running
+from evsched.worker.presence import Presence, Running
 
 CENSUS = Census(
     now=1000.0,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched.errors import ConfigError
-from evsched.recurrence import Declared, Plan, Recurrence, occurrence_id, read_declared, read_recurrence
-from evsched.rule import parse_rule
+from evsched.recurrence.cron import parse_rule
+from evsched.recurrence.recurrence import Declared, Plan, Recurrence, occurrence_id, read_declared, read_recurrence
 
 ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]
 MOMENTS = st.integers(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from evsched import relay
-from evsched.current import Progress
-from evsched.relay import Line, Teller
+from evsched.jobs.current_job import Progress
+from evsched.worker import relay
+from evsched.worker.relay import Line, Teller
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.answers import Step
+from evsched.dispatcher.schedule import LOOK_MOST, Schedule
 from evsched.events import Reason
-from evsched.schedule import LOOK_MOST, Schedule
+from evsched.store.replies import Step
 
 REDIS = 1_000_000.0
 """Redis's clock when ours is 0."""

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from evsched.slots import Share, Slots
+from evsched.worker.slots import Share, Slots
 
 
 def run(slots: Slots, shares: dict[Share, float], until: float) -> dict[Share, float]:

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched.backoff import Retry
 from evsched.errors import ConfigError, UnknownTask
-from evsched.job import Payload, RetryFields
-from evsched.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Tasks, define
+from evsched.jobs.job import Payload, RetryFields
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Tasks, define
 
 
 class Address(msgspec.Struct):

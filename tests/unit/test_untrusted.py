@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched import Retry, events
-from evsched.backoff import ATTEMPTS_MOST, least_delay
 from evsched.cli import output
 from evsched.errors import ConfigError
-from evsched.job import read_status
-from evsched.log import Log, configure
-from evsched.recurrence import read_declared, read_recurrence
-from evsched.rule import parse_rule
-from evsched.untrusted import number, whole
-from evsched.windows import EXCEPTIONS, LONGEST, SPANS, parse_window
-from evsched.zones import find_zone
+from evsched.jobs.job import read_status
+from evsched.jobs.retry import ATTEMPTS_MOST, least_delay
+from evsched.jobs.untrusted import number, whole
+from evsched.recurrence.cron import parse_rule
+from evsched.recurrence.recurrence import read_declared, read_recurrence
+from evsched.recurrence.windows import EXCEPTIONS, LONGEST, SPANS, parse_window
+from evsched.recurrence.zones import find_zone
+from evsched.telemetry.log import Log, configure
 from tests.support.hostile import FIELDS, payloads, values
 
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from evsched import ConfigError, Retry, UnknownTask, config, keys
-from evsched.backoff import reconnect_delay
 from evsched.cli.root import UsageError
-from evsched.cli.when import parse_length, parse_time
-from evsched.client import Options, new_job
-from evsched.job import Payload, decode_payload, shorten
-from evsched.log import escape, json_text
-from evsched.tasks import Tasks, define
+from evsched.cli.time_args import parse_length, parse_time
+from evsched.client.client import Options, new_job
+from evsched.jobs.job import Payload, decode_payload, shorten
+from evsched.jobs.tasks import Tasks, define
+from evsched.telemetry.log import escape, json_text
+from evsched.transport.backoff import reconnect_delay
 
 
 def test_a_delay_doubles_up_to_its_bound_with_jitter_on_top() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched.errors import ConfigError
-from evsched.windows import parse_window
+from evsched.recurrence.windows import parse_window
 
 NIGHTS = "mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26"
 

@@ -1,0 +1,270 @@
+"""The audit: every id in exactly one place, every record in a place, every count right.
+
+It walks a live system in slices: each is judged by one script in one moment, so that what moves meanwhile is
+never told. What looks wrong is looked at a second time after a pause, since a client may write a record after its
+ZADD. What is wrong, and what to do about it, stands in diagnostics/audit_rules.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from evsched import keys
+from evsched.diagnostics.audit_rules import describe, misnamed
+from evsched.diagnostics.finding import Finding
+from evsched.errors import StoreRefused
+from evsched.store import server
+from evsched.store.replies import Wrong
+from evsched.store.store import Store
+from evsched.transport.call import Call, text
+from evsched.transport.senders import Commands
+
+SLICE: Final = 250
+"""Ids that one script judges: about 1.2 ms of Redis's time."""
+
+PAUSE: Final = 2.5
+"""Seconds before the second look: a record may come 2 s after its ZADD."""
+
+_MOST: Final = 10_000
+"""Things wrong that are kept: who has more mends these first, and looks again."""
+
+_LEASE: Final = 14.0
+"""Seconds for which a list without a lease is given one: a janitor that watches it through puts the jobs back."""
+
+_TYPES: Final = {
+    "arrival": "string",
+    "canary": "zset",
+    "windows": "hash",
+    "schedule": "zset",
+    "backlog": "zset",
+    "ready": "list",
+    "dead": "zset",
+    "leases": "zset",
+    "limits": "hash",
+    "inside": "hash",
+    "closed": "zset",
+    "order": "hash",
+    "recurrences": "zset",
+}
+
+_TYPES_OF_MANY: Final = {
+    "arrival:": "string",
+    "backlog:": "zset",
+    "declared:": "set",
+    "processing:": "list",
+    "recurrence:": "hash",
+    "reply:": "list",
+}
+"""The same of keys of which a queue has many; `job:` is for the script to judge."""
+
+Told = Callable[[int, int], None]
+"""Hears how far the walk is: so many of about so many."""
+
+
+class _Queue:
+    """What the walk has met of one queue."""
+
+    def __init__(self, name: str) -> None:
+        self.store = Store(name)
+        self.lists = set[str]()
+        """The workers that have a list."""
+        self.strays = list[str]()
+        """Those of them that have no lease."""
+        self.groups = set[bytes]()
+        """Those that have a backlog of their own."""
+        self.suspects: dict[tuple[bytes, str], Wrong] = {}
+        self.refused = ""
+        self.types = list[Wrong]()
+        """The keys that are of a wrong type."""
+
+    def places(self) -> list[bytes]:
+        lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
+        return [b"schedule", b"backlog", *(b"backlog:" + group for group in self.groups), b"ready", b"dead", *lists]
+
+    def suspect(self, wrongs: Iterable[Wrong]) -> None:
+        for wrong in wrongs:
+            if len(self.suspects) < _MOST:
+                self.suspects[wrong.id, wrong.code] = wrong
+
+
+class Audit:
+    """One audit of the queues that are named, or of all."""
+
+    def __init__(self, commands: Commands, queues: Sequence[str] = (), *, pause: float = PAUSE) -> None:
+        self._commands = commands
+        self._named = frozenset(queues)
+        self._queues = {name: _Queue(name) for name in queues}
+        self._pause = pause
+        self._misnamed = set[bytes]()
+        """Keys of queues whose names are none."""
+        self.seen = 0
+        """How many records and entries of places it has looked at."""
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that it has met."""
+        return sorted(self._queues)
+
+    async def run(self, *, repair: bool = False, told: Told = lambda done, total: None) -> list[Finding]:
+        """Walk all places and records; mend what needs no guess, if asked to.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        await self._walk(told)
+        suspicious = [queue for queue in self._queues.values() if queue.suspects]
+        if suspicious:
+            await asyncio.sleep(self._pause)
+        found = [misnamed(key) for key in sorted(self._misnamed)]
+        for queue in suspicious:
+            wrongs = await self._again(queue)
+            mended = await self._mend(queue, wrongs) if repair else set[tuple[bytes, str]]()
+            found += [describe(queue.store.queue, w, repaired=(w.id, w.code) in mended) for w in wrongs]
+            if len(queue.suspects) == _MOST:
+                found.append(describe(queue.store.queue, Wrong(b"", "more", str(_MOST))))
+        for queue in self._queues.values():
+            found += [describe(queue.store.queue, wrong) for wrong in queue.types]
+            if queue.refused and not queue.types:
+                found.append(describe(queue.store.queue, Wrong(b"", "refused", queue.refused)))
+        return found
+
+    # The walk: all keys once, then the places that they show.
+
+    async def _walk(self, told: Told) -> None:
+        # Each job is met twice: by its record, and in its place.
+        total, cursor = 2 * await self._commands.send(server.size()), 0
+        while True:
+            cursor, found = await self._commands.send(server.scan_all(cursor))
+            if not self._named and len(self._misnamed) < _MOST:
+                self._misnamed.update(filter(keys.is_misnamed, found))
+            wrong = await self._check_types(found)
+            for name, ids in self._sort(key for key in found if key not in wrong).items():
+                await self._judge(self._queues[name], ids)
+            told(self.seen, total)
+            if cursor == 0:
+                break
+        for queue in self._queues.values():
+            leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
+            queue.strays = sorted(queue.lists - leased)
+            queue.suspect(Wrong(worker.encode(), "stray", worker) for worker in queue.strays)
+        total = max(total, 2 * self.seen)
+        for queue in self._queues.values():
+            for place in queue.places():
+                await self._walk_place(queue, place, lambda: told(min(self.seen, total), total))
+            queue.suspect(await self._recount(queue))
+        told(total, total)
+
+    async def _check_types(self, found: Iterable[bytes]) -> set[bytes]:
+        """Return the keys that are of a wrong type, and note them."""
+        asked = [
+            (key, name, rest, wanted)
+            for key in found
+            for name, rest in [keys.split(key) or ("", b"")]
+            if name and (not self._named or name in self._named) and (wanted := _wanted(text(rest)))
+        ]
+        kinds = await self._commands.send_all([server.kind(key) for key, *_ in asked])
+        wrong = set[bytes]()
+        for (key, name, rest, wanted), kind in zip(asked, kinds, strict=True):
+            if kind not in (wanted, "none"):
+                wrong.add(key)
+                code = "key-type" if b":" in rest or rest in (b"arrival", b"canary", b"windows") else "place-type"
+                queue = self._queues.setdefault(name, _Queue(name))
+                queue.types.append(Wrong(rest, code, f"a {kind}, not a {wanted}"))
+        return wrong
+
+    def _sort(self, found: Iterable[bytes]) -> dict[str, list[bytes]]:
+        """Note the queues and places that keys show; return the ids of the records, by queue."""
+        ids = defaultdict[str, list[bytes]](list)
+        for key in found:
+            name, rest = keys.split(key) or ("", b"")
+            if not name or (self._named and name not in self._named):
+                continue
+            queue = self._queues.get(name)
+            if queue is None:
+                queue = self._queues[name] = _Queue(name)
+            if rest.startswith(b"job:"):
+                ids[name].append(rest[4:])
+            elif rest.startswith(b"processing:") and keys.NAME.fullmatch(text(rest[11:])):
+                queue.lists.add(text(rest[11:]))
+            elif rest.startswith(b"backlog:"):
+                queue.groups.add(rest[8:])
+        return ids
+
+    async def _walk_place(self, queue: _Queue, place: bytes, told: Callable[[], None]) -> None:
+        met = place if b":" in place else b""
+        cursor = 0
+        while True:
+            cursor, ids = await self._ask(queue, queue.store.members(place, cursor, SLICE), (0, []))
+            # A job inline has no record until it is due.
+            await self._judge(queue, [id_ for id_ in ids if not id_.startswith(b"{")], met)
+            told()
+            if cursor == 0:
+                break
+
+    async def _judge(self, queue: _Queue, ids: Iterable[bytes], met: bytes = b"") -> None:
+        for part in _parts(ids):
+            self.seen += len(part)
+            queue.suspect(await self._ask(queue, queue.store.audit(part, met=met, strays=queue.strays)))
+
+    async def _recount(self, queue: _Queue) -> list[Wrong]:
+        groups = sorted(queue.groups)[:900]
+        return await self._ask(queue, queue.store.recount(groups, strays=queue.strays))
+
+    async def _ask(self, queue: _Queue, call: Call[Any], empty: Any = ()) -> Any:
+        """Send a call, if none of this queue was refused: a place of the wrong type refuses them all."""
+        if queue.refused:
+            return empty
+        try:
+            return await self._commands.send(call)
+        except StoreRefused as error:
+            queue.refused = str(error)
+            if "WRONGTYPE" not in queue.refused:
+                raise
+            return empty
+
+    # The second look, and what comes of it.
+
+    async def _again(self, queue: _Queue) -> list[Wrong]:
+        """Return what is wrong still."""
+        first = queue.suspects
+        leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
+        queue.strays = [worker for worker in queue.strays if worker not in leased]
+        wrongs = [w for w in await self._recount(queue) if (w.id, w.code) in first]
+        held = {worker: await self._ask(queue, queue.store.held(worker)) for worker in queue.strays}
+        wrongs += [first[worker.encode(), "stray"] for worker, ids in held.items() if ids]
+        by_place = defaultdict[bytes, list[bytes]](list)
+        for wrong in first.values():
+            if wrong.code not in ("stray", "inside", "stranded", "closed", "uncounted"):
+                by_place[wrong.met].append(wrong.id)
+        for met, ids in by_place.items():
+            for part in _parts(dict.fromkeys(ids)):
+                again = await self._ask(queue, queue.store.audit(part, met=met, strays=queue.strays))
+                wrongs += [wrong for wrong in again if (wrong.id, wrong.code) in first]
+        return list({(wrong.id, wrong.code): wrong for wrong in wrongs}.values())
+
+    async def _mend(self, queue: _Queue, wrongs: list[Wrong]) -> set[tuple[bytes, str]]:
+        mended = set[tuple[bytes, str]]()
+        for wrong in wrongs:
+            if wrong.code == "stray":
+                await self._ask(queue, queue.store.beat(wrong.where, _LEASE, fresh=True))
+                if not queue.refused:
+                    mended.add((wrong.id, wrong.code))
+        for part in _parts([wrong for wrong in wrongs if wrong.code != "stray"]):
+            mended.update(await self._ask(queue, queue.store.mend(part, strays=queue.strays)))
+        return mended
+
+
+def _wanted(rest: str) -> str | None:
+    """Return which type a key is to be of, by its name without the root; None = it is for others to say."""
+    kind, colon, _ = rest.partition(":")
+    return _TYPES_OF_MANY.get(kind + colon) if colon else _TYPES.get(rest)
+
+
+def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while part := list(islice(rest, SLICE)):
+        yield part

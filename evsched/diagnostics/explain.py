@@ -1,0 +1,201 @@
+"""Why a job has not run yet: one sentence, and the facts under it. Pure: what Redis knows comes in as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from msgspec import Struct
+
+from evsched.errors import ConfigError
+from evsched.jobs.job import JobStatus
+from evsched.recurrence.windows import WINDOW_NAME, read_window
+from evsched.store.replies import Facts
+
+
+class Explanation(Struct, frozen=True):
+    """Why a job has not run yet."""
+
+    sentence: str
+    facts: dict[str, str]
+
+
+def length(seconds: float) -> str:
+    """Return a length as a person reads it, such as `3.0 min`."""
+    sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if rest >= size:
+            return f"{sign}{rest / size:.1f} {unit}"
+    return f"{sign}{rest:.1f} s"
+
+
+def nowhere(job_id: str, queue: str) -> str:
+    """Say that there is no such job."""
+    return (
+        f"no job {job_id} in queue {queue}: it never was, it ended longer ago than its retention, or its payload lies "
+        "in the schedule itself, where a job has no id until it is dispatched"
+    )
+
+
+def window_of(status: JobStatus | None) -> str | None:
+    """Return the name of the window that a job names, if it names one that is kept in Redis."""
+    payload: Any = None if status is None else status.payload
+    window = cast("dict[str, Any]", payload).get("window") if isinstance(payload, dict) else None
+    return window if isinstance(window, str) and WINDOW_NAME.fullmatch(window) else None
+
+
+def explain(
+    job_id: str, queue: str, facts: Facts, nearest: Sequence[str] = (), window: str | None = None
+) -> Explanation:
+    """Say why a job has not run yet.
+
+    `nearest`: ids that are like it, when there is none of that id. `window`: what is now kept under the name of the
+    window that it names.
+    """
+    status = facts.status
+    if status is None:
+        hint = f": did you mean {', '.join(nearest)}?" if nearest else ""
+        return Explanation(nowhere(job_id, queue) + hint, {})
+    if status.place == "schedule" and window is not None and (told := _outside(status, facts, window)):
+        return Explanation(told, _listed(status, facts))
+    sentence = {
+        "schedule": _scheduled,
+        "backlog": _behind_the_gate,
+        "ready": _ready,
+        "processing": _held,
+        "finished": _finished,
+        "dead": _dead,
+    }[status.place](status, facts)
+    return Explanation(sentence, _listed(status, facts))
+
+
+def _no_worker(status: JobStatus, facts: Facts) -> str | None:
+    if facts.counts.get("workers"):
+        return None
+    return f"no worker is on this queue: start one with `evsched worker MODULE:APP --queue {status.queue}`"
+
+
+def _scheduled(status: JobStatus, facts: Facts) -> str:
+    wait = (status.due or 0.0) - facts.now
+    if status.payload is None:
+        return "its record has not come yet: HSET its payload within 2 s of the ZADD"
+    if wait < -0.5:
+        return f"due {length(-wait)} ago and still on the schedule: no dispatcher looks at this queue"
+    if status.reason and status.reason.startswith("outside its window"):
+        return f"{status.reason}: it opens in {length(max(wait, 0.0))}"
+    if status.reason and status.reason.startswith("its window"):  # and cannot be read
+        return f"{status.reason}: it is tried again in {length(max(wait, 0.0))}"
+    if wait == float("inf"):
+        return "it waits for the end of the occurrence before it, or is never due"
+    again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"
+    return f"{again} in {length(max(wait, 0.0))}"
+
+
+def _outside(status: JobStatus, facts: Facts, window: str) -> str | None:
+    """Say what a job waits for that was deferred, by the window as it is now: the reason in its record may be old."""
+    if not (status.reason or "").startswith("outside its window") or (status.due or 0.0) <= facts.now:
+        return None
+    due = length((status.due or 0.0) - facts.now)
+    try:
+        opens = read_window(window).next_open(facts.now)
+    except ConfigError as error:
+        return f"{error}: it is judged again in {due}"
+    if opens is None:
+        return f"outside its window {window}, which does not open again within two years: it is judged again in {due}"
+    if opens <= facts.now:
+        return f"its window {window} is open, and was not when the job was deferred: it is judged again in {due}"
+    return f"outside its window {window}: it opens in {length(opens - facts.now)}"
+
+
+def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
+    limits, counts = facts.limits, facts.counts
+    no_worker = _no_worker(status, facts)
+    if limits.paused is not None:
+        paused = f"the queue is paused since {length(facts.now - limits.paused)}: `evsched resume` lets it pass"
+        return f"{paused}; no worker is on it either" if no_worker else paused
+    if no_worker:
+        return f"due, but {no_worker}"
+    if facts.parked is not None:
+        return _limited(
+            f"the gate is closed to group {facts.parked}",
+            limits.groups.get(facts.parked, {}),
+            counts.get("inside_group", 0),
+            counts.get("opens_group"),
+            facts.now,
+        )
+    most = limits.queue.get("concurrency")
+    if "opens" in counts or (most is not None and counts.get("inside", 0) >= most):
+        return _limited("the gate is closed", limits.queue, counts.get("inside", 0), counts.get("opens"), facts.now)
+    ahead, groups = counts.get("ahead", 0), counts.get("groups", 1)
+    share = ""
+    if groups > 1:
+        weight = limits.groups.get(status.group or "", {}).get("weight", 1.0)
+        of = f"group {status.group} has" if status.group else "jobs without a group have"
+        share = f"; {of} {weight / max(counts.get('weights', groups), weight):.0%} of the gate among {groups:g} groups"
+    return f"behind {ahead:g} of {counts.get('waiting', 0):g} jobs in the backlog{share}"
+
+
+def _limited(what: str, limits: dict[str, float], inside: float, opens: float | None, now: float) -> str:
+    if opens is not None:
+        return f"{what} by the rate limit {limits.get('rate', 0):g}/s: it opens in {length(max(opens - now, 0.0))}"
+    return f"{what} by the concurrency limit: {inside:g} of {limits.get('concurrency', 0):g}"
+
+
+def _ready(status: JobStatus, facts: Facts) -> str:
+    if no_worker := _no_worker(status, facts):
+        return f"ready, but {no_worker}"
+    return f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when a worker here has a free slot"
+
+
+def _held(status: JobStatus, facts: Facts) -> str:
+    lease = facts.counts.get("lease")
+    left = None if lease is None else lease - facts.now
+    if left is None:
+        lasts = "which has no lease any more: the janitor puts the job back soon"
+    elif left <= 0:
+        lasts = f"whose lease ended {length(-left)} ago: the janitor puts the job back soon"
+    else:
+        lasts = f"lease for {length(left)} more"
+    if status.worker != facts.holder or status.started is None:
+        return f"taken by worker {facts.holder} and not started yet, {lasts}"
+    told = "; it was told to stop" if status.stopping else ""
+    since = length(facts.now - status.started)
+    return f"attempt {status.attempt} is held by worker {facts.holder} since {since}, {lasts}{told}"
+
+
+def _finished(status: JobStatus, facts: Facts) -> str:
+    ago = length(facts.now - (status.finished or facts.now))
+    if status.outcome == "cancelled":
+        return f"cancelled {ago} ago"
+    return f"it ran: done {ago} ago, in attempt {status.attempt}"
+
+
+def _dead(status: JobStatus, facts: Facts) -> str:
+    word = "expired" if status.outcome == "expired" else "dead"
+    return f"{word} since {length(facts.now - (status.finished or facts.now))}: {status.reason}"
+
+
+def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:
+    """List what a person may want to check the sentence by."""
+    known = {
+        "place": status.place,
+        "queue": status.queue,
+        "task": status.task,
+        "group": status.group,
+        "reason": status.reason,
+        "priority": str(status.priority),
+        "attempt": str(status.attempt) if status.attempt else None,
+    }
+    found = {name: value for name, value in known.items() if value is not None}
+    for name, moment in (("due", status.due), ("started", status.started), ("finished", status.finished)):
+        if moment is not None:
+            wait = moment - facts.now
+            found[name] = f"in {length(wait)}" if wait >= 0 else f"{length(-wait)} ago"
+    for name in ("workers", "ahead", "waiting", "groups", "inside", "inside_group"):
+        if name in facts.counts:
+            found[name] = f"{facts.counts[name]:g}"
+    for name, value in facts.limits.queue.items():
+        found[f"limit {name}"] = f"{value:g}"
+    for name, value in facts.limits.groups.get(status.group or "", {}).items():
+        found[f"limit {name} of the group"] = f"{value:g}"
+    return found

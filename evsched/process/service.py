@@ -1,0 +1,228 @@
+"""One process: opens the connections, starts the loops in one task group, drains when it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import evsched
+from evsched.app import App
+from evsched.config import Config
+from evsched.diagnostics import server_checks
+from evsched.dispatcher.dispatcher import Dispatcher
+from evsched.dispatcher.janitor import Janitor
+from evsched.errors import CannotStart, StoreDown, StoreRefused
+from evsched.events import DispatcherStarted, Events, RedisUnsafe
+from evsched.process.child_link import LINK, METRICS, Load, inherited
+from evsched.process.isolated_run import run_apart
+from evsched.process.supervisor import Span, Supervisor
+from evsched.runtime.loops import run_loops
+from evsched.runtime.reconnect import Outage
+from evsched.runtime.shutdown import Shutdown, bound
+from evsched.store.server import facts, info
+from evsched.telemetry import log
+from evsched.telemetry.process import Telemetry
+from evsched.transport.address import hide_password
+from evsched.transport.connection import NO_CLUSTER
+from evsched.transport.embedded import read_version
+from evsched.transport.senders import Commands
+from evsched.worker.worker import Worker
+
+_BURST_LOOK: Final = 0.2
+"""Seconds between two looks of a burst whether all is done. A burst is not a service: it may look."""
+
+
+async def check_server(commands: Commands, url: str) -> str:
+    """Return which server answers, such as "Redis 7.0.15".
+
+    Raises:
+        StoreDown: none answers; the message says what to do.
+        CannotStart: it refuses, or is too old.
+    """
+    try:
+        told = await commands.send(info())
+    except StoreDown as error:
+        raise StoreDown(
+            f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL",
+            kind=error.kind,
+        ) from None
+    except StoreRefused as error:
+        raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
+    if told.get("redis_mode") == "cluster":
+        raise CannotStart(f"{hide_password(url)}: {NO_CLUSTER}")
+    kind, version, least = read_version(told)
+    if least is not None:
+        raise CannotStart(
+            f"{kind} {version} at {hide_password(url)} is too old: evsched needs {kind} {least[0]}.{least[1]} or newer"
+        )
+    return f"{kind.capitalize()} {version}"
+
+
+class _Process:
+    """What the loops of one process share."""
+
+    def __init__(self, config: Config, events: Events, shutdown: Shutdown, link: socket.socket | None) -> None:
+        self.config = config
+        self.events = events
+        self.shutdown = shutdown
+        self.link = link
+        """To the parent, if it works for one."""
+        self.commands = Commands(config.url)
+        self.server = ""
+        self.telemetry = Telemetry(config, self.commands, events, evsched.__version__, inherited(METRICS))
+
+    async def meet_redis(self) -> None:
+        """Wait for Redis, and learn which server it is.
+
+        Raises:
+            CannotStart: it is absent and required, refuses, or is too old.
+        """
+        outage = Outage("the start", self.events.emit)
+        while not self.server:
+            async with outage:
+                try:
+                    self.server = await check_server(self.commands, self.config.url)
+                except StoreDown as error:
+                    if self.config.require_redis:
+                        raise CannotStart(str(error)) from None
+                    raise
+                await self._judge_redis()
+
+    async def _judge_redis(self) -> None:
+        """Say what of its settings loses jobs: who looks at the doctor later has lost them."""
+        try:
+            told = server_checks.Server(await self.commands.send(facts()), {})
+        except StoreRefused:
+            return  # the doctor says that it cannot be asked
+        for finding in (*server_checks.persistence(told), *server_checks.eviction(told)):
+            if finding.check in ("persistence", "eviction"):
+                self.events.emit(RedisUnsafe(finding.what, finding.mend))
+
+
+_Work = Callable[[_Process], Awaitable[bool]]
+"""Works until it is asked to end; returns whether threads of it go on that cannot be ended."""
+
+
+def run_dispatcher(config: Config) -> None:
+    """Run a dispatcher and a janitor until SIGTERM or SIGINT."""
+
+    async def work(process: _Process) -> bool:
+        await process.shutdown.unless_asked(_dispatch(process))
+        return False
+
+    _run(config, 0.0, work)
+
+
+def run_worker(config: Config, app: App, *, burst: bool = False) -> None:
+    """Run a worker until SIGTERM or SIGINT, then drain. `burst`: dispatch too, and end when nothing is due."""
+    if burst:
+        _run(config, config.grace, lambda process: _both(process, app, burst=True))
+    else:
+        _run(config, config.grace, lambda process: _work(process, app))
+
+
+def run_dev(config: Config, app: App) -> None:
+    """Run a dispatcher, a janitor and a worker in one process, until SIGTERM or SIGINT."""
+    _run(config, config.grace, lambda process: _both(process, app))
+
+
+def run_workers(config: Config, span: Span, command: Sequence[str], targets: Path | None) -> int:
+    """Run worker processes, whose command line is `command`, until SIGTERM or SIGINT; return the exit code."""
+    emit = Events(log.Log(jobs=config.log_jobs).listen).emit
+    with Shutdown(bound(config.grace), emit) as shutdown:
+        return asyncio.run(Supervisor(config, span, command, emit, shutdown, targets).run())
+
+
+def _run(config: Config, grace: float, work: _Work) -> None:
+    events, link = Events(log.Log(jobs=config.log_jobs).listen), inherited(LINK)
+    with Shutdown(grace, events.emit, link) as shutdown:
+        asyncio.run(_live(_Process(config, events, shutdown, link), work))
+
+
+async def _live(process: _Process, work: _Work) -> None:
+    process.shutdown.attach()
+    lingering = False
+    try:
+        async with process.telemetry:
+            if await process.shutdown.unless_asked(process.meet_redis()):
+                lingering = await work(process)
+    finally:
+        await process.commands.close()
+    if lingering:
+        os._exit(0)  # a job's thread goes on past its grace: Python would wait for it for ever
+
+
+async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
+    dispatching = asyncio.ensure_future(_dispatch(process))
+    working = asyncio.ensure_future(_work(process, app, burst=burst))
+    try:
+        await asyncio.wait([dispatching, working], return_when=asyncio.FIRST_COMPLETED)
+        if dispatching.done():
+            dispatching.result()
+        return await working
+    finally:
+        for half in (dispatching, working):
+            half.cancel()
+        await asyncio.gather(dispatching, working, return_exceptions=True)
+
+
+async def _dispatch(process: _Process) -> None:
+    config, commands, events = process.config, process.commands, process.events
+    dispatcher = Dispatcher(config, commands, events.emit)
+    janitor = Janitor(config, commands, events.emit, lambda: dispatcher.queues)
+    events.listen(janitor.listen)
+    outage, found = Outage("the search for queues", events.emit), False
+    while not found:
+        async with outage:
+            try:
+                await dispatcher.find_queues()
+            except StoreRefused as error:
+                raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
+            found = True
+    process.telemetry.of_dispatcher(dispatcher)
+    events.emit(DispatcherStarted(process.server, dispatcher.queues))
+    process.telemetry.of_janitor(janitor)
+    await run_loops({"dispatcher": dispatcher.run(), "janitor": janitor.run()})
+
+
+async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
+    config, shutdown = process.config, process.shutdown
+    app.move_to(config.url)
+    queues = list(config.queues or (app.queue,))
+    apart = None if app.origin is None else partial(run_apart, app.origin)
+    worker = Worker(config, process.commands, process.events.emit, app.program, queues, apart=apart)
+    process.telemetry.of_worker(worker)
+    load = None
+    if process.link is not None:
+        load = Load(process.link, config.idle_end, worker)
+        process.events.listen(load.listen)
+    shutdown.heard, shutdown.rescue = worker.take_no_more, worker.rescue
+    running = asyncio.ensure_future(worker.run())
+    ending = asyncio.ensure_future(_idle(process, worker) if burst else shutdown.wait())
+    try:
+        await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
+        worker.stop()
+        await running
+        if ending.done():
+            ending.result()
+    finally:
+        ending.cancel()
+        running.cancel()
+        await asyncio.gather(running, ending, return_exceptions=True)
+        if load is not None:
+            load.close()
+        await app.close()
+    return worker.lingering
+
+
+async def _idle(process: _Process, worker: Worker) -> None:
+    """Return when a burst is over: nothing runs and nothing is due, or it was asked to end."""
+    outage, idle = Outage("burst", process.events.emit), False
+    while not idle and not await process.shutdown.asked_within(_BURST_LOOK):
+        async with outage:
+            idle = await worker.idle()

@@ -1,0 +1,156 @@
+"""Rules: from a rule, a zone and a moment to the next time. Pure.
+
+A rule is cron, five fields or six with seconds first, with names, ranges, steps, `L` and `#`, or `@daily` and the
+like; or `every` and a length, counted from 1970. Cron goes by the clock on the wall of its zone, and cronsim walks it
+by the rules of Debian's cron on the days on which that clock is set: docs/recurrences.md has the table.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from msgspec import Struct
+
+from evsched.errors import ConfigError
+from evsched.recurrence.zones import find_zone
+
+ALIASES: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+
+_FIELDS: Final = (
+    ("second", "0 to 59"),
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day-of-month", "1 to 31, L or LW"),
+    ("month", "1 to 12 or jan to dec"),
+    ("day-of-week", "0 to 7 or sun to sat, 5L, or 1#2"),
+)
+
+_EVERY: Final = re.compile(r"every\s+([0-9]+(?:\.[0-9]+)?)")
+
+_SHORTEST: Final = 1.0
+"""Seconds between two occurrences."""
+
+_WIDEST: Final = 1e9
+"""The same, at the most: thirty years."""
+
+_LONGEST: Final = 500
+"""Characters of a rule."""
+
+_GUARD: Final = 200
+"""Tries to get past `after`: cronsim started inside the repeated hour of autumn can answer times in the past."""
+
+
+class Rule(Struct, frozen=True):
+    """When something recurs. Make one with `parse_rule`."""
+
+    text: str
+    zone: ZoneInfo
+    cron: str | None
+    every: float = 0.0
+    """Seconds; 0 with cron."""
+    anchor: float = 0.0
+    """Unix seconds: an occurrence of `every` lies on it."""
+
+    def next(self, after: float) -> float | None:
+        """Return the first occurrence after a moment, both in Unix seconds; None = there is none."""
+        return next(self.walk(after), None)
+
+    def walk(self, after: float) -> Iterator[float]:
+        """Yield the occurrences after a moment, each after the one before it."""
+        if self.cron is None:
+            step = math.floor((after - self.anchor) / self.every) + 1
+            while True:
+                moment = self.anchor + step * self.every
+                if moment > after:
+                    yield moment
+                step += 1
+        walker, tries = CronSim(self.cron, datetime.fromtimestamp(math.floor(after), self.zone)), 0
+        for local in walker:
+            moment = local.timestamp()
+            if moment > after:
+                yield moment
+                after, tries = moment, 0
+            elif (tries := tries + 1) > _GUARD:
+                return
+
+    def words(self) -> str:
+        """Return the rule as a person says it."""
+        if self.cron is None:
+            return f"Every {self.every:g} seconds"
+        return f"{CronSim(self.cron, datetime.now(self.zone)).explain()}, {self.zone.key}"
+
+    def shortest(self) -> float:
+        """Return the shortest interval between two occurrences, in seconds, looking at a year of them at the most."""
+        if self.cron is None:
+            return self.every
+        before, found, first = None, math.inf, datetime(2026, 1, 1, tzinfo=self.zone).timestamp()
+        for n, moment in enumerate(self.walk(first)):
+            if before is not None:
+                found = min(found, moment - before)
+            before = moment
+            if n > 1500 or moment > first + 370 * 86400:
+                break
+        return found
+
+
+def parse_rule(text: str, zone: str = "UTC", *, anchor: float = 0.0) -> Rule:
+    """Read a rule: cron, an alias such as `@daily`, or `every 90` (seconds).
+
+    Raises:
+        ConfigError: it is none; the message has the place in the rule that is wrong.
+    """
+    if len(text) > _LONGEST:
+        raise ConfigError(f"rule {text[:40]!r}... has {len(text)} characters, more than {_LONGEST}")
+    found_zone = find_zone(zone)
+    if found := _EVERY.fullmatch(text.strip()):
+        every = float(found[1])
+        if not _SHORTEST <= every <= _WIDEST:
+            bound = f"least {_SHORTEST:g}" if every < _SHORTEST else f"most {_WIDEST:g}"
+            raise ConfigError(f"rule {text!r}: at {bound} s apart")
+        return Rule(text, found_zone, None, every, anchor)
+    cron = ALIASES.get(text.strip().lower(), text.strip())
+    if cron.startswith("@"):
+        raise ConfigError(f"rule {text!r}: the names are {', '.join(ALIASES)}")
+    try:
+        CronSim(cron, datetime(2026, 1, 1, tzinfo=found_zone))
+    except (CronSimError, ValueError) as error:  # ValueError: digits that Python does not take for a number
+        raise ConfigError(f"rule {text!r}: {_place(cron, str(error))}") from None
+    return Rule(text, found_zone, cron)
+
+
+def _place(cron: str, message: str) -> str:
+    """Say which part of a cron rule is wrong."""
+    parts = cron.split()
+    if len(parts) not in (5, 6):
+        return (
+            f"it has {len(parts)} fields: five (minute hour day-of-month month day-of-week), or six with seconds first"
+        )
+    fields = _FIELDS[6 - len(parts) :]
+    if message == "Bad day-of-month" and _parses([*parts[:-2], "*", parts[-1]]):
+        return f"it never comes: no month of {parts[-2]!r} has a day of {parts[-3]!r}"
+    for n, (name, range_) in enumerate(fields):
+        if message == f"Bad {name}":
+            return f"field {n + 1}, the {name}, is {parts[n]!r}: {range_}"
+    return message
+
+
+def _parses(parts: list[str]) -> bool:
+    try:
+        CronSim(" ".join(parts), datetime(2026, 1, 1, tzinfo=UTC))
+    except (CronSimError, ValueError):
+        return False
+    return True

@@ -1,0 +1,205 @@
+"""Service windows: when a job may start, such as `mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26`. Pure.
+
+A window is one or more spans and exceptions, parted by `;`. A span is days (`mon-fri`, `sat,sun`; none = every day),
+two times of the day, and a zone; one that ends before it begins ends on the next day. The zone stands in one span at
+least, and is the same in all. An exception is a local date, or two, both included. The local clock on the wall decides,
+so on the days on which it is set a span is an hour shorter or longer. One that begins in an hour that is left out
+begins after it; one that ends in an hour that comes twice closes, and is open again when the clock is set back.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from datetime import date, datetime, timedelta
+from functools import lru_cache
+from math import floor
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from msgspec import Struct
+
+from evsched.errors import ConfigError
+from evsched.recurrence.zones import find_zone
+
+DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+# Both see one blank where there were many: so they need no more steps than the text has characters.
+_SPAN: Final = re.compile(
+    r"(?:([a-z,\- ]+) )?([0-9]{1,2}:[0-9]{2}) ?- ?([0-9]{1,2}:[0-9]{2})(?: ([A-Za-z0-9_+\-/]{1,64}))?"
+)
+_DAY_OF: Final = r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
+_EXCEPTION: Final = re.compile(rf"not {_DAY_OF}(?: ?\.\. ?{_DAY_OF})?")
+
+LONGEST: Final = 8192
+"""Characters of a window."""
+
+SPANS: Final = 20
+EXCEPTIONS: Final = 200
+"""Parts of a window: a worker looks for the next opening between two jobs, and may take some milliseconds."""
+
+WINDOW_NAME: Final = re.compile(r"[A-Za-z0-9._\-]{1,100}")
+"""What the name of a window looks like that is kept in Redis; a window itself has blanks or colons."""
+
+_QUOTED: Final = 200
+"""Characters of a window that a message quotes."""
+
+_DAY: Final = 24 * 60
+
+_AHEAD: Final = 800 * 86400.0
+"""Seconds that are looked through for the next opening: two years of exceptions."""
+
+
+class Span(Struct, frozen=True):
+    """Minutes of the local day, from `begin` to before `end`, on some days of the week (Monday is 0)."""
+
+    days: frozenset[int]
+    begin: int
+    end: int
+
+
+class Window(Struct, frozen=True):
+    """When jobs may start. Make one with `parse_window`. `closed` is in order, and none of it overlaps."""
+
+    text: str
+    zone: ZoneInfo
+    spans: tuple[Span, ...]
+    closed: tuple[tuple[date, date], ...]
+
+    def is_open(self, moment: float) -> bool:
+        """Is the window open at a moment, in Unix seconds?"""
+        return self._is_open_at(datetime.fromtimestamp(moment, self.zone))
+
+    def next_open(self, moment: float) -> float | None:
+        """Return `moment` if the window is open then, else when it next opens; None = not within two years."""
+        begins = [sorted({span.begin for span in self.spans if day in span.days}) for day in range(7)]
+        last = moment + _AHEAD
+        while moment < last:
+            local = datetime.fromtimestamp(moment, self.zone)
+            if self._is_open_at(local):
+                return moment
+            moment = self._next_change(moment, local, begins)
+        return None
+
+    def _is_open_at(self, local: datetime) -> bool:
+        if self._is_closed_on(local.date()):
+            return False
+        day, minute = local.weekday(), 60 * local.hour + local.minute
+        for span in self.spans:
+            if span.begin < span.end:
+                if day in span.days and span.begin <= minute < span.end:
+                    return True
+            elif (day in span.days and minute >= span.begin) or ((day - 1) % 7 in span.days and minute < span.end):
+                return True
+        return False
+
+    def _is_closed_on(self, day: date) -> bool:
+        at = bisect_right(self.closed, day, key=_first) - 1
+        return at >= 0 and day <= self.closed[at][1]
+
+    def _next_change(self, moment: float, local: datetime, begins: list[list[int]]) -> float:
+        """Return when what is closed may open: a span begins, the day ends, or the clock is set before that."""
+        minute = 60 * local.hour + local.minute
+        begin = _DAY
+        if not self._is_closed_on(local.date()):
+            begin = next((begin for begin in begins[local.weekday()] if begin > minute), _DAY)
+        # In whole seconds, so that a fraction of `moment` does not stay in the answer.
+        before = floor(moment)
+        at = before + 60 * (begin - minute) - local.second
+        offset = local.utcoffset()
+        if self._offset(at) == offset:
+            return at
+        while at - before > 1:  # bisection: the offset is still the old one at `before`, and no longer at `at`
+            middle = (before + at) // 2
+            before, at = (middle, at) if self._offset(middle) == offset else (before, middle)
+        return at
+
+    def _offset(self, moment: float) -> timedelta | None:
+        return datetime.fromtimestamp(moment, self.zone).utcoffset()
+
+
+def parse_window(text: str) -> Window:
+    """Read a window.
+
+    Raises:
+        ConfigError: a part of it is none; the message has the part.
+    """
+    if len(text) > LONGEST:
+        raise ConfigError(f"window {text[:40]!r}... has {len(text)} characters, more than {LONGEST}")
+    spans, closed, zone = list[Span](), list[tuple[date, date]](), None
+    for part in filter(None, (" ".join(part.split()) for part in text.split(";"))):
+        if found := _EXCEPTION.fullmatch(part):
+            first, last = (_date(text, day) for day in (found[1], found[2] or found[1]))
+            if last < first:
+                raise _wrong(text, part, "it ends before it begins")
+            closed.append((first, last))
+        elif found := _SPAN.fullmatch(part):
+            spans.append(Span(_days(text, found[1]), _minute(text, found[2]), _minute(text, found[3])))
+            if spans[-1].begin == spans[-1].end:
+                raise _wrong(text, part, "it is empty: a whole day is 00:00-24:00")
+            if found[4] and zone not in (None, found[4]):
+                raise _wrong(text, found[4], f"the zone is {zone} already: a window has one")
+            zone = found[4] or zone
+        else:
+            raise _wrong(text, part, "write it as `mon-fri 22:00-06:00 Europe/Berlin` or `not 2026-12-24..2026-12-26`")
+    if not spans:
+        raise _wrong(text, text, "it is never open: name a span such as `mon-fri 09:00-17:00 Europe/Berlin`")
+    if len(spans) > SPANS or len(closed) > EXCEPTIONS:
+        raise _wrong(text, text, f"it has more than {SPANS} spans or {EXCEPTIONS} exceptions: merge some")
+    if zone is None:
+        raise _wrong(text, text, "it has no zone: add one such as Europe/Berlin or UTC")
+    return Window(text, find_zone(zone), tuple(spans), _merged(closed))
+
+
+def _first(closed: tuple[date, date]) -> date:
+    return closed[0]
+
+
+read_window = lru_cache(1024)(parse_window)
+
+
+def _merged(closed: list[tuple[date, date]]) -> tuple[tuple[date, date], ...]:
+    """Return the exceptions in their order, those that meet or overlap as one."""
+    found = list[tuple[date, date]]()
+    for first, last in sorted(closed):
+        if found and first.toordinal() <= found[-1][1].toordinal() + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def _wrong(text: str, part: str, why: str) -> ConfigError:
+    return ConfigError(f"window {_short(text)!r}, at {_short(part)!r}: {why}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}..."
+
+
+def _date(text: str, day: str) -> date:
+    try:
+        return date.fromisoformat(day)
+    except ValueError as error:
+        raise _wrong(text, day, f"no date: {error}") from None
+
+
+def _minute(text: str, clock: str) -> int:
+    hours, _, minutes = clock.partition(":")
+    minute = 60 * int(hours) + int(minutes)
+    if int(minutes) > 59 or minute > _DAY:
+        raise _wrong(text, clock, "no time of the day")
+    return minute
+
+
+def _days(text: str, names: str | None) -> frozenset[int]:
+    if not names:
+        return frozenset(range(7))
+    days = set[int]()
+    for part in names.replace(" ", "").split(","):
+        ends = part.split("-")
+        if len(ends) > 2 or any(name not in DAYS for name in ends):
+            raise _wrong(text, part, f"days are {', '.join(DAYS)}, or two with a dash")
+        first, last = DAYS.index(ends[0]), DAYS.index(ends[-1])
+        days.update((first + n) % 7 for n in range((last - first) % 7 + 1))
+    return frozenset(days)

@@ -1,0 +1,234 @@
+"""One line for each fact that an operator wants to read: human on a terminal, JSON otherwise."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any, Final
+
+import msgspec
+
+from evsched import events
+from evsched.events import Event
+from evsched.jobs.current_job import JobLogFilter
+
+_logger: Final = logging.getLogger("evsched")
+
+_LINES: Final[dict[type[Event], tuple[int, str]]] = {
+    events.DispatcherStarted: (logging.INFO, "dispatcher started on {server}, queues: {queues}"),
+    events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
+    events.QueueFound: (logging.INFO, "queue {queue} found"),
+    events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
+    events.NotificationsMissing: (logging.ERROR, "Redis tells no keyspace events, jobs start late: {mend}"),
+    events.NotificationsProven: (logging.INFO, "keyspace events arrive"),
+    events.Retrying: (logging.WARNING, "job {id} of {queue}, task {task}: {reason}; again in {delay:.3g} s"),
+    events.Buried: (logging.ERROR, "job {id} of {queue}, task {task}, is {outcome}: {reason}"),
+    events.Aborted: (logging.INFO, "job {id} of {queue}, task {task}, attempt {attempt}, was cancelled while it ran"),
+    events.Deferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
+    events.Declared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
+    events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
+    events.ClockJumped: (logging.ERROR, "Redis's clock jumped by {seconds:+.1f} s: due times follow it"),
+    events.Rewound: (
+        logging.WARNING,
+        "queue {queue}: {names} recur from now on; they had been moved on by a clock that was set back since",
+    ),
+    events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} does not recur: {reason}"),
+    events.Requeued: (logging.WARNING, "queue {queue}: {ids} put back to ready from worker {worker}: {reason}"),
+    events.RunLost: (logging.WARNING, "job {id} of {queue}, task {task}, attempt {attempt}, ended as another's"),
+    events.LeaseLost: (logging.ERROR, "worker {worker} lost its lease on {queue}: what it ran is cancelled"),
+    events.WorkerStarted: (logging.INFO, "worker {worker} started: {slots} slots, queues {queues}, tasks {tasks}"),
+    events.WorkerDraining: (logging.INFO, "worker {worker} takes no more, {running} jobs run for {grace:g} s at most"),
+    events.WorkerStopped: (logging.INFO, "worker {worker} stopped, {handed_back} jobs handed back"),
+    events.WorkerStuck: (logging.CRITICAL, "job {id} of {queue}, task {task}, attempt {attempt}: hangs, worker ends"),
+    events.WorkerBlocked: (logging.CRITICAL, "worker {worker} ends, held by one of {running}: {handed_back} put back"),
+    events.EndedByForce: (logging.CRITICAL, "ended by force {seconds:.0f} s after the signal: the app does not end"),
+    events.EndedAtOnce: (logging.WARNING, "second signal: ends at once, its jobs start elsewhere when its lease ends"),
+    events.ChildStarted: (logging.INFO, "worker process {number} started: pid {pid}"),
+    events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
+    events.ChildCannotStart: (
+        logging.ERROR,
+        "worker process {number} cannot start (exit code {code}): all end; its last line says what to mend",
+    ),
+    events.ChildKilled: (logging.ERROR, "worker process {number}, pid {pid}, hung and was killed: its lease must end"),
+    events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
+    events.RedisDown: (logging.ERROR, "Redis {is_down}, as {who} found: {reason}"),
+    events.RedisUp: (logging.INFO, "Redis is back after {seconds:.1f} s"),
+    events.CallRefused: (logging.ERROR, "{who}{of_queue}: Redis refuses (bad data, no right, or a bug): {reason}"),
+    events.CallAccepted: (logging.INFO, "{who}{of_queue}: Redis refuses no more, after {seconds:.1f} s"),
+}  # fmt: skip
+
+_ABSENT: Final = ("connection", "timeout")
+"""The kinds of failures that say that nobody answers."""
+
+_LONGEST: Final = 8192
+"""Characters of a line: collectors cut longer ones, which breaks the JSON."""
+
+_CUTS: Final = ((4000, 300), (1000, 50), (150, 5))
+"""How many characters of a text and items of a list are shown: as many as the line has room for."""
+
+_MOST: Final = 8
+"""Items of a list that a human's line shows; the JSON has them all."""
+
+
+class Log:
+    """The log of one process. Its loops find out one by one that Redis is away; it is said once.
+
+    `jobs`: the start and the end of each job have lines too, where they are told in batches.
+    """
+
+    def __init__(self, *, jobs: bool = False) -> None:
+        self._jobs = jobs
+        self._down = set[str]()
+        self._since = 0.0
+        """When the first of them missed it, by the monotonic clock."""
+
+    def listen(self, event: Event) -> None:
+        """Log the event, if it is one that has a line."""
+        if self._jobs and isinstance(event, events.Started | events.Completed):
+            _log_each(event)
+            return
+        level, line = _LINES.get(type(event), (0, ""))
+        if isinstance(event, events.Requeued) and event.cause == "busy":
+            level = logging.DEBUG  # it goes to another worker at once: nothing to look after
+        if not self._is_news(event) or not line or not _logger.isEnabledFor(level):
+            return
+        if isinstance(event, events.RedisUp):
+            event = events.RedisUp(event.who, time.monotonic() - self._since)
+        values = {name: _show(getattr(event, name)) for name in event.__struct_fields__}
+        if isinstance(event, events.RedisDown):
+            values["is_down"] = "is down" if event.kind in _ABSENT else "cannot serve now"
+        elif isinstance(event, events.CallRefused | events.CallAccepted):
+            values["of_queue"] = f", queue {event.queue}" if event.queue else ""
+        _logger.log(level, line.format_map(values), extra={"event": event})
+
+    def _is_news(self, event: Event) -> bool:
+        """Let the first loop that misses Redis tell of it, and the last that has it again."""
+        if isinstance(event, events.RedisDown):
+            first = not self._down
+            self._down.add(event.who)
+            if first:
+                self._since = time.monotonic()
+            return first
+        if isinstance(event, events.RedisUp):
+            self._down.discard(event.who)
+            return not self._down
+        return True
+
+
+def _log_each(event: events.Started | events.Completed) -> None:
+    """Log a line for each job of a batch."""
+    if not _logger.isEnabledFor(logging.INFO):
+        return
+    name = type(event).__name__
+    is_start = isinstance(event, events.Started)
+    lengths = event.lateness if is_start else event.seconds
+    for job_id, task, attempt, length in zip(event.ids, event.tasks, event.attempts, lengths, strict=True):
+        done = f"started {length * 1e3:.1f} ms late" if is_start else f"done in {length:.3f} s"
+        fields: dict[str, Any] = {
+            "id": job_id,
+            "queue": event.queue,
+            "task": task,
+            "attempt": attempt,
+            "worker": event.worker,
+        }
+        fields["lateness" if is_start else "seconds"] = length
+        message = f"job {job_id} of {event.queue}, task {task}, attempt {attempt}, {done}"
+        _logger.info("%s", message, extra={"fields": {"event": name, **fields}})
+
+
+def _show(value: object) -> object:
+    if isinstance(value, list):
+        items = [str(item) for item in value[:_MOST]]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        more = len(value) - _MOST  # pyright: ignore[reportUnknownArgumentType]
+        return ", ".join(items) + (f" and {more} more" if more > 0 else "")
+    return value
+
+
+def _cut(text: str, most: int) -> str:
+    """Return the text as UTF-8 can hold it, and its beginning and end alone when it is long."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _bounded(value: object, characters: int, items: int) -> object:
+    if isinstance(value, str):
+        return _cut(value, characters)
+    if isinstance(value, list):
+        shown = [_bounded(item, characters, items) for item in value[:items]]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        more = len(value) - items  # pyright: ignore[reportUnknownArgumentType]
+        return [*shown, f"and {more} more"] if more > 0 else shown
+    return value
+
+
+def escape(line: str) -> str:
+    """Return the line without control characters: what a job's payload says must not steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def json_text(value: Any) -> str:
+    """Return the value as JSON in one line of printable characters."""
+    text = msgspec.json.encode(value).decode()
+    # JSON escapes what lies below a space, but not DEL, the C1 controls, U+2028 or marks that turn the text round.
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def _job_of(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what `JobLogFilter` says of the run in which a line was logged; empty outside of one."""
+    names = ("job_id", "job_queue", "job_task", "job_attempt")
+    return {name: getattr(record, name) for name in names} if getattr(record, "job_attempt", 0) else {}
+
+
+def _traceback_of(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Return the traceback that a library or a handler logs; empty when there is none."""
+    return formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+class _Human(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        message = _cut(escape(record.getMessage()), _LONGEST - 700)
+        job = escape(" ".join(map(str, _job_of(record).values())))
+        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {message}"
+        line = f"{line} [{_cut(job, 600)}]" if job else line
+        traceback = getattr(getattr(record, "event", None), "traceback", "") or _traceback_of(self, record)
+        return "\n".join([line, *(f"  {escape(part)}" for part in traceback.splitlines())])
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
+        event = getattr(record, "event", None)
+        if isinstance(event, Event):
+            line["event"] = type(event).__name__
+            line.update(msgspec.to_builtins(event))
+        line.update(getattr(record, "fields", {}))
+        line.update(_job_of(record))
+        if traceback := _traceback_of(self, record):
+            line["traceback"] = traceback
+        text = ""
+        for characters, items in _CUTS:
+            text = json_text({name: _bounded(value, characters, items) for name, value in line.items()})
+            if len(text) <= _LONGEST:
+                break
+        return text
+
+
+def configure(level: str = "INFO") -> None:
+    """Write the log to stderr. Called by the commands; a program that embeds evsched configures logging itself.
+
+    The warnings of libraries and handlers have the same form, as long as the app sets up no logging of its own.
+    """
+    logging.lastResort = _handler(logging.WARNING)
+    _logger.handlers = [_handler()]
+    _logger.setLevel(level)
+    _logger.propagate = False
+
+
+def _handler(level: int = logging.NOTSET) -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level)
+    handler.addFilter(JobLogFilter())
+    handler.setFormatter(_Human() if sys.stderr.isatty() else _Json())
+    return handler

@@ -1,0 +1,200 @@
+"""The looks of `evsched top`: what Redis holds, and a roll call of the workers. Nobody but the one who looks pays.
+
+One round trip for each look: the census and the leases of each queue, and the call. PUBLISH says how many workers have
+heard it, so it is known how many answers there will be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+import msgspec
+
+from evsched import keys
+from evsched.errors import StoreDown, StoreRefused
+from evsched.store import server
+from evsched.store.replies import Census, Lease
+from evsched.store.store import Store
+from evsched.top.snapshot import Down, History, Look, Page, compose
+from evsched.transport.connection import Subscription
+from evsched.transport.senders import Commands
+from evsched.worker.presence import Presence
+
+_EVERY: Final = 1.0
+"""Seconds between two looks."""
+
+_DEADLINE: Final = 1.5
+"""Seconds for Redis's answer: a page that stands still for longer should say why."""
+
+_PATIENCE: Final = 0.5
+"""Seconds for the workers' answers. One whose event loop is blocked does not answer, and the page must not wait."""
+
+_LONGEST: Final = 128 * 1024
+"""Bytes of an answer; a busy worker's has 13,000, with the longest ids and tasks 80,000. Anybody with the right to
+publish may send one."""
+
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Top:
+    """Looks at queues: those named, else all there are."""
+
+    def __init__(self, url: str, queues: Sequence[str] = ()) -> None:
+        self._url = url
+        self._commands = Commands(url, deadline=_DEADLINE)
+        self._asker = secrets.token_hex(8)
+        self._stores = {queue: Store(queue) for queue in queues}
+        self._named = bool(queues)
+        self._cursor: int | None = None
+        """Where the SCAN for queues is; None before the first."""
+        self._channels: dict[bytes, str] = {}
+        """Those that are heard, and their queues."""
+        self._subscription: Subscription | None = None
+        self._hearing: asyncio.Future[None] | None = None
+        self._heard: dict[tuple[str, str], Presence] = {}
+        self._news = asyncio.Event()
+
+    async def pages(self) -> AsyncGenerator[Page]:
+        """Yield a page a second, for ever. When Redis goes away meanwhile, the page says so.
+
+        Raises:
+            StoreDown: there is no first page.
+            StoreRefused: a right is missing, or none of the queues can be read.
+        """
+        page, history, since = None, History(), 0.0
+        while True:
+            begun = time.monotonic()
+            try:
+                page, history = compose(await self.look(), history)
+                since = 0.0
+            except StoreDown as error:
+                if page is None:
+                    raise
+                since = since or begun
+                page = msgspec.structs.replace(page, down=Down(time.monotonic() - since, str(error)))
+            yield page
+            await asyncio.sleep(max(begun + _EVERY - time.monotonic(), 0.0))
+
+    async def look(self) -> Look:
+        """Look once.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        await self._find()
+        await self._subscribe()
+        self._heard.clear()
+        answers, refused = await self._ask()
+        at = time.monotonic()
+        await self._wait(sum(heard for _, _, heard in answers.values()))
+        return Look(
+            at=at,
+            censuses={queue: census for queue, (census, _, _) in answers.items()},
+            leases={queue: leases for queue, (_, leases, _) in answers.items()},
+            presences=list(self._heard.values()),
+            refused=refused,
+        )
+
+    async def _ask(self) -> tuple[dict[str, tuple[Census, list[Lease], int]], dict[str, str]]:
+        """Return what each queue holds, and how many have heard the call; and of which Redis refuses it, and why."""
+        answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
+        read: dict[str, tuple[Census, list[Lease], int]] = {}
+        refused: dict[str, str] = {}
+        for queue, answer in zip(self._stores, answers, strict=True):
+            if isinstance(answer, StoreRefused):
+                refused[queue] = str(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                read[queue] = answer
+        if refused and not read:
+            queue, reason = next(iter(refused.items()))
+            raise StoreRefused(f"queue {queue}: {reason}")
+        return read, refused
+
+    async def _ask_one(self, store: Store) -> tuple[Census, list[Lease], int]:
+        census, leases, heard = await self._commands.send_all(
+            [store.census(), store.survey(), store.call_roll(self._asker)]
+        )
+        return census, leases, heard
+
+    async def _find(self) -> None:
+        """Find the queues: all at the first look, then a slice of the keys at each, however many there are."""
+        if self._named:
+            return
+        all_of_it = self._cursor is None
+        while True:
+            self._cursor, found = await self._commands.send(server.scan(self._cursor or 0))
+            for parsed in map(keys.parse, found):
+                if parsed is not None and parsed[0] not in self._stores:
+                    self._stores[parsed[0]] = Store(parsed[0])
+            if self._cursor == 0 or not all_of_it:
+                return
+
+    async def _subscribe(self) -> None:
+        """Have a subscription that hears the answers of all the queues."""
+        channels = {keys.present(queue, self._asker).encode(): queue for queue in self._stores}
+        if self._hearing is not None and not self._hearing.done() and channels == self._channels:
+            return
+        await self._unsubscribe()
+        if channels:
+            self._subscription, self._channels = Subscription(self._url), channels
+            await self._subscription.open([], [channel.decode() for channel in channels])
+            self._hearing = asyncio.ensure_future(self._hear(self._subscription))
+
+    async def _hear(self, subscription: Subscription) -> None:
+        try:
+            async for channel, message in subscription.messages():
+                presence = read_presence(message)
+                if presence is not None and presence.queue == self._channels[channel]:
+                    self._heard[presence.worker, presence.queue] = presence
+                    self._news.set()
+        finally:
+            self._news.set()
+
+    async def _wait(self, expected: int) -> None:
+        """Wait for so many answers, for as long as there is patience.
+
+        Raises:
+            StoreDown: the subscription was cut.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                while len(self._heard) < expected:
+                    self._news.clear()
+                    if self._hearing is not None and self._hearing.done():
+                        self._hearing.result()
+                    await self._news.wait()
+        if expected and not self._heard:
+            # Not one of them: perhaps the link is half open. The next look has another.
+            await self._unsubscribe()
+
+    async def _unsubscribe(self) -> None:
+        if self._hearing is not None:
+            self._hearing.cancel()
+            await asyncio.gather(self._hearing, return_exceptions=True)
+            self._hearing = None
+        if self._subscription is not None:
+            await self._subscription.close()
+            self._subscription = None
+
+    async def close(self) -> None:
+        """Cut the connections."""
+        await self._unsubscribe()
+        await self._commands.close()
+
+
+def read_presence(message: bytes) -> Presence | None:
+    """Read an answer to a roll call; None if it is none."""
+    if len(message) > _LONGEST:
+        return None
+    try:
+        presence = msgspec.json.decode(message, type=Presence)
+    except _UNREADABLE:
+        return None
+    return presence if keys.NAME.fullmatch(presence.worker) else None

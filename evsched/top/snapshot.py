@@ -1,0 +1,223 @@
+"""The page of `evsched top`, as a value: what one look brought, and what is known from the looks before it.
+
+Pure: top/collector.py looks, cli/draw.py draws. Lengths in seconds, times in Unix seconds by Redis's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from evsched.store.replies import Census, Lease
+from evsched.worker.presence import Presence, Running
+
+_SAMPLES: Final = 60
+"""Looks whose lateness is kept: at one a second, the last minute."""
+
+_SENSELESS: Final = 1e9
+"""A job that is later than this (30 years) was due at 0 or -inf, which means "now"."""
+
+
+class Look(Struct, frozen=True):
+    """What one look brought."""
+
+    at: float
+    """By the host's monotonic clock."""
+    censuses: dict[str, Census]
+    leases: dict[str, list[Lease]]
+    presences: list[Presence]
+    refused: dict[str, str] = {}
+    """Queues that Redis would not read, and why."""
+
+
+class Count(Struct, frozen=True):
+    """What a worker had done for a queue when it last answered."""
+
+    at: float
+    started: int
+    done: int
+    failed: int
+
+
+class Rates(Struct, frozen=True):
+    """How many in a second."""
+
+    started: float = 0.0
+    done: float = 0.0
+    failed: float = 0.0
+
+
+class Sample(Struct, frozen=True):
+    """The lateness of what has started since the look before."""
+
+    p50: float
+    max: float
+
+
+class History(Struct, frozen=True):
+    """What the next look is compared with. The first is compared with nothing."""
+
+    looks: int = 0
+    counts: dict[tuple[str, str], Count] = {}
+    """By worker and queue."""
+    samples: list[Sample | None] = []
+    """The oldest first; None: nothing started."""
+
+
+class QueueRow(Struct, frozen=True):
+    """One queue. `overdue` are of those on the schedule."""
+
+    queue: str
+    schedule: int
+    overdue: int
+    backlog: int
+    ready: int
+    processing: int
+    dead: int
+    workers: int
+    next_due: float | None
+    paused: float | None
+    """Since when."""
+    rates: Rates | None
+    """None: there is nothing yet to compare with."""
+
+
+class JobRow(Struct, frozen=True):
+    """One run; `seconds` since it was handed out."""
+
+    queue: str
+    id: str
+    task: str
+    attempt: int
+    seconds: float
+
+
+class WorkerRow(Struct, frozen=True):
+    """One worker that has answered the roll call, or has a lease."""
+
+    worker: str
+    answered: bool
+    """False: its event loop is blocked, it hangs, or it has just ended. Then the slots are not known."""
+    slots: int | None
+    busy: int
+    """Runs; of a worker that has not answered, the jobs in its lists."""
+    runs: list[JobRow]
+    """The longest first; not all of them if there are many."""
+
+
+class Down(Struct, frozen=True):
+    """Redis does not answer: the rest of the page is from before."""
+
+    seconds: float
+    reason: str
+
+
+class Page(Struct, frozen=True):
+    """All that is shown."""
+
+    now: float | None
+    queues: list[QueueRow]
+    rates: Rates | None
+    lateness: list[Sample | None]
+    """Of the last minute, the oldest first."""
+    workers: list[WorkerRow]
+    refused: dict[str, str] = {}
+    """Queues that cannot be read, and why: a key of the wrong type."""
+    down: Down | None = None
+
+
+def compose(look: Look, before: History) -> tuple[Page, History]:
+    """Make the page of a look, and what the next one is compared with."""
+    by_queue: dict[str, list[Rates]] = {queue: [] for queue in look.censuses}
+    late: list[float] = []
+    for presence in look.presences:
+        known = before.counts.get((presence.worker, presence.queue))
+        if known is not None and presence.queue in by_queue:
+            by_queue[presence.queue].append(_rates(known, presence, look.at))
+            started = max(presence.started - known.started, 0)
+            late += presence.lateness[-started:] if started else []
+    samples = [*before.samples, sample(late)][-_SAMPLES:] if before.looks else []
+    rates = {queue: total(parts) if before.looks else None for queue, parts in by_queue.items()}
+    page = Page(
+        now=max((census.now for census in look.censuses.values()), default=None),
+        queues=[_queue(queue, census, rates[queue]) for queue, census in sorted(look.censuses.items())],
+        rates=total(one for one in rates.values() if one is not None) if before.looks else None,
+        lateness=samples,
+        workers=_workers(look),
+        refused=look.refused,
+    )
+    return page, History(before.looks + 1, _counts(look, before), samples)
+
+
+def sample(lateness: Iterable[float]) -> Sample | None:
+    """Return the middle one and the largest, None of none; of an even number the upper of the two in the middle."""
+    sane = sorted(late for late in lateness if late < _SENSELESS)
+    return Sample(sane[len(sane) // 2], sane[-1]) if sane else None
+
+
+def total(parts: Iterable[Rates]) -> Rates:
+    """Add rates."""
+    rows = list(parts)
+    return Rates(sum(r.started for r in rows), sum(r.done for r in rows), sum(r.failed for r in rows))
+
+
+def _rates(known: Count, presence: Presence, now: float) -> Rates:
+    length = now - known.at
+    if length <= 0:
+        return Rates()
+    changes = (presence.started - known.started, presence.done - known.done, presence.failed - known.failed)
+    return Rates(*(max(change, 0) / length for change in changes))
+
+
+def _counts(look: Look, before: History) -> dict[tuple[str, str], Count]:
+    """Keep the counts of those who did not answer this time and still have a lease: theirs go on from there."""
+    leased = {(lease.worker, queue) for queue, leases in look.leases.items() for lease in leases}
+    kept = {key: count for key, count in before.counts.items() if key in leased}
+    new = {(p.worker, p.queue): Count(look.at, p.started, p.done, p.failed) for p in look.presences}
+    return {**kept, **new}
+
+
+def _queue(queue: str, census: Census, rates: Rates | None) -> QueueRow:
+    places = census.places
+    return QueueRow(
+        queue=queue,
+        schedule=places["schedule"],
+        overdue=census.due,
+        backlog=places["backlog"],
+        ready=places["ready"],
+        processing=places["processing"],
+        dead=places["dead"],
+        workers=census.workers,
+        next_due=census.next_due,
+        paused=census.paused,
+        rates=rates,
+    )
+
+
+def _workers(look: Look) -> list[WorkerRow]:
+    presences: dict[str, list[Presence]] = {}
+    for presence in look.presences:
+        presences.setdefault(presence.worker, []).append(presence)
+    held: dict[str, int] = {}
+    for leases in look.leases.values():
+        for lease in leases:
+            held[lease.worker] = held.get(lease.worker, 0) + lease.held
+    return [
+        _answered(worker, presences[worker])
+        if worker in presences
+        else WorkerRow(worker, answered=False, slots=None, busy=held[worker], runs=[])
+        for worker in sorted({*presences, *held})
+    ]
+
+
+def _answered(worker: str, presences: list[Presence]) -> WorkerRow:
+    runs = [_job(presence.queue, run) for presence in presences for run in presence.runs]
+    runs.sort(key=lambda job: -job.seconds)
+    last = presences[-1]
+    return WorkerRow(worker, answered=True, slots=last.slots, busy=last.busy, runs=runs)
+
+
+def _job(queue: str, run: Running) -> JobRow:
+    return JobRow(queue, run.id, run.task, run.attempt, run.seconds)

@@ -1,0 +1,58 @@
+"""A call: what to send to Redis, and how to read its answer. A value; transport/senders.py sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+
+T = TypeVar("T")
+Word = str | bytes | int | float
+
+
+class Script(Struct, frozen=True):
+    """A Lua script as Redis knows it. The SHA is the version, so old and new code can run side by side."""
+
+    name: str
+    source: str
+    sha: str
+
+
+class Call(Struct, Generic[T], frozen=True):
+    """One command, and the function that turns its raw reply into a value.
+
+    With a script, `words` are what follows its SHA: the number of keys, the keys, the arguments.
+    """
+
+    words: tuple[Word, ...]
+    read: Callable[[Any], T]
+    script: Script | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the verb, or the command."""
+        return self.script.name if self.script else str(self.words[0])
+
+    def by_sha(self) -> tuple[Word, ...]:
+        """Return the words to send first."""
+        return self.words if self.script is None else ("EVALSHA", self.script.sha, *self.words)
+
+    def by_source(self) -> tuple[Word, ...]:
+        """Return the words to send when Redis does not know the SHA (restart, failover, SCRIPT FLUSH)."""
+        return self.words if self.script is None else ("EVAL", self.script.source, *self.words)
+
+
+def raw(reply: Any) -> Any:
+    """Read a reply as it is."""
+    return reply
+
+
+def text(reply: bytes) -> str:
+    """Read a reply as text; what is not UTF-8 shows as escapes."""
+    return reply.decode(errors="backslashreplace")
+
+
+def texts(reply: list[bytes]) -> list[str]:
+    """Read a list of texts."""
+    return [text(item) for item in reply]

@@ -1,0 +1,294 @@
+"""The connections: the only code that opens sockets to Redis, and that knows redis-py. Every option is explicit.
+
+`Link` carries commands in an event loop, `SyncLink` without one; `Subscription` hears messages. None tries again: an
+error says that the connection is gone, and it is rebuilt at the next use. (redis-py's own retries sent a BLMOVE twice
+in silence.) transport/senders.py puts calls on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, cast
+
+import redis.asyncio.connection as async_redis
+import redis.connection as sync_redis
+from hiredis import pack_command  # pyright: ignore[reportUnknownVariableType]
+from redis import exceptions
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry as SyncRetry
+
+from evsched.errors import EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
+from evsched.transport.address import parse
+from evsched.transport.call import Call, Word
+
+_CONNECT: Final = 2.0
+"""Seconds to open a connection: longer than one lost SYN (1 s), shorter than the patience of a lease."""
+
+_OPTIONS: Final[dict[str, Any]] = {
+    "protocol": 2,
+    "decode_responses": False,  # one member that is not UTF-8 would break the connection forever
+    "socket_timeout": None,  # each exchange has its own deadline, below
+    "socket_connect_timeout": _CONNECT,
+    "socket_keepalive": True,
+    "health_check_interval": 0,
+    "driver_info": None,  # CLIENT SETINFO is an error on Redis 7.0
+}
+
+_JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning}
+"""The codes that a script's fail() may give."""
+
+_WAIT_ERRORS: Final = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.BusyLoadingError,
+    exceptions.ReadOnlyError,
+    exceptions.MasterDownError,
+    exceptions.OutOfMemoryError,
+    OSError,
+)
+_CLUSTER_ERRORS: Final = (
+    exceptions.AskError,  # MOVED too
+    exceptions.ClusterCrossSlotError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
+"""redis-py takes the code off these: what is left of MOVED is a slot and an address."""
+
+NO_CLUSTER: Final = "this is a node of a Redis Cluster, which evsched does not support yet: give it a Redis of its own"
+
+_WAIT_CODES: Final = ("UNBLOCKED", "NOREPLICAS", "MISCONF", "BUSY", "NOTBUSY", "UNKILLABLE", "OOM", "READONLY")
+
+_KINDS: Final = (*_WAIT_CODES, "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE")
+"""The codes that tell one kind of error from another, in metrics: a script's text could bring any."""
+
+_CLASSES: Final = {
+    exceptions.NoPermissionError: "noperm",
+    exceptions.AuthenticationError: "noauth",
+    exceptions.BusyLoadingError: "loading",
+    exceptions.ReadOnlyError: "readonly",
+    exceptions.OutOfMemoryError: "oom",
+    exceptions.MasterDownError: "masterdown",
+    exceptions.ClusterDownError: "clusterdown",
+    exceptions.TimeoutError: "timeout",
+}
+
+_UNKNOWN_CA: Final = ("self-signed certificate", "unable to get local issuer certificate")
+"""What OpenSSL says of a certificate whose CA it does not know."""
+
+_WRONG_TYPE: Final = (
+    "WRONGTYPE a key that this needs is of another type: `evsched doctor` names it, and says what to do"
+)
+
+_FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; the jobs that are there go on, which makes room"
+
+# hiredis's own types allow for one word only.
+_pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
+
+
+_ASYNC: Final = {
+    "redis": async_redis.Connection,
+    "rediss": async_redis.SSLConnection,
+    "unix": async_redis.UnixDomainSocketConnection,
+}
+_SYNC: Final = {
+    "redis": sync_redis.Connection,
+    "rediss": sync_redis.SSLConnection,
+    "unix": sync_redis.UnixDomainSocketConnection,
+}
+
+
+def _options(url: str, **own: Any) -> tuple[str, dict[str, Any]]:
+    """Return the URL's scheme, and all that redis-py is to be told; `own` on top."""
+    address = parse(url)
+    merged: dict[str, Any] = {**address.options, "db": address.db, **_OPTIONS, **own}
+    if address.scheme == "unix":
+        del merged["socket_keepalive"]
+    return address.scheme, merged
+
+
+def _new(url: str) -> async_redis.AbstractConnection:
+    scheme, options = _options(url, retry=AsyncRetry(NoBackoff(), 0))
+    return _ASYNC[scheme](**options)
+
+
+def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
+    """Return our error for one of redis-py's, with what failed in front."""
+    what = "Redis" if call is None else call.name
+    message = str(error) or type(error).__name__
+    if any(words in message for words in _UNKNOWN_CA):
+        message += "; name the file of its CA in the URL: rediss://...?ssl_ca_certs=/PATH"
+    code, _, rest = message.partition(" ")
+    if code == "WRONGTYPE":
+        # The scripts' own words name the key; Redis's name none. Behind both stands the line of the script.
+        message = message.partition(" script: ")[0] if "evsched:" in message else _WRONG_TYPE
+    elif code == "OOM" or isinstance(error, exceptions.OutOfMemoryError):
+        message = _FULL
+    if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
+        return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
+    if isinstance(error, _CLUSTER_ERRORS) or code == "CROSSSLOT" or "cluster mode" in message:
+        return StoreRefused(f"{what}: {NO_CLUSTER} ({type(error).__name__}: {message})", kind=_kind(error, code))
+    if isinstance(error, _WAIT_ERRORS) or code in _WAIT_CODES:
+        return StoreDown(f"{what}: {message}", kind=_kind(error, code))
+    if code in _JOB_ERRORS:
+        return _JOB_ERRORS[code](rest)
+    return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
+
+
+def _kind(error: Exception, code: str) -> str:
+    """Return a word for what failed. redis-py takes the code off some errors, whose class then tells it."""
+    if code in _KINDS:
+        return code.lower()
+    for kind, name in _CLASSES.items():
+        if isinstance(error, kind):
+            return name
+    return "refused" if isinstance(error, exceptions.ResponseError) else "connection"
+
+
+def unknown_script(reply: Any) -> bool:
+    """Tell whether a reply says that Redis does not know the script's SHA."""
+    return isinstance(reply, exceptions.NoScriptError)
+
+
+class Link:
+    """One connection. `exchange` is for one caller at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = _new(url)
+
+    async def exchange(self, commands: Sequence[tuple[Word, ...]], deadline: float) -> list[Any]:
+        """Send commands, return their replies; an error reply stands in the list as an exception.
+
+        Raises:
+            StoreDown: no connection, or no answer within `deadline` seconds; what was sent may have been done.
+            StoreRefused: the password, user or database is wrong.
+        """
+        link = self._connection
+        try:
+            if not link.is_connected:
+                async with asyncio.timeout(_CONNECT + deadline):
+                    await link.connect()
+            async with asyncio.timeout(deadline):
+                # redis-py packs in Python, at 0.8 us a word; hiredis in C.
+                await link.send_packed_command([_pack(words) for words in commands], check_health=False)
+                replies = [await self._reply() for _ in commands]
+            if any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies):
+                await self.close()  # it is a replica now: who is asked next may be another host of the same name
+            return replies
+        except TimeoutError:
+            await self.close()
+            raise StoreDown(f"no answer within {deadline:g} s", kind="timeout") from None
+        except (exceptions.RedisError, OSError) as error:
+            await self.close()
+            raise translate(error) from None
+        except BaseException:
+            # A reply that is still on its way must not be taken for that to the next command.
+            await self.close()
+            raise
+
+    async def _reply(self) -> Any:
+        try:
+            return cast(Any, await self._connection.read_response())
+        except exceptions.ConnectionError as error:
+            # LOADING and NOAUTH are replies too, but redis-py calls them connection errors.
+            if isinstance(error, exceptions.BusyLoadingError | exceptions.AuthenticationError):
+                return error
+            raise
+        except exceptions.ResponseError as error:
+            return error
+
+    async def close(self) -> None:
+        """Cut the connection, without waiting for anything."""
+        await self._connection.disconnect(nowait=True)
+
+
+class SyncLink:
+    """One connection of a program without an event loop. For one thread at a time."""
+
+    def __init__(self, url: str, deadline: float) -> None:
+        scheme, options = _options(url, socket_timeout=deadline, retry=SyncRetry(NoBackoff(), 0))
+        self._deadline = deadline
+        self._connection: Any = _SYNC[scheme](**options)
+
+    def exchange(self, words: tuple[Word, ...], block: float) -> Any:
+        """Send one command, which may wait in Redis for `block` seconds; return its reply, or its error reply.
+
+        Raises:
+            StoreDown, StoreRefused: as `Link.exchange`.
+        """
+        link = self._connection
+        try:
+            link.connect()
+            link.send_command(*words, check_health=False)
+            return link.read_response(timeout=block + self._deadline) if block else link.read_response()
+        except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
+            link.disconnect()
+            raise translate(error) from None
+        except exceptions.ResponseError as error:
+            return error
+        except (exceptions.RedisError, OSError) as error:
+            link.disconnect()
+            raise translate(error) from None
+
+    def close(self) -> None:
+        """Cut the connection."""
+        self._connection.disconnect()
+
+
+class Subscription:
+    """A connection that hears: patterns and channels. Waits without limit: who uses it proves that it is alive."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = _new(url)
+
+    async def open(self, patterns: Sequence[str], channels: Sequence[str]) -> None:
+        """Connect and subscribe; returns when Redis has confirmed all of it.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        link = self._connection
+        try:
+            async with asyncio.timeout(2 * _CONNECT):
+                await link.connect()
+                for command, names in (("PSUBSCRIBE", patterns), ("SUBSCRIBE", channels)):
+                    if names:
+                        await link.send_command(command, *names, check_health=False)
+                for _ in (*patterns, *channels):
+                    await link.read_response()
+        except TimeoutError:
+            await self.close()
+            raise StoreDown(f"no subscription within {2 * _CONNECT:g} s", kind="timeout") from None
+        except (exceptions.RedisError, OSError) as error:
+            await self.close()
+            raise translate(error) from None
+
+    async def messages(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        """Yield (channel, message) until the connection is cut.
+
+        Raises:
+            StoreDown: always, in the end.
+        """
+        heard = 0
+        while True:
+            try:
+                message = cast(Any, await self._connection.read_response())
+            except (exceptions.RedisError, OSError) as error:
+                await self.close()
+                raise translate(error) from None
+            yield message[-2], message[-1]
+            heard += 1
+            if heard % 64 == 0:
+                # What lies in the parser's buffer is read without a pause: let the loop's other tasks run.
+                await asyncio.sleep(0)
+
+    def cut(self) -> None:
+        """Close the socket under a reader that waits: it then raises StoreDown."""
+        writer = self._connection._writer  # pyright: ignore[reportPrivateUsage]
+        if writer is not None:
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        """Cut the connection, without waiting for anything."""
+        await self._connection.disconnect(nowait=True)

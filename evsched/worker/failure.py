@@ -1,0 +1,183 @@
+"""A failure: what an operator is told of an exception that a handler raised. Pure: exception -> text.
+
+The reason is one line: what was raised and where in the user's own code, and what caused it. The traceback is Python's
+own, cut to a bound. Both are about the user's code, so frames of evsched and of the pools under it are left out.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import cache
+from types import FrameType
+from typing import Final
+
+from msgspec import Struct
+
+TRACEBACK_MOST: Final = 4096
+"""Bytes of a traceback that are kept: some twenty frames. Dead jobs are kept for months, and there may be many."""
+
+_MESSAGES_MOST: Final = 1600
+"""Characters of all messages of one reason; with the places it stays under what `job.shorten` keeps."""
+
+_LINE_MOST: Final = 600
+"""Characters of a message in a traceback: it leaves room for the frames."""
+
+_CAUSES_MOST: Final = 4
+"""Exceptions that one reason tells of."""
+
+_CHAIN_MOST: Final = 32
+"""Exceptions that are looked at: a loop that retries for hours may chain thousands."""
+
+_LINKS: Final = {
+    "": ("", ""),
+    "cause": ("; caused by ", "\nThe above exception was the direct cause of the following exception:\n\n"),
+    "context": ("; while handling ", "\nDuring handling of the above exception, another exception occurred:\n\n"),
+    "member": ("; of the group: ", "\nThe above exception is one of the following group:\n\n"),
+}
+"""How an exception goes with the one before it: in the reason, in front; in the traceback, behind."""
+
+_HEAD, _TAIL = 8, 24
+"""Frames that are kept at the ends of a long stack, such as that of an endless recursion."""
+
+_OWN: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 - as code objects have it
+_LIBRARIES: Final = tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+class Failure(Struct, frozen=True):
+    """What to tell of an exception."""
+
+    reason: str
+    traceback: str = ""
+    """At most `TRACEBACK_MOST` bytes of UTF-8; empty when no code but evsched's was running."""
+
+
+_Frame = tuple[FrameType, int]
+"""A frame, and the line that it was in."""
+
+
+def failure_of(error: BaseException, module: str = "") -> Failure:
+    """Return what to tell of an exception that came out of a handler, which stands in `module`."""
+    chain = list(_chain(error))
+    most = _MESSAGES_MOST // min(len(chain), _CAUSES_MOST)
+    told = [_LINKS[link][0] + _line(one, most) + where(one, module) for one, link in chain[:_CAUSES_MOST]]
+    if len(chain) > _CAUSES_MOST:
+        told.append(f"; and {len(chain) - _CAUSES_MOST} more")
+    return Failure("".join(told), _cut(_traceback(chain, module)))
+
+
+def where(error: BaseException, module: str = "") -> str:
+    """Return the place in the user's code from which an exception came, such as ` (tasks.py:7 in pay)`, or nothing."""
+    found = [one for one in _frames(error) if _is_users(one[0], module)]
+    if not found:
+        return ""
+    frame, line = found[-1]
+    return f" ({frame.f_code.co_filename}:{line} in {frame.f_code.co_name})"
+
+
+def message(error: BaseException) -> str:
+    """Return an exception's own text, whatever its class makes of that."""
+    try:
+        text = str(error)
+    # A user's class may raise anything here.
+    except Exception as broken:  # noqa: BLE001
+        return f"its message cannot be read: {type(broken).__name__} in __str__"
+    return text
+
+
+def _line(error: BaseException, most: int) -> str:
+    text = message(error)
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
+    """Yield an exception and those before it, each with how it is linked: the members of a group count as causes."""
+    seen, left = set[int](), [(error, "")]
+    while left and len(seen) < _CHAIN_MOST:
+        one, link = left.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one, link
+        if isinstance(one, BaseExceptionGroup):
+            left += [(member, "member") for member in one.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if one.__cause__ is not None:
+            left.append((one.__cause__, "cause"))
+        elif one.__context__ is not None and not one.__suppress_context__:
+            left.append((one.__context__, "context"))
+
+
+def _frames(error: BaseException) -> list[_Frame]:
+    frames, trace = list[_Frame](), error.__traceback__
+    while trace is not None:
+        frames.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return frames
+
+
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OWN)
+
+
+def _is_users(frame: FrameType, module: str) -> bool:
+    """Tell whether it is the user's code: not a library's, or in the package of the handler, which may be installed."""
+    name = str(frame.f_globals.get("__name__", ""))
+    package = module.partition(".")[0]
+    if name == module or (package not in ("", "evsched") and name.partition(".")[0] == package):
+        return True
+    return not _is_foreign(frame.f_code.co_filename)
+
+
+@cache
+def _is_foreign(path: str) -> bool:
+    return (
+        path.startswith((_OWN, "<frozen ", *_LIBRARIES))
+        or f"{os.sep}site-packages{os.sep}" in path
+        or f"{os.sep}dist-packages{os.sep}" in path
+    )
+
+
+def _traceback(chain: Sequence[tuple[BaseException, str]], module: str) -> str:
+    """Return the traceback as Python writes it, the first cause first; frames before the user's first are left out."""
+    parts = list[str]()
+    for one, link in chain:
+        frames = _frames(one)
+        first = next((n for n, (frame, _) in enumerate(frames) if _is_users(frame, module)), None)
+        lines = list(_drawn(frames[first:] if first is not None else [at for at in frames if not _is_own(at[0])]))
+        if lines:
+            lines.insert(0, "Traceback (most recent call last):\n")
+        elif not parts:
+            return ""
+        notes = (f"{note}\n" for note in getattr(one, "__notes__", ()))
+        parts.append("".join([*lines, _line(one, _LINE_MOST), "\n", *notes, _LINKS[link][1]]))
+    return "".join(reversed(parts))
+
+
+def _drawn(frames: list[_Frame]) -> Iterator[str]:
+    left_out = len(frames) - _HEAD - _TAIL
+    for n, (frame, line) in enumerate(frames):
+        if left_out > 0 and _HEAD <= n < _HEAD + left_out:
+            if n == _HEAD:
+                yield f"  ... {left_out} more calls ...\n"
+            continue
+        path = frame.f_code.co_filename
+        yield f'  File "{path}", line {line}, in {frame.f_code.co_name}\n'
+        linecache.lazycache(path, frame.f_globals)
+        if source := linecache.getline(path, line).strip():
+            yield f"    {source}\n"
+
+
+def _cut(text: str) -> str:
+    """Return the text as it may be stored: as UTF-8, and its two ends alone when it is long."""
+    data = text.encode(errors="backslashreplace")
+    if len(data) <= TRACEBACK_MOST:
+        return data.decode()
+    gap = "\n  ... left out ...\n"
+    half = (TRACEBACK_MOST - len(gap)) // 2
+    return data[:half].decode(errors="ignore") + gap + data[-half:].decode(errors="ignore")

@@ -1,0 +1,130 @@
+"""The fetcher: the half of a lane that blocks. BLMOVE moves a job into the worker's list the moment it is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from evsched import events
+from evsched.config import Config
+from evsched.errors import StoreError
+from evsched.events import Emit
+from evsched.runtime.reconnect import Outage
+from evsched.store.server import unblock
+from evsched.store.store import Store
+from evsched.transport.senders import Blocking, Commands, SyncCommands
+from evsched.worker.slots import Share
+
+_UNBLOCK: Final = 0.05
+"""Seconds between two tries to end a BLMOVE that waits."""
+
+
+class Fetcher:
+    """Blocks while it is told to be hungry.
+
+    `fetched(id)` gets a job, which has a slot already; None = ready holds one, but no slot was free for it. `unsure()`:
+    the worker's list may hold a job that nobody knows of.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        commands: Commands,
+        emit: Emit,
+        store: Store,
+        worker: str,
+        share: Share,
+        *,
+        fetched: Callable[[str | None], None],
+        unsure: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._commands = commands
+        self._emit = emit
+        self._store = store
+        self._worker = worker
+        self._share = share
+        self._fetched = fetched
+        self._unsure = unsure
+        self._blocking = Blocking(config.url, deadline=config.deadline)
+        self.outage = Outage(f"worker, taking from {store.queue}", emit)
+        self.full = False
+        """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` takes jobs too."""
+        self._hungry = asyncio.Event()
+        self._stopping = False
+        self._ended = asyncio.Event()
+
+    def feed(self, *, hungry: bool) -> None:
+        """Say whether to block for a job: slots are free and ready was empty."""
+        if hungry:
+            self._hungry.set()
+        else:
+            self._hungry.clear()
+
+    async def run(self) -> None:
+        """Fetch one job after the other, when hungry, until stopped."""
+        try:
+            while not self._stopping:
+                await self._hungry.wait()
+                if self._stopping:
+                    break
+                async with self.outage:
+                    self.outage.pulse.expect(self._config.probe + self._config.deadline)
+                    await self._fetch()
+        finally:
+            self._ended.set()
+
+    def fetch_no_more(self) -> None:
+        """Begin no other BLMOVE. For any thread; `stop` ends the one that waits."""
+        self._stopping = True
+
+    def unblock_by(self, commands: SyncCommands) -> None:
+        """End the BLMOVE that waits, from a thread. Raises as `SyncCommands.send`."""
+        if self._blocking.client is not None:
+            commands.send(unblock(self._blocking.client))
+
+    async def stop(self) -> None:
+        """Fetch no more; a BLMOVE that waits ends without a job, or its job is handed back."""
+        self.fetch_no_more()
+        self._hungry.set()
+        while not self._ended.is_set():
+            # Once may be too early: the BLMOVE travels on another connection, and may arrive after this.
+            if self._blocking.client is not None:
+                with contextlib.suppress(StoreError):
+                    await self._commands.send(unblock(self._blocking.client))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_UNBLOCK):
+                    await self._ended.wait()
+
+    async def close(self) -> None:
+        """Cut the connection."""
+        await self._blocking.close()
+
+    async def _fetch(self) -> None:
+        if self._blocking.client is None:
+            await self._blocking.open()
+            self.outage.passed()  # Redis is back: that is not told only when a BLMOVE of 13 s returns
+        if self._stopping:
+            return
+        client = self._blocking.client
+        try:
+            taken = await self._blocking.send(self._store.take(self._worker, self._config.probe), self._config.probe)
+        except StoreError as error:
+            self.full = error.kind == "oom"
+            self._unsure()
+            # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
+            await self._commands.send(unblock(client or 0))
+            raise
+        self.full = False
+        if taken is None:
+            return
+        self._hungry.clear()
+        if not self._stopping and self._share.reserve_one():
+            self._fetched(taken)
+            return
+        reason = "no slot was free"
+        await self._commands.send(self._store.requeue(self._worker, reason, ids=[taken]))
+        self._emit(events.Requeued(self._store.queue, self._worker, [taken], "busy", reason))
+        self._fetched(None)

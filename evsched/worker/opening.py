@@ -1,0 +1,82 @@
+"""The opening of a worker's queues: what Redis is told of each before jobs are taken from it.
+
+The queue is entered among those that dispatchers look for, the recurrences that the app declares are kept in step, and
+the worker's lease begins. A queue of which Redis refuses that is tried again while the others are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from evsched import events
+from evsched.config import Config
+from evsched.errors import NO_ENTRY, JobMissing, StoreRefused
+from evsched.events import Emit
+from evsched.runtime.reconnect import Outage, Outages
+from evsched.store import server
+from evsched.store.store import Store
+from evsched.transport.senders import Commands
+from evsched.worker.program import Program
+
+
+class Opening:
+    """Opens queues for one worker, and waits while Redis is away."""
+
+    def __init__(self, config: Config, commands: Commands, emit: Emit, program: Program, worker: str) -> None:
+        self._config = config
+        self._commands = commands
+        self._emit = emit
+        self._program = program
+        self._worker = worker
+        self._outage = Outage("worker", emit)
+        self._refused = Outages("worker", emit)
+        self._opened = set[str]()
+
+    def opened(self, store: Store) -> bool:
+        """Tell whether jobs may be taken from a queue."""
+        return store.queue in self._opened
+
+    def wrong(self, store: Store) -> str | None:
+        """Return why a queue is not open; None = it is, or has not been tried."""
+        return None if self.opened(store) else self._outage.reason or self._refused.of(store.queue).reason
+
+    async def open_one(self, stores: Sequence[Store]) -> None:
+        """Try each of these queues, until one of them at least is open."""
+        while True:
+            wait = min([await self._open(store) for store in stores])
+            if not wait:
+                return
+            await asyncio.sleep(wait)
+
+    async def _open(self, store: Store) -> float:
+        """Open a queue; return 0, or the seconds after which to try again since Redis refuses it."""
+        refused = self._refused.of(store.queue)
+        while not self.opened(store):
+            async with self._outage:
+                try:
+                    await self._declare(store)
+                    await self._commands.send(store.beat(self._worker, self._config.idle_lease, fresh=True))
+                except StoreRefused as error:
+                    if error.kind in NO_ENTRY:
+                        raise
+                    return refused.failed(error)
+                refused.passed()
+                self._opened.add(store.queue)
+        return 0.0
+
+    async def _declare(self, store: Store) -> None:
+        """Keep what the app declares and what is in Redis in step: its own recurrences, and no others."""
+        # Dispatchers that have not heard of the queue find it: now by the message, or later by the set.
+        await self._commands.send_all([server.enter_queues([store.queue]), store.wake()])
+        own = [one for queue, one in self._program.recurrences if queue == store.queue]
+        known = await self._commands.send(store.declared(self._program.owner))
+        for one in own:
+            done = await self._commands.send(store.declare(one, self._program.owner))
+            if done != "same":
+                self._emit(events.Declared(store.queue, one.name, done))
+        for name in set(known).difference(one.name for one in own):
+            with contextlib.suppress(JobMissing):  # another worker was quicker
+                await self._commands.send(store.remove(name))
+                self._emit(events.Declared(store.queue, name, "removed"))

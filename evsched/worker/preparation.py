@@ -1,0 +1,64 @@
+"""From the payload of a job to what can be run: the task, its arguments, and the job's own limits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from evsched.errors import ConfigError, UnknownTask
+from evsched.jobs.job import Buried, Payload, decode_payload, shorten
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import Task, Tasks
+from evsched.worker.run import Run
+
+
+class Prepared(Struct, frozen=True):
+    """A job that can be run: what its payload says, and what runs it."""
+
+    payload: Payload
+    task: Task
+    policy: Retry
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+    @property
+    def retention(self) -> float:
+        return max(0.0, self.task.retention if self.payload.retention is None else self.payload.retention)
+
+    @property
+    def timeout(self) -> float | None:
+        return self.task.timeout if self.payload.timeout is None else self.payload.timeout
+
+
+def prepare(tasks: Tasks, run: Run) -> Prepared | Buried:
+    """Read what is to be run, or why it cannot or must not be."""
+    job = run.job
+    try:
+        payload = decode_payload(job.payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        return Buried(shorten(f"the payload is no job: {error}: mend it and schedule it again"), False)
+    run.task = payload.task
+    try:
+        task = tasks.find(payload.task)
+        policy = task.policy(payload)
+        args, kwargs = task.bind(payload)
+    except UnknownTask as error:
+        return Buried(shorten(str(error)), payload.reply)
+    except (msgspec.ValidationError, ConfigError, RecursionError) as error:
+        return Buried(shorten(f"the arguments do not fit: {error}: mend the payload"), payload.reply)
+    if payload.timeout is not None and payload.timeout <= 0:
+        wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: mend the payload"
+        return Buried(wrong, payload.reply)
+    if payload.expires is not None:
+        late = run.now + time.monotonic() - run.handed - payload.expires
+        if late > 0:
+            return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
+    if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
+        # An only attempt is marked before it begins, so the worker may have died in between.
+        only = "its only attempt began, or was about to, and never ended"
+        last = f"the last of its {policy.attempts} attempts began and never ended"
+        return Buried(f"{only if policy.attempts == 1 else last}: its worker died or hung", payload.reply)
+    return Prepared(payload, task, policy, args, kwargs)

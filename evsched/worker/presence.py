@@ -1,0 +1,157 @@
+"""The roll call: a worker says what it runs when somebody asks, and only then.
+
+Who looks publishes the name of a channel of their own to the queue's `roll`; each worker of the queue answers there,
+by one message. While nobody looks nothing is sent, and a batch of jobs costs some additions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from evsched import events, keys
+from evsched.errors import StoreError
+from evsched.events import Event
+from evsched.store.store import Store
+from evsched.transport.senders import Commands
+from evsched.worker.run import Run
+
+_RECENT: Final = 1000
+"""Starts whose lateness is kept for each queue: at more of them between two calls, the asker sees the newest."""
+
+_SHOWN: Final = 50
+"""Runs that one answer names, the longest first: more than a terminal shows."""
+
+_NAME: Final = 200
+"""Characters of a task's name in an answer. It comes from the payload, and may be as long as that."""
+
+_MOST: Final = 1e10
+"""Seconds: JSON knows no infinity, which is the lateness of a job that was due at -inf."""
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Running(Struct, frozen=True):
+    """One run in an answer; `seconds` since it was handed out."""
+
+    id: str
+    task: str
+    attempt: Count
+    seconds: float
+
+
+class Presence(Struct, frozen=True):
+    """A worker's answer for one queue. The counts are since its start."""
+
+    worker: str
+    queue: str
+    slots: Count
+    busy: Count
+    """Of all its queues, which share the slots."""
+    started: Count
+    done: Count
+    failed: Count
+    """Runs that are to be tried again, and jobs given up."""
+    lateness: list[float]
+    """Seconds from the due to the start, of the newest `started`: who knows an older count takes those since."""
+    running: Count
+    runs: list[Running]
+    """The longest of `running`."""
+
+
+class _Tally:
+    """What a worker has done for one queue."""
+
+    __slots__ = ("done", "failed", "lateness", "started")
+
+    def __init__(self) -> None:
+        self.started = self.done = self.failed = 0
+        self.lateness = deque[float](maxlen=_RECENT)
+
+
+class Roll:
+    """Listens to one worker's events, and answers for it. `held(queue)` are the runs whose end is not written yet."""
+
+    def __init__(
+        self,
+        worker: str,
+        slots: int,
+        queues: list[str],
+        commands: Commands,
+        held: Callable[[str], Collection[Run]],
+    ) -> None:
+        self._worker = worker
+        self._slots = slots
+        self._commands = commands
+        self._held = held
+        self._stores = {queue: Store(queue) for queue in queues}
+        self._tallies = {queue: _Tally() for queue in queues}
+        self._calls = set[tuple[str, str]]()
+        self._answering: asyncio.Task[None] | None = None
+
+    def listen(self, event: Event) -> None:
+        """Count what the worker's lanes tell."""
+        if isinstance(event, events.Started):
+            tally = self._tallies[event.queue]
+            tally.started += len(event.lateness)
+            tally.lateness.extend(event.lateness)
+        elif isinstance(event, events.Completed):
+            self._tallies[event.queue].done += len(event.ids)
+        elif isinstance(event, events.Retrying | events.Buried):
+            self._tallies[event.queue].failed += 1
+
+    def called(self, queue: str, channel: str) -> None:
+        """Answer a call, if it names a channel for answers. Calls that come together are answered together."""
+        if not keys.is_present(queue, channel):
+            return
+        self._calls.add((queue, channel))
+        if self._answering is None or self._answering.done():
+            self._answering = asyncio.get_running_loop().create_task(self._answer())
+
+    async def _answer(self) -> None:
+        # When Redis is away nobody hears; who still looks calls again.
+        with contextlib.suppress(StoreError):
+            while self._calls:
+                calls, self._calls = self._calls, set[tuple[str, str]]()
+                await self._commands.send_all(
+                    [
+                        self._stores[queue].answer_roll(channel, msgspec.json.encode(self.presence(queue)))
+                        for queue, channel in calls
+                    ]
+                )
+
+    def presence(self, queue: str) -> Presence:
+        """Say what the worker does for a queue now."""
+        tally, now = self._tallies[queue], time.monotonic()
+        runs = self._running(queue)
+        longest = heapq.nsmallest(_SHOWN, runs, key=lambda run: run.handed)
+        return Presence(
+            worker=self._worker,
+            queue=queue,
+            slots=self._slots,
+            busy=sum(len(self._running(name)) for name in self._stores),
+            started=tally.started,
+            done=tally.done,
+            failed=tally.failed,
+            lateness=[round(min(late, _MOST), 6) for late in tally.lateness],
+            running=len(runs),
+            runs=[
+                Running(run.job.id, run.task[:_NAME], run.job.attempt, round(now - run.handed, 3)) for run in longest
+            ],
+        )
+
+    def _running(self, queue: str) -> list[Run]:
+        return [run for run in self._held(queue) if run.work is not None and not run.work.done()]
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._answering is not None:
+            self._answering.cancel()

@@ -1,0 +1,146 @@
+"""Tasks on processes: for work that keeps a processor busy. A timeout or a cancellation ends the process for real.
+
+anyio keeps the pool. What crosses to the process is the handler's name and its arguments, pickled; what comes back is
+JSON or text, so that no exception and no result of a user's class has to be rebuilt here. The processes end with the
+worker, and not before it: signals that are meant for the worker may reach them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import anyio
+import anyio.to_process
+
+from evsched.errors import EvschedError
+from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
+from evsched.jobs.job import decode, encode
+from evsched.worker import lifeline, relay
+from evsched.worker.failure import failure_of, message
+from evsched.worker.relay import Line, Teller
+
+
+class HandlerFailed(EvschedError):
+    """The handler raised in its process; the message says what and where."""
+
+    def __init__(self, reason: str, traceback: str = "") -> None:
+        super().__init__(reason)
+        self.traceback = traceback
+
+
+class ProcessDied(HandlerFailed):
+    """The process that ran the handler died."""
+
+
+async def run(
+    handler: Callable[..., Any],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    job: CurrentJob,
+) -> Any:
+    """Call a handler in a process of the pool. Cancelling ends the process.
+
+    Raises:
+        RetryLater, GiveUp: the handler did.
+        HandlerFailed: it raised something else, or its process died.
+    """
+    known = {
+        name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "planned", "lateness", "meta")
+    }
+    kind, value, more = await call(job.tell, _call, handler.__module__, handler.__qualname__, args, kwargs, known)
+    if kind == "done":
+        return decode(value)
+    if kind == "retry":
+        raise RetryLater(more, value)
+    if kind == "give up":
+        raise GiveUp(value)
+    raise HandlerFailed(value, more)
+
+
+async def ready(module: str) -> None:
+    """Have a process that waits for the next call, with that module imported: what begins then begins at once."""
+    with contextlib.suppress(anyio.BrokenWorkerProcess):  # the call tells
+        await anyio.to_process.run_sync(
+            _import, os.getpid(), module, cancellable=True, limiter=anyio.CapacityLimiter(1)
+        )
+
+
+def _import(worker: int, module: str) -> None:
+    _belong_to(worker)
+    # Whatever a user's module does while it is imported, sys.exit() too: the call that needs it tells.
+    with contextlib.suppress(BaseException):
+        importlib.import_module(module)
+
+
+async def call(heard: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of a module in a process that does nothing else meanwhile. Cancelling ends the process.
+
+    The function's first argument is a function by which it tells how far it is: that is `heard`, and the last for sure.
+
+    Raises:
+        ProcessDied: it did.
+    """
+    try:
+        with relay.listen(heard) as line:
+            # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
+            value, last = await anyio.to_process.run_sync(
+                _belonging, os.getpid(), line, function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)
+            )
+    except anyio.BrokenWorkerProcess as error:
+        raise ProcessDied(f"its process died ({str(error) or 'it crashed, ended itself or was killed'})") from None
+    if last is not None:
+        heard(last)
+    return value
+
+
+def _call(
+    tell: Callable[[Progress], None],
+    module: str,
+    name: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    known: dict[str, Any],
+) -> tuple[str, Any, Any]:
+    """Call the handler; runs in the process. The name stands for a task there, whose function is `handler`."""
+    try:
+        found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+        set_current_job(CurrentJob(**known, report=tell))
+        return "done", encode(getattr(found, "handler", found)(*args, **kwargs)), None
+    except RetryLater as error:
+        return "retry", message(error), error.delay
+    except GiveUp as error:
+        return "give up", message(error), None
+    # The handler's process has no other place that could tell what it did.
+    except BaseException as error:  # noqa: BLE001
+        told = failure_of(error, module)
+        return "failed", told.reason, told.traceback
+
+
+def _belonging(
+    worker: int, line: Line, function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, Progress | None]:
+    _belong_to(worker)
+    teller = Teller(line)
+    try:
+        return function(teller.tell, *args), teller.end()
+    # Such as what a task of its own raised: anyio would raise it in the worker, and end that.
+    except BaseException as error:  # noqa: BLE001
+        raise ProcessDied(f"its process ended by {type(error).__name__}: {message(error)}") from None
+
+
+def _belong_to(worker: int) -> None:
+    """Let the worker alone end this process: Ctrl-C and many supervisors signal all processes of a group at once."""
+    lifeline.end_with(worker)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Ignored by a function: what the handler starts inherits SIG_IGN, and a function not.
+        signal.signal(number, _let_pass)
+
+
+def _let_pass(number: int, frame: object) -> None:
+    pass

@@ -1,0 +1,348 @@
+"""The worker: a process that takes jobs from its queues and runs them.
+
+It has a lane for each queue, one pool of slots, one executor, and a beat in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import socket
+from functools import partial
+from itertools import compress
+from typing import Any, Final
+
+from evsched import events
+from evsched.config import Config
+from evsched.errors import NO_ENTRY, CannotStart, StoreError, StoreRefused
+from evsched.events import Emit, Events
+from evsched.runtime.loops import ended_loop, returned
+from evsched.runtime.pulse import Pulse
+from evsched.runtime.reconnect import Outage, Outages
+from evsched.runtime.shutdown import FORCED
+from evsched.store.store import Store
+from evsched.transport.senders import Commands, SyncCommands
+from evsched.worker.care import Mark
+from evsched.worker.consumer import Lane
+from evsched.worker.control import Control
+from evsched.worker.executor import Apart, Executor
+from evsched.worker.heartbeat import Beat
+from evsched.worker.opening import Opening
+from evsched.worker.presence import Roll
+from evsched.worker.program import Program
+from evsched.worker.run import Run
+from evsched.worker.slots import Slots
+
+_PUT_BACK: Final = 5.0
+"""Seconds in which what runs past the grace is handed back; some answers of Redis are enough."""
+
+
+def new_id() -> str:
+    """Return an id for a worker: where it runs, for people; random, since hosts and containers share names and pids."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Worker:
+    """Runs the jobs of `queues` with the registered tasks. `apart` runs one in a process of its own."""
+
+    def __init__(
+        self,
+        config: Config,
+        commands: Commands,
+        emit: Emit,
+        program: Program,
+        queues: list[str],
+        *,
+        apart: Apart | None = None,
+    ) -> None:
+        self.id = new_id()
+        self._config = config
+        self._commands = commands
+        self._emit = emit
+        self._program = program
+        self._executor = Executor(
+            program,
+            config.concurrency,
+            config.pool,
+            self._window_of,
+            mark=self._mark,
+            apart=apart,
+            grace=config.grace,
+        )
+        self._windows = Outages("worker, windows", emit)
+        self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
+        slots = Slots(config.concurrency)
+        self._outage = Outage("worker", emit)
+        self._opening = Opening(config, commands, emit, program, self.id)
+        self._stop = asyncio.Event()
+        self._starting: asyncio.Task[Any] | None = None
+        """The task of `run`, until the worker has started: it can be cancelled."""
+        self._came_round = False
+        """The event loop has come to hand back what did not end within the grace."""
+        self._beat = Beat(
+            config,
+            self.id,
+            [Store(queue) for queue in queues],
+            emit=self._tell,
+            busy=self.busy,
+            lost=self._lost,
+            counted=self._counted,
+            stops=self._stops,
+            watch=self._watch,
+            ended=self._ended,
+        )
+        self._roll = Roll(self.id, config.concurrency, queues, commands, lambda queue: self.lanes[queue].held.values())
+        told = Events(self._roll.listen, emit).emit
+        self.lanes = {
+            queue: Lane(config, commands, told, queue, self.id, self._executor, slots, self._beat.attend)
+            for queue in queues
+        }
+        self._takes_no_more = False
+        self._beat_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._control = Control(config, self.id, queues, emit, self._abort, self._roll.called)
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        """Run until `stop` was called and what ran has ended, or has had its grace.
+
+        Raises:
+            CannotStart: the app's lifespan did not begin.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            if await self._start(stack):
+                await self._run()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> bool:
+        """Begin the lifespan and the leases, waiting for Redis; return whether that was not stopped."""
+        task = self._starting = asyncio.current_task()
+        try:
+            if self._stop.is_set():
+                return False
+            try:
+                self._executor.state = await stack.enter_async_context(self._program.lifespan())
+            # Whatever a user's lifespan does before anything runs is the user's mistake, told in one line.
+            except Exception as error:  # noqa: BLE001
+                raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
+            await self._opening.open_one([lane.store for lane in self.lanes.values()])
+            return True
+        except asyncio.CancelledError:
+            if not self._stop.is_set() or (task is not None and task.uncancel()):
+                raise
+            await self._hand_back()  # the leases that have begun
+            return False
+        finally:
+            self._starting = None
+
+    async def _run(self) -> None:
+        self._beat.start()
+        self._emit(
+            events.WorkerStarted(self.id, list(self.lanes), self._config.concurrency, sorted(self._program.tasks))
+        )
+        running: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._serve(lane)) for lane in self.lanes.values()]
+        control = asyncio.ensure_future(self._control.run())
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        try:
+            loops = {"beat": self._beat_ended, "control": control}
+            loops |= {f"queue {queue}": loop for queue, loop in zip(self.lanes, running, strict=True)}
+            await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
+            # These end by themselves only by an error of ours; but a lane that takes no more may be through already.
+            for name, loop in loops.items():
+                if loop.done() and not (self._takes_no_more and returned(loop)):
+                    raise ended_loop(name, loop)
+            await self._drain(running)
+        finally:
+            await self._end_beat()
+            self._roll.close()
+            for loop in (stopping, control, *running):
+                loop.cancel()
+            await asyncio.gather(stopping, control, *running, return_exceptions=True)
+
+    async def _serve(self, lane: Lane) -> None:
+        await self._opening.open_one([lane.store])
+        await lane.run()
+
+    @property
+    def lingering(self) -> bool:
+        """Handlers go on that were given up: plain functions, whose threads cannot be ended."""
+        return len(self._executor.running) > 0
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of its loops, and of its beat."""
+        return [self._beat.pulse, *(pulse for lane in self.lanes.values() for pulse in lane.pulses)]
+
+    def wrong(self) -> str | None:
+        """Return why none of its queues is served; None = one is, or none has been tried."""
+        reasons = [lane.wrong() or self._opening.wrong(lane.store) for lane in self.lanes.values()]
+        return reasons[0] if all(reasons) else None
+
+    def busy(self) -> bool:
+        """Tell whether it holds jobs. For any thread."""
+        return any(lane.busy for lane in list(self.lanes.values()))
+
+    def stop(self) -> None:
+        """Take no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
+        self._stop.set()
+        if self._starting is not None:
+            self._starting.cancel()
+
+    def take_no_more(self) -> None:
+        """Begin no other take. For any thread, before `stop`."""
+        self._takes_no_more = True
+        for lane in list(self.lanes.values()):
+            lane.take_no_more()
+
+    def rescue(self) -> bool:
+        """Hand back what is held, if the event loop does not come round to it; return whether. For any thread."""
+        if self._came_round:
+            return False
+        self._beat.stop()
+        if self._beat.is_alive():
+            self._beat.join(2 * self._config.deadline)  # it would begin anew the leases that end here
+        commands = SyncCommands(self._config.url, deadline=self._config.deadline)
+        running = [run.job.id for run in self._executor.running]
+        back = self._hand_back_by(commands, f"worker {self.id} was stopped, and a job blocked it")
+        self._emit(events.WorkerBlocked(self.id, running, back))
+        return True
+
+    async def idle(self) -> bool:
+        """Look once: nothing runs here, and nothing is due in the queues that could start.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        if self.busy():
+            return False
+        for lane in self.lanes.values():
+            census = await self._commands.send(lane.store.census())
+            waits = 0 if census.paused is not None else census.places["backlog"]
+            if census.due or census.places["ready"] or waits:
+                return False
+        return True
+
+    async def jobs_wait(self) -> bool:
+        """Look once: jobs are ready that nobody has taken.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        calls = [lane.store.census() for lane in self.lanes.values()]
+        return any(census.places["ready"] for census in await self._commands.send_all(calls))
+
+    async def _mark(self, run: Run, mark: Mark) -> bool:
+        """Have Redis know that a run begins; return whether it is still this worker's."""
+        while True:  # while Redis is away it cannot begin
+            async with self._outage:
+                return not await self._commands.send(self.lanes[run.queue].store.begin(self.id, [(run.job, mark)]))
+
+    async def _window_of(self, queue: str, name: str) -> str | None:
+        """Read a named window: one question for all the runs that ask it together.
+
+        Raises:
+            StoreRefused: it cannot be read. While Redis is away, that is waited for.
+        """
+        asked = self._asked.get((queue, name))
+        if asked is None:
+            asked = self._asked[queue, name] = asyncio.ensure_future(self._ask_window(queue, name))
+            asked.add_done_callback(partial(self._answered, queue, name))
+        return await asyncio.shield(asked)  # a run that is stopped leaves the others their answer
+
+    def _answered(self, queue: str, name: str, asked: asyncio.Future[str | None]) -> None:
+        del self._asked[queue, name]
+        if not asked.cancelled():
+            asked.exception()  # the runs that asked may all have been stopped: then nobody looks at it
+
+    async def _ask_window(self, queue: str, name: str) -> str | None:
+        refused = self._windows.of(queue)
+        error: StoreRefused
+        while True:  # while Redis is away there is nothing to be done but to wait
+            async with self._outage:
+                try:
+                    window = await self._commands.send(self.lanes[queue].store.window(name))
+                except StoreRefused as met:
+                    if met.kind in NO_ENTRY:
+                        raise
+                    error = met
+                    break
+                refused.passed()
+                return window
+        refused.failed(error)
+        raise error
+
+    async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
+        held = sum(len(lane.held) for lane in self.lanes.values())
+        self._emit(events.WorkerDraining(self.id, held, self._config.grace))
+        opened = [self._opening.opened(lane.store) for lane in self.lanes.values()]
+        quiet = [asyncio.ensure_future(lane.stop_taking()) for lane in self.lanes.values()]
+        await asyncio.wait([*quiet, *compress(running, opened)], timeout=self._config.grace)
+        for lane in quiet:
+            lane.cancel()
+        self._came_round = True
+        await self._end_beat()
+        await self._hand_back()
+
+    async def _hand_back(self) -> None:
+        back = 0
+        try:
+            async with asyncio.timeout(_PUT_BACK):
+                for lane in self.lanes.values():
+                    with contextlib.suppress(StoreRefused):  # the other queues have theirs back
+                        back += await lane.hand_back()
+        except (StoreError, TimeoutError):
+            # Redis is away: the janitor puts back what is left, when the lease ends.
+            pass
+        self._emit(events.WorkerStopped(self.id, back))
+
+    def _abort(self, queue: str, job_id: str) -> None:
+        self.lanes[queue].abort(job_id)
+
+    async def _end_beat(self) -> None:
+        # Its thread calls into this loop, and would begin anew the lease that hand_back ends. Each of its calls has a
+        # deadline, so it does end.
+        self._beat.stop()
+        if self._beat.is_alive():
+            await asyncio.to_thread(self._beat.join)
+
+    # Called from the beat's thread.
+
+    def _tell(self, event: events.Event) -> None:
+        self._loop.call_soon_threadsafe(self._emit, event)
+
+    def _lost(self, queue: str) -> None:
+        self._loop.call_soon_threadsafe(self.lanes[queue].lose)
+
+    def _ended(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._beat_ended.set_exception, error)
+
+    def _counted(self, queue: str, count: int) -> None:
+        self._loop.call_soon_threadsafe(self.lanes[queue].counted, count)
+
+    def _stops(self, queue: str, ids: list[str]) -> None:
+        self._loop.call_soon_threadsafe(self._told_late, queue, ids)
+
+    def _told_late(self, queue: str, ids: list[str]) -> None:
+        news = [job_id for job_id in ids if self.lanes[queue].abort(job_id)]
+        if news:
+            self._control.renew()
+
+    def _watch(self, commands: SyncCommands) -> None:
+        stuck = self._executor.running.stuck(self._config.grace)
+        if stuck is None:
+            return
+        self._emit(events.WorkerStuck(self.id, stuck.queue, stuck.job.id, stuck.task, stuck.job.attempt))
+        reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"
+        self._hand_back_by(commands, reason, stuck)
+        os._exit(FORCED)
+
+    def _hand_back_by(self, commands: SyncCommands, reason: str, stuck: Run | None = None) -> int:
+        back = 0
+        # What is not handed back waits for the lease to end.
+        with contextlib.suppress(StoreError):
+            for lane in list(self.lanes.values()):
+                with contextlib.suppress(StoreRefused):
+                    back += lane.hand_back_by(commands, reason, stuck)
+        return back
