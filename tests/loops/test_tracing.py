@@ -119,7 +119,7 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, a
         (StatusCode.ERROR, "no luck"),
         (StatusCode.ERROR, "the account is closed"),
     ]
-    assert [said(run)["error.type"] for run in runs] == ["ValueError", "evsched.current.GiveUp"]
+    assert [said(run)["error.type"] for run in runs] == ["ValueError", "evsched.jobs.current_job.GiveUp"]
     assert [[event.name for event in run.events] for run in runs] == [["exception"]] * 2
     assert (runs[0].events[0].attributes or {})["exception.message"] == "no luck"
 
@@ -257,7 +257,7 @@ async def test_a_task_on_a_process(config: Config, app: App, spans: Traced) -> N
             await (await steer.enqueue("fail")).result(PATIENCE)
     assert linked(spans.one("run double")) == [itself(spans.one("enqueue double"))]
     failed = spans.one("run steer")
-    assert said(failed)["error.type"] == "evsched.processes.HandlerFailed"
+    assert said(failed)["error.type"] == "evsched.worker.process_pool.HandlerFailed"
     assert "ValueError: no luck" in (failed.status.description or "")
 
 
