@@ -22,7 +22,7 @@ from evsched.demo import count_commands
 from evsched.recurrence.recurrence import Declared
 from evsched.store.replies import New
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 _RUNS = 3
 
@@ -137,10 +137,10 @@ def recurrences(count: int = 10_000) -> list[str]:
 
 def _declare(where: Place, declared: list[Declared]) -> None:
     async def run() -> None:
-        commands, store = Commands(where.url), Store("default")
+        sender, store = BatchingSender(where.url), Store("default")
         for at in range(0, len(declared), 500):
-            await commands.send_all([store.declare(one) for one in declared[at : at + 500]])
-        await commands.close()
+            await sender.send_all([store.declare(one) for one in declared[at : at + 500]])
+        await sender.close()
 
     asyncio.run(run())
 

@@ -6,9 +6,9 @@ import asyncio
 import sys
 import time
 
-from evsched.jobs.job import Done, Taken, decode_payload
+from evsched.jobs.job import Done, FetchedJob, decode_payload
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 _BATCH = 256
 
@@ -19,12 +19,12 @@ async def _noop() -> None:
 
 async def run(url: str, queue: str, jobs: int) -> float:
     """Take, decode, await a no-op and complete `jobs` jobs; return the seconds."""
-    commands, store = Commands(url), Store(queue)
-    ended: list[tuple[Taken, Done]] = []
+    sender, store = BatchingSender(url), Store(queue)
+    ended: list[tuple[FetchedJob, Done]] = []
     done, began = 0, time.monotonic()
     while done < jobs:
         calls = [store.complete("bare", ended)] if ended else []
-        take = (await commands.send_all([*calls, store.start("bare", (), hold=_BATCH, lease=15.0)]))[-1]
+        take = (await sender.send_all([*calls, store.start("bare", (), hold=_BATCH, lease=15.0)]))[-1]
         done += len(ended)
         ended = []
         for job in take.jobs:
@@ -32,7 +32,7 @@ async def run(url: str, queue: str, jobs: int) -> float:
             await _noop()
             ended.append((job, Done(b"null", 300.0, False)))
     elapsed = time.monotonic() - began
-    await commands.close()
+    await sender.close()
     return elapsed
 
 

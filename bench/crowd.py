@@ -14,10 +14,10 @@ from evsched.config import Config
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.events import Events
 from evsched.transport.call import Call, T
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 
-class Counted(Commands):
+class Counted(BatchingSender):
     """Commands that are counted: of scripts, and others."""
 
     scripts = 0

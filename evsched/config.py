@@ -68,10 +68,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     lease: float = 14.0
     """Of a worker that holds jobs. When it dies they start elsewhere within 15 s: the lease, and the janitor's step."""
-    beat: float = 5.0
+    heartbeat: float = 5.0
     """How often that lease is renewed: twice may fail."""
     idle_lease: float = 135.0
-    idle_beat: float = 45.0
+    idle_heartbeat: float = 45.0
 
     def __post_init__(self) -> None:
         for name in self.queues:
@@ -80,11 +80,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and not RANGES[name].least <= value <= RANGES[name].most:  # nan is in no range
                 raise ConfigError(_out_of_range(name, value))
-        for lease, beat in (("lease", "beat"), ("idle_lease", "idle_beat")):
-            lasts, every = getattr(self, lease), getattr(self, beat)
+        for lease, heartbeat in (("lease", "heartbeat"), ("idle_lease", "idle_heartbeat")):
+            lasts, every = getattr(self, lease), getattr(self, heartbeat)
             if not lasts > 2 * every:
-                text = f"{variable(lease)} is {lasts:g} s, {variable(beat)} {every:g} s"
-                raise ConfigError(f"{text}: a lease must outlive two beats")
+                text = f"{variable(lease)} is {lasts:g} s, {variable(heartbeat)} {every:g} s"
+                raise ConfigError(f"{text}: a lease must outlive two heartbeats")
 
 
 class Range(NamedTuple):
@@ -114,9 +114,9 @@ RANGES: Final = {
     "probe": Range(_SHORT, _DAY),
     "deadline": Range(_SHORT, _DAY),
     "lease": Range(_SHORT, _DAY),
-    "beat": Range(_SHORT, _DAY),
+    "heartbeat": Range(_SHORT, _DAY),
     "idle_lease": Range(_SHORT, _DAY),
-    "idle_beat": Range(_SHORT, _DAY),
+    "idle_heartbeat": Range(_SHORT, _DAY),
 }
 """Every setting that is a number. They stand in docs/operations.md too."""
 

@@ -42,7 +42,7 @@ from evsched.store.server import flush, scan
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncCommands
+from evsched.transport.senders import SyncSender
 from evsched.worker.endings import end_calls
 from evsched.worker.executor import Executor
 from evsched.worker.run import Run
@@ -75,10 +75,10 @@ class Ran(Struct, frozen=True):
 class _Client(Client):
     """The app's client, with the test's clock. It sends at once, so it leaves nothing open in an event loop."""
 
-    def __init__(self, clock: Clock, commands: SyncCommands, url: str) -> None:
+    def __init__(self, clock: Clock, sender: SyncSender, url: str) -> None:
         super().__init__(url)
         self._clock = clock
-        self._sync = commands
+        self._sync = sender
 
     def store(self, queue: str) -> Store:
         return Store(queue, lambda: self._clock.now)
@@ -102,12 +102,12 @@ class Clock:
         """Unix seconds. Only `advance` moves it."""
         self._config = Config(url=url)
         self._program = app.program
-        self._commands = SyncCommands(url)
+        self._sender = SyncSender(url)
         self._executor = Executor(app.program, 1, 1, self._window_of)
-        app.move_to(url, _Client(self, self._commands, url))
-        self._commands.send(flush())
+        app.move_to(url, _Client(self, self._sender, url))
+        self._sender.send(flush())
         for queue, declared in app.program.recurrences:
-            self._commands.send(Store(queue).declare(declared, app.program.owner))
+            self._sender.send(Store(queue).declare(declared, app.program.owner))
 
     async def advance(
         self,
@@ -141,15 +141,15 @@ class Clock:
 
     def close(self) -> None:
         """Close the connection."""
-        self._commands.close()
+        self._sender.close()
 
     async def _window_of(self, queue: str, name: str) -> str | None:
-        return self._commands.send(Store(queue).window(name))
+        return self._sender.send(Store(queue).window(name))
 
     def _queues(self) -> list[str]:
         found, cursor = set[str](), 0
         while True:
-            cursor, names = self._commands.send(scan(cursor))
+            cursor, names = self._sender.send(scan(cursor))
             found.update(parsed[0] for name in names if (parsed := keys.parse(name)))
             if cursor == 0:
                 return sorted(found)
@@ -158,14 +158,14 @@ class Clock:
         """Run what is due now in a queue; return the seconds until there is more, a tick at least; 0 = look again."""
         of, config = Store(queue, lambda: self.now), self._config
         recurs = self._recur(of)
-        step = self._commands.send(of.dispatch(limit=config.batch, cap=config.payload_cap))
+        step = self._sender.send(of.dispatch(limit=config.batch, cap=config.payload_cap))
         worked = bool(step.moved or step.buried or recurs <= 0)
-        while take := self._commands.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
+        while take := self._sender.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
             (job,) = take
             run = Run(queue, job, self.now, time.monotonic())
             outcome = await self._executor.run(run)
             for call, _ in end_calls(of, _WORKER, [(run, outcome)]):
-                self._commands.send(call)
+                self._sender.send(call)
             ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))
             worked = True
             if len(ran) > _MOST:
@@ -174,10 +174,10 @@ class Clock:
 
     def _recur(self, of: Store) -> float:
         """Put the occurrences that are due now on the schedule; return the seconds until there are more."""
-        agenda = self._commands.send(of.agenda(0.0, _SLICE))
+        agenda = self._sender.send(of.agenda(0.0, _SLICE))
         for name, seen, fields in agenda.rows:
             plan = read_recurrence(read_declared(name, fields)).plan(float(seen), self.now, 0.0)
-            self._commands.send(of.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed))
+            self._sender.send(of.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed))
         if agenda.rows:
             return 0.0
         return float("inf") if agenda.beyond is None else agenda.beyond - self.now

@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        id        of the job
--- REPLY  the place where it was; 'processing' = its worker is told, by a message and by its next beat
+-- REPLY  the place where it was; 'processing' = its worker is told, by a message and by its next heartbeat
 -- FAILS  MISSING   there is no such job, or it has ended or is dead
 -- TWICE  the second call fails with MISSING, or tells the worker again
 --

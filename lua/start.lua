@@ -152,7 +152,7 @@ if freed then
 end
 local leased = redis.call('ZSCORE', leases, worker)
 if redis.call('LLEN', list) > 0 then
-  -- Not for one that holds nothing: it beats seldom, and keeps its long lease.
+  -- Not for one that holds nothing: its heartbeats are rare, and it keeps its long lease.
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
 return { moment, redis.call('LLEN', ready) > 0 and '1' or '0', leased and '1' or '0', started, buried, suspects }

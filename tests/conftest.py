@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from tests.support.recorder import Recorder
 
 # The same examples each time, so that a change is turned away for what it does alone; and no limit to how long one
@@ -66,10 +66,10 @@ def store(queue: str) -> Store:
 
 
 @pytest.fixture
-async def commands(server: EmbeddedRedis) -> AsyncGenerator[Commands]:
-    commands = Commands(server.url)
-    yield commands
-    await commands.close()
+async def sender(server: EmbeddedRedis) -> AsyncGenerator[BatchingSender]:
+    sender = BatchingSender(server.url)
+    yield sender
+    await sender.close()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreRefused
 from evsched.telemetry.log import escape
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 _ALIKE: Final = 10
 """Findings of one check that a person is shown; --json has them all."""
@@ -48,24 +48,24 @@ def doctor(
 
 
 async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> tuple[list[Finding], int, int]:
-    commands = Commands(url)
+    sender = BatchingSender(url)
     try:
-        doctor = Doctor(url, commands, queues[0] if queues else DEFAULT_QUEUE, repair=repair)
+        doctor = Doctor(url, sender, queues[0] if queues else DEFAULT_QUEUE, repair=repair)
         found = await doctor.run(role, all_queues=not queues)
         if any(finding.check == "cluster" for finding in found):
             return found, 0, 0
-        audit = Audit(commands, queues)
+        audit = Audit(sender, queues)
         try:
             with _bar() as told:
                 wrong = await audit.run(repair=repair, told=told)
-            found += await Standstill(commands, audit.queues).run() + wrong
+            found += await Standstill(sender, audit.queues).run() + wrong
         except StoreRefused as error:
             what = f"the queues were not looked at: {error}"
             mend = "use an administrator, or the user `doctor` of redis.conf"
             found.append(Finding("audit", "warning", what, "Redis", mend))
         return found, audit.seen, len(audit.queues)
     finally:
-        await commands.close()
+        await sender.close()
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def jobs(
         raise UsageError("--limit: at least 1")
     store, rows = Store(queue), list[tuple[str, str, float | None]]()
     with client(url) as redis:
-        there = redis.send(store.census()).places
+        there = redis.send(store.queue_stats()).places
         for of in (place,) if place else get_args(Listed):
             if of == "ready":
                 rows += [(of, job, None) for job in redis.send(store.line(limit))]

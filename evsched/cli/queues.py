@@ -36,10 +36,15 @@ def missing(redis: SyncClient, queue: str) -> str | None:
     """Return what to say when nothing is known of a queue, None when there is one of that name."""
     store = Store(queue)
     try:
-        census = redis.send(store.census())
+        queue_stats = redis.send(store.queue_stats())
     except StoreRefused:  # a key of the wrong type: something is there
         return None
-    if any(census.places.values()) or census.workers or census.paused or redis.send(store.recurrences(0, 1)):
+    if (
+        any(queue_stats.places.values())
+        or queue_stats.workers
+        or queue_stats.paused
+        or redis.send(store.recurrences(0, 1))
+    ):
         return None
     try:
         # It may have keys, such as limits, and is no name for itself.
@@ -68,13 +73,13 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """Count the jobs of each queue by place. Exit code 1 when one of them cannot be read."""
     rows = list[dict[str, Any]]()
     with client(url) as redis:
-        for name, census in _each(redis, queue, Store.census):
+        for name, queue_stats in _each(redis, queue, Store.queue_stats):
             row: dict[str, Any] = {"queue": name, **dict.fromkeys((*_PLACES, "workers", "next_due", "paused", "error"))}
-            if isinstance(census, StoreRefused):
-                row["error"] = str(census)
+            if isinstance(queue_stats, StoreRefused):
+                row["error"] = str(queue_stats)
             else:
-                row |= {**census.places, "workers": census.workers}
-                row |= {"next_due": census.next_due, "paused": census.paused}
+                row |= {**queue_stats.places, "workers": queue_stats.workers}
+                row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
             rows.append(row)
     refused = {row["queue"]: row["error"] for row in rows if row["error"]}
     if json:

@@ -30,7 +30,7 @@ from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.call import Call, T
-from evsched.transport.senders import Blocking, Commands, SyncCommands
+from evsched.transport.senders import BatchingSender, BlockingSender, SyncSender
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -220,7 +220,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._commands = Commands(url)
+        self._sender = BatchingSender(url)
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue."""
@@ -231,7 +231,7 @@ class Client:
         until, failures = time.monotonic() + _PATIENCE, 0
         while True:
             try:
-                return await self._commands.send(call)
+                return await self._sender.send(call)
             except StoreDown:
                 failures += 1
                 wait = reconnect_delay(failures)
@@ -295,7 +295,7 @@ class Client:
             TimeoutError: it did not end in time.
         """
         store, until = self.store(queue), time.monotonic() + timeout
-        blocking = Blocking(self._url, deadline=_GRACE)
+        blocking = BlockingSender(self._url, deadline=_GRACE)
         try:
             while True:
                 try:
@@ -323,14 +323,14 @@ class Client:
 
     async def close(self) -> None:
         """Close the connection. A later call opens a new one."""
-        await self._commands.close()
+        await self._sender.close()
 
 
 class SyncClient:
     """For programs without an event loop, one thread at a time. Raises as `Client` does."""
 
     def __init__(self, url: str) -> None:
-        self._commands = SyncCommands(url)
+        self._sender = SyncSender(url)
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue."""
@@ -341,7 +341,7 @@ class SyncClient:
         until, failures = time.monotonic() + _PATIENCE, 0
         while True:
             try:
-                return self._commands.send(call, block)
+                return self._sender.send(call, block)
             except StoreDown:
                 failures += 1
                 wait = reconnect_delay(failures)
@@ -401,4 +401,4 @@ class SyncClient:
 
     def close(self) -> None:
         """Close the connection. A later call opens a new one."""
-        self._commands.close()
+        self._sender.close()

@@ -18,10 +18,10 @@ from evsched.diagnostics.audit_rules import describe, misnamed
 from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreRefused
 from evsched.store import server
-from evsched.store.replies import Wrong
+from evsched.store.replies import Violation
 from evsched.store.store import Store
 from evsched.transport.call import Call, text
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 SLICE: Final = 250
 """Ids that one script judges: about 1.2 ms of Redis's time."""
@@ -76,16 +76,16 @@ class _Queue:
         """Those of them that have no lease."""
         self.groups = set[bytes]()
         """Those that have a backlog of their own."""
-        self.suspects: dict[tuple[bytes, str], Wrong] = {}
+        self.suspects: dict[tuple[bytes, str], Violation] = {}
         self.refused = ""
-        self.types = list[Wrong]()
+        self.types = list[Violation]()
         """The keys that are of a wrong type."""
 
     def places(self) -> list[bytes]:
         lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
         return [b"schedule", b"backlog", *(b"backlog:" + group for group in self.groups), b"ready", b"dead", *lists]
 
-    def suspect(self, wrongs: Iterable[Wrong]) -> None:
+    def suspect(self, wrongs: Iterable[Violation]) -> None:
         for wrong in wrongs:
             if len(self.suspects) < _MOST:
                 self.suspects[wrong.id, wrong.code] = wrong
@@ -94,8 +94,8 @@ class _Queue:
 class Audit:
     """One audit of the queues that are named, or of all."""
 
-    def __init__(self, commands: Commands, queues: Sequence[str] = (), *, pause: float = PAUSE) -> None:
-        self._commands = commands
+    def __init__(self, sender: BatchingSender, queues: Sequence[str] = (), *, pause: float = PAUSE) -> None:
+        self._sender = sender
         self._named = frozenset(queues)
         self._queues = {name: _Queue(name) for name in queues}
         self._pause = pause
@@ -125,20 +125,20 @@ class Audit:
             mended = await self._mend(queue, wrongs) if repair else set[tuple[bytes, str]]()
             found += [describe(queue.store.queue, w, repaired=(w.id, w.code) in mended) for w in wrongs]
             if len(queue.suspects) == _MOST:
-                found.append(describe(queue.store.queue, Wrong(b"", "more", str(_MOST))))
+                found.append(describe(queue.store.queue, Violation(b"", "more", str(_MOST))))
         for queue in self._queues.values():
             found += [describe(queue.store.queue, wrong) for wrong in queue.types]
             if queue.refused and not queue.types:
-                found.append(describe(queue.store.queue, Wrong(b"", "refused", queue.refused)))
+                found.append(describe(queue.store.queue, Violation(b"", "refused", queue.refused)))
         return found
 
     # The walk: all keys once, then the places that they show.
 
     async def _walk(self, told: Told) -> None:
         # Each job is met twice: by its record, and in its place.
-        total, cursor = 2 * await self._commands.send(server.size()), 0
+        total, cursor = 2 * await self._sender.send(server.size()), 0
         while True:
-            cursor, found = await self._commands.send(server.scan_all(cursor))
+            cursor, found = await self._sender.send(server.scan_all(cursor))
             if not self._named and len(self._misnamed) < _MOST:
                 self._misnamed.update(filter(keys.is_misnamed, found))
             wrong = await self._check_types(found)
@@ -150,7 +150,7 @@ class Audit:
         for queue in self._queues.values():
             leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
             queue.strays = sorted(queue.lists - leased)
-            queue.suspect(Wrong(worker.encode(), "stray", worker) for worker in queue.strays)
+            queue.suspect(Violation(worker.encode(), "stray", worker) for worker in queue.strays)
         total = max(total, 2 * self.seen)
         for queue in self._queues.values():
             for place in queue.places():
@@ -166,14 +166,14 @@ class Audit:
             for name, rest in [keys.split(key) or ("", b"")]
             if name and (not self._named or name in self._named) and (wanted := _wanted(text(rest)))
         ]
-        kinds = await self._commands.send_all([server.kind(key) for key, *_ in asked])
+        kinds = await self._sender.send_all([server.kind(key) for key, *_ in asked])
         wrong = set[bytes]()
         for (key, name, rest, wanted), kind in zip(asked, kinds, strict=True):
             if kind not in (wanted, "none"):
                 wrong.add(key)
                 code = "key-type" if b":" in rest or rest in (b"arrival", b"canary", b"windows") else "place-type"
                 queue = self._queues.setdefault(name, _Queue(name))
-                queue.types.append(Wrong(rest, code, f"a {kind}, not a {wanted}"))
+                queue.types.append(Violation(rest, code, f"a {kind}, not a {wanted}"))
         return wrong
 
     def _sort(self, found: Iterable[bytes]) -> dict[str, list[bytes]]:
@@ -210,7 +210,7 @@ class Audit:
             self.seen += len(part)
             queue.suspect(await self._ask(queue, queue.store.audit(part, met=met, strays=queue.strays)))
 
-    async def _recount(self, queue: _Queue) -> list[Wrong]:
+    async def _recount(self, queue: _Queue) -> list[Violation]:
         groups = sorted(queue.groups)[:900]
         return await self._ask(queue, queue.store.recount(groups, strays=queue.strays))
 
@@ -219,7 +219,7 @@ class Audit:
         if queue.refused:
             return empty
         try:
-            return await self._commands.send(call)
+            return await self._sender.send(call)
         except StoreRefused as error:
             queue.refused = str(error)
             if "WRONGTYPE" not in queue.refused:
@@ -228,7 +228,7 @@ class Audit:
 
     # The second look, and what comes of it.
 
-    async def _again(self, queue: _Queue) -> list[Wrong]:
+    async def _again(self, queue: _Queue) -> list[Violation]:
         """Return what is wrong still."""
         first = queue.suspects
         leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
@@ -246,11 +246,11 @@ class Audit:
                 wrongs += [wrong for wrong in again if (wrong.id, wrong.code) in first]
         return list({(wrong.id, wrong.code): wrong for wrong in wrongs}.values())
 
-    async def _mend(self, queue: _Queue, wrongs: list[Wrong]) -> set[tuple[bytes, str]]:
+    async def _mend(self, queue: _Queue, wrongs: list[Violation]) -> set[tuple[bytes, str]]:
         mended = set[tuple[bytes, str]]()
         for wrong in wrongs:
             if wrong.code == "stray":
-                await self._ask(queue, queue.store.beat(wrong.where, _LEASE, fresh=True))
+                await self._ask(queue, queue.store.heartbeat(wrong.where, _LEASE, fresh=True))
                 if not queue.refused:
                     mended.add((wrong.id, wrong.code))
         for part in _parts([wrong for wrong in wrongs if wrong.code != "stray"]):

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.diagnostics.finding import Finding, Level
-from evsched.store.replies import Wrong
+from evsched.store.replies import Violation
 from evsched.transport.call import text
 
 
@@ -84,7 +84,7 @@ _OF_GROUPS: Final = ("stranded", "closed", "stray", "place-type", "key-type")
 _MAY_COME: Final = "schedule"
 
 
-def describe(queue: str, wrong: Wrong, *, repaired: bool = False) -> Finding:
+def describe(queue: str, wrong: Violation, *, repaired: bool = False) -> Finding:
     """Say what is wrong."""
     rule, job_id, root = _RULES[wrong.code], text(wrong.id), keys.root(queue)
     names = {"q": queue, "id": job_id, "where": wrong.where, "root": root, "record": f"{root}job:{job_id}"}

@@ -21,7 +21,7 @@ from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T
 from evsched.transport.connection import Subscription
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 _HEARD: Final = 1.5
 """Seconds in which the canary must be heard: what a dispatcher waits."""
@@ -36,7 +36,7 @@ class Doctor:
     def __init__(
         self,
         url: str,
-        commands: Commands,
+        sender: BatchingSender,
         queue: str,
         *,
         repair: bool = False,
@@ -44,7 +44,7 @@ class Doctor:
         heard: float = _HEARD,
     ) -> None:
         self._url = url
-        self._commands = commands
+        self._sender = sender
         self._queue = queue
         self._repair = repair
         self._wall = wall
@@ -85,7 +85,7 @@ class Doctor:
             StoreRefused: the connection itself is refused, by its password for example.
         """
         try:
-            return await self._commands.send(call)
+            return await self._sender.send(call)
         except StoreRefused as error:
             if error.kind in NO_ENTRY:
                 raise  # nothing can be looked at
@@ -125,7 +125,7 @@ class Doctor:
         subscription = Subscription(self._url)
         try:
             await subscription.open([], [keys.events(address.parse(self._url).db, key)])
-            await self._commands.send_all(server.canary(key))
+            await self._sender.send_all(server.canary(key))
             async with asyncio.timeout(self._heard):
                 async for _ in subscription.messages():
                     return
@@ -151,7 +151,7 @@ class Doctor:
 
     async def _run_script(self) -> None:
         try:
-            await self._commands.send(Store(self._queue).census())
+            await self._sender.send(Store(self._queue).queue_stats())
         except StoreError as error:
             mend = "nothing runs without scripts: allow EVAL and EVALSHA, see the users in redis.conf"
             if "WRONGTYPE" in str(error):
@@ -163,12 +163,12 @@ class Doctor:
         user = str(role)
         try:
             if not await self._is_user(user):
-                user = await self._commands.send(server.whoami())
+                user = await self._sender.send(server.whoami())
                 what = f"there is no user {role}, so this connection's user was asked for what {role} needs"
                 self._tell(Finding("rights", "info", what, f"user {user}", ""))
             refused = list[str]()
             for words in needs(role, self._queue, address.parse(self._url).db, all_queues=all_queues):
-                if await self._commands.send(server.may(user, words)) != "OK":
+                if await self._sender.send(server.may(user, words)) != "OK":
                     refused.append(" ".join(words[:2]))
         except StoreRefused as error:
             mend = f"as an administrator: evsched doctor --role {role} --url redis://USER:PASSWORD@..."
@@ -183,7 +183,7 @@ class Doctor:
 
     async def _is_user(self, name: str) -> bool:
         try:
-            await self._commands.send(server.may(name, ("PING",)))
+            await self._sender.send(server.may(name, ("PING",)))
         except StoreRefused as error:
             if "not found" not in str(error):
                 raise

@@ -18,10 +18,10 @@ from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreRefused
 from evsched.store import server
 from evsched.store.limits import Limits
-from evsched.store.replies import Census, Lease
+from evsched.store.replies import Lease, QueueStats
 from evsched.store.store import Store
 from evsched.transport.call import T
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 _WATCH: Final = 2.5
 """Seconds between the first look and the last: a job whose record has not come is passed over for 2."""
@@ -30,7 +30,7 @@ _LOOKS: Final = 6
 """An id that is scheduled again and again may be met at the front by chance once or twice, not each time."""
 
 _RECOVERED: Final = 30.0
-"""Seconds after the end of a lease: a janitor watches it for a beat, 5 s, before it puts jobs back."""
+"""Seconds after the end of a lease: a janitor watches it for a heartbeat, 5 s, before it puts jobs back."""
 
 _MOVED: Final = 5.0
 """Seconds: a recurrence is moved on 15 s ahead of its time, so one that stands in the past is late by more."""
@@ -45,7 +45,7 @@ _BUSY: Final = 60.0
 class _Look(Struct, frozen=True):
     """What one look at a queue saw."""
 
-    census: Census
+    queue_stats: QueueStats
     due: tuple[str, float] | None
     """The front of the schedule."""
     moved: list[bytes | None]
@@ -62,11 +62,11 @@ class _Look(Struct, frozen=True):
     @property
     def late(self) -> int:
         """How many jobs wait for a worker or at the gate."""
-        return self.census.places["backlog"] + self.census.places["ready"]
+        return self.queue_stats.places["backlog"] + self.queue_stats.places["ready"]
 
     def late_by(self, moment: float) -> str:
         """Say how long ago something was due; who schedules at 0 means at once."""
-        return f", the first for {length(self.census.now - moment)}" if moment > 0 else ""
+        return f", the first for {length(self.queue_stats.now - moment)}" if moment > 0 else ""
 
 
 class _Suspicion(Struct, frozen=True):
@@ -80,8 +80,8 @@ class _Suspicion(Struct, frozen=True):
 class Standstill:
     """Watches queues for what does not move."""
 
-    def __init__(self, commands: Commands, queues: Sequence[str], *, watch: float = _WATCH) -> None:
-        self._commands = commands
+    def __init__(self, sender: BatchingSender, queues: Sequence[str], *, watch: float = _WATCH) -> None:
+        self._sender = sender
         self._queues = queues
         self._pause = watch / (_LOOKS - 1)
 
@@ -115,10 +115,10 @@ class Standstill:
         return {suspicion.finding.check: suspicion for suspicion in _suspicions(queue, look)}
 
     async def _look(self, queue: str) -> _Look:
-        store, send = Store(queue), self._commands.send
-        census, due, waiting, ready, recurs, limits = await self._commands.send_all(
+        store, send = Store(queue), self._sender.send
+        queue_stats, due, waiting, ready, recurs, limits = await self._sender.send_all(
             [
-                store.census(),
+                store.queue_stats(),
                 store.front("schedule", 1),
                 store.front("backlog", 1),
                 store.line(1),
@@ -133,9 +133,9 @@ class Standstill:
         except StoreRefused as error:
             if error.kind != "noperm":
                 raise
-        moved = await send(store.moved(due[0][0])) if census.due and due else []
+        moved = await send(store.moved(due[0][0])) if queue_stats.due and due else []
         return _Look(
-            census, _first(due), moved, _first(waiting), _first(ready), _first(recurs), leases, limits, dispatchers
+            queue_stats, _first(due), moved, _first(waiting), _first(ready), _first(recurs), leases, limits, dispatchers
         )
 
 
@@ -157,7 +157,7 @@ def _suspicions(queue: str, look: _Look) -> Iterator[_Suspicion]:
 
 def _undispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
     """Find due jobs and recurrences that no dispatcher moves; or that there is none, while all is ahead."""
-    where, now = f"queue {queue}", look.census.now
+    where, now = f"queue {queue}", look.queue_stats.now
     if look.dispatchers:
         who = f"{_count(look.dispatchers, 'dispatcher')} on this Redis, and none moves this queue"
         mend = "does a dispatcher's --queue leave it out? what do its log and its /readyz say?"
@@ -165,15 +165,15 @@ def _undispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         who = "nobody moves them" if look.dispatchers is None else "no dispatcher listens"
         mend = "start one: evsched dispatcher; if one runs: what do its log and its /readyz say?"
     stands = False
-    if look.census.due and look.due:
+    if look.queue_stats.due and look.due:
         stands = True
-        what = f"{_count(look.census.due, 'due job')} on the schedule{look.late_by(look.due[1])}: {who}"
+        what = f"{_count(look.queue_stats.due, 'due job')} on the schedule{look.late_by(look.due[1])}: {who}"
         yield _Suspicion(Finding("not-dispatched", "fault", what, where, mend), (look.due, look.moved))
     if look.recurs and look.recurs[1] < now - _MOVED:
         stands = True
         what = f"recurrence {look.recurs[0]} is not moved on{look.late_by(look.recurs[1])}: {who}"
         yield _Suspicion(Finding("not-recurring", "fault", what, where, mend), look.recurs)
-    ahead = look.census.places["schedule"] or (look.recurs and look.recurs[1] != float("inf"))
+    ahead = look.queue_stats.places["schedule"] or (look.recurs and look.recurs[1] != float("inf"))
     if look.dispatchers == 0 and ahead and not stands:
         what = "no dispatcher listens: what is scheduled will not start"
         yield _Suspicion(Finding("no-dispatcher", "warning", what, "Redis", "start one: evsched dispatcher"))
@@ -192,11 +192,11 @@ def _unrecovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
 
 def _shut(queue: str, look: _Look) -> Iterator[_Suspicion]:
     """Find a gate that lets nothing pass: as somebody rules it, or though nobody does."""
-    where, limits, waiting = f"queue {queue}", look.limits, look.late + look.census.due
+    where, limits, waiting = f"queue {queue}", look.limits, look.late + look.queue_stats.due
     if waiting and limits.paused is not None:
-        what = f"it is paused for {length(look.census.now - limits.paused)}; {_count(waiting, 'due job')} waiting"
+        what = f"it is paused for {length(look.queue_stats.now - limits.paused)}; {_count(waiting, 'due job')} waiting"
         yield _Suspicion(Finding("paused", "info", what, where, f"evsched resume {queue}"))
-    elif look.census.places["backlog"]:
+    elif look.queue_stats.places["backlog"]:
         shut = [group for group, ruled in limits.groups.items() if ruled.get("concurrency", 1) < 1]
         if limits.queue.get("concurrency", 1) < 1:
             what = f"its concurrency limit is 0, so nothing passes; {_count(waiting, 'due job')} waiting"
@@ -206,16 +206,17 @@ def _shut(queue: str, look: _Look) -> Iterator[_Suspicion]:
             what = f"the concurrency limit of group {shut[0]} is 0, so none of its jobs passes"
             mend = f"evsched limit {queue} --group {shut[0]} --concurrency N; none lifts it"
             yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
-        elif look.waiting and not (look.census.places["ready"] or limits.queue or limits.groups):
-            what = f"{_count(look.census.places['backlog'], 'job')} at the gate, which nothing closes and nobody opens"
+        elif look.waiting and not (look.queue_stats.places["ready"] or limits.queue or limits.groups):
+            waiting = _count(look.queue_stats.places["backlog"], "job")
+            what = f"{waiting} at the gate, which nothing closes and nobody opens"
             mend = f"evsched resume {queue} opens it; and tell evsched's maintainers"
             yield _Suspicion(Finding("gate", "fault", what, where, mend), look.waiting)
 
 
 def _untaken(queue: str, look: _Look) -> Iterator[_Suspicion]:
     """Find jobs that have passed the gate, or wait behind those, and that no worker takes."""
-    where, places, late = f"queue {queue}", look.census.places, look.census.oldest
-    wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.census.now - late)}"
+    where, places, late = f"queue {queue}", look.queue_stats.places, look.queue_stats.oldest
+    wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.queue_stats.now - late)}"
     serve = f"evsched worker MODULE:APP --queue {queue}"
     workers = sum(lease.left > 0 for lease in look.leases)
     if not workers:

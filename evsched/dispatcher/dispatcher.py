@@ -25,11 +25,11 @@ from evsched.errors import NO_ENTRY, StoreError, StoreRefused
 from evsched.events import Emit, Reason
 from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Outage, Outages
-from evsched.runtime.wakeup import Alarm
+from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.wakeup import Wakeup
 from evsched.store.replies import Step
 from evsched.store.server import clock
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 _FLOOD_STEP: Final = 0.05
 """Seconds between two steps of a queue in a flood, since the openings of its gate are not heard: a packet of a rate."""
@@ -41,18 +41,18 @@ _FLOOD_LOOK: Final = 5.0
 class Dispatcher:
     """Dispatches the queues that `config` names, or all that there are."""
 
-    def __init__(self, config: Config, commands: Commands, emit: Emit) -> None:
+    def __init__(self, config: Config, sender: BatchingSender, emit: Emit) -> None:
         self._id = secrets.token_hex(8)
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
-        self._alarm = Alarm()
-        self._outage = Outage("dispatcher", emit)
-        self._refused = Outages("dispatcher", emit)
-        self._watcher = Watcher(config, commands, self._id, emit, self)
+        self._wakeup = Wakeup()
+        self._reconnect = Reconnect("dispatcher", emit)
+        self._refused = Reconnects("dispatcher", emit)
+        self._watcher = Watcher(config, sender, self._id, emit, self)
         self._clock = RedisClock(emit, self._jumped)
-        self._recurring = Recurring(config, commands, emit, self._clock, lambda: self.queues)
-        self._finder = Finder(config, commands, emit, self._find, lambda: self._watcher.deaf)
+        self._recurring = Recurring(config, sender, emit, self._clock, lambda: self.queues)
+        self._finder = Finder(config, sender, emit, self._find, lambda: self._watcher.deaf)
         self._looked = 0.0
         """When new queues and recurrences were last looked for since events may have been missed."""
         # There is always one: a dispatcher on an empty Redis proves its subscription on it.
@@ -66,11 +66,11 @@ class Dispatcher:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops."""
-        return [self._outage.pulse, self._watcher.pulse, self._recurring.pulse, self._finder.pulse]
+        return [self._reconnect.pulse, self._watcher.pulse, self._recurring.pulse, self._finder.pulse]
 
     def wrong(self) -> str | None:
         """Return why it dispatches nothing: what its last steps met, of each queue; None = it does."""
-        return self._outage.reason or self._refused.wrong()
+        return self._reconnect.reason or self._refused.wrong()
 
     async def run(self) -> None:
         """Dispatch until cancelled.
@@ -102,12 +102,12 @@ class Dispatcher:
             self._emit(events.QueueFound(queue))
             self._finder.found(queue)
             self._recurring.heard(queue)
-            self._alarm.ring()
+            self._wakeup.ring()
         return schedule
 
     def _ring_for(self, schedule: Schedule, before: float) -> None:
         if schedule.next() < before:
-            self._alarm.ring()
+            self._wakeup.ring()
 
     def heard(self, queue: str) -> None:
         """Look or step soon: the schedule has changed."""
@@ -146,14 +146,14 @@ class Dispatcher:
                 schedule.look_by(now, "event")
             else:
                 schedule.at, schedule.reason = 0.0, "reconnect"
-        self._alarm.ring()
+        self._wakeup.ring()
 
     def _jumped(self) -> None:
         """Step every queue: Redis's clock jumped, so the dues that are known lie elsewhere."""
         self._recurring.look()
         for schedule in self._schedules.values():
             schedule.at, schedule.reason = 0.0, "timer"
-        self._alarm.ring()
+        self._wakeup.ring()
 
     async def _loop(self) -> None:
         while True:
@@ -164,11 +164,11 @@ class Dispatcher:
             if looks := [schedule for schedule in self._schedules.values() if schedule.look_at <= now < schedule.at]:
                 await self._look(looks)
             for schedule in [schedule for schedule in self._schedules.values() if schedule.at <= time.monotonic()]:
-                async with self._outage:
+                async with self._reconnect:
                     await self._pass(schedule)
             until = min(self._watcher.proof_at(), *(s.next() for s in self._schedules.values()))
-            self._outage.pulse.expect(max(0.0, until - time.monotonic()))
-            await self._alarm.sleep(until)
+            self._reconnect.pulse.expect(max(0.0, until - time.monotonic()))
+            await self._wakeup.sleep(until)
 
     async def _pass(self, schedule: Schedule) -> None:
         """Step a queue; one that Redis refuses is tried again later, and holds no other up.
@@ -189,7 +189,7 @@ class Dispatcher:
         """Read the nearest due of some queues in one round trip."""
         sent = time.monotonic()
         reasons: list[Reason] = [schedule.looking(sent) for schedule in schedules]
-        sending = [self._commands.send(schedule.store.nearest()) for schedule in schedules]
+        sending = [self._sender.send(schedule.store.nearest()) for schedule in schedules]
         answers = await asyncio.gather(*sending, return_exceptions=True)
         now = time.monotonic()
         for schedule, why, nearest in zip(schedules, reasons, answers, strict=True):
@@ -231,8 +231,8 @@ class Dispatcher:
         batch = schedule.batch
         step = schedule.store.dispatch(limit=batch.limit, cap=self._config.payload_cap, canary=canary)
         if not schedule.full:
-            return await self._commands.send(step)
-        done, end = await self._commands.send_all([step, clock()])
+            return await self._sender.send(step)
+        done, end = await self._sender.send_all([step, clock()])
         batch.took(len(done.moved), end - done.now)
         return done
 

@@ -1,8 +1,8 @@
 """The janitor: puts back what dead workers hold.
 
-It judges a worker's life only, never the time that a job takes. A lease that has ended says "perhaps dead"; what says
-"dead" is that it did not move for a beat while we watched, by this host's monotonic clock: so that Redis's clock may
-jump without a single second start.
+It judges whether a worker lives, never how long a job takes. An expired lease means "perhaps dead". "Dead" means that
+the lease did not move for one heartbeat interval while the janitor watched, by this host's monotonic clock. So a jump
+of Redis's clock starts no job twice.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from evsched.config import Config
 from evsched.errors import NO_ENTRY, StoreRefused
 from evsched.events import Dispatched, Emit, Event, QueueFound, Woken
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Outage, Outages
-from evsched.runtime.wakeup import Alarm
+from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.wakeup import Wakeup
 from evsched.store.replies import Lease
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 
 class _Seen(Struct, frozen=True):
@@ -36,14 +36,14 @@ NO_LEASE: Final = b"none"
 class Janitor:
     """Watches the leases of the queues that `queues()` names."""
 
-    def __init__(self, config: Config, commands: Commands, emit: Emit, queues: Callable[[], list[str]]) -> None:
+    def __init__(self, config: Config, sender: BatchingSender, emit: Emit, queues: Callable[[], list[str]]) -> None:
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
         self._queues = queues
-        self._alarm = Alarm()
-        self._outage = Outage("janitor", emit)
-        self._refused = Outages("janitor", emit)
+        self._wakeup = Wakeup()
+        self._reconnect = Reconnect("janitor", emit)
+        self._refused = Reconnects("janitor", emit)
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._gone: dict[tuple[str, str], float] = {}
         """Workers that were judged dead, and until when they are watched all the same. One that hangs may still stand
@@ -51,38 +51,38 @@ class Janitor:
         self._at = 0.0
 
     def listen(self, event: Event) -> None:
-        """Look within a beat after something happened: a worker may take a job and die before its lease says so.
+        """Look within a heartbeat after something happened: a worker may take a job and die before its lease says so.
 
         That is after a step that an event or a due brought about: jobs were moved on, a gate was opened, a worker has
         begun. Look at once when a queue was found: its workers may have died long ago.
         """
         stirred = isinstance(event, Dispatched) or (isinstance(event, Woken) and event.reason != "safety")
         if stirred or isinstance(event, QueueFound):
-            soon = time.monotonic() + (self._config.beat if stirred else 0.0)
+            soon = time.monotonic() + (self._config.heartbeat if stirred else 0.0)
             if soon < self._at:
                 self._at = soon
-                self._alarm.ring()
+                self._wakeup.ring()
 
     @property
     def pulse(self) -> Pulse:
         """The pulse of its loop."""
-        return self._outage.pulse
+        return self._reconnect.pulse
 
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
             self._at = float("inf")  # what is heard meanwhile sets it anew
-            async with self._outage:
-                rest = min([await self._pass(queue) for queue in self._queues()], default=self._config.idle_beat)
+            async with self._reconnect:
+                rest = min([await self._pass(queue) for queue in self._queues()], default=self._config.idle_heartbeat)
                 self._at = min(self._at, time.monotonic() + rest)
-            if self._outage.failures:
+            if self._reconnect.failures:
                 continue
             self.pulse.expect(max(0.0, self._at - time.monotonic()))
-            while await self._alarm.sleep(self._at):
+            while await self._wakeup.sleep(self._at):
                 pass
 
     async def _pass(self, queue: str) -> float:
-        """Look at one queue; one that Redis refuses is looked at again after a beat, and holds no other up.
+        """Look at one queue; one that Redis refuses is looked at again after a heartbeat, and holds no other up.
 
         Raises:
             StoreDown, StoreRefused: it is not of this queue.
@@ -95,7 +95,7 @@ class Janitor:
             if error.kind in NO_ENTRY:
                 raise
             refused.failed(error)
-            return self._config.beat
+            return self._config.heartbeat
         refused.passed()
         return rest
 
@@ -106,10 +106,10 @@ class Janitor:
             StoreDown, StoreRefused
         """
         store = Store(queue)
-        leases, waits = await self._commands.send_all([store.survey(), store.waits()])
+        leases, waits = await self._sender.send_all([store.survey(), store.waits()])
         now = time.monotonic()
         # Jobs that wait are fetched without a step that tells of it: by a worker that begins, or when a slot is free.
-        rest = self._config.lease - self._config.beat if waits else self._config.idle_lease
+        rest = self._config.lease - self._config.heartbeat if waits else self._config.idle_lease
         alive = set[tuple[str, str]]()
         for lease in leases:
             key = queue, lease.worker
@@ -119,7 +119,7 @@ class Janitor:
             wait = self._verdict(lease, now - seen.since)
             if wait <= 0:
                 await self._put_back(store, lease.worker, lease.end)
-                self._gone[key] = now + self._config.probe + self._config.beat
+                self._gone[key] = now + self._config.probe + self._config.heartbeat
             else:
                 alive.add(key)
                 rest = min(rest, wait)
@@ -129,19 +129,19 @@ class Janitor:
             if not await self._put_back(store, key[1], NO_LEASE) or self._gone[key] < now:
                 del self._gone[key]
             else:
-                rest = min(rest, self._config.beat)
+                rest = min(rest, self._config.heartbeat)
         return rest
 
     def _verdict(self, lease: Lease, unmoved: float) -> float:
         """Return the seconds after which to look at this lease again; 0 = the worker is dead."""
         config = self._config
         if lease.left <= 0:
-            return config.beat - unmoved
+            return config.heartbeat - unmoved
         if lease.held and lease.left > config.lease:
             # It took a job and never started it, or Redis's clock was set back: its lease says nothing.
-            return min(config.lease - config.beat - unmoved, config.beat)
-        # To have watched for a beat when it ends.
-        return max(lease.left - config.beat, min(lease.left, config.beat))
+            return min(config.lease - config.heartbeat - unmoved, config.heartbeat)
+        # To have watched for a heartbeat when it ends.
+        return max(lease.left - config.heartbeat, min(lease.left, config.heartbeat))
 
     async def _put_back(self, store: Store, worker: str, lease: bytes) -> bool:
         """Put back what a worker holds, while its lease is the one that was judged; return whether it still was."""
@@ -149,7 +149,7 @@ class Janitor:
         rest = "more"
         while rest == "more":
             self.pulse.expect()
-            rest, ids = await self._commands.send(store.requeue(worker, reason, lease=lease, limit=self._config.batch))
+            rest, ids = await self._sender.send(store.requeue(worker, reason, lease=lease, limit=self._config.batch))
             if ids:
                 self._emit(events.Requeued(store.queue, worker, ids, "died", reason))
         return rest == "all"

@@ -22,11 +22,11 @@ from evsched.config import Config
 from evsched.errors import StoreRefused
 from evsched.events import Emit
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Outage
-from evsched.runtime.wakeup import Alarm
+from evsched.runtime.reconnect import Reconnect
+from evsched.runtime.wakeup import Wakeup
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 _REST: Final = 0.01
 """Seconds between two slices of a walk: 1,000 keys are 0.3 ms of Redis's time; a million are walked in 10 s."""
@@ -41,18 +41,18 @@ class Finder:
     def __init__(
         self,
         config: Config,
-        commands: Commands,
+        sender: BatchingSender,
         emit: Emit,
         find: Callable[[str], object],
         deaf: Callable[[], bool],
     ) -> None:
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
         self._find = find
         self._deaf = deaf
-        self._alarm = Alarm()
-        self._outage = Outage("finder", emit)
+        self._wakeup = Wakeup()
+        self._reconnect = Reconnect("finder", emit)
         self._known = set[str]()
         """What the set holds, as far as we know."""
         self._unwritten = set[str]()
@@ -74,30 +74,30 @@ class Finder:
     @property
     def pulse(self) -> Pulse:
         """The pulse of its loop."""
-        return self._outage.pulse
+        return self._reconnect.pulse
 
     def found(self, queue: str) -> None:
         """Write a queue that somebody found into the set."""
         if queue not in self._known:
             self._unwritten.add(queue)
-            self._alarm.ring()
+            self._wakeup.ring()
 
     def look(self) -> None:
         """Look for all queues: events may have been missed."""
         self._read_at = self._slice_at = 0.0
         self._walks = 2 if self._cursor else 1
-        self._alarm.ring()
+        self._wakeup.ring()
 
     async def run(self) -> None:
         """Find queues until cancelled."""
         while True:
-            async with self._outage:
+            async with self._reconnect:
                 at = await self.step()
                 if at == float("inf"):
                     self.pulse.rest()
                 else:
                     self.pulse.expect(max(0.0, at - time.monotonic()))
-                await self._alarm.sleep(at)
+                await self._wakeup.sleep(at)
 
     async def step(self) -> float:
         """Do what is due; return when the next is, by the monotonic clock.
@@ -116,7 +116,7 @@ class Finder:
     async def _write(self) -> None:
         names = sorted(self._unwritten)
         try:
-            await self._commands.send(server.enter_queues(names))
+            await self._sender.send(server.enter_queues(names))
         except StoreRefused as error:
             self._emit(events.RedisFailed(error.kind))
         self._known.update(names)
@@ -129,7 +129,7 @@ class Finder:
             return
         self._read_at = time.monotonic() + cap
         try:
-            names = await self._commands.send(server.entered_queues())
+            names = await self._sender.send(server.entered_queues())
         except StoreRefused as error:
             # Somebody's key of another type, or no right to it: the walks find all, only later.
             self._emit(events.RedisFailed(error.kind))
@@ -143,7 +143,7 @@ class Finder:
 
     async def _walk(self) -> None:
         """Look at one slice of the keys."""
-        self._cursor, found = await self._commands.send(server.scan(self._cursor))
+        self._cursor, found = await self._sender.send(server.scan(self._cursor))
         lists = set[tuple[str, str]]()
         for queue, worker in filter(None, map(keys.parse, found)):
             if not self._config.queues or queue in self._config.queues:
@@ -165,6 +165,6 @@ class Finder:
         """Give a processing list whose worker has no lease one, so that the janitor judges it as any other."""
         for queue in sorted({queue for queue, _ in lists}):
             place = Store(queue)
-            leased = {lease.worker for lease in await self._commands.send(place.survey())}
+            leased = {lease.worker for lease in await self._sender.send(place.survey())}
             for worker in sorted(name for of, name in lists if of == queue and name not in leased):
-                await self._commands.send(place.beat(worker, self._config.lease, fresh=True))
+                await self._sender.send(place.heartbeat(worker, self._config.lease, fresh=True))

@@ -20,11 +20,11 @@ from evsched.errors import NO_ENTRY, ConfigError, StoreRefused
 from evsched.events import Emit
 from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Outage, Outages
-from evsched.runtime.wakeup import Alarm
+from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.wakeup import Wakeup
 from evsched.store.store import Store
 from evsched.transport.call import Call
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 AHEAD: Final = 15.0
 """Seconds for which occurrences lie on the schedule before their time: ten thousand of one minute need some two."""
@@ -43,16 +43,16 @@ class Recurring:
     """Moves on the recurrences of the queues that `queues()` names."""
 
     def __init__(
-        self, config: Config, commands: Commands, emit: Emit, clock: RedisClock, queues: Callable[[], list[str]]
+        self, config: Config, sender: BatchingSender, emit: Emit, clock: RedisClock, queues: Callable[[], list[str]]
     ) -> None:
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._clock = clock
         self._emit = emit
         self._queues = queues
-        self._alarm = Alarm()
-        self._outage = Outage("recurring", emit)
-        self._refused = Outages("recurring", emit)
+        self._wakeup = Wakeup()
+        self._reconnect = Reconnect("recurring", emit)
+        self._refused = Reconnects("recurring", emit)
         self._at: dict[str, float] = {}
         """When to look at a queue, by the monotonic clock; one that is not in it was not looked at since `look`."""
         self._unread: dict[str, set[str]] = {}
@@ -64,17 +64,17 @@ class Recurring:
         """Look at a queue's recurrences now: they have changed."""
         if queue in self._at:  # else it is looked at anew altogether
             self._at[queue] = 0.0
-        self._alarm.ring()
+        self._wakeup.ring()
 
     def look(self) -> None:
         """Look at all queues: something may have been missed, or Redis's clock was set."""
         self._at.clear()
-        self._alarm.ring()
+        self._wakeup.ring()
 
     @property
     def pulse(self) -> Pulse:
         """The pulse of its loop."""
-        return self._outage.pulse
+        return self._reconnect.pulse
 
     async def run(self) -> None:
         """Move recurrences on until cancelled."""
@@ -84,13 +84,13 @@ class Recurring:
                     continue
                 fresh = queue not in self._at
                 self._at[queue] = float("inf")  # what is heard meanwhile sets it anew
-                async with self._outage:
+                async with self._reconnect:
                     self._look_by(queue, time.monotonic() + await self._pass(queue, fresh))
-                if self._outage.failures:
+                if self._reconnect.failures:
                     self._at.pop(queue, None)
             until = min(self._at.get(queue, 0.0) for queue in self._queues())  # there is always one
             self.pulse.expect(max(0.0, until - time.monotonic()))
-            await self._alarm.sleep(until)
+            await self._wakeup.sleep(until)
 
     async def _pass(self, queue: str, fresh: bool) -> float:
         """Look at one queue; one that Redis refuses is looked at again later, and holds no other up.
@@ -129,7 +129,7 @@ class Recurring:
         """
         store, offset, looked = Store(queue), 0, _LOOK
         while looked == _LOOK:
-            looked, names = await self._commands.send(store.rewind(AHEAD, offset, _LOOK))
+            looked, names = await self._sender.send(store.rewind(AHEAD, offset, _LOOK))
             offset += looked - len(names)
             if names:
                 self._emit(events.Rewound(queue, names))
@@ -142,7 +142,7 @@ class Recurring:
         """
         store = Store(queue)
         sent = time.monotonic()
-        agenda = await self._commands.send(store.agenda(AHEAD, _SLICE))
+        agenda = await self._sender.send(store.agenda(AHEAD, _SLICE))
         self._clock.heard(agenda.now, sent)
         nearest = float("inf") if agenda.beyond is None else agenda.beyond
         plans, calls = list[tuple[str, Plan]](), list[Call[list[str] | None]]()
@@ -156,7 +156,7 @@ class Recurring:
                 store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason, now=agenda.now)
             )
         put = list[str]()
-        for (name, plan), ids in zip(plans, await self._commands.send_all(calls), strict=True):
+        for (name, plan), ids in zip(plans, await self._sender.send_all(calls), strict=True):
             if ids is None:
                 nearest = agenda.now  # another dispatcher was quicker: see where it stands now
                 continue

@@ -17,11 +17,11 @@ from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Losses, Outage
+from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.store import server
 from evsched.transport import address
 from evsched.transport.connection import Subscription
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 FLAGS: Final = "Kzg"
 """K: the channel is named after the key. z: sorted set commands. g: commands of any type (RENAME, COPY, RESTORE)."""
@@ -70,13 +70,13 @@ class Watcher:
     def __init__(
         self,
         config: Config,
-        commands: Commands,
+        sender: BatchingSender,
         dispatcher: str,
         emit: Emit,
         listener: Listener,
     ) -> None:
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
         self._listener = listener
         db = address.parse(config.url).db
@@ -88,7 +88,7 @@ class Watcher:
         self._channels = [keys.canary_message(dispatcher), *(told if config.queues else ())]
         self._prefix = len(keys.events(db, ""))
         self._subscription: Subscription | None = None
-        self._outage = Outage("subscription", emit)
+        self._reconnect = Reconnect("subscription", emit)
         self._losses = Losses()
         self._last = 0.0
         """When anything was heard, by the monotonic clock."""
@@ -143,14 +143,14 @@ class Watcher:
         """Watch until cancelled."""
         again = False
         while True:
-            async with self._outage:
+            async with self._reconnect:
                 await self._watch(again)
             again = True
 
     @property
     def pulse(self) -> Pulse:
         """The pulse of its loop."""
-        return self._outage.pulse
+        return self._reconnect.pulse
 
     async def _watch(self, again: bool) -> None:
         """Subscribe, and hear until the link is lost or set aside.
@@ -163,7 +163,7 @@ class Watcher:
         try:
             await subscription.open(self._patterns, self._channels)
             await self._check_flags()
-            self._outage.passed()
+            self._reconnect.passed()
             self._losses.opened()
             self._subscription = subscription
             self._new = True
@@ -243,9 +243,9 @@ class Watcher:
         """Set the flags where Redis lets us. They survive neither its restart nor a failover: so at each connect."""
         mend = f"CONFIG SET notify-keyspace-events {FLAGS}, and put it into redis.conf"
         try:
-            flags = await self._commands.send(server.notification_flags())
+            flags = await self._sender.send(server.notification_flags())
             if missing := missing_flags(flags):
-                await self._commands.send(server.set_notification_flags("".join(sorted({*flags, *missing}))))
+                await self._sender.send(server.set_notification_flags("".join(sorted({*flags, *missing}))))
             self._mend = mend
         except StoreError as error:
             self._mend = f"{mend}, as an administrator ({error})"

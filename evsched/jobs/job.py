@@ -46,7 +46,7 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     group: str | None = None
 
 
-class Taken(Struct, frozen=True):
+class FetchedJob(Struct, frozen=True):
     """A run that `start` handed out: `(id, attempt)` names it. `due` in Unix seconds."""
 
     id: str

@@ -34,7 +34,7 @@ def inherited(name: str) -> socket.socket | None:
     return None if number is None else socket.socket(fileno=int(number))
 
 
-class Load:
+class ChildLink:
     """`listen` to the events of a worker, which is idle after `rest` seconds."""
 
     def __init__(self, link: socket.socket, rest: float, worker: Worker) -> None:

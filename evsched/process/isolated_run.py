@@ -12,7 +12,7 @@ from typing import cast
 
 from evsched.errors import ConfigError
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Buried, Outcome, Taken
+from evsched.jobs.job import Buried, FetchedJob, Outcome
 from evsched.process.locate_app import find_app
 from evsched.worker import process_pool
 from evsched.worker.executor import Executor
@@ -22,7 +22,7 @@ from evsched.worker.run import Run
 from evsched.worker.verdict import Failed, judge
 
 
-async def run_apart(app: str, queue: str, job: Taken, now: float, heard: Callable[[Progress], object]) -> Outcome:
+async def run_apart(app: str, queue: str, job: FetchedJob, now: float, heard: Callable[[Progress], object]) -> Outcome:
     """Run a job of the app MODULE:APP in a process of its own; `now` by Redis's clock. Cancelling ends the process.
 
     `heard` is called with how far it is.
@@ -33,7 +33,7 @@ async def run_apart(app: str, queue: str, job: Taken, now: float, heard: Callabl
     return await process_pool.call(heard, _run, app, queue, job, now)
 
 
-def _run(tell: Callable[[Progress], None], app: str, queue: str, job: Taken, now: float) -> Outcome:
+def _run(tell: Callable[[Progress], None], app: str, queue: str, job: FetchedJob, now: float) -> Outcome:
     """Run a job; runs in the process."""
     run = Run(queue, job, now, time.monotonic(), lambda: tell(cast(Progress, run.progress)))
     return asyncio.run(_perform(app, run))

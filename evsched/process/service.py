@@ -18,11 +18,11 @@ from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events, RedisUnsafe
-from evsched.process.child_link import LINK, METRICS, Load, inherited
+from evsched.process.child_link import LINK, METRICS, ChildLink, inherited
 from evsched.process.isolated_run import run_apart
 from evsched.process.supervisor import Span, Supervisor
 from evsched.runtime.loops import run_loops
-from evsched.runtime.reconnect import Outage
+from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.shutdown import Shutdown, bound
 from evsched.store.server import facts, info
 from evsched.telemetry import log
@@ -30,14 +30,14 @@ from evsched.telemetry.process import Telemetry
 from evsched.transport.address import hide_password
 from evsched.transport.connection import NO_CLUSTER
 from evsched.transport.embedded import read_version
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2
 """Seconds between two looks of a burst whether all is done. A burst is not a service: it may look."""
 
 
-async def check_server(commands: Commands, url: str) -> str:
+async def check_server(sender: BatchingSender, url: str) -> str:
     """Return which server answers, such as "Redis 7.0.15".
 
     Raises:
@@ -45,7 +45,7 @@ async def check_server(commands: Commands, url: str) -> str:
         CannotStart: it refuses, or is too old.
     """
     try:
-        told = await commands.send(info())
+        told = await sender.send(info())
     except StoreDown as error:
         raise StoreDown(
             f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL",
@@ -72,9 +72,9 @@ class _Process:
         self.shutdown = shutdown
         self.link = link
         """To the parent, if it works for one."""
-        self.commands = Commands(config.url)
+        self.sender = BatchingSender(config.url)
         self.server = ""
-        self.telemetry = Telemetry(config, self.commands, events, evsched.__version__, inherited(METRICS))
+        self.telemetry = Telemetry(config, self.sender, events, evsched.__version__, inherited(METRICS))
 
     async def meet_redis(self) -> None:
         """Wait for Redis, and learn which server it is.
@@ -82,11 +82,11 @@ class _Process:
         Raises:
             CannotStart: it is absent and required, refuses, or is too old.
         """
-        outage = Outage("the start", self.events.emit)
+        reconnect = Reconnect("the start", self.events.emit)
         while not self.server:
-            async with outage:
+            async with reconnect:
                 try:
-                    self.server = await check_server(self.commands, self.config.url)
+                    self.server = await check_server(self.sender, self.config.url)
                 except StoreDown as error:
                     if self.config.require_redis:
                         raise CannotStart(str(error)) from None
@@ -96,7 +96,7 @@ class _Process:
     async def _judge_redis(self) -> None:
         """Say what of its settings loses jobs: who looks at the doctor later has lost them."""
         try:
-            told = server_checks.Server(await self.commands.send(facts()), {})
+            told = server_checks.Server(await self.sender.send(facts()), {})
         except StoreRefused:
             return  # the doctor says that it cannot be asked
         for finding in (*server_checks.persistence(told), *server_checks.eviction(told)):
@@ -152,7 +152,7 @@ async def _live(process: _Process, work: _Work) -> None:
             if await process.shutdown.unless_asked(process.meet_redis()):
                 lingering = await work(process)
     finally:
-        await process.commands.close()
+        await process.sender.close()
     if lingering:
         os._exit(0)  # a job's thread goes on past its grace: Python would wait for it for ever
 
@@ -172,13 +172,13 @@ async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
 
 
 async def _dispatch(process: _Process) -> None:
-    config, commands, events = process.config, process.commands, process.events
-    dispatcher = Dispatcher(config, commands, events.emit)
-    janitor = Janitor(config, commands, events.emit, lambda: dispatcher.queues)
+    config, sender, events = process.config, process.sender, process.events
+    dispatcher = Dispatcher(config, sender, events.emit)
+    janitor = Janitor(config, sender, events.emit, lambda: dispatcher.queues)
     events.listen(janitor.listen)
-    outage, found = Outage("the search for queues", events.emit), False
+    reconnect, found = Reconnect("the search for queues", events.emit), False
     while not found:
-        async with outage:
+        async with reconnect:
             try:
                 await dispatcher.find_queues()
             except StoreRefused as error:
@@ -195,11 +195,11 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     app.move_to(config.url)
     queues = list(config.queues or (app.queue,))
     apart = None if app.origin is None else partial(run_apart, app.origin)
-    worker = Worker(config, process.commands, process.events.emit, app.program, queues, apart=apart)
+    worker = Worker(config, process.sender, process.events.emit, app.program, queues, apart=apart)
     process.telemetry.of_worker(worker)
     load = None
     if process.link is not None:
-        load = Load(process.link, config.idle_end, worker)
+        load = ChildLink(process.link, config.idle_end, worker)
         process.events.listen(load.listen)
     shutdown.heard, shutdown.rescue = worker.take_no_more, worker.rescue
     running = asyncio.ensure_future(worker.run())
@@ -222,7 +222,7 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
 
 async def _idle(process: _Process, worker: Worker) -> None:
     """Return when a burst is over: nothing runs and nothing is due, or it was asked to end."""
-    outage, idle = Outage("burst", process.events.emit), False
+    reconnect, idle = Reconnect("burst", process.events.emit), False
     while not idle and not await process.shutdown.asked_within(_BURST_LOOK):
-        async with outage:
+        async with reconnect:
             idle = await worker.idle()

@@ -28,7 +28,7 @@ _AWAY_MOST: Final = 0.25
 """Seconds that a link which could be opened is away at the most: a job that is scheduled meanwhile is late by it."""
 
 
-class Outage:
+class Reconnect:
     """What one loop knows of Redis's failures. `async with` it around each pass that talks to Redis.
 
     A StoreError inside is told and waited out, not raised: after the block, look at `failures` or simply go round
@@ -92,7 +92,7 @@ class Outage:
             self._refused, self._accepted = None, now
             self._emit(events.CallAccepted(self._who, self._queue, now - since))
 
-    async def __aenter__(self) -> Outage:
+    async def __aenter__(self) -> Reconnect:
         self.pulse.expect()
         return self
 
@@ -108,24 +108,26 @@ class Outage:
         return False
 
 
-class Outages:
+class Reconnects:
     """What one loop knows of each queue that it serves: what Redis refuses of one holds no other up."""
 
     def __init__(self, who: str, emit: Emit) -> None:
         self._who = who
         self._emit = emit
-        self._queues: dict[str, Outage] = {}
+        self._queues: dict[str, Reconnect] = {}
 
-    def of(self, queue: str) -> Outage:
+    def of(self, queue: str) -> Reconnect:
         """Return the outage of one queue."""
-        outage = self._queues.get(queue)
-        if outage is None:
-            outage = self._queues[queue] = Outage(self._who, self._emit, queue)
-        return outage
+        reconnect = self._queues.get(queue)
+        if reconnect is None:
+            reconnect = self._queues[queue] = Reconnect(self._who, self._emit, queue)
+        return reconnect
 
     def wrong(self) -> str | None:
         """Return why no queue is served; None = one is, or none has been tried."""
-        reasons = [f"queue {queue}: {outage.reason}" for queue, outage in self._queues.items() if outage.reason]
+        reasons = [
+            f"queue {queue}: {reconnect.reason}" for queue, reconnect in self._queues.items() if reconnect.reason
+        ]
         return reasons[0] if reasons and len(reasons) == len(self._queues) else None
 
 

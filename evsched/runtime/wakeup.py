@@ -14,7 +14,7 @@ _EARLY: Final = 0.0015
 """Seconds: what a loop's timer may be late by, a millisecond of rounding and the kernel's wake-up."""
 
 
-class Alarm:
+class Wakeup:
     """For one sleeper at a time. A ring that comes while nobody sleeps ends the next sleep at once."""
 
     def __init__(self) -> None:

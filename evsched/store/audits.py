@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from evsched.store.queue import Queue
-from evsched.store.replies import Wrong
+from evsched.store.replies import Violation
 from evsched.transport.call import Call, Word, text
 
 
-def _wrongs(met: bytes) -> Callable[[list[bytes]], list[Wrong]]:
-    def read(flat: list[bytes]) -> list[Wrong]:
-        return [Wrong(flat[i], text(flat[i + 1]), text(flat[i + 2]), met) for i in range(0, len(flat), 3)]
+def _wrongs(met: bytes) -> Callable[[list[bytes]], list[Violation]]:
+    def read(flat: list[bytes]) -> list[Violation]:
+        return [Violation(flat[i], text(flat[i + 1]), text(flat[i + 2]), met) for i in range(0, len(flat), 3)]
 
     return read
 
@@ -22,7 +22,7 @@ class Audits(Queue):
 
     def audit(
         self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = (), now: float | None = None
-    ) -> Call[list[Wrong]]:
+    ) -> Call[list[Violation]]:
         """Tell what is wrong with jobs, at most 250. `met`: the key without the root where their ids were read.
 
         `strays`: the workers that have a list and no lease.
@@ -31,12 +31,12 @@ class Audits(Queue):
 
     def recount(
         self, groups: Iterable[bytes] = (), *, strays: Iterable[str] = (), most: int = 10_000
-    ) -> Call[list[Wrong]]:
+    ) -> Call[list[Violation]]:
         """Tell what the gate has miscounted. `groups`: those that have a backlog of their own, under 1,000."""
         return self._verb("recount", _wrongs(b""), most, " ".join(strays), *groups)
 
     def mend(
-        self, wrongs: Iterable[Wrong], *, strays: Iterable[str] = (), most: int = 10_000, now: float | None = None
+        self, wrongs: Iterable[Violation], *, strays: Iterable[str] = (), most: int = 10_000, now: float | None = None
     ) -> Call[list[tuple[bytes, str]]]:
         """Put right what is wrong, if it still is and needs no guess; the reply is (id, code) of what was mended."""
 

@@ -9,7 +9,7 @@ from evsched import keys
 from evsched.jobs.untrusted import number
 from evsched.store.limits import Limits, read_limits
 from evsched.store.queue import Queue
-from evsched.store.replies import Census
+from evsched.store.replies import QueueStats
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -43,12 +43,12 @@ class Operators(Queue):
         """Read what is ruled, without a script."""
         return Call(("HGETALL", self._root + "limits"), read_limits)
 
-    def census(self, *, now: float | None = None) -> Call[Census]:
+    def queue_stats(self, *, now: float | None = None) -> Call[QueueStats]:
         """Count the jobs of each place, in one moment."""
 
-        def read(reply: list[Any]) -> Census:
+        def read(reply: list[Any]) -> QueueStats:
             moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused, front = reply
-            return Census(
+            return QueueStats(
                 float(moment),
                 {
                     "schedule": schedule,
@@ -64,7 +64,7 @@ class Operators(Queue):
                 max(0.0, float(moment) - found) if (found := number(front)) is not None else 0.0,
             )
 
-        return self._verb("census", read, self._stamp(now))
+        return self._verb("queue_stats", read, self._stamp(now))
 
     def call_roll(self, asker: str) -> Call[int]:
         """Call the queue's workers; each answers to `asker`'s channel. The reply is how many have heard."""

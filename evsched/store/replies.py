@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from evsched.jobs.job import JobStatus, Taken
+from evsched.jobs.job import FetchedJob, JobStatus
 from evsched.store.limits import Limits
 
 
@@ -35,7 +35,7 @@ class Step(Struct, frozen=True):
     """Until the gate opens by its rate, inf = not by itself. `sleep` takes it in."""
 
 
-class Take(Struct, frozen=True):
+class Fetched(Struct, frozen=True):
     """What one start handed out."""
 
     now: float
@@ -43,7 +43,7 @@ class Take(Struct, frozen=True):
     """Ready holds more: ask again when slots are free, without blocking."""
     leased: bool
     """False: the worker had no lease any more, what it held before is others'."""
-    jobs: list[Taken]
+    jobs: list[FetchedJob]
     buried: list[tuple[str, str]]
 
 
@@ -69,7 +69,7 @@ class Agenda(Struct, frozen=True):
     """(name, score as it is stored, record)."""
 
 
-class Census(Struct, frozen=True):
+class QueueStats(Struct, frozen=True):
     """How many jobs a queue has, by place. Times in Unix seconds."""
 
     now: float
@@ -83,7 +83,7 @@ class Census(Struct, frozen=True):
     """Seconds for which the front of ready has been due, or of the backlog when ready is empty; 0 = neither has any."""
 
 
-class Wrong(Struct, frozen=True):
+class Violation(Struct, frozen=True):
     """One thing that the audit found wrong in a queue."""
 
     id: bytes

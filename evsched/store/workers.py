@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, Retried, Taken, encode
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, encode
 from evsched.store.queue import Queue, as_pairs
-from evsched.store.replies import Take
+from evsched.store.replies import Fetched
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -41,16 +41,16 @@ class Workers(Queue):
         lease: float,
         cap: int = 256 * 1024,
         now: float | None = None,
-    ) -> Call[Take]:
+    ) -> Call[Fetched]:
         """Count the attempts of the jobs that BLMOVE took, take more up to `hold`, and hand them all out.
 
         As far as their payloads fit in one reply: what does not is left for the next call.
         """
 
-        def take(reply: list[Any]) -> Take:
+        def take(reply: list[Any]) -> Fetched:
             moment, more, leased, flat, buried, suspects = reply
             jobs = [
-                Taken(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3], float(flat[i + 4]))
+                FetchedJob(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3], float(flat[i + 4]))
                 for i in range(0, len(flat), 5)
             ]
             if suspects:
@@ -61,11 +61,11 @@ class Workers(Queue):
                     else job
                     for job in jobs
                 ]
-            return Take(float(moment), more == b"1", leased == b"1", jobs, as_pairs(buried))
+            return Fetched(float(moment), more == b"1", leased == b"1", jobs, as_pairs(buried))
 
         return self._verb("start", take, self._stamp(now), worker, lease, hold, cap, *ids)
 
-    def begin(self, worker: str, runs: Iterable[tuple[Taken, Literal["1", "alone"]]]) -> Call[list[str]]:
+    def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Literal["1", "alone"]]]) -> Call[list[str]]:
         """Mark runs that have begun, or are about to; the reply is the ids of those that were lost.
 
         "alone": no other run is in the worker's process, so if that dies it was this one.
@@ -75,14 +75,18 @@ class Workers(Queue):
             words += (job.id, job.attempt, mark)
         return self._verb("begin", texts, *words)
 
-    def complete(self, worker: str, runs: Iterable[tuple[Taken, Done]], *, now: float | None = None) -> Call[list[str]]:
+    def complete(
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Done]], *, now: float | None = None
+    ) -> Call[list[str]]:
         """End runs that are done; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, done in runs:
             words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
         return self._verb("complete", texts, *words)
 
-    def retry(self, worker: str, runs: Iterable[tuple[Taken, Retried]], *, now: float | None = None) -> Call[list[str]]:
+    def retry(
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Retried]], *, now: float | None = None
+    ) -> Call[list[str]]:
         """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, retried in runs:
@@ -90,7 +94,9 @@ class Workers(Queue):
             words += ("1" if retried.killed else "", retried.traceback)
         return self._verb("retry", texts, *words)
 
-    def bury(self, worker: str, runs: Iterable[tuple[Taken, Buried]], *, now: float | None = None) -> Call[list[str]]:
+    def bury(
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Buried]], *, now: float | None = None
+    ) -> Call[list[str]]:
         """Give jobs up; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, buried in runs:
@@ -99,7 +105,7 @@ class Workers(Queue):
         return self._verb("bury", texts, *words)
 
     def defer(
-        self, worker: str, runs: Iterable[tuple[Taken, Deferred]], *, now: float | None = None
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Deferred]], *, now: float | None = None
     ) -> Call[list[str]]:
         """Put jobs back on the schedule that may not start now; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
@@ -107,7 +113,9 @@ class Workers(Queue):
             words += (job.id, job.attempt, repr(deferred.due), deferred.reason, deferred.window, deferred.text)
         return self._verb("defer", texts, *words)
 
-    def abort(self, worker: str, runs: Iterable[tuple[Taken, Aborted]], *, now: float | None = None) -> Call[list[str]]:
+    def abort(
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]], *, now: float | None = None
+    ) -> Call[list[str]]:
         """End runs that were told to stop; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, aborted in runs:
@@ -131,7 +139,7 @@ class Workers(Queue):
 
         return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
 
-    def beat(
+    def heartbeat(
         self, worker: str, lease: float, *, fresh: bool = False, now: float | None = None
     ) -> Call[tuple[bool, int, list[str]]]:
         """Renew a lease, or begin one.
@@ -142,9 +150,9 @@ class Workers(Queue):
         def kept(reply: list[Any]) -> tuple[bool, int, list[str]]:
             return reply[0] == b"1", reply[1], texts(reply[2])
 
-        return self._verb("beat", kept, self._stamp(now), worker, lease, "1" if fresh else "")
+        return self._verb("heartbeat", kept, self._stamp(now), worker, lease, "1" if fresh else "")
 
-    def progress(self, worker: str, runs: Iterable[tuple[Taken, Progress]]) -> Call[int]:
+    def progress(self, worker: str, runs: Iterable[tuple[FetchedJob, Progress]]) -> Call[int]:
         """Keep how far runs are; the reply is how many of them were still this worker's."""
         words: list[Word] = [worker]
         for job, progress in runs:
@@ -155,6 +163,6 @@ class Workers(Queue):
         """Read the ids in a worker's list."""
         return Call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
 
-    def answer_roll(self, channel: str, presence: bytes) -> Call[int]:
+    def answer_roll(self, channel: str, status: bytes) -> Call[int]:
         """Answer one who called the roll; the reply is how many have heard."""
-        return Call(("PUBLISH", channel, presence), int)
+        return Call(("PUBLISH", channel, status), int)

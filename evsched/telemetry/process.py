@@ -31,7 +31,7 @@ from evsched.store.store import Store
 from evsched.telemetry.http import Listener
 from evsched.telemetry.metrics import Metrics
 from evsched.telemetry.queue_stats import DEADLINE, Depths
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from evsched.worker.worker import Worker
 
 
@@ -41,7 +41,7 @@ class Telemetry:
     def __init__(
         self,
         config: Config,
-        commands: Commands,
+        sender: BatchingSender,
         events: Events,
         version: str,
         listening: socket.socket | None = None,
@@ -49,7 +49,7 @@ class Telemetry:
         self._config = config
         self._listening = listening
         """A socket that listens already, instead of a port."""
-        self._commands = commands
+        self._sender = sender
         self._events = events
         self._metrics = Metrics(version)
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
@@ -67,7 +67,7 @@ class Telemetry:
 
     def of_dispatcher(self, dispatcher: Dispatcher) -> None:
         """Tell of a dispatcher: the depths of its queues, and whether it hears their events."""
-        depths = Depths(self._metrics, self._commands, self._events.emit, lambda: dispatcher.queues)
+        depths = Depths(self._metrics, self._sender, self._events.emit, lambda: dispatcher.queues)
         self._refreshes.append(depths.refresh)
         self._pulses.append(lambda: dispatcher.pulses)
         self._asks.append(self._hears)
@@ -82,13 +82,13 @@ class Telemetry:
         busy, free = self._metrics.slots.labels("busy"), self._metrics.slots.labels("free")
 
         async def refresh() -> None:
-            running = sum(lane.running for lane in worker.lanes.values())
+            running = sum(consumer.running for consumer in worker.consumers.values())
             busy.set(running)
             free.set(max(0, self._config.concurrency - running))
 
         self._refreshes.append(refresh)
         self._pulses.append(lambda: worker.pulses)
-        self._asks.append(lambda: self._answers(next(iter(worker.lanes)), worker.wrong))
+        self._asks.append(lambda: self._answers(next(iter(worker.consumers)), worker.wrong))
 
     async def __aenter__(self) -> Telemetry:
         """Listen, if a port is set.
@@ -134,7 +134,7 @@ class Telemetry:
         """Ask Redis, then look at what the last passes of the loops met."""
         try:
             async with asyncio.timeout(DEADLINE):
-                await self._commands.send(Store(queue).census())  # a script, so scripts run
+                await self._sender.send(Store(queue).queue_stats())  # a script, so scripts run
         except StoreDown as error:
             return f"Redis does not answer: {error}"
         except StoreRefused as error:

@@ -14,11 +14,11 @@ from typing import Any, Final
 from evsched.errors import StoreError
 from evsched.events import Emit, RedisFailed
 from evsched.store import server
-from evsched.store.replies import Census
+from evsched.store.replies import QueueStats
 from evsched.store.store import Store
 from evsched.telemetry.metrics import Metrics
 from evsched.transport.call import Call
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 _FRESH: Final = 1.0
 """Seconds for which what was read is told again."""
@@ -35,9 +35,9 @@ _WHO: Final = "scrape"
 class Depths:
     """The gauges of the queues that `queues()` names."""
 
-    def __init__(self, metrics: Metrics, commands: Commands, emit: Emit, queues: Callable[[], list[str]]) -> None:
+    def __init__(self, metrics: Metrics, sender: BatchingSender, emit: Emit, queues: Callable[[], list[str]]) -> None:
         self._metrics = metrics
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
         self._queues = queues
         self._at = float("-inf")
@@ -56,7 +56,7 @@ class Depths:
         try:
             async with asyncio.timeout(DEADLINE):
                 about = [server.clock(), server.info("stats", "memory")]
-                now, redis, *found = await self._read([*about, *(Store(queue).census() for queue in queues)])
+                now, redis, *found = await self._read([*about, *(Store(queue).queue_stats() for queue in queues)])
         except (StoreError, TimeoutError) as error:
             self._emit(RedisFailed(error.kind if isinstance(error, StoreError) else "timeout"))
             told.tell_up(_WHO, False)
@@ -66,24 +66,24 @@ class Depths:
         told.evicted.set(float(redis.get("evicted_keys", 0)))
         most = float(redis.get("maxmemory", 0))
         told.memory.set(float(redis.get("used_memory", 0)) / most if most else 0.0)
-        for queue, census in zip(queues, found, strict=True):
-            self._tell(told.queue_label(queue), census)
+        for queue, queue_stats in zip(queues, found, strict=True):
+            self._tell(told.queue_label(queue), queue_stats)
 
-    def _tell(self, queue: str, census: Census) -> None:
+    def _tell(self, queue: str, queue_stats: QueueStats) -> None:
         told = self._metrics
-        for place, count in census.places.items():
+        for place, count in queue_stats.places.items():
             told.queue_jobs.labels(queue, place).inc(count)
-        told.overdue.labels(queue).inc(census.due + census.places["backlog"] + census.places["ready"])
-        told.overdue_for.labels(queue).set(_overdue_for(census))
-        told.queue_oldest.labels(queue).set(census.oldest)
-        told.queue_workers.labels(queue).set(census.workers)
-        told.queue_paused.labels(queue).set(census.paused is not None)
-        if census.next_due is not None and math.isfinite(census.next_due):
-            told.next_due.labels(queue).set(census.next_due)
+        told.overdue.labels(queue).inc(queue_stats.due + queue_stats.places["backlog"] + queue_stats.places["ready"])
+        told.overdue_for.labels(queue).set(_overdue_for(queue_stats))
+        told.queue_oldest.labels(queue).set(queue_stats.oldest)
+        told.queue_workers.labels(queue).set(queue_stats.workers)
+        told.queue_paused.labels(queue).set(queue_stats.paused is not None)
+        if queue_stats.next_due is not None and math.isfinite(queue_stats.next_due):
+            told.next_due.labels(queue).set(queue_stats.next_due)
 
     async def _read(self, calls: list[Call[Any]]) -> list[Any]:
         slices = [calls[at : at + _SLICE] for at in range(0, len(calls), _SLICE)]
-        return [answer for some in slices for answer in await self._commands.send_all(some)]
+        return [answer for some in slices for answer in await self._sender.send_all(some)]
 
 
 def _ahead(now: float, sent: float, heard: float) -> float:
@@ -91,9 +91,9 @@ def _ahead(now: float, sent: float, heard: float) -> float:
     return min(now - sent, 0.0) + max(now - heard, 0.0)
 
 
-def _overdue_for(census: Census) -> float:
+def _overdue_for(queue_stats: QueueStats) -> float:
     """Return for how long the first of the overdue jobs has been due. Who schedules at 0 means at once, not 1970."""
-    late = [census.oldest]
-    if census.due and census.next_due is not None:
-        late.append(census.now - census.next_due)
-    return max((seconds for seconds in late if seconds < census.now - 1), default=0.0)
+    late = [queue_stats.oldest]
+    if queue_stats.due and queue_stats.next_due is not None:
+        late.append(queue_stats.now - queue_stats.next_due)
+    return max((seconds for seconds in late if seconds < queue_stats.now - 1), default=0.0)

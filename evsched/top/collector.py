@@ -18,12 +18,12 @@ import msgspec
 from evsched import keys
 from evsched.errors import StoreDown, StoreRefused
 from evsched.store import server
-from evsched.store.replies import Census, Lease
+from evsched.store.replies import Lease, QueueStats
 from evsched.store.store import Store
 from evsched.top.snapshot import Down, History, Look, Page, compose
 from evsched.transport.connection import Subscription
-from evsched.transport.senders import Commands
-from evsched.worker.presence import Presence
+from evsched.transport.senders import BatchingSender
+from evsched.worker.status_reporter import WorkerStatus
 
 _EVERY: Final = 1.0
 """Seconds between two looks."""
@@ -46,7 +46,7 @@ class Top:
 
     def __init__(self, url: str, queues: Sequence[str] = ()) -> None:
         self._url = url
-        self._commands = Commands(url, deadline=_DEADLINE)
+        self._sender = BatchingSender(url, deadline=_DEADLINE)
         self._asker = secrets.token_hex(8)
         self._stores = {queue: Store(queue) for queue in queues}
         self._named = bool(queues)
@@ -56,7 +56,7 @@ class Top:
         """Those that are heard, and their queues."""
         self._subscription: Subscription | None = None
         self._hearing: asyncio.Future[None] | None = None
-        self._heard: dict[tuple[str, str], Presence] = {}
+        self._heard: dict[tuple[str, str], WorkerStatus] = {}
         self._news = asyncio.Event()
 
     async def pages(self) -> AsyncGenerator[Page]:
@@ -94,16 +94,16 @@ class Top:
         await self._wait(sum(heard for _, _, heard in answers.values()))
         return Look(
             at=at,
-            censuses={queue: census for queue, (census, _, _) in answers.items()},
+            stats={queue: queue_stats for queue, (queue_stats, _, _) in answers.items()},
             leases={queue: leases for queue, (_, leases, _) in answers.items()},
-            presences=list(self._heard.values()),
+            statuses=list(self._heard.values()),
             refused=refused,
         )
 
-    async def _ask(self) -> tuple[dict[str, tuple[Census, list[Lease], int]], dict[str, str]]:
+    async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
         """Return what each queue holds, and how many have heard the call; and of which Redis refuses it, and why."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
-        read: dict[str, tuple[Census, list[Lease], int]] = {}
+        read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
         refused: dict[str, str] = {}
         for queue, answer in zip(self._stores, answers, strict=True):
             if isinstance(answer, StoreRefused):
@@ -117,11 +117,11 @@ class Top:
             raise StoreRefused(f"queue {queue}: {reason}")
         return read, refused
 
-    async def _ask_one(self, store: Store) -> tuple[Census, list[Lease], int]:
-        census, leases, heard = await self._commands.send_all(
-            [store.census(), store.survey(), store.call_roll(self._asker)]
+    async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
+        queue_stats, leases, heard = await self._sender.send_all(
+            [store.queue_stats(), store.survey(), store.call_roll(self._asker)]
         )
-        return census, leases, heard
+        return queue_stats, leases, heard
 
     async def _find(self) -> None:
         """Find the queues: all at the first look, then a slice of the keys at each, however many there are."""
@@ -129,7 +129,7 @@ class Top:
             return
         all_of_it = self._cursor is None
         while True:
-            self._cursor, found = await self._commands.send(server.scan(self._cursor or 0))
+            self._cursor, found = await self._sender.send(server.scan(self._cursor or 0))
             for parsed in map(keys.parse, found):
                 if parsed is not None and parsed[0] not in self._stores:
                     self._stores[parsed[0]] = Store(parsed[0])
@@ -150,9 +150,9 @@ class Top:
     async def _hear(self, subscription: Subscription) -> None:
         try:
             async for channel, message in subscription.messages():
-                presence = read_presence(message)
-                if presence is not None and presence.queue == self._channels[channel]:
-                    self._heard[presence.worker, presence.queue] = presence
+                status = read_status(message)
+                if status is not None and status.queue == self._channels[channel]:
+                    self._heard[status.worker, status.queue] = status
                     self._news.set()
         finally:
             self._news.set()
@@ -186,15 +186,15 @@ class Top:
     async def close(self) -> None:
         """Cut the connections."""
         await self._unsubscribe()
-        await self._commands.close()
+        await self._sender.close()
 
 
-def read_presence(message: bytes) -> Presence | None:
+def read_status(message: bytes) -> WorkerStatus | None:
     """Read an answer to a roll call; None if it is none."""
     if len(message) > _LONGEST:
         return None
     try:
-        presence = msgspec.json.decode(message, type=Presence)
+        status = msgspec.json.decode(message, type=WorkerStatus)
     except _UNREADABLE:
         return None
-    return presence if keys.NAME.fullmatch(presence.worker) else None
+    return status if keys.NAME.fullmatch(status.worker) else None

@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.store.replies import Census, Lease
-from evsched.worker.presence import Presence, Running
+from evsched.store.replies import Lease, QueueStats
+from evsched.worker.status_reporter import Running, WorkerStatus
 
 _SAMPLES: Final = 60
 """Looks whose lateness is kept: at one a second, the last minute."""
@@ -25,9 +25,9 @@ class Look(Struct, frozen=True):
 
     at: float
     """By the host's monotonic clock."""
-    censuses: dict[str, Census]
+    stats: dict[str, QueueStats]
     leases: dict[str, list[Lease]]
-    presences: list[Presence]
+    statuses: list[WorkerStatus]
     refused: dict[str, str] = {}
     """Queues that Redis would not read, and why."""
 
@@ -130,19 +130,19 @@ class Page(Struct, frozen=True):
 
 def compose(look: Look, before: History) -> tuple[Page, History]:
     """Make the page of a look, and what the next one is compared with."""
-    by_queue: dict[str, list[Rates]] = {queue: [] for queue in look.censuses}
+    by_queue: dict[str, list[Rates]] = {queue: [] for queue in look.stats}
     late: list[float] = []
-    for presence in look.presences:
-        known = before.counts.get((presence.worker, presence.queue))
-        if known is not None and presence.queue in by_queue:
-            by_queue[presence.queue].append(_rates(known, presence, look.at))
-            started = max(presence.started - known.started, 0)
-            late += presence.lateness[-started:] if started else []
+    for status in look.statuses:
+        known = before.counts.get((status.worker, status.queue))
+        if known is not None and status.queue in by_queue:
+            by_queue[status.queue].append(_rates(known, status, look.at))
+            started = max(status.started - known.started, 0)
+            late += status.lateness[-started:] if started else []
     samples = [*before.samples, sample(late)][-_SAMPLES:] if before.looks else []
     rates = {queue: total(parts) if before.looks else None for queue, parts in by_queue.items()}
     page = Page(
-        now=max((census.now for census in look.censuses.values()), default=None),
-        queues=[_queue(queue, census, rates[queue]) for queue, census in sorted(look.censuses.items())],
+        now=max((queue_stats.now for queue_stats in look.stats.values()), default=None),
+        queues=[_queue(queue, queue_stats, rates[queue]) for queue, queue_stats in sorted(look.stats.items())],
         rates=total(one for one in rates.values() if one is not None) if before.looks else None,
         lateness=samples,
         workers=_workers(look),
@@ -163,11 +163,11 @@ def total(parts: Iterable[Rates]) -> Rates:
     return Rates(sum(r.started for r in rows), sum(r.done for r in rows), sum(r.failed for r in rows))
 
 
-def _rates(known: Count, presence: Presence, now: float) -> Rates:
+def _rates(known: Count, status: WorkerStatus, now: float) -> Rates:
     length = now - known.at
     if length <= 0:
         return Rates()
-    changes = (presence.started - known.started, presence.done - known.done, presence.failed - known.failed)
+    changes = (status.started - known.started, status.done - known.done, status.failed - known.failed)
     return Rates(*(max(change, 0) / length for change in changes))
 
 
@@ -175,47 +175,47 @@ def _counts(look: Look, before: History) -> dict[tuple[str, str], Count]:
     """Keep the counts of those who did not answer this time and still have a lease: theirs go on from there."""
     leased = {(lease.worker, queue) for queue, leases in look.leases.items() for lease in leases}
     kept = {key: count for key, count in before.counts.items() if key in leased}
-    new = {(p.worker, p.queue): Count(look.at, p.started, p.done, p.failed) for p in look.presences}
+    new = {(p.worker, p.queue): Count(look.at, p.started, p.done, p.failed) for p in look.statuses}
     return {**kept, **new}
 
 
-def _queue(queue: str, census: Census, rates: Rates | None) -> QueueRow:
-    places = census.places
+def _queue(queue: str, queue_stats: QueueStats, rates: Rates | None) -> QueueRow:
+    places = queue_stats.places
     return QueueRow(
         queue=queue,
         schedule=places["schedule"],
-        overdue=census.due,
+        overdue=queue_stats.due,
         backlog=places["backlog"],
         ready=places["ready"],
         processing=places["processing"],
         dead=places["dead"],
-        workers=census.workers,
-        next_due=census.next_due,
-        paused=census.paused,
+        workers=queue_stats.workers,
+        next_due=queue_stats.next_due,
+        paused=queue_stats.paused,
         rates=rates,
     )
 
 
 def _workers(look: Look) -> list[WorkerRow]:
-    presences: dict[str, list[Presence]] = {}
-    for presence in look.presences:
-        presences.setdefault(presence.worker, []).append(presence)
+    statuses: dict[str, list[WorkerStatus]] = {}
+    for status in look.statuses:
+        statuses.setdefault(status.worker, []).append(status)
     held: dict[str, int] = {}
     for leases in look.leases.values():
         for lease in leases:
             held[lease.worker] = held.get(lease.worker, 0) + lease.held
     return [
-        _answered(worker, presences[worker])
-        if worker in presences
+        _answered(worker, statuses[worker])
+        if worker in statuses
         else WorkerRow(worker, answered=False, slots=None, busy=held[worker], runs=[])
-        for worker in sorted({*presences, *held})
+        for worker in sorted({*statuses, *held})
     ]
 
 
-def _answered(worker: str, presences: list[Presence]) -> WorkerRow:
-    runs = [_job(presence.queue, run) for presence in presences for run in presence.runs]
+def _answered(worker: str, statuses: list[WorkerStatus]) -> WorkerRow:
+    runs = [_job(status.queue, run) for status in statuses for run in status.runs]
     runs.sort(key=lambda job: -job.seconds)
-    last = presences[-1]
+    last = statuses[-1]
     return WorkerRow(worker, answered=True, slots=last.slots, busy=last.busy, runs=runs)
 
 

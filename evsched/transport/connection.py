@@ -1,8 +1,8 @@
 """The connections: the only code that opens sockets to Redis, and that knows redis-py. Every option is explicit.
 
-`Link` carries commands in an event loop, `SyncLink` without one; `Subscription` hears messages. None tries again: an
-error says that the connection is gone, and it is rebuilt at the next use. (redis-py's own retries sent a BLMOVE twice
-in silence.) transport/senders.py puts calls on them.
+`Connection` carries calls in an event loop, `SyncConnection` without one; `Subscription` receives messages. None of
+them retries: an error says that the connection is gone, and the next use opens a new one. (redis-py's own retries sent
+a BLMOVE twice, silently.) `senders.py` puts calls on them.
 """
 
 from __future__ import annotations
@@ -151,13 +151,13 @@ def unknown_script(reply: Any) -> bool:
     return isinstance(reply, exceptions.NoScriptError)
 
 
-class Link:
+class Connection:
     """One connection. `exchange` is for one caller at a time."""
 
     def __init__(self, url: str) -> None:
         self._connection = _new(url)
 
-    async def exchange(self, commands: Sequence[tuple[Word, ...]], deadline: float) -> list[Any]:
+    async def exchange(self, sender: Sequence[tuple[Word, ...]], deadline: float) -> list[Any]:
         """Send commands, return their replies; an error reply stands in the list as an exception.
 
         Raises:
@@ -171,8 +171,8 @@ class Link:
                     await link.connect()
             async with asyncio.timeout(deadline):
                 # redis-py packs in Python, at 0.8 us a word; hiredis in C.
-                await link.send_packed_command([_pack(words) for words in commands], check_health=False)
-                replies = [await self._reply() for _ in commands]
+                await link.send_packed_command([_pack(words) for words in sender], check_health=False)
+                replies = [await self._reply() for _ in sender]
             if any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies):
                 await self.close()  # it is a replica now: who is asked next may be another host of the same name
             return replies
@@ -203,7 +203,7 @@ class Link:
         await self._connection.disconnect(nowait=True)
 
 
-class SyncLink:
+class SyncConnection:
     """One connection of a program without an event loop. For one thread at a time."""
 
     def __init__(self, url: str, deadline: float) -> None:
@@ -215,7 +215,7 @@ class SyncLink:
         """Send one command, which may wait in Redis for `block` seconds; return its reply, or its error reply.
 
         Raises:
-            StoreDown, StoreRefused: as `Link.exchange`.
+            StoreDown, StoreRefused: as `Connection.exchange`.
         """
         link = self._connection
         try:

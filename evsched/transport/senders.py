@@ -1,7 +1,7 @@
 """The senders: they put calls on connections, and read the answers.
 
-`Commands` sends the calls of one loop turn in one batch; `Direct` sends a batch of one caller at once; `Blocking` is
-for one command that waits; `SyncCommands` serves programs without an event loop.
+`BatchingSender` sends the calls of one loop turn in one batch; `DirectSender` sends the batch of one caller at once;
+`BlockingSender` is for one command that waits; `SyncSender` serves programs without an event loop.
 
 No sender tries again, but for a script that Redis has forgotten. Whether to repeat is the caller's to say, who knows
 what a repetition does.
@@ -15,7 +15,7 @@ from typing import Any
 
 from evsched.errors import EvschedError, StoreRefused
 from evsched.transport.call import Call, T
-from evsched.transport.connection import Link, SyncLink, translate, unknown_script
+from evsched.transport.connection import Connection, SyncConnection, translate, unknown_script
 
 
 def _read(call: Call[T], reply: Any) -> T:
@@ -42,7 +42,7 @@ def _answer(call: Call[Any], reply: Any) -> Any:
         return error
 
 
-async def _deliver(link: Link, calls: Sequence[Call[Any]], deadline: float) -> list[Any]:
+async def _deliver(link: Connection, calls: Sequence[Call[Any]], deadline: float) -> list[Any]:
     """Send calls in one batch; return their values, an error that one of them met standing in its place.
 
     Raises:
@@ -57,11 +57,11 @@ async def _deliver(link: Link, calls: Sequence[Call[Any]], deadline: float) -> l
     return [_answer(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
-class Direct:
+class DirectSender:
     """A connection for one caller at a time, whose calls go at once."""
 
     def __init__(self, url: str, *, deadline: float = 5.0) -> None:
-        self._link = Link(url)
+        self._link = Connection(url)
         self._deadline = deadline
 
     async def attempt_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
@@ -77,7 +77,7 @@ class Direct:
         await self._link.close()
 
 
-class Commands:
+class BatchingSender:
     """Sends calls from a program with an event loop.
 
     What is sent within one loop turn, and while a batch is on its way, goes in one batch: tasks that send at the same
@@ -87,7 +87,7 @@ class Commands:
     def __init__(self, url: str, *, deadline: float = 5.0) -> None:
         self._url = url
         self._deadline = deadline
-        self._link: Link | None = None
+        self._link: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
         self._sending: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class Commands:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # A program may run one event loop after another; a connection belongs to its loop.
-            self._loop, self._link, self._sending, self._waiting = loop, Link(self._url), None, []
+            self._loop, self._link, self._sending, self._waiting = loop, Connection(self._url), None, []
         answer: asyncio.Future[T] = loop.create_future()
         # A batch that fails may have callers that were cancelled meanwhile: nobody reads their answers.
         answer.add_done_callback(_retrieve)
@@ -132,7 +132,7 @@ class Commands:
                 answer.cancel()
             self._waiting = []
 
-    async def _send_batch(self, link: Link, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
+    async def _send_batch(self, link: Connection, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
         try:
             answers = await _deliver(link, [call for call, _ in batch], self._deadline)
         except EvschedError as error:
@@ -170,11 +170,11 @@ def _retrieve(answer: asyncio.Future[Any]) -> None:
         answer.exception()
 
 
-class Blocking:
+class BlockingSender:
     """A connection for commands that wait in Redis. One caller at a time."""
 
     def __init__(self, url: str, *, deadline: float) -> None:
-        self._link = Link(url)
+        self._link = Connection(url)
         self._deadline = deadline
         self.client: int | None = None
         """The connection's number in Redis, for `store.unblock`; None when it is not open."""
@@ -208,14 +208,14 @@ class Blocking:
         await self._link.close()
 
 
-class SyncCommands:
+class SyncSender:
     """Sends calls from a program without an event loop. For one thread at a time."""
 
     def __init__(self, url: str, *, deadline: float = 5.0) -> None:
-        self._link = SyncLink(url, deadline)
+        self._link = SyncConnection(url, deadline)
 
     def send(self, call: Call[T], block: float = 0.0) -> T:
-        """Send one call, which may wait in Redis for `block` seconds. Raises as `Commands.send` does."""
+        """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""
         reply = self._link.exchange(call.by_sha(), block)
         if unknown_script(reply):
             reply = self._link.exchange(call.by_source(), block)

@@ -1,8 +1,8 @@
 """Care: how a run is begun, so that a job that kills its process takes no other job with it.
 
-A dead worker cannot say which of its jobs killed it. So all that it held are suspects (`Taken.deaths`). One that was
-held at one death runs as any other: one death says little, and the suspects may be many. One that was held again when
-a worker died runs in a process of its own, whose death names it.
+A dead worker cannot say which of its jobs killed it. So all that it held are suspects (`FetchedJob.deaths`). One that
+was held at one death runs as any other: one death says little, and the suspects may be many. One that was held again
+when a worker died runs in a process of its own, whose death names it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from evsched.jobs.job import Taken
+from evsched.jobs.job import FetchedJob
 from evsched.worker.run import Run
 
 Mark = Literal["1", "alone"]
@@ -52,7 +52,7 @@ class Care(Struct, frozen=True):
     """Nothing else runs in its worker meanwhile."""
 
 
-def care_for(job: Taken, attempts: int, *, can_part: bool) -> Care:
+def care_for(job: FetchedJob, attempts: int, *, can_part: bool) -> Care:
     """Return what care a run needs. `can_part`: there can be a process of its own.
 
     A job's only attempt must not be begun twice, nor be lost by a run that did not begin: so it is marked. A suspect
@@ -126,6 +126,6 @@ class Turnstile:
         await self._changed.wait()
 
 
-def patience(job: Taken) -> float:
+def patience(job: FetchedJob) -> float:
     """Return how long a run waits to be alone, in seconds; and it stays so for a second longer than that."""
     return min(_PATIENCE * 2.0 ** max(0, job.deaths - _ALONE), _WAIT_MOST)

@@ -1,11 +1,11 @@
-"""A lane: a worker's way from one queue. It fetches jobs, has them run, and writes what came of them.
+"""The consumer: a worker's part that serves one queue. It starts jobs, has them run, and writes their outcomes.
 
 Two loops. One blocks (`fetcher.py`). The other exchanges: in one round trip it writes the outcomes of the jobs that
 have ended and starts the next ones, so that under load there is no blocking call at all, and one batch costs what one
 job does.
 
-A reply that is lost leaves jobs in the list that the worker does not know of. So after each failure, and when a beat
-counts more jobs than are known, the list itself is read, and what is unknown is started.
+A lost reply leaves jobs in the worker's list that the worker does not know of. So after each failure, and when a
+heartbeat counts more jobs than are known, the list itself is read, and jobs that are unknown are started.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.jobs.job import Buried, Outcome, Returned, shorten
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Outage
+from evsched.runtime.reconnect import Reconnect
 from evsched.store.batch_size import Batch
-from evsched.store.replies import Take
+from evsched.store.replies import Fetched
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call
-from evsched.transport.senders import Commands, Direct, SyncCommands
+from evsched.transport.senders import BatchingSender, DirectSender, SyncSender
 from evsched.worker.endings import Ended, end_calls, end_events
 from evsched.worker.executor import Executor
 from evsched.worker.fetcher import Fetcher
@@ -44,13 +44,13 @@ _WIDEST: Final = 999
 """Jobs that one start may hand out."""
 
 
-class Lane:
-    """One queue's lane of a worker. `run` it, then `drain` it."""
+class QueueConsumer:
+    """Serves one queue for a worker. `run` it, then `drain` it."""
 
     def __init__(
         self,
         config: Config,
-        commands: Commands,
+        sender: BatchingSender,
         emit: Emit,
         queue: str,
         worker: str,
@@ -60,14 +60,14 @@ class Lane:
     ) -> None:
         self.store = Store(queue)
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
         self._worker = worker
         self._executor = executor
         self._share = slots.join(config.weights.get(queue, 1.0), self.stir)
         self._attend = attend
-        self._direct = Direct(config.url)
-        self._outage = Outage(f"worker, queue {queue}", emit)
+        self._direct = DirectSender(config.url)
+        self._reconnect = Reconnect(f"worker, queue {queue}", emit)
 
         self.held: dict[str, Run] = {}
         """The runs whose end is not written yet."""
@@ -98,7 +98,7 @@ class Lane:
         """And ends with the last that it holds."""
         self._fetcher = Fetcher(
             config,
-            commands,
+            sender,
             emit,
             self.store,
             worker,
@@ -106,7 +106,7 @@ class Lane:
             fetched=self._fetched,
             unsure=self._is_unsure,
         )
-        self._notes = Notes(commands, self.store, worker, self.held)
+        self._notes = Notes(sender, self.store, worker, self.held)
         self._news.set()
         executor.freed.append(self._freed)
 
@@ -123,11 +123,11 @@ class Lane:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its two loops."""
-        return [self._outage.pulse, self._fetcher.outage.pulse]
+        return [self._reconnect.pulse, self._fetcher.reconnect.pulse]
 
     def wrong(self) -> str | None:
         """Return why it takes or ends no jobs; None = it does."""
-        return self._outage.reason or self._fetcher.outage.reason
+        return self._reconnect.reason or self._fetcher.reconnect.reason
 
     def stir(self) -> None:
         """Let the exchange look again."""
@@ -163,9 +163,9 @@ class Lane:
         while not (self._stopping and not self.held and not self._taken):
             await self._news.wait()
             self._news.clear()
-            async with self._outage:
+            async with self._reconnect:
                 await self.exchange()
-            if self._outage.failures:
+            if self._reconnect.failures:
                 self._share.want(False)  # the others need not leave room for what cannot come
                 self._is_unsure()
 
@@ -248,31 +248,31 @@ class Lane:
         """Tell how long Redis was busy with a script, when its TIME stands before and behind them."""
         if isinstance(answers[0], float) and isinstance(answers[-1], float):
             counts = [
-                len(answer.jobs) if isinstance(answer, Take) else len(runs or ())
+                len(answer.jobs) if isinstance(answer, Fetched) else len(runs or ())
                 for (_, runs), answer in zip(calls, answers, strict=True)
             ]
             self._batch.took(max(counts), (answers[-1] - answers[0]) / (len(calls) - 2))
 
     async def _compare(self) -> None:
         """Compare the list with what is known; what is not is to be started, as far as there are slots."""
-        listed = await self._commands.send(self.store.held(self._worker))
+        listed = await self._sender.send(self.store.held(self._worker))
         known = {*self.held, *self._taken}
         unknown = [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
         kept = [job_id for job_id in unknown if self._share.reserve_one()]
         self._taken += kept
         if len(kept) < len(unknown):
             reason = "no slot was free"
-            await self._commands.send(self.store.requeue(self._worker, reason, ids=unknown[len(kept) :]))
+            await self._sender.send(self.store.requeue(self._worker, reason, ids=unknown[len(kept) :]))
         self._unsure = False
         self._more = True
 
-    def _seek_left(self, asked: list[str], take: Take) -> None:
+    def _seek_left(self, asked: list[str], take: Fetched) -> None:
         """Look for what was not handed out: it may still be in the list, since it did not fit in one reply."""
         if asked and not self.held.keys() >= {*asked} - {job_id for job_id, _ in take.buried}:
             self._unsure = True
             self._news.set()
 
-    def _spawn(self, take: Take, handed: float) -> int:
+    def _spawn(self, take: Fetched, handed: float) -> int:
         """Run what was handed out; return how many."""
         if not take.leased and self.held:
             self.lose()
@@ -422,27 +422,27 @@ class Lane:
         for run in self.held.values():
             run.abandon()
         for call, runs in calls:
-            self._written(runs, await self._commands.send(call))
+            self._written(runs, await self._sender.send(call))
         self.held.clear()
         while rest == "more":
-            rest, ids = await self._commands.send(self.store.requeue(self._worker, reason, limit=self._config.batch))
+            rest, ids = await self._sender.send(self.store.requeue(self._worker, reason, limit=self._config.batch))
             put += len(ids)
             if ids:
                 self._emit(events.Requeued(self.store.queue, self._worker, ids, "stopped", reason))
         return put
 
-    def hand_back_by(self, commands: SyncCommands, reason: str, stuck: Run | None = None) -> int:
+    def hand_back_by(self, sender: SyncSender, reason: str, stuck: Run | None = None) -> int:
         """Do the same from a thread, for an event loop that is blocked; the process must end then.
 
         Raises:
             StoreDown, StoreRefused
         """
         self.take_no_more()
-        self._fetcher.unblock_by(commands)
+        self._fetcher.unblock_by(sender)
         for call, _ in end_calls(self.store, self._worker, self._ended) + self.cut_short(reason, stuck):
-            commands.send(call)
+            sender.send(call)
         put, rest = 0, "more"
         while rest == "more":
-            rest, ids = commands.send(self.store.requeue(self._worker, reason))
+            rest, ids = sender.send(self.store.requeue(self._worker, reason))
             put += len(ids)
         return put

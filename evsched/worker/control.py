@@ -1,6 +1,6 @@
 """The control channels: how a worker hears at once that a job of its own was cancelled, and that the roll is called.
 
-It is one subscription that costs nothing while it is silent: nobody proves that it is alive. The beat carries
+It is one subscription that costs nothing while it is silent: nobody proves that it is alive. The heartbeat carries
 cancellations too, later; when it brings one that was not heard here, the link is dead, and is built anew.
 """
 
@@ -13,7 +13,7 @@ from evsched import events, keys
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
-from evsched.runtime.reconnect import Losses, Outage
+from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.transport.connection import Subscription
 
 
@@ -38,7 +38,7 @@ class Control:
             **{keys.roll(queue).encode(): (queue, called) for queue in queues},
         }
         self._emit = emit
-        self._outage = Outage("worker, control channel", emit)
+        self._reconnect = Reconnect("worker, control channel", emit)
         self._losses = Losses()
         self._subscription: Subscription | None = None
 
@@ -47,9 +47,9 @@ class Control:
         while True:
             self._subscription = Subscription(self._config.url)
             try:
-                async with self._outage:
+                async with self._reconnect:
                     await self._subscription.open([], [channel.decode() for channel in self._told])
-                if not self._outage.failures:
+                if not self._reconnect.failures:
                     await self._listen(self._subscription)
             finally:
                 await self._subscription.close()

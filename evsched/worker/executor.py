@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from evsched.errors import ConfigError, StoreRefused
 from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Returned, Taken, encode, shorten
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Returned, encode, shorten
 from evsched.jobs.tasks import Task
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.worker import process_pool
@@ -48,7 +48,7 @@ _APART_MOST: Final = 8
 class Apart(Protocol):
     """Runs a job in a process of its own."""
 
-    async def __call__(self, queue: str, job: Taken, now: float, heard: Callable[[Progress], object]) -> Outcome:
+    async def __call__(self, queue: str, job: FetchedJob, now: float, heard: Callable[[Progress], object]) -> Outcome:
         """Return what came of it; `heard` is called with how far it is. Cancelling ends the process.
 
         Raises:

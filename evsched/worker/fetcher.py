@@ -1,4 +1,4 @@
-"""The fetcher: the half of a lane that blocks. BLMOVE moves a job into the worker's list the moment it is ready."""
+"""The fetcher: the half of a consumer that blocks. BLMOVE moves a job into the worker's list the moment it is ready."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from evsched import events
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
-from evsched.runtime.reconnect import Outage
+from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
 from evsched.store.store import Store
-from evsched.transport.senders import Blocking, Commands, SyncCommands
+from evsched.transport.senders import BatchingSender, BlockingSender, SyncSender
 from evsched.worker.slots import Share
 
 _UNBLOCK: Final = 0.05
@@ -31,7 +31,7 @@ class Fetcher:
     def __init__(
         self,
         config: Config,
-        commands: Commands,
+        sender: BatchingSender,
         emit: Emit,
         store: Store,
         worker: str,
@@ -41,15 +41,15 @@ class Fetcher:
         unsure: Callable[[], None],
     ) -> None:
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
         self._store = store
         self._worker = worker
         self._share = share
         self._fetched = fetched
         self._unsure = unsure
-        self._blocking = Blocking(config.url, deadline=config.deadline)
-        self.outage = Outage(f"worker, taking from {store.queue}", emit)
+        self._blocking = BlockingSender(config.url, deadline=config.deadline)
+        self.reconnect = Reconnect(f"worker, taking from {store.queue}", emit)
         self.full = False
         """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` takes jobs too."""
         self._hungry = asyncio.Event()
@@ -70,8 +70,8 @@ class Fetcher:
                 await self._hungry.wait()
                 if self._stopping:
                     break
-                async with self.outage:
-                    self.outage.pulse.expect(self._config.probe + self._config.deadline)
+                async with self.reconnect:
+                    self.reconnect.pulse.expect(self._config.probe + self._config.deadline)
                     await self._fetch()
         finally:
             self._ended.set()
@@ -80,10 +80,10 @@ class Fetcher:
         """Begin no other BLMOVE. For any thread; `stop` ends the one that waits."""
         self._stopping = True
 
-    def unblock_by(self, commands: SyncCommands) -> None:
-        """End the BLMOVE that waits, from a thread. Raises as `SyncCommands.send`."""
+    def unblock_by(self, sender: SyncSender) -> None:
+        """End the BLMOVE that waits, from a thread. Raises as `SyncSender.send`."""
         if self._blocking.client is not None:
-            commands.send(unblock(self._blocking.client))
+            sender.send(unblock(self._blocking.client))
 
     async def stop(self) -> None:
         """Fetch no more; a BLMOVE that waits ends without a job, or its job is handed back."""
@@ -93,7 +93,7 @@ class Fetcher:
             # Once may be too early: the BLMOVE travels on another connection, and may arrive after this.
             if self._blocking.client is not None:
                 with contextlib.suppress(StoreError):
-                    await self._commands.send(unblock(self._blocking.client))
+                    await self._sender.send(unblock(self._blocking.client))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UNBLOCK):
                     await self._ended.wait()
@@ -105,7 +105,7 @@ class Fetcher:
     async def _fetch(self) -> None:
         if self._blocking.client is None:
             await self._blocking.open()
-            self.outage.passed()  # Redis is back: that is not told only when a BLMOVE of 13 s returns
+            self.reconnect.passed()  # Redis is back: that is not told only when a BLMOVE of 13 s returns
         if self._stopping:
             return
         client = self._blocking.client
@@ -115,7 +115,7 @@ class Fetcher:
             self.full = error.kind == "oom"
             self._unsure()
             # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
-            await self._commands.send(unblock(client or 0))
+            await self._sender.send(unblock(client or 0))
             raise
         self.full = False
         if taken is None:
@@ -125,6 +125,6 @@ class Fetcher:
             self._fetched(taken)
             return
         reason = "no slot was free"
-        await self._commands.send(self._store.requeue(self._worker, reason, ids=[taken]))
+        await self._sender.send(self._store.requeue(self._worker, reason, ids=[taken]))
         self._emit(events.Requeued(self._store.queue, self._worker, [taken], "busy", reason))
         self._fetched(None)

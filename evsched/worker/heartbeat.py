@@ -1,4 +1,4 @@
-"""The beat: keeps a worker's leases, from a thread and a connection of its own.
+"""The heartbeat: keeps a worker's leases, from a thread and a connection of its own.
 
 So a handler that blocks the event loop costs no lease: its siblings keep theirs, and nothing starts twice. What a
 thread cannot do is outlive its process: a job that goes on past its timeout and does not yield ends it here.
@@ -14,18 +14,18 @@ from evsched.config import Config
 from evsched.errors import StoreDown, StoreRefused
 from evsched.events import Emit
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Outages
+from evsched.runtime.reconnect import Reconnects
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
-from evsched.transport.senders import SyncCommands
+from evsched.transport.senders import SyncSender
 
 
-class Beat(threading.Thread):
-    """Beats while the worker lives.
+class Heartbeat(threading.Thread):
+    """Renews the leases while the worker lives.
 
     The callables run in this thread. `busy()`: does the worker hold jobs? `lost(queue)`: its lease there had ended;
     it has a new one. `counted(queue, n)`: its list there holds n jobs. `stops(queue, ids)`: those of its jobs are
-    to stop. `watch()` looks for a job that is stuck. `ended(error)`: the beat has failed and beats no more.
+    to stop. `watch()` looks for a job that is stuck. `ended(error)`: the heartbeat has failed and renews no more.
     `emit(event)` tells which queue's lease Redis refuses to renew: that costs no other queue its lease.
     """
 
@@ -40,10 +40,10 @@ class Beat(threading.Thread):
         lost: Callable[[str], None],
         counted: Callable[[str, int], None],
         stops: Callable[[str, list[str]], None],
-        watch: Callable[[SyncCommands], None],
+        watch: Callable[[SyncSender], None],
         ended: Callable[[BaseException], None],
     ) -> None:
-        super().__init__(name="evsched-beat", daemon=True)
+        super().__init__(name="evsched-heartbeat", daemon=True)
         self._config = config
         self._worker = worker
         self._stores = stores
@@ -53,21 +53,21 @@ class Beat(threading.Thread):
         self._stops = stops
         self._watch = watch
         self._ended = ended
-        self.pulse = Pulse("beat")
-        self._commands = SyncCommands(config.url, deadline=config.deadline)
+        self.pulse = Pulse("heartbeat")
+        self._sender = SyncSender(config.url, deadline=config.deadline)
         self._stir = threading.Event()
         self._stopping = False
         self._attended = False
         self._short = False
         """The leases that were set last are the short ones, and have to be renewed soon."""
-        self._outages = Outages("beat", emit)
+        self._reconnects = Reconnects("heartbeat", emit)
         self._refused = False
         """A lease was refused in the last pass, and is asked for again soon."""
 
     def attend(self) -> None:
         """Note that the worker holds jobs from now on: beat soon, even if it holds none any more by then.
 
-        The start has made its lease the short one, and only a beat makes it long again.
+        The start has made its lease the short one, and only a heartbeat makes it long again.
         """
         self._attended = True
         self._stir.set()
@@ -78,14 +78,14 @@ class Beat(threading.Thread):
         self._stir.set()
 
     def run(self) -> None:
-        """Beat until stopped."""
+        """Renew the leases until stopped."""
         try:
             self._run()
         except Exception as error:  # noqa: BLE001 - a thread that ends in silence leaves a worker without a lease
             self._ended(error)
         finally:
             self.pulse.rest()
-            self._commands.close()
+            self._sender.close()
 
     def _run(self) -> None:
         failures = 0
@@ -108,7 +108,7 @@ class Beat(threading.Thread):
                 failures += 1
                 if not self._stopping:
                     self._stir.wait(reconnect_delay(failures))
-            self._watch(self._commands)
+            self._watch(self._sender)
 
     def _renew_all(self) -> None:
         """Renew the lease of each queue, whatever Redis refuses of another.
@@ -118,14 +118,14 @@ class Beat(threading.Thread):
         """
         self._refused = False
         for store in self._stores:
-            outage = self._outages.of(store.queue)
+            reconnect = self._reconnects.of(store.queue)
             try:
                 self.step(store)
             except StoreRefused as error:
                 self._refused = True
-                outage.failed(error)
+                reconnect.failed(error)
             else:
-                outage.passed()
+                reconnect.passed()
 
     def step(self, store: Store) -> None:
         """Renew one lease.
@@ -134,13 +134,13 @@ class Beat(threading.Thread):
             StoreDown, StoreRefused
         """
         lease = self._config.lease if self._short else self._config.idle_lease
-        kept, held, stops = self._commands.send(store.beat(self._worker, lease))
+        kept, held, stops = self._sender.send(store.heartbeat(self._worker, lease))
         if not kept:
             self._lost(store.queue)
-            self._commands.send(store.beat(self._worker, lease, fresh=True))
+            self._sender.send(store.heartbeat(self._worker, lease, fresh=True))
         self._counted(store.queue, held)
         if stops:
             self._stops(store.queue, stops)
 
     def _interval(self) -> float:
-        return self._config.beat if self._attended or self._short or self._refused else self._config.idle_beat
+        return self._config.heartbeat if self._attended or self._short or self._refused else self._config.idle_heartbeat

@@ -12,7 +12,7 @@ from typing import Final
 
 from evsched.errors import StoreError
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from evsched.worker.run import Run
 
 _MARK_AFTER: Final = 0.025
@@ -29,8 +29,8 @@ _PROGRESS: Final = 0.25
 class Notes:
     """Writes about the runs in `held`. For the event loop's thread, but for `progressed`."""
 
-    def __init__(self, commands: Commands, store: Store, worker: str, held: dict[str, Run]) -> None:
-        self._commands = commands
+    def __init__(self, sender: BatchingSender, store: Store, worker: str, held: dict[str, Run]) -> None:
+        self._sender = sender
         self._store = store
         self._worker = worker
         self._held = held
@@ -83,7 +83,7 @@ class Notes:
 
     async def _write_marks(self, runs: list[Run]) -> None:
         try:
-            await self._commands.send(self._store.begin(self._worker, [(run.job, "1") for run in runs]))
+            await self._sender.send(self._store.begin(self._worker, [(run.job, "1") for run in runs]))
         except StoreError:
             for run in runs:
                 run.marked = False
@@ -98,7 +98,7 @@ class Notes:
             rows = [(run.job, progress) for run, progress in told]
             self._told.clear()
             try:
-                await self._commands.send(self._store.progress(self._worker, rows))
+                await self._sender.send(self._store.progress(self._worker, rows))
             except StoreError:
                 return  # Redis is away: the next one tells more, and the end of the run at the latest
             finally:

@@ -14,24 +14,24 @@ from evsched import events
 from evsched.config import Config
 from evsched.errors import NO_ENTRY, JobMissing, StoreRefused
 from evsched.events import Emit
-from evsched.runtime.reconnect import Outage, Outages
+from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from evsched.worker.program import Program
 
 
 class Opening:
     """Opens queues for one worker, and waits while Redis is away."""
 
-    def __init__(self, config: Config, commands: Commands, emit: Emit, program: Program, worker: str) -> None:
+    def __init__(self, config: Config, sender: BatchingSender, emit: Emit, program: Program, worker: str) -> None:
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
         self._program = program
         self._worker = worker
-        self._outage = Outage("worker", emit)
-        self._refused = Outages("worker", emit)
+        self._reconnect = Reconnect("worker", emit)
+        self._refused = Reconnects("worker", emit)
         self._opened = set[str]()
 
     def opened(self, store: Store) -> bool:
@@ -40,7 +40,7 @@ class Opening:
 
     def wrong(self, store: Store) -> str | None:
         """Return why a queue is not open; None = it is, or has not been tried."""
-        return None if self.opened(store) else self._outage.reason or self._refused.of(store.queue).reason
+        return None if self.opened(store) else self._reconnect.reason or self._refused.of(store.queue).reason
 
     async def open_one(self, stores: Sequence[Store]) -> None:
         """Try each of these queues, until one of them at least is open."""
@@ -54,10 +54,10 @@ class Opening:
         """Open a queue; return 0, or the seconds after which to try again since Redis refuses it."""
         refused = self._refused.of(store.queue)
         while not self.opened(store):
-            async with self._outage:
+            async with self._reconnect:
                 try:
                     await self._declare(store)
-                    await self._commands.send(store.beat(self._worker, self._config.idle_lease, fresh=True))
+                    await self._sender.send(store.heartbeat(self._worker, self._config.idle_lease, fresh=True))
                 except StoreRefused as error:
                     if error.kind in NO_ENTRY:
                         raise
@@ -69,14 +69,14 @@ class Opening:
     async def _declare(self, store: Store) -> None:
         """Keep what the app declares and what is in Redis in step: its own recurrences, and no others."""
         # Dispatchers that have not heard of the queue find it: now by the message, or later by the set.
-        await self._commands.send_all([server.enter_queues([store.queue]), store.wake()])
+        await self._sender.send_all([server.enter_queues([store.queue]), store.wake()])
         own = [one for queue, one in self._program.recurrences if queue == store.queue]
-        known = await self._commands.send(store.declared(self._program.owner))
+        known = await self._sender.send(store.declared(self._program.owner))
         for one in own:
-            done = await self._commands.send(store.declare(one, self._program.owner))
+            done = await self._sender.send(store.declare(one, self._program.owner))
             if done != "same":
                 self._emit(events.Declared(store.queue, one.name, done))
         for name in set(known).difference(one.name for one in own):
             with contextlib.suppress(JobMissing):  # another worker was quicker
-                await self._commands.send(store.remove(name))
+                await self._sender.send(store.remove(name))
                 self._emit(events.Declared(store.queue, name, "removed"))

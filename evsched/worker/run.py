@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from evsched.jobs.current_job import CurrentJob, Progress
-from evsched.jobs.job import Taken
+from evsched.jobs.job import FetchedJob
 from evsched.jobs.retry import Retry
 
 
@@ -38,7 +38,7 @@ class Run:
     )
 
     def __init__(
-        self, queue: str, job: Taken, now: float, handed: float, report: Callable[[], None] | None = None
+        self, queue: str, job: FetchedJob, now: float, handed: float, report: Callable[[], None] | None = None
     ) -> None:
         self.queue = queue
         self.job = job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from evsched.jobs.job import Buried, Retried, Taken, shorten
+from evsched.jobs.job import Buried, FetchedJob, Retried, shorten
 from evsched.jobs.retry import Retry, least_delay
 
 
@@ -19,7 +19,7 @@ class Failed(Struct, frozen=True):
     traceback: str = ""
 
 
-def judge(job: Taken, policy: Retry, failure: Failed, *, reply: bool) -> Retried | Buried:
+def judge(job: FetchedJob, policy: Retry, failure: Failed, *, reply: bool) -> Retried | Buried:
     """Return what becomes of a job whose run failed. `reply`: somebody waits for its end."""
     if failure.given_up:
         return Buried(shorten(failure.reason), reply, traceback=failure.traceback)

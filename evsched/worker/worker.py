@@ -1,6 +1,6 @@
 """The worker: a process that takes jobs from its queues and runs them.
 
-It has a lane for each queue, one pool of slots, one executor, and a beat in a thread of its own.
+It has a consumer for each queue, one pool of slots, one executor, and a heartbeat in a thread of its own.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from evsched.errors import NO_ENTRY, CannotStart, StoreError, StoreRefused
 from evsched.events import Emit, Events
 from evsched.runtime.loops import ended_loop, returned
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Outage, Outages
+from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.shutdown import FORCED
 from evsched.store.store import Store
-from evsched.transport.senders import Commands, SyncCommands
+from evsched.transport.senders import BatchingSender, SyncSender
 from evsched.worker.care import Mark
-from evsched.worker.consumer import Lane
+from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
 from evsched.worker.executor import Apart, Executor
-from evsched.worker.heartbeat import Beat
+from evsched.worker.heartbeat import Heartbeat
 from evsched.worker.opening import Opening
-from evsched.worker.presence import Roll
 from evsched.worker.program import Program
 from evsched.worker.run import Run
 from evsched.worker.slots import Slots
+from evsched.worker.status_reporter import StatusReporter
 
 _PUT_BACK: Final = 5.0
 """Seconds in which what runs past the grace is handed back; some answers of Redis are enough."""
@@ -52,7 +52,7 @@ class Worker:
     def __init__(
         self,
         config: Config,
-        commands: Commands,
+        sender: BatchingSender,
         emit: Emit,
         program: Program,
         queues: list[str],
@@ -61,7 +61,7 @@ class Worker:
     ) -> None:
         self.id = new_id()
         self._config = config
-        self._commands = commands
+        self._sender = sender
         self._emit = emit
         self._program = program
         self._executor = Executor(
@@ -73,17 +73,17 @@ class Worker:
             apart=apart,
             grace=config.grace,
         )
-        self._windows = Outages("worker, windows", emit)
+        self._windows = Reconnects("worker, windows", emit)
         self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
         slots = Slots(config.concurrency)
-        self._outage = Outage("worker", emit)
-        self._opening = Opening(config, commands, emit, program, self.id)
+        self._reconnect = Reconnect("worker", emit)
+        self._opening = Opening(config, sender, emit, program, self.id)
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         """The task of `run`, until the worker has started: it can be cancelled."""
         self._came_round = False
         """The event loop has come to hand back what did not end within the grace."""
-        self._beat = Beat(
+        self._heartbeat = Heartbeat(
             config,
             self.id,
             [Store(queue) for queue in queues],
@@ -95,15 +95,17 @@ class Worker:
             watch=self._watch,
             ended=self._ended,
         )
-        self._roll = Roll(self.id, config.concurrency, queues, commands, lambda queue: self.lanes[queue].held.values())
-        told = Events(self._roll.listen, emit).emit
-        self.lanes = {
-            queue: Lane(config, commands, told, queue, self.id, self._executor, slots, self._beat.attend)
+        self._status_reporter = StatusReporter(
+            self.id, config.concurrency, queues, sender, lambda queue: self.consumers[queue].held.values()
+        )
+        told = Events(self._status_reporter.listen, emit).emit
+        self.consumers = {
+            queue: QueueConsumer(config, sender, told, queue, self.id, self._executor, slots, self._heartbeat.attend)
             for queue in queues
         }
         self._takes_no_more = False
-        self._beat_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._control = Control(config, self.id, queues, emit, self._abort, self._roll.called)
+        self._heartbeat_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._control = Control(config, self.id, queues, emit, self._abort, self._status_reporter.called)
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
@@ -127,7 +129,7 @@ class Worker:
             # Whatever a user's lifespan does before anything runs is the user's mistake, told in one line.
             except Exception as error:  # noqa: BLE001
                 raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
-            await self._opening.open_one([lane.store for lane in self.lanes.values()])
+            await self._opening.open_one([consumer.store for consumer in self.consumers.values()])
             return True
         except asyncio.CancelledError:
             if not self._stop.is_set() or (task is not None and task.uncancel()):
@@ -138,32 +140,34 @@ class Worker:
             self._starting = None
 
     async def _run(self) -> None:
-        self._beat.start()
+        self._heartbeat.start()
         self._emit(
-            events.WorkerStarted(self.id, list(self.lanes), self._config.concurrency, sorted(self._program.tasks))
+            events.WorkerStarted(self.id, list(self.consumers), self._config.concurrency, sorted(self._program.tasks))
         )
-        running: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._serve(lane)) for lane in self.lanes.values()]
+        running: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(self._serve(consumer)) for consumer in self.consumers.values()
+        ]
         control = asyncio.ensure_future(self._control.run())
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
-            loops = {"beat": self._beat_ended, "control": control}
-            loops |= {f"queue {queue}": loop for queue, loop in zip(self.lanes, running, strict=True)}
+            loops = {"heartbeat": self._heartbeat_ended, "control": control}
+            loops |= {f"queue {queue}": loop for queue, loop in zip(self.consumers, running, strict=True)}
             await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
-            # These end by themselves only by an error of ours; but a lane that takes no more may be through already.
+            # These end by themselves only by an error of ours; but a consumer that fetches no more may be through already.
             for name, loop in loops.items():
                 if loop.done() and not (self._takes_no_more and returned(loop)):
                     raise ended_loop(name, loop)
             await self._drain(running)
         finally:
-            await self._end_beat()
-            self._roll.close()
+            await self._end_heartbeat()
+            self._status_reporter.close()
             for loop in (stopping, control, *running):
                 loop.cancel()
             await asyncio.gather(stopping, control, *running, return_exceptions=True)
 
-    async def _serve(self, lane: Lane) -> None:
-        await self._opening.open_one([lane.store])
-        await lane.run()
+    async def _serve(self, consumer: QueueConsumer) -> None:
+        await self._opening.open_one([consumer.store])
+        await consumer.run()
 
     @property
     def lingering(self) -> bool:
@@ -172,17 +176,17 @@ class Worker:
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The pulses of its loops, and of its beat."""
-        return [self._beat.pulse, *(pulse for lane in self.lanes.values() for pulse in lane.pulses)]
+        """The pulses of its loops, and of its heartbeat."""
+        return [self._heartbeat.pulse, *(pulse for consumer in self.consumers.values() for pulse in consumer.pulses)]
 
     def wrong(self) -> str | None:
         """Return why none of its queues is served; None = one is, or none has been tried."""
-        reasons = [lane.wrong() or self._opening.wrong(lane.store) for lane in self.lanes.values()]
+        reasons = [consumer.wrong() or self._opening.wrong(consumer.store) for consumer in self.consumers.values()]
         return reasons[0] if all(reasons) else None
 
     def busy(self) -> bool:
         """Tell whether it holds jobs. For any thread."""
-        return any(lane.busy for lane in list(self.lanes.values()))
+        return any(consumer.busy for consumer in list(self.consumers.values()))
 
     def stop(self) -> None:
         """Take no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
@@ -193,19 +197,19 @@ class Worker:
     def take_no_more(self) -> None:
         """Begin no other take. For any thread, before `stop`."""
         self._takes_no_more = True
-        for lane in list(self.lanes.values()):
-            lane.take_no_more()
+        for consumer in list(self.consumers.values()):
+            consumer.take_no_more()
 
     def rescue(self) -> bool:
         """Hand back what is held, if the event loop does not come round to it; return whether. For any thread."""
         if self._came_round:
             return False
-        self._beat.stop()
-        if self._beat.is_alive():
-            self._beat.join(2 * self._config.deadline)  # it would begin anew the leases that end here
-        commands = SyncCommands(self._config.url, deadline=self._config.deadline)
+        self._heartbeat.stop()
+        if self._heartbeat.is_alive():
+            self._heartbeat.join(2 * self._config.deadline)  # it would begin anew the leases that end here
+        sender = SyncSender(self._config.url, deadline=self._config.deadline)
         running = [run.job.id for run in self._executor.running]
-        back = self._hand_back_by(commands, f"worker {self.id} was stopped, and a job blocked it")
+        back = self._hand_back_by(sender, f"worker {self.id} was stopped, and a job blocked it")
         self._emit(events.WorkerBlocked(self.id, running, back))
         return True
 
@@ -217,10 +221,10 @@ class Worker:
         """
         if self.busy():
             return False
-        for lane in self.lanes.values():
-            census = await self._commands.send(lane.store.census())
-            waits = 0 if census.paused is not None else census.places["backlog"]
-            if census.due or census.places["ready"] or waits:
+        for consumer in self.consumers.values():
+            queue_stats = await self._sender.send(consumer.store.queue_stats())
+            waits = 0 if queue_stats.paused is not None else queue_stats.places["backlog"]
+            if queue_stats.due or queue_stats.places["ready"] or waits:
                 return False
         return True
 
@@ -230,14 +234,14 @@ class Worker:
         Raises:
             StoreDown, StoreRefused
         """
-        calls = [lane.store.census() for lane in self.lanes.values()]
-        return any(census.places["ready"] for census in await self._commands.send_all(calls))
+        calls = [consumer.store.queue_stats() for consumer in self.consumers.values()]
+        return any(queue_stats.places["ready"] for queue_stats in await self._sender.send_all(calls))
 
     async def _mark(self, run: Run, mark: Mark) -> bool:
         """Have Redis know that a run begins; return whether it is still this worker's."""
         while True:  # while Redis is away it cannot begin
-            async with self._outage:
-                return not await self._commands.send(self.lanes[run.queue].store.begin(self.id, [(run.job, mark)]))
+            async with self._reconnect:
+                return not await self._sender.send(self.consumers[run.queue].store.begin(self.id, [(run.job, mark)]))
 
     async def _window_of(self, queue: str, name: str) -> str | None:
         """Read a named window: one question for all the runs that ask it together.
@@ -260,9 +264,9 @@ class Worker:
         refused = self._windows.of(queue)
         error: StoreRefused
         while True:  # while Redis is away there is nothing to be done but to wait
-            async with self._outage:
+            async with self._reconnect:
                 try:
-                    window = await self._commands.send(self.lanes[queue].store.window(name))
+                    window = await self._sender.send(self.consumers[queue].store.window(name))
                 except StoreRefused as met:
                     if met.kind in NO_ENTRY:
                         raise
@@ -274,75 +278,75 @@ class Worker:
         raise error
 
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
-        held = sum(len(lane.held) for lane in self.lanes.values())
+        held = sum(len(consumer.held) for consumer in self.consumers.values())
         self._emit(events.WorkerDraining(self.id, held, self._config.grace))
-        opened = [self._opening.opened(lane.store) for lane in self.lanes.values()]
-        quiet = [asyncio.ensure_future(lane.stop_taking()) for lane in self.lanes.values()]
+        opened = [self._opening.opened(consumer.store) for consumer in self.consumers.values()]
+        quiet = [asyncio.ensure_future(consumer.stop_taking()) for consumer in self.consumers.values()]
         await asyncio.wait([*quiet, *compress(running, opened)], timeout=self._config.grace)
-        for lane in quiet:
-            lane.cancel()
+        for consumer in quiet:
+            consumer.cancel()
         self._came_round = True
-        await self._end_beat()
+        await self._end_heartbeat()
         await self._hand_back()
 
     async def _hand_back(self) -> None:
         back = 0
         try:
             async with asyncio.timeout(_PUT_BACK):
-                for lane in self.lanes.values():
+                for consumer in self.consumers.values():
                     with contextlib.suppress(StoreRefused):  # the other queues have theirs back
-                        back += await lane.hand_back()
+                        back += await consumer.hand_back()
         except (StoreError, TimeoutError):
             # Redis is away: the janitor puts back what is left, when the lease ends.
             pass
         self._emit(events.WorkerStopped(self.id, back))
 
     def _abort(self, queue: str, job_id: str) -> None:
-        self.lanes[queue].abort(job_id)
+        self.consumers[queue].abort(job_id)
 
-    async def _end_beat(self) -> None:
+    async def _end_heartbeat(self) -> None:
         # Its thread calls into this loop, and would begin anew the lease that hand_back ends. Each of its calls has a
         # deadline, so it does end.
-        self._beat.stop()
-        if self._beat.is_alive():
-            await asyncio.to_thread(self._beat.join)
+        self._heartbeat.stop()
+        if self._heartbeat.is_alive():
+            await asyncio.to_thread(self._heartbeat.join)
 
-    # Called from the beat's thread.
+    # Called from the heartbeat's thread.
 
     def _tell(self, event: events.Event) -> None:
         self._loop.call_soon_threadsafe(self._emit, event)
 
     def _lost(self, queue: str) -> None:
-        self._loop.call_soon_threadsafe(self.lanes[queue].lose)
+        self._loop.call_soon_threadsafe(self.consumers[queue].lose)
 
     def _ended(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._beat_ended.set_exception, error)
+        self._loop.call_soon_threadsafe(self._heartbeat_ended.set_exception, error)
 
     def _counted(self, queue: str, count: int) -> None:
-        self._loop.call_soon_threadsafe(self.lanes[queue].counted, count)
+        self._loop.call_soon_threadsafe(self.consumers[queue].counted, count)
 
     def _stops(self, queue: str, ids: list[str]) -> None:
         self._loop.call_soon_threadsafe(self._told_late, queue, ids)
 
     def _told_late(self, queue: str, ids: list[str]) -> None:
-        news = [job_id for job_id in ids if self.lanes[queue].abort(job_id)]
+        news = [job_id for job_id in ids if self.consumers[queue].abort(job_id)]
         if news:
             self._control.renew()
 
-    def _watch(self, commands: SyncCommands) -> None:
+    def _watch(self, sender: SyncSender) -> None:
         stuck = self._executor.running.stuck(self._config.grace)
         if stuck is None:
             return
         self._emit(events.WorkerStuck(self.id, stuck.queue, stuck.job.id, stuck.task, stuck.job.attempt))
         reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"
-        self._hand_back_by(commands, reason, stuck)
+        self._hand_back_by(sender, reason, stuck)
         os._exit(FORCED)
 
-    def _hand_back_by(self, commands: SyncCommands, reason: str, stuck: Run | None = None) -> int:
+    def _hand_back_by(self, sender: SyncSender, reason: str, stuck: Run | None = None) -> int:
         back = 0
         # What is not handed back waits for the lease to end.
         with contextlib.suppress(StoreError):
-            for lane in list(self.lanes.values()):
+            for consumer in list(self.consumers.values()):
                 with contextlib.suppress(StoreRefused):
-                    back += lane.hand_back_by(commands, reason, stuck)
+                    back += consumer.hand_back_by(sender, reason, stuck)
         return back

@@ -70,7 +70,7 @@ def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_job_that_kills_its_worker_ends_in_dead_after_its_attempts(fleet: Fleet, client: SyncClient) -> None:
-    short = {"EVSCHED_LEASE": "2", "EVSCHED_BEAT": "0.5"}
+    short = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
     fleet.start("dispatcher", **short)
     client.enqueue("chaos", [new_job("suicide", (), {}, Options(id="s"))])
     end = time.monotonic() + 60
@@ -111,7 +111,7 @@ def test_the_subscription_is_killed_in_the_instant_of_a_zadd(fleet: Fleet, serve
 
 @pytest.mark.timeout(180)
 def test_a_stopped_worker_completes_nothing_when_it_wakes(fleet: Fleet, client: SyncClient) -> None:
-    short = {"EVSCHED_LEASE": "2", "EVSCHED_BEAT": "0.5"}
+    short = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
     fleet.start("dispatcher", **short)
     first = fleet.start("worker", "tests.chaos.app:app", **short)
     client.enqueue("chaos", [new_job("work", (1.0,), {}, Options(id="w"))])

@@ -14,7 +14,7 @@ from evsched import Retry
 from evsched.client.client import Options, SyncClient, new_job
 from tests.chaos.conftest import Fleet
 
-SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_BEAT": "0.5"}
+SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
 HARMLESS = 1000
 
 

@@ -12,7 +12,7 @@ from evsched.config import Config
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.finding import Finding
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def every_job_is_in_one_place_after_all(server: EmbeddedRedis, queue: str) -> Ge
     """Whatever a test did to the loops, the audit has nothing to say; but of ids that tests made up."""
 
     async def audit() -> list[Finding]:
-        commands = Commands(server.url)
+        sender = BatchingSender(server.url)
         try:
-            return await Audit(commands, [queue], pause=0.0).run()
+            return await Audit(sender, [queue], pause=0.0).run()
         finally:
-            await commands.close()
+            await sender.close()
 
     yield
     assert [finding for finding in asyncio.run(audit()) if finding.check != "no-record"] == []

@@ -11,7 +11,7 @@ from evsched.store import batch_size
 from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from tests.support.system import System, system
 
 MANY = 1_500
@@ -35,11 +35,11 @@ def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def enqueue_due(url: str, queue: str) -> None:
     payload = new_job("nothing", (), {}, Options()).payload
-    commands, store = Commands(url), Store(queue)
+    sender, store = BatchingSender(url), Store(queue)
     jobs = [New(f"j{n}", payload, due=1.0 + n) for n in range(MANY)]
     for first in range(0, MANY, 500):
-        await commands.send(store.enqueue(jobs[first : first + 500]))
-    await commands.close()
+        await sender.send(store.enqueue(jobs[first : first + 500]))
+    await sender.close()
 
 
 def dispatched(running: System) -> list[int]:

@@ -138,13 +138,13 @@ async def test_what_a_process_does_not_contain_ends_that_run_and_not_the_worker(
 
 
 async def test_it_is_the_message_that_tells_the_worker(config: Config, app: App) -> None:
-    """No beat comes as long as the test waits. How fast it is, the benchmark says."""
+    """No heartbeat comes as long as the test waits. How fast it is, the benchmark says."""
 
     @app.task
     async def hang() -> None:
         await asyncio.Event().wait()
 
-    async with system(msgspec.structs.replace(config, beat=4 * PATIENCE, lease=10 * PATIENCE), app) as running:
+    async with system(msgspec.structs.replace(config, heartbeat=4 * PATIENCE, lease=10 * PATIENCE), app) as running:
         for n in range(9):
             job = await hang.enqueue()
             await running.recorder.wait(events.Started, count=n + 1)
@@ -152,10 +152,10 @@ async def test_it_is_the_message_that_tells_the_worker(config: Config, app: App)
             await running.recorder.wait(events.Aborted, count=n + 1)
 
 
-async def test_what_the_message_did_not_bring_the_beat_brings(
+async def test_what_the_message_did_not_bring_the_heartbeat_brings(
     server: EmbeddedRedis, app: App, queue: str, raw: Any
 ) -> None:
-    config = Config(url=server.url, queues=(queue,), lease=15.0, beat=0.1)
+    config = Config(url=server.url, queues=(queue,), lease=15.0, heartbeat=0.1)
 
     @app.task
     async def hang() -> None:
@@ -186,10 +186,10 @@ async def test_a_job_that_was_to_stop_is_cancelled_though_its_worker_died(
         job = await noop.enqueue()
         await running.recorder.wait(events.Dispatched)
         store = Store(queue)
-        await running.commands.send(store.beat("gone", 15, fresh=True))
-        await running.commands.send(store.start("gone", (), hold=1, lease=15))
+        await running.sender.send(store.heartbeat("gone", 15, fresh=True))
+        await running.sender.send(store.start("gone", (), hold=1, lease=15))
         assert await job.cancel() == "processing"
-        await running.commands.send(store.requeue("gone", "it died"))
+        await running.sender.send(store.requeue("gone", "it died"))
         status = await job.status()
         assert (status.place, status.outcome) == ("finished", "cancelled")
         assert not raw.exists(f"evsched:{{{queue}}}:ready")
@@ -203,23 +203,23 @@ async def test_cancelled_between_the_take_and_the_start(config: Config, app: App
         job = await noop.enqueue()
         await running.recorder.wait(events.Dispatched)
         store = Store(queue)
-        await running.commands.send(store.beat("w", 15, fresh=True))
+        await running.sender.send(store.heartbeat("w", 15, fresh=True))
         raw.lmove(f"evsched:{{{queue}}}:ready", f"evsched:{{{queue}}}:processing:w", "LEFT", "RIGHT")
         assert await job.cancel() == "processing"
-        take = await running.commands.send(store.start("w", [job.id], hold=1, lease=15))
+        take = await running.sender.send(store.start("w", [job.id], hold=1, lease=15))
         assert take.jobs == []
         assert (await job.status()).outcome == "cancelled"
         assert not raw.exists(f"evsched:{{{queue}}}:processing:w")
 
 
 async def test_a_run_that_is_cancelled_in_the_instant_of_its_start_is_told(config: Config, app: App) -> None:
-    """The message may come before the reply that brings the run; no beat makes up for it here."""
+    """The message may come before the reply that brings the run; no heartbeat makes up for it here."""
 
     @app.task
     async def hang() -> None:
         await asyncio.Event().wait()
 
-    config = msgspec.structs.replace(config, concurrency=50, lease=125.0, beat=60.0, idle_beat=60.0)
+    config = msgspec.structs.replace(config, concurrency=50, lease=125.0, heartbeat=60.0, idle_heartbeat=60.0)
     async with system(config, app):
         for _ in range(100):
             job = await hang.enqueue()

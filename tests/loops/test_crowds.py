@@ -132,7 +132,7 @@ async def test_a_run_of_some_length_is_marked_and_a_short_one_is_not(
         await started(running, 21)
         async with asyncio.timeout(5):
             while raw.hget(f"evsched:{{{queue}}}:job:{job.id}", "begun") != b"1":
-                await running.commands.send(Store(queue).survey())
+                await running.sender.send(Store(queue).survey())
         gate.set()
         await job.result(5)
 
@@ -245,7 +245,7 @@ async def test_a_queue_that_comes_and_goes_has_its_turns_beside_a_saturated_one(
             for _ in range(3):
                 await step.using(queue=other).enqueue()
             await reaches(other, 3 * burst)
-        await running.commands.send(Store(queue).pause())
+        await running.sender.send(Store(queue).pause())
 
 
 @pytest.mark.parametrize("slots", [1, 4])
@@ -263,11 +263,11 @@ async def test_a_saturated_queue_leaves_the_other_its_turns(server: EmbeddedRedi
     async with system(config, app, workers=0) as running:
         for of in (queue, other):
             jobs = [New(f"{of}-{n}", encode({"task": "step"})) for n in range(count)]
-            await running.commands.send(Store(of).enqueue(jobs))
+            await running.sender.send(Store(of).enqueue(jobs))
         running.work()
         await running.recorder.until(lambda: len(seconds[queue]) == count)
         # While both have jobs: three seconds in slots of the one to one of the other, however busy the machine is.
         mine, others = sum(seconds[queue]), sum(seconds[other])
         assert mine / (mine + others) == pytest.approx(0.75, abs=0.1)
-        await running.commands.send(Store(other).pause())
+        await running.sender.send(Store(other).pause())
     assert not running.recorder.of(events.Buried)

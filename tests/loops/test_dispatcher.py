@@ -102,7 +102,7 @@ async def test_flags_that_vanish_are_noticed(queue: str, app: App) -> None:
         config = Config(url=own.url, queues=(queue,), probe=0.1)
         async with system(config, app) as running:
             await running.recorder.wait(events.NotificationsProven)
-            await running.commands.send(set_notification_flags(""))
+            await running.sender.send(set_notification_flags(""))
             await running.recorder.wait(events.NotificationsMissing)
 
 
@@ -132,7 +132,7 @@ async def test_a_reserve_takes_over_when_nobody_is_in_front(server: EmbeddedRedi
         for name in ("at-once", "ahead"):
             schedule.reserve = True
             job = Store(queue).enqueue([New(name, b'{"task":"lateness"}', delay=0.05 if name == "ahead" else 0.0)])
-            await running.commands.send(job)
+            await running.sender.send(job)
             await running.recorder.wait(events.Completed, lambda event: event.ids == [name])  # noqa: B023
             assert not schedule.reserve
 

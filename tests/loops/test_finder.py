@@ -41,7 +41,7 @@ async def is_found(running: System, queue: str) -> None:
 async def test_a_new_queue_is_found_by_its_first_event(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url), app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)
-        await running.commands.send(Store("brand-new").enqueue([New("x", b"{}")]))
+        await running.sender.send(Store("brand-new").enqueue([New("x", b"{}")]))
         await is_found(running, "brand-new")
 
 
@@ -127,7 +127,7 @@ async def test_what_is_there_is_found_at_the_start(own: EmbeddedRedis, client: A
 
 
 async def test_the_janitor_looks_at_a_queue_that_is_found_later(own: EmbeddedRedis, client: Any, app: App) -> None:
-    config = Config(url=own.url, lease=0.3, beat=0.1)
+    config = Config(url=own.url, lease=0.3, heartbeat=0.1)
     async with system(config, app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)
         client.hset("evsched:{dead}:job:x", mapping={"payload": '{"task":"t"}', "attempt": 1, "worker": "w", "due": 1})

@@ -14,27 +14,27 @@ from evsched.events import Dispatched, Woken
 from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from tests.support.recorder import Recorder
 
-BEAT = 0.1
+HEARTBEAT = 0.1
 
 
 @pytest.fixture
 def config(server: EmbeddedRedis) -> Config:
-    return Config(url=server.url, lease=0.3, beat=BEAT, idle_lease=60, idle_beat=20)
+    return Config(url=server.url, lease=0.3, heartbeat=HEARTBEAT, idle_lease=60, idle_heartbeat=20)
 
 
 @pytest.fixture
-def janitor(config: Config, commands: Commands, recorder: Recorder, queue: str) -> Janitor:
-    return Janitor(config, commands, recorder, lambda: [queue])
+def janitor(config: Config, sender: BatchingSender, recorder: Recorder, queue: str) -> Janitor:
+    return Janitor(config, sender, recorder, lambda: [queue])
 
 
-async def hold(commands: Commands, store: Store, worker: str, lease: float) -> None:
+async def hold(sender: BatchingSender, store: Store, worker: str, lease: float) -> None:
     """Let a worker take one job, and be silent from then on."""
-    await commands.send(store.enqueue([New("a", b'{"task":"t"}')]))
-    await commands.send(store.dispatch(limit=10, cap=1000))
-    await commands.send(store.start(worker, (), hold=1, lease=lease))
+    await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
+    await sender.send(store.dispatch(limit=10, cap=1000))
+    await sender.send(store.start(worker, (), hold=1, lease=lease))
 
 
 async def after(seconds: float) -> None:
@@ -44,37 +44,37 @@ async def after(seconds: float) -> None:
             await asyncio.Event().wait()
 
 
-async def test_a_silent_worker_loses_its_jobs_when_its_lease_has_ended_and_a_beat_has_passed(
-    commands: Commands, store: Store, janitor: Janitor, recorder: Recorder
+async def test_a_silent_worker_loses_its_jobs_when_its_lease_has_ended_and_a_heartbeat_has_passed(
+    sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
-    await hold(commands, store, "w", lease=0.05)
+    await hold(sender, store, "w", lease=0.05)
     rest = await janitor.step(store.queue)
-    assert 0 < rest <= BEAT
-    await after(2 * BEAT)
+    assert 0 < rest <= HEARTBEAT
+    await after(2 * HEARTBEAT)
     await janitor.step(store.queue)
     requeued = await recorder.wait(events.Requeued)
     assert (requeued.worker, requeued.ids) == ("w", ["a"])
-    assert await commands.send(store.line(10)) == ["a"]
-    assert await commands.send(store.survey()) == []
+    assert await sender.send(store.line(10)) == ["a"]
+    assert await sender.send(store.survey()) == []
 
 
 async def test_a_lease_that_moves_is_alive_whatever_redis_clock_says(
-    commands: Commands, store: Store, janitor: Janitor, recorder: Recorder
+    sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
-    await hold(commands, store, "w", lease=0.05)
+    await hold(sender, store, "w", lease=0.05)
     for _ in range(3):
         await janitor.step(store.queue)
-        await after(2 * BEAT)
-        # It beats, but Redis's clock has jumped: each lease has ended when it is seen.
-        await commands.send(store.beat("w", -3600))
+        await after(2 * HEARTBEAT)
+        # Its heartbeats come, but Redis's clock has jumped: each lease has ended when it is seen.
+        await sender.send(store.heartbeat("w", -3600))
     await janitor.step(store.queue)
     assert not recorder.of(events.Requeued)
 
 
 async def test_a_job_that_was_taken_and_never_started_is_found_under_a_long_lease(
-    commands: Commands, store: Store, janitor: Janitor, recorder: Recorder, raw: Any
+    sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder, raw: Any
 ) -> None:
-    await commands.send(store.beat("w", 60, fresh=True))
+    await sender.send(store.heartbeat("w", 60, fresh=True))
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
     assert await janitor.step(store.queue) <= 0.2
     await after(0.25)
@@ -83,40 +83,40 @@ async def test_a_job_that_was_taken_and_never_started_is_found_under_a_long_leas
 
 
 async def test_it_looks_often_while_jobs_wait_since_a_worker_may_begin_at_any_time(
-    commands: Commands, store: Store, janitor: Janitor, config: Config
+    sender: BatchingSender, store: Store, janitor: Janitor, config: Config
 ) -> None:
     assert await janitor.step(store.queue) > 50
-    await commands.send(store.enqueue([New("a", b'{"task":"t"}')]))
-    await commands.send(store.dispatch(limit=10, cap=1000))
-    assert await janitor.step(store.queue) <= config.lease - BEAT
+    await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
+    await sender.send(store.dispatch(limit=10, cap=1000))
+    assert await janitor.step(store.queue) <= config.lease - HEARTBEAT
 
 
 @pytest.mark.parametrize(("reason", "looks"), [("event", True), ("timer", True), ("safety", False)])
-async def test_a_step_that_something_brought_about_makes_it_look_within_a_beat(
+async def test_a_step_that_something_brought_about_makes_it_look_within_a_heartbeat(
     janitor: Janitor, store: Store, recorder: Recorder, raw: Any, reason: Any, looks: bool
 ) -> None:
     running = asyncio.create_task(janitor.run())
     await after(0.05)
     before = raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
     janitor.listen(Woken(store.queue, reason, 0))
-    await after(4 * BEAT)
+    await after(4 * HEARTBEAT)
     assert (raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) > before) is looks
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_healthy_idle_worker_is_seldom_looked_at(
-    commands: Commands, store: Store, janitor: Janitor, recorder: Recorder
+    sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
-    await commands.send(store.beat("w", 60, fresh=True))
+    await sender.send(store.heartbeat("w", 60, fresh=True))
     assert await janitor.step(store.queue) > 50
     assert not recorder.of(events.Requeued)
 
 
 async def test_it_looks_soon_after_jobs_were_moved_on(
-    commands: Commands, store: Store, janitor: Janitor, recorder: Recorder, raw: Any
+    sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder, raw: Any
 ) -> None:
-    await commands.send(store.beat("w", 60, fresh=True))
+    await sender.send(store.heartbeat("w", 60, fresh=True))
     running = asyncio.create_task(janitor.run())
     await after(0.05)
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
@@ -127,14 +127,14 @@ async def test_it_looks_soon_after_jobs_were_moved_on(
 
 
 async def test_a_thousand_jobs_are_put_back_in_bounded_steps_in_their_order(
-    commands: Commands, store: Store, janitor: Janitor, recorder: Recorder
+    sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
-    await commands.send(store.enqueue([New(f"j{n:03}", b'{"task":"t"}') for n in range(600)]))
+    await sender.send(store.enqueue([New(f"j{n:03}", b'{"task":"t"}') for n in range(600)]))
     for _ in range(3):
-        await commands.send(store.dispatch(limit=250, cap=1000))
-    await commands.send(store.start("w", (), hold=600, lease=0.01))
+        await sender.send(store.dispatch(limit=250, cap=1000))
+    await sender.send(store.start("w", (), hold=600, lease=0.01))
     await janitor.step(store.queue)
-    await after(2 * BEAT)
+    await after(2 * HEARTBEAT)
     await janitor.step(store.queue)
     assert [len(event.ids) for event in recorder.of(events.Requeued)] == [250, 250, 100]
-    assert await commands.send(store.line(1000)) == [f"j{n:03}" for n in range(600)]
+    assert await sender.send(store.line(1000)) == [f"j{n:03}" for n in range(600)]

@@ -35,7 +35,7 @@ async def test_a_concurrency_limit_holds_over_workers_and_all_jobs_run(config: C
         running -= 1
 
     async with system(config, app, workers=3) as whole:
-        await whole.commands.send(Store(queue).limit({"concurrency": 5}))
+        await whole.sender.send(Store(queue).limit({"concurrency": 5}))
         jobs = await meet.enqueue_many([()] * 200)
         await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
     assert most == 5
@@ -51,15 +51,15 @@ async def test_jobs_behind_a_concurrency_limit_go_on_while_the_memory_is_full(
     async def noop() -> None: ...
 
     async with system(config, app) as whole:
-        await whole.commands.send(Store(queue).limit({"concurrency": limit}))
-        await whole.commands.send(Store(queue).pause())
+        await whole.sender.send(Store(queue).limit({"concurrency": limit}))
+        await whole.sender.send(Store(queue).pause())
         await noop.enqueue_many([()] * count)
         await whole.recorder.until(
             lambda: sum(len(event.lateness) for event in whole.recorder.of(events.Dispatched)) == count
         )
         raw.config_set("maxmemory", 1)
         try:
-            await whole.commands.send(Store(queue).resume())
+            await whole.sender.send(Store(queue).resume())
             await whole.recorder.until(
                 lambda: sum(len(event.ids) for event in whole.recorder.of(events.Completed)) == count
             )
@@ -78,7 +78,7 @@ async def test_a_rate_opens_by_the_dispatchers_sleep(config: Config, app: App, q
         moments.append(time.monotonic())
 
     async with system(config, app) as whole:
-        await whole.commands.send(Store(queue).limit({"rate": 40, "burst": 2, "concurrency": 1}))
+        await whole.sender.send(Store(queue).limit({"rate": 40, "burst": 2, "concurrency": 1}))
         jobs = await note.enqueue_many([()] * 12)
         await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
         # No step by the safety cap, 30 s, was needed; and the machine's noise only makes it longer.
@@ -93,12 +93,12 @@ async def test_nothing_starts_while_a_queue_is_paused(config: Config, app: App, 
 
     async with system(config, app) as whole:
         store = Store(queue)
-        await whole.commands.send(store.pause())
+        await whole.sender.send(store.pause())
         job = await noop.enqueue()
         await whole.recorder.wait(events.Dispatched)
         assert (await job.status()).place == "backlog"
         assert not whole.recorder.of(events.Started)
-        await whole.commands.send(store.resume())
+        await whole.sender.send(store.resume())
         await job.result(PATIENCE)
 
 
@@ -107,10 +107,10 @@ async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, q
     async def noop() -> None: ...
 
     async with system(config, app) as whole:
-        await whole.commands.send(Store(queue).pause())
+        await whole.sender.send(Store(queue).pause())
         job = await noop.using(expires=time.time() - 1).enqueue()
         await whole.recorder.wait(events.Dispatched)
-        await whole.commands.send(Store(queue).resume())
+        await whole.sender.send(Store(queue).resume())
         with pytest.raises(JobDead, match="is expired: expired"):
             await job.result(PATIENCE)
         assert (await whole.recorder.wait(events.Buried)).outcome == "expired"

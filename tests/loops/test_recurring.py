@@ -147,7 +147,7 @@ async def test_what_became_of_twenty_seconds_of_downtime(
     store = Store(queue)
     declared = Declared(name="t", rule="every 1", payload=PAYLOAD, misfire=misfire, overlap="allow")
     async with system(config, app, dispatch=False) as running:
-        await running.commands.send(store.declare(declared))
+        await running.sender.send(store.declare(declared))
         now = float(raw.time()[0])
         raw.zadd(f"{root(queue)}recurrences", {"t": now - 20})
         running.dispatch()
@@ -168,12 +168,12 @@ async def test_what_lay_ahead_on_the_schedule_is_missed_too(
     """Dispatched after the downtime: `once` runs the newest of them, and no other."""
     store = Store(queue)
     async with system(config, app, dispatch=False) as running:
-        await running.commands.send(store.declare(Declared(name="t", rule="every 60", payload=PAYLOAD)))
+        await running.sender.send(store.declare(Declared(name="t", rule="every 60", payload=PAYLOAD)))
         now = float(raw.time()[0])
         raw.zadd(f"{root(queue)}recurrences", {"t": now - 240})
         seen = str(int(now - 240)).encode()
         put = [Occurrence(f"t@{int(now) - ago}", now - ago, now - ago, 5.0) for ago in (240, 180, 120)]
-        assert await running.commands.send(store.recur("t", seen, put, next_=now + 3600)) is not None
+        assert await running.sender.send(store.recur("t", seen, put, next_=now + 3600)) is not None
         running.dispatch()
         await running.recorder.wait(events.Completed)
     assert ran == [put[-1].id]
@@ -254,7 +254,7 @@ async def test_five_dispatchers_double_nothing(config: Config, app: App, queue: 
     async with system(config, app, dispatch=False) as running:
         for n in range(20):
             declared = Declared(name=f"t{n}", rule="every 1", payload=PAYLOAD, count=3, misfire="all", overlap="allow")
-            await running.commands.send(Store(queue).declare(declared))
+            await running.sender.send(Store(queue).declare(declared))
         async with system(config, App(queue=queue), workers=0), system(config, App(queue=queue), workers=0):
             await running.recorder.until(lambda: len(ran) >= 60)
     assert len(ran) == len(set(ran)) == 60
@@ -264,6 +264,6 @@ async def test_events_that_come_at_once_do_not_put_off_the_proof_of_the_subscrip
     config: Config, app: App, queue: str
 ) -> None:
     async with system(config, app, dispatch=False) as running:
-        await running.commands.send(Store(queue).declare(Declared(name="t", rule="every 1", payload=PAYLOAD)))
+        await running.sender.send(Store(queue).declare(Declared(name="t", rule="every 1", payload=PAYLOAD)))
         running.dispatch()
         await running.recorder.wait(events.NotificationsProven)

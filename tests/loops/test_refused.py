@@ -11,7 +11,7 @@ from evsched import App, StoreRefused, events
 from evsched.config import Config
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
@@ -60,13 +60,13 @@ async def test_a_link_that_is_cut_is_said_once_and_not_that_redis_is_down(config
         assert not running.recorder.of(events.RedisDown)
 
 
-async def test_a_reply_that_cannot_be_read_costs_its_call_alone(commands: Commands) -> None:
+async def test_a_reply_that_cannot_be_read_costs_its_call_alone(sender: BatchingSender) -> None:
     good, bad = Call(("ECHO", "1.5"), float), Call(("ECHO", "0x10"), float)
-    answers = await asyncio.gather(*map(commands.send, (good, bad, good)), return_exceptions=True)
+    answers = await asyncio.gather(*map(sender.send, (good, bad, good)), return_exceptions=True)
     assert answers[0] == answers[2] == 1.5
     assert isinstance(answers[1], StoreRefused)
     assert str(answers[1]).startswith("ECHO: its reply cannot be read (ValueError")
-    assert await commands.send(good) == 1.5
+    assert await sender.send(good) == 1.5
 
 
 async def test_a_lease_that_redis_refuses_costs_no_other_queue_its_lease(
@@ -78,20 +78,20 @@ async def test_a_lease_that_redis_refuses_costs_no_other_queue_its_lease(
     async def hold() -> None:
         await gate.wait()
 
-    config = Config(url=server.url, queues=(bad, queue), lease=1.5, beat=0.3, probe=0.2)
+    config = Config(url=server.url, queues=(bad, queue), lease=1.5, heartbeat=0.3, probe=0.2)
     async with system(config, app) as running:
         recorder, worker = running.recorder, running.workers[0].id
         await hold.enqueue()
         await recorder.wait(events.Started, lambda event: event.queue == queue)
         raw.set(f"evsched:{{{bad}}}:leases", "a string")
-        told = await recorder.wait(events.CallRefused, lambda event: event.who == "beat")
+        told = await recorder.wait(events.CallRefused, lambda event: event.who == "heartbeat")
         assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
         leases = f"evsched:{{{queue}}}:leases"
         ends = raw.zscore(leases, worker)
         await recorder.until(lambda: raw.zscore(leases, worker) > ends + config.lease)  # the fetcher's failures go on
-        assert len([event for event in recorder.of(events.CallRefused) if event.who == "beat"]) == 1
+        assert len([event for event in recorder.of(events.CallRefused) if event.who == "heartbeat"]) == 1
         raw.delete(f"evsched:{{{bad}}}:leases")
-        await recorder.wait(events.CallAccepted, lambda event: (event.who, event.queue) == ("beat", bad))
+        await recorder.wait(events.CallAccepted, lambda event: (event.who, event.queue) == ("heartbeat", bad))
         assert raw.zscore(f"evsched:{{{bad}}}:leases", worker)
         gate.set()
         await recorder.wait(events.Completed)

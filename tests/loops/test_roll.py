@@ -16,8 +16,8 @@ from evsched.store.store import Store
 from evsched.top.collector import Top
 from evsched.top.snapshot import Look
 from evsched.transport.connection import Subscription
-from evsched.transport.senders import Commands
-from evsched.worker.presence import Presence, Running
+from evsched.transport.senders import BatchingSender
+from evsched.worker.status_reporter import Running, WorkerStatus
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 
@@ -36,7 +36,7 @@ async def full(top: Top, workers: int) -> Look:
     async with asyncio.timeout(PATIENCE):
         while True:
             look = await top.look()
-            if len(look.presences) >= workers:
+            if len(look.statuses) >= workers:
                 return look
 
 
@@ -50,15 +50,15 @@ async def test_all_workers_answer_with_what_they_run(config: Config, app: App, q
         jobs = await hang.enqueue_many([()] * 3)
         await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Started)) == 3)
         look = await full(top, 2)
-        assert {p.worker for p in look.presences} == {worker.id for worker in running.workers}
+        assert {p.worker for p in look.statuses} == {worker.id for worker in running.workers}
         assert {lease.worker for lease in look.leases[queue]} == {worker.id for worker in running.workers}
-        assert [(p.queue, p.slots, p.busy == p.running == len(p.runs)) for p in look.presences] == [
+        assert [(p.queue, p.slots, p.busy == p.running == len(p.runs)) for p in look.statuses] == [
             (queue, 10, True)
         ] * 2
-        runs = [run for p in look.presences for run in p.runs]
+        runs = [run for p in look.statuses for run in p.runs]
         assert {(run.id, run.task, run.attempt) for run in runs} == {(job.id, "hang", 1) for job in jobs}
         assert all(0 <= run.seconds < PATIENCE for run in runs)
-        assert look.censuses[queue].places["processing"] == 3
+        assert look.stats[queue].places["processing"] == 3
 
 
 async def test_what_a_worker_has_done_is_counted_with_its_lateness(config: Config, app: App, queue: str) -> None:
@@ -72,11 +72,11 @@ async def test_what_a_worker_has_done_is_counted_with_its_lateness(config: Confi
         await work.enqueue(False)
         await running.recorder.wait(events.Buried)
         await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Completed)) == 3)
-        (presence,) = (await full(top, 1)).presences
-        assert (presence.started, presence.done, presence.failed) == (5, 3, 2)
+        (status,) = (await full(top, 1)).statuses
+        assert (status.started, status.done, status.failed) == (5, 3, 2)
         told = [late for event in running.recorder.of(events.Started) for late in event.lateness]
-        assert presence.lateness == [round(late, 6) for late in told]
-        assert (presence.busy, presence.running, presence.runs) == (0, 0, [])
+        assert status.lateness == [round(late, 6) for late in told]
+        assert (status.busy, status.running, status.runs) == (0, 0, [])
 
 
 async def test_a_worker_of_two_queues_answers_for_each(config: Config, app: App, queue: str) -> None:
@@ -91,7 +91,7 @@ async def test_a_worker_of_two_queues_answers_for_each(config: Config, app: App,
         job = await hang.using(queue=other).enqueue()
         await running.recorder.wait(events.Started)
         look = await full(top, 2)
-        found = {p.queue: (p.busy, [run.id for run in p.runs]) for p in look.presences}
+        found = {p.queue: (p.busy, [run.id for run in p.runs]) for p in look.statuses}
         assert found == {queue: (1, []), other: (1, [job.id])}
 
 
@@ -107,9 +107,9 @@ async def test_the_longest_runs_are_named_when_there_are_many(config: Config, ap
         await running.recorder.wait(events.Started)
         await hang.enqueue_many([()] * 54)
         await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Started)) == 55)
-        (presence,) = (await full(top, 1)).presences
-        assert (presence.busy, presence.running, len(presence.runs)) == (55, 55, 50)
-        assert presence.runs[0].id == first.id
+        (status,) = (await full(top, 1)).statuses
+        assert (status.busy, status.running, len(status.runs)) == (55, 55, 50)
+        assert status.runs[0].id == first.id
 
 
 @asynccontextmanager
@@ -150,8 +150,8 @@ async def test_only_a_call_of_the_right_form_is_answered(config: Config, app: Ap
                         heard.append((channel, message))
                         break
         assert [channel for channel, _ in heard] == [mine.encode()] * 2
-        presence = msgspec.json.decode(heard[0][1], type=Presence)
-        assert presence == Presence(running.workers[0].id, queue, 10, 0, 0, 0, 0, [], 0, [])
+        status = msgspec.json.decode(heard[0][1], type=WorkerStatus)
+        assert status == WorkerStatus(running.workers[0].id, queue, 10, 0, 0, 0, 0, [], 0, [])
 
 
 async def test_workers_send_nothing_while_nobody_asks(config: Config, app: App, queue: str, raw: Any) -> None:
@@ -169,24 +169,24 @@ async def test_workers_send_nothing_while_nobody_asks(config: Config, app: App, 
         async with asyncio.timeout(PATIENCE):
             heard = await anext(messages)
         assert heard == (keys.present(queue, "me").encode(), b"the end")
-        (presence,) = (await full(top, 1)).presences
-        assert presence.done == len(jobs)
+        (status,) = (await full(top, 1)).statuses
+        assert status.done == len(jobs)
 
 
-async def test_a_worker_without_an_answer_has_a_lease(config: Config, queue: str, commands: Commands) -> None:
+async def test_a_worker_without_an_answer_has_a_lease(config: Config, queue: str, sender: BatchingSender) -> None:
     """One that hangs, and one of an older version: the page must not wait, and must show them."""
-    await commands.send(Store(queue).beat("silent", 15, fresh=True))
+    await sender.send(Store(queue).heartbeat("silent", 15, fresh=True))
     async with looking(config.url, queue) as top:
         look = await top.look()
-        assert (look.presences, [lease.worker for lease in look.leases[queue]]) == ([], ["silent"])
+        assert (look.statuses, [lease.worker for lease in look.leases[queue]]) == ([], ["silent"])
 
 
-async def test_queues_are_found_as_they_come(config: Config, queue: str, commands: Commands) -> None:
+async def test_queues_are_found_as_they_come(config: Config, queue: str, sender: BatchingSender) -> None:
     async with looking(config.url) as top:
-        assert queue not in (await top.look()).censuses
-        await commands.send(Store(queue).beat("w", 15, fresh=True))
+        assert queue not in (await top.look()).stats
+        await sender.send(Store(queue).heartbeat("w", 15, fresh=True))
         async with asyncio.timeout(PATIENCE):
-            while queue not in (await top.look()).censuses:
+            while queue not in (await top.look()).stats:
                 pass
 
 
@@ -195,7 +195,7 @@ async def test_a_queue_that_cannot_be_read_takes_no_other_away(config: Config, q
     raw.set(keys.ready(broken), "no list")
     async with looking(config.url, queue, broken) as top:
         look = await top.look()
-        assert list(look.censuses) == [queue]
+        assert list(look.stats) == [queue]
         assert "WRONGTYPE" in look.refused[broken]
     async with looking(config.url, broken) as top:
         with pytest.raises(StoreRefused, match="WRONGTYPE"):
@@ -213,7 +213,7 @@ async def test_a_link_that_was_cut_is_told_and_built_anew(config: Config, app: A
                     look = await top.look()
                 except StoreDown:
                     continue
-                if look.presences:
+                if look.statuses:
                     break
 
 
@@ -225,15 +225,15 @@ async def test_a_link_that_was_cut_is_told_and_built_anew(config: Config, app: A
         b"[" * 100_000,
         b'{"worker": "w"}',
         b"x" * 200_000,
-        msgspec.json.encode(Presence("w\x1b[31m", "Q", 1, 0, 0, 0, 0, [], 0, [])),
-        msgspec.json.encode(Presence("w", "another", 1, 0, 0, 0, 0, [], 0, [])),
-        msgspec.json.encode(Presence("w", "Q", 1, 0, -1, 0, 0, [], 0, [])),
+        msgspec.json.encode(WorkerStatus("w\x1b[31m", "Q", 1, 0, 0, 0, 0, [], 0, [])),
+        msgspec.json.encode(WorkerStatus("w", "another", 1, 0, 0, 0, 0, [], 0, [])),
+        msgspec.json.encode(WorkerStatus("w", "Q", 1, 0, -1, 0, 0, [], 0, [])),
     ],
     ids=["empty", "no text", "deep", "short", "long", "no name", "another queue", "negative"],
 )
 async def test_an_answer_that_is_none_is_passed_over(config: Config, queue: str, raw: Any, lie: bytes) -> None:
     """The second answer is heard, and the first has not stood in its way."""
-    true = Presence("honest", queue, 3, 1, 0, 0, 0, [], 1, [Running("a", "b", 1, 2.0)])
+    true = WorkerStatus("honest", queue, 3, 1, 0, 0, 0, [], 1, [Running("a", "b", 1, 2.0)])
     async with looking(config.url, queue) as top, hearing(config.url, keys.roll(queue)) as calls:
         looking_now = asyncio.ensure_future(top.look())
         async with asyncio.timeout(PATIENCE):
@@ -242,4 +242,4 @@ async def test_an_answer_that_is_none_is_passed_over(config: Config, queue: str,
                 for answer in answers:
                     raw.publish(channel, answer)
                 break
-            assert (await looking_now).presences == [true]
+            assert (await looking_now).statuses == [true]

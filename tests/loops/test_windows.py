@@ -46,7 +46,7 @@ async def test_outside_its_window_a_job_waits_for_the_opening(config: Config, ap
         assert (status.place, status.attempt) == ("schedule", 0)
         assert status.due == deferred.due
         assert 4 * 3600 < deferred.due - raw.time()[0] <= 5 * 3600
-        facts = await running.commands.send(Store(queue).explain(job.id))
+        facts = await running.sender.send(Store(queue).explain(job.id))
         assert explain(job.id, queue, facts).sentence.startswith("outside its window ")
         await job.reschedule()  # still outside
         await running.recorder.wait(events.Deferred, count=2)
@@ -55,13 +55,13 @@ async def test_outside_its_window_a_job_waits_for_the_opening(config: Config, ap
 async def test_a_named_window_holds_at_once_when_it_is_changed(config: Config, app: App, queue: str) -> None:
     store = Store(queue)
     async with system(config, app) as running:
-        await running.commands.send(store.set_window("customer-a", closed_now()))
+        await running.sender.send(store.set_window("customer-a", closed_now()))
         job = await task(app).using(window="customer-a").enqueue()
         await running.recorder.wait(events.Deferred)
-        await running.commands.send(store.set_window("customer-a", "00:00-24:00 UTC"))
-        facts = await running.commands.send(store.explain(job.id))
+        await running.sender.send(store.set_window("customer-a", "00:00-24:00 UTC"))
+        facts = await running.sender.send(store.explain(job.id))
         assert "is open" in explain(job.id, queue, facts, window="00:00-24:00 UTC").sentence
-        assert await running.commands.send(store.reopen("customer-a")) == (1, 0)
+        assert await running.sender.send(store.reopen("customer-a")) == (1, 0)
         assert await job.result(PATIENCE) == 1  # its first attempt
 
 
@@ -84,13 +84,13 @@ async def test_a_window_that_is_none_goes_to_dead_with_the_place(
 async def test_what_the_backlog_has_kept_past_the_closing_goes_back(config: Config, app: App, queue: str) -> None:
     store = Store(queue)
     async with system(config, app) as running:
-        await running.commands.send(store.set_window("w", "00:00-24:00 UTC"))
-        await running.commands.send(store.pause())
+        await running.sender.send(store.set_window("w", "00:00-24:00 UTC"))
+        await running.sender.send(store.pause())
         job = await task(app).using(window="w").enqueue()
         await running.recorder.wait(events.Dispatched)
         assert (await job.status()).place == "backlog"
-        await running.commands.send(store.set_window("w", closed_now()))
-        await running.commands.send(store.resume())
+        await running.sender.send(store.set_window("w", closed_now()))
+        await running.sender.send(store.resume())
         await running.recorder.wait(events.Deferred)
         assert (await job.status()).attempt == 0
 
@@ -111,7 +111,7 @@ async def test_windows_that_cannot_be_read_cost_no_slot_and_are_told_once(
         status = await jobs[0].status()
         assert (status.reason or "").startswith("its window 'nights' cannot be read: HGET: WRONGTYPE"), status.reason
         raw.delete(windows)
-        await running.commands.send(Store(bad).set_window("nights", "00:00-24:00 UTC"))
+        await running.sender.send(Store(bad).set_window("nights", "00:00-24:00 UTC"))
         assert [await job.result(PATIENCE) for job in jobs] == [1] * len(jobs)  # each in its first attempt
         await running.recorder.wait(events.CallAccepted, lambda event: event.queue == bad)
     for key in raw.keys(f"evsched:{{{bad}}}*"):

@@ -64,9 +64,9 @@ async def test_a_lost_lease_stops_what_runs_and_the_newer_run_stands(
         job = await hold.enqueue()
         await running.recorder.wait(events.Started)
         worker = running.workers[0]
-        store = worker.lanes[queue].store
-        (lease,) = await running.commands.send(store.survey())
-        await running.commands.send(store.requeue(worker.id, "the test says so", lease=lease.end))
+        store = worker.consumers[queue].store
+        (lease,) = await running.sender.send(store.survey())
+        await running.sender.send(store.requeue(worker.id, "the test says so", lease=lease.end))
         # The worker takes it again: its own start tells it that its lease was gone.
         await running.recorder.wait(events.LeaseLost)
         await running.recorder.wait(events.Started, count=2)
@@ -81,14 +81,14 @@ async def test_an_idle_worker_keeps_its_long_lease(server: EmbeddedRedis, queue:
     @app.task
     async def noop() -> None: ...
 
-    config = Config(url=server.url, queues=(queue,), lease=10, beat=0.1, idle_lease=60, idle_beat=20)
+    config = Config(url=server.url, queues=(queue,), lease=10, heartbeat=0.1, idle_lease=60, idle_heartbeat=20)
     async with system(config, app) as running:
-        store = running.workers[0].lanes[queue].store
+        store = running.workers[0].consumers[queue].store
         for _ in range(10):
             await (await noop.enqueue()).result(PATIENCE)
-            # The start made it short; a beat makes it long again, before it ends.
+            # The start made it short; a heartbeat makes it long again, before it ends.
             async with asyncio.timeout(PATIENCE):
-                while (await running.commands.send(store.survey()))[0].left <= 10:
+                while (await running.sender.send(store.survey()))[0].left <= 10:
                     pass
     assert not running.recorder.of(events.LeaseLost)
 
@@ -103,9 +103,9 @@ async def test_what_a_lost_reply_left_in_the_list_is_started(
         worker = running.workers[0]
         raw.hset(f"evsched:{{{queue}}}:job:lost", "payload", '{"task":"noop"}')
         raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", "lost")
-        lane = worker.lanes[queue]
-        lane.counted(1)
-        lane.counted(1)
+        consumer = worker.consumers[queue]
+        consumer.counted(1)
+        consumer.counted(1)
         await running.recorder.wait(events.Completed, lambda event: event.ids == ["lost"])
     assert not raw.exists(f"evsched:{{{queue}}}:processing:{worker.id}")
 
@@ -123,9 +123,9 @@ async def test_what_a_lost_reply_left_is_started_though_it_does_not_fit_in_one_r
             payload = encode({"task": "take", "args": ["x" * 250_000]})
             raw.hset(f"evsched:{{{queue}}}:job:{job_id}", "payload", payload)
         raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", *ids)
-        lane = worker.lanes[queue]
-        lane.counted(9)
-        lane.counted(9)
+        consumer = worker.consumers[queue]
+        consumer.counted(9)
+        consumer.counted(9)
         await running.recorder.until(
             lambda: {one for event in running.recorder.of(events.Completed) for one in event.ids} == {*ids}
         )
@@ -165,8 +165,8 @@ async def test_what_runs_outlives_a_redis_that_is_away(server: EmbeddedRedis, qu
             await running.recorder.wait(events.RedisUp)
 
 
-async def test_a_worker_that_has_ended_leaves_no_beat_behind(config: Config, app: App, hold: Any) -> None:
+async def test_a_worker_that_has_ended_leaves_no_heartbeat_behind(config: Config, app: App, hold: Any) -> None:
     async with system(config, app) as running:
         await hold.enqueue()
         await running.recorder.wait(events.Started)
-    assert not [thread for thread in threading.enumerate() if thread.name == "evsched-beat"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "evsched-heartbeat"]

@@ -9,15 +9,15 @@ import pytest
 
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncCommands
+from evsched.transport.senders import SyncSender
 from tests.support.snapshot import snapshot
 
 
 @pytest.fixture
 def send(server: EmbeddedRedis) -> Generator[Callable[[Call[Any]], Any]]:
-    commands = SyncCommands(server.url)
-    yield commands.send
-    commands.close()
+    sender = SyncSender(server.url)
+    yield sender.send
+    sender.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Buried, Done, Retried, Taken
+from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -28,7 +28,7 @@ def dispatch(store: Store, now: float = NOW) -> Any:
     return store.dispatch(limit=100, cap=1000, now=now)
 
 
-def take(send: Send, store: Store, hold: int = 1) -> list[Taken]:
+def take(send: Send, store: Store, hold: int = 1) -> list[FetchedJob]:
     return send(store.start("w", (), hold=hold, lease=15, now=NOW)).jobs
 
 

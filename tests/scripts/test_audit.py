@@ -11,11 +11,11 @@ from msgspec import Struct
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreRefused
-from evsched.jobs.job import Buried, Done, Taken
+from evsched.jobs.job import Buried, Done, FetchedJob
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.replies import New, Wrong
+from evsched.store.replies import New, Violation
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 FAR = 4e9
 PAYLOAD = b'{"task":"t"}'
@@ -34,14 +34,14 @@ class Seeded(Struct):
     def key(self, name: str) -> str:
         return self.root + name
 
-    def run(self, job_id: str) -> Taken:
+    def run(self, job_id: str) -> FetchedJob:
         """Let worker "w" take a job."""
         self.send(self.store.enqueue([New(job_id, PAYLOAD, due=1.0)]))
         self.send(self.store.dispatch(limit=100, cap=1000))
         return self.send(self.store.start("w", (), hold=9, lease=60)).jobs[0]
 
-    async def audit(self, commands: Commands, *, repair: bool = False) -> list[Finding]:
-        return await Audit(commands, [self.store.queue], pause=0.0).run(repair=repair)
+    async def audit(self, sender: BatchingSender, *, repair: bool = False) -> list[Finding]:
+        return await Audit(sender, [self.store.queue], pause=0.0).run(repair=repair)
 
 
 @pytest.fixture
@@ -237,26 +237,28 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
 }
 
 
-async def test_nothing_is_wrong_with_a_queue_that_has_a_job_in_each_place(seeded: Seeded, commands: Commands) -> None:
+async def test_nothing_is_wrong_with_a_queue_that_has_a_job_in_each_place(
+    seeded: Seeded, sender: BatchingSender
+) -> None:
     for place in ("backlog", "backlog:g", "ready", "processing:w", "dead", "inside", "closed"):
         assert seeded.raw.exists(seeded.key(place)), place
-    assert await seeded.audit(commands) == []
+    assert await seeded.audit(sender) == []
 
 
 @pytest.mark.parametrize("planted", FAULTS)
 async def test_what_is_planted_is_found_and_mended(
-    seeded: Seeded, commands: Commands, state: State, planted: str
+    seeded: Seeded, sender: BatchingSender, state: State, planted: str
 ) -> None:
     plant, check, where, mend, repairable = FAULTS[planted]
     plant(seeded)
     before = state()
-    found = [finding for finding in await seeded.audit(commands) if finding.check == check]
+    found = [finding for finding in await seeded.audit(sender) if finding.check == check]
     assert state() == before
     (finding,) = found
     assert (where in finding.where, mend in finding.mend, finding.repaired) == (True, True, False), finding
-    (finding,) = [f for f in await seeded.audit(commands, repair=True) if f.check == check]
+    (finding,) = [f for f in await seeded.audit(sender, repair=True) if f.check == check]
     assert finding.repaired is repairable
-    again = [finding.check for finding in await seeded.audit(commands)]
+    again = [finding.check for finding in await seeded.audit(sender)]
     assert (check in again) is not repairable
     if repairable:
         assert again == []
@@ -265,15 +267,15 @@ async def test_what_is_planted_is_found_and_mended(
         assert {**state(), "inside": None} == {**before, "inside": None}
 
 
-async def test_a_lost_job_runs_at_once_and_its_attempts_go_on(seeded: Seeded, commands: Commands) -> None:
+async def test_a_lost_job_runs_at_once_and_its_attempts_go_on(seeded: Seeded, sender: BatchingSender) -> None:
     seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
-    await seeded.audit(commands, repair=True)
+    await seeded.audit(sender, repair=True)
     seeded.send(seeded.store.dispatch(limit=100, cap=1000))
     runs = seeded.send(seeded.store.start("v", (), hold=99, lease=60)).jobs
     assert {run.id: run.attempt for run in runs}["running"] == 2
 
 
-async def test_what_comes_between_the_looks_is_not_told(seeded: Seeded, commands: Commands) -> None:
+async def test_what_comes_between_the_looks_is_not_told(seeded: Seeded, sender: BatchingSender) -> None:
     """A record after its ZADD, and a ZADD after its record."""
 
     def come(done: int, total: int) -> None:
@@ -282,27 +284,27 @@ async def test_what_comes_between_the_looks_is_not_told(seeded: Seeded, commands
 
     seeded.raw.zadd(seeded.key("schedule"), {"late": FAR})
     seeded.raw.hset(seeded.key("job:early"), "payload", PAYLOAD)
-    audit = Audit(commands, [seeded.store.queue], pause=0.0)
+    audit = Audit(sender, [seeded.store.queue], pause=0.0)
     assert await audit.run(told=lambda done, total: come(done, total) if done == total else None) == []
 
 
-async def test_what_is_legitimate_is_not_told(seeded: Seeded, commands: Commands) -> None:
+async def test_what_is_legitimate_is_not_told(seeded: Seeded, sender: BatchingSender) -> None:
     """Ids that are scheduled again wherever they are, and an occurrence of nobody that is never due."""
     for job_id in ("running", "dead", "r00", "r16", "p"):
         seeded.raw.zadd(seeded.key("schedule"), {job_id: FAR})
     seeded.raw.hset(seeded.key("job:never"), "payload", PAYLOAD)
     seeded.raw.zadd(seeded.key("schedule"), {"never": float("inf")})
     seeded.raw.lmove(seeded.key("ready"), seeded.key("processing:w"), "LEFT", "RIGHT")  # taken, not started
-    assert await seeded.audit(commands) == []
+    assert await seeded.audit(sender) == []
 
 
 async def test_too_many_to_be_counted_in_one_step_is_said(seeded: Seeded, send: Send) -> None:
     assert [wrong.code for wrong in send(seeded.store.recount(most=5))] == ["uncounted"]
 
 
-async def test_all_queues_are_looked_at(seeded: Seeded, commands: Commands) -> None:
+async def test_all_queues_are_looked_at(seeded: Seeded, sender: BatchingSender) -> None:
     seeded.raw.zadd(seeded.key("dead"), {"nobody": 1})
-    audit = Audit(commands, pause=0.0)
+    audit = Audit(sender, pause=0.0)
     found = await audit.run()
     assert seeded.store.queue in audit.queues
     assert [finding.where for finding in found if seeded.store.queue in finding.where] == [
@@ -313,13 +315,13 @@ async def test_all_queues_are_looked_at(seeded: Seeded, commands: Commands) -> N
 def test_what_is_not_wrong_any_more_is_left_alone(seeded: Seeded, send: Send, state: State) -> None:
     before = state()
     codes = ("orphan", "parked", "stale-dead", "record-expires", "dead-without-record", "stuck", "inside", "closed")
-    assert send(seeded.store.mend([Wrong(b"running", code, "") for code in codes])) == []
+    assert send(seeded.store.mend([Violation(b"running", code, "") for code in codes])) == []
     assert state() == before
 
 
 def test_mend_finds_nothing_the_second_time(seeded: Seeded, send: Send, state: State) -> None:
     seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
-    wrongs = [Wrong(b"running", "orphan", "")]
+    wrongs = [Violation(b"running", "orphan", "")]
     assert send(seeded.store.mend(wrongs)) == [(b"running", "orphan")]
     before = state()
     assert send(seeded.store.mend(wrongs)) == []
@@ -333,5 +335,5 @@ def test_a_place_of_the_wrong_type_refuses_mend_whole(seeded: Seeded, send: Send
     seeded.raw.set(seeded.key(place), "wrong")
     before = state()
     with pytest.raises(StoreRefused, match="WRONGTYPE"):
-        send(seeded.store.mend([Wrong(b"running", "orphan", "")]))
+        send(seeded.store.mend([Violation(b"running", "orphan", "")]))
     assert state() == before

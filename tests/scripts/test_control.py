@@ -105,7 +105,7 @@ def test_what_runs_is_told_to_stop_and_not_rescheduled(send: Send, store: Store,
         assert heard.get_message(timeout=PATIENCE)["data"] == b"a"
     before["job:a"]["stop"] = "1"
     assert state() == before
-    assert send(store.beat("w", 15, now=NOW))[2] == ["a"]
+    assert send(store.heartbeat("w", 15, now=NOW))[2] == ["a"]
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])

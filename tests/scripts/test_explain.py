@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.diagnostics.explain import explain
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, Retried, Taken
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -29,12 +29,12 @@ class Scene:
         self.send(self.store.dispatch(limit=999, cap=999, now=now))
 
     def worker(self) -> None:
-        self.send(self.store.beat("w", 15, fresh=True, now=NOW))
+        self.send(self.store.heartbeat("w", 15, fresh=True, now=NOW))
 
     def limit(self, **limits: float) -> None:
         self.send(self.store.limit({name.replace("_", ":"): value for name, value in limits.items()}, now=NOW))
 
-    def run(self, job: str = "a") -> Taken:
+    def run(self, job: str = "a") -> FetchedJob:
         self.due(job)
         return self.send(self.store.start("w", (), hold=99, lease=15, now=NOW)).jobs[-1]
 
@@ -125,7 +125,7 @@ def held(scene: Scene) -> None:
 
 def held_too_long(scene: Scene) -> None:
     scene.run()
-    scene.send(scene.store.beat("w", -4, now=NOW))
+    scene.send(scene.store.heartbeat("w", -4, now=NOW))
 
 
 def told_to_stop(scene: Scene) -> None:

@@ -14,9 +14,9 @@ from redis.exceptions import NoPermissionError
 
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Taken
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.replies import New, Wrong
+from evsched.store.replies import New, Violation
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support import hostile
@@ -39,9 +39,9 @@ def producer(raw: Any, server: EmbeddedRedis) -> Generator[Any]:
     client.close()
 
 
-def write(client: Any, commands: list[hostile.Command]) -> None:
+def write(client: Any, sender: list[hostile.Command]) -> None:
     """Send commands; what Redis itself refuses is nothing to us, as long as the rights allow it."""
-    for command in commands:
+    for command in sender:
         try:
             client.execute_command(*command)
         except NoPermissionError:
@@ -61,7 +61,7 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
         assert all(math.isfinite(job.due) and math.isfinite(job.planned) and job.attempt >= 1 for job in take.jobs)
         lost = send(store.complete(worker, [(job, DONE) for job in take.jobs], now=now))
         done |= {job.id for job in take.jobs} - set(lost)
-        send(store.beat(worker, 15, fresh=True, now=now))
+        send(store.heartbeat(worker, 15, fresh=True, now=now))
     return done
 
 
@@ -73,7 +73,7 @@ def put_back(send: Send, store: Store, died: bool) -> None:
 
 def look_on(send: Send, store: Store, ids: list[str]) -> None:
     """Every verb that reads answers, and Python can read the answer."""
-    send(store.census(now=NOW))
+    send(store.queue_stats(now=NOW))
     send(store.survey(now=NOW))
     send(store.recount([b"e}:schedule", b"}:job:x", b"e"]))
     for job_id in ids:
@@ -81,7 +81,7 @@ def look_on(send: Send, store: Store, ids: list[str]) -> None:
         send(store.explain(job_id, now=NOW))
         for wrong in send(store.audit([job_id.encode()], now=NOW)):
             send(store.mend([wrong], now=NOW))
-    send(store.mend([Wrong(b"", "inside", "", b"")], now=NOW))
+    send(store.mend([Violation(b"", "inside", "", b"")], now=NOW))
 
 
 def touch(send: Send, store: Store, job_id: str) -> None:
@@ -154,12 +154,12 @@ def test_what_is_written_into_the_record_of_a_run_keeps_it_not_from_its_end(
 ) -> None:
     schedule_good(send, store)
     send(store.dispatch(limit=100, cap=CAP, now=NOW))
-    jobs: list[Taken] = send(store.start("w", (), hold=5, lease=15, now=NOW)).jobs
+    jobs: list[FetchedJob] = send(store.start("w", (), hold=5, lease=15, now=NOW)).jobs
     write(producer, [hostile.hset(queue, GOOD[1].encode(), *ON_RUNNING[way])])
     look_on(send, store, GOOD)
     verb, outcome = ENDS[end]
     lost = send(verb(store)("w", [(job, outcome) for job in jobs], now=NOW))
-    # One that is named as another run cannot be told from another run: the beat finds it, and it runs again.
+    # One that is named as another run cannot be told from another run: the heartbeat finds it, and it runs again.
     assert lost == ([GOOD[1]] if way == "attempt-other" else [])
     if lost:
         again = send(store.start("w", lost, hold=5, lease=15, now=NOW)).jobs
@@ -198,13 +198,13 @@ def test_a_run_is_its_workers_by_its_list_and_a_stale_one_is_not(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
-    commands=hostile.commands("grammar", IDS),
+    sender=hostile.sender("grammar", IDS),
     end=st.sampled_from(list(ENDS)),
     died=st.booleans(),
     limits=st.sampled_from([{}, {"concurrency": 20, "concurrency:g": 2}, {"rate": 1000, "rate:g": 50, "weight:g": 2}]),
 )
 def test_whatever_a_producer_may_write_the_other_jobs_run(
-    send: Send, producer: Any, raw: Any, commands: list[hostile.Command], end: str, died: bool, limits: dict[str, float]
+    send: Send, producer: Any, raw: Any, sender: list[hostile.Command], end: str, died: bool, limits: dict[str, float]
 ) -> None:
     """It writes before the dispatch, before the start, and while the jobs run; then every verb meets what it wrote."""
     store, ids = Store("grammar"), ["a", "b", "r@1"]
@@ -212,13 +212,13 @@ def test_whatever_a_producer_may_write_the_other_jobs_run(
         send(store.limit(limits))
         send(store.declare(Declared(name="r", payload=VALID, rule="@daily")))
         send(store.recur("r", b"0", [Occurrence("r@1", NOW, NOW, 60.0)], next_=NOW + 86400))
-        third = len(commands) // 3
-        write(producer, commands[:third])
+        third = len(sender) // 3
+        write(producer, sender[:third])
         schedule_good(send, store)
         send(store.dispatch(limit=100, cap=CAP, now=NOW))
-        write(producer, commands[third : 2 * third])
+        write(producer, sender[third : 2 * third])
         jobs = send(store.start("w", (), hold=50, lease=15, now=NOW)).jobs
-        write(producer, commands[2 * third :])
+        write(producer, sender[2 * third :])
         assert not {*send(store.begin("w", [(job, "1") for job in jobs]))} & {*GOOD}
         look_on(send, store, ids)
         send(store.progress("w", [(job, Progress(1, 2)) for job in jobs]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Done, Taken
+from evsched.jobs.job import Done, FetchedJob
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.replies import New
 from evsched.store.store import Store
@@ -87,7 +87,7 @@ def test_a_number_of_runs_that_is_none_keeps_no_job_from_its_end(
     put(send, store, NOW)
     send(store.enqueue([New("other", VALID, due=NOW)], now=NOW))
     send(store.dispatch(limit=9, cap=1000, now=NOW))
-    jobs: list[Taken] = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
+    jobs: list[FetchedJob] = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
     write(runs=runs)
     assert send(store.complete("w", [(job, Done(b"1", 60, False)) for job in jobs], now=NOW)) == []
     after = state()

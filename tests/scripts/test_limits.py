@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evsched.errors import StoreRefused
-from evsched.jobs.job import Buried, Done, Taken
+from evsched.jobs.job import Buried, Done, FetchedJob
 from evsched.store.limits import Limits
 from evsched.store.replies import New
 from evsched.store.store import Store
@@ -28,7 +28,7 @@ def due(send: Send, store: Store, ids: list[str], **more: Any) -> float:
     return send(store.dispatch(limit=999, cap=1000, now=NOW)).sleep
 
 
-def take(send: Send, store: Store, hold: int = 999, now: float = NOW, worker: str = "w") -> list[Taken]:
+def take(send: Send, store: Store, hold: int = 999, now: float = NOW, worker: str = "w") -> list[FetchedJob]:
     return send(store.start(worker, (), hold=hold, lease=15, now=now)).jobs
 
 
@@ -69,7 +69,7 @@ def test_a_job_in_two_lists_is_counted_while_it_runs_again(send: Send, store: St
     root = f"evsched:{{{store.queue}}}:"
     send(store.limit({"concurrency": 5}, now=NOW))
     for worker in "wv":
-        send(store.beat(worker, 15, fresh=True, now=NOW))
+        send(store.heartbeat(worker, 15, fresh=True, now=NOW))
         raw.zadd(f"{root}schedule", {"a": 0})
         due(send, store, ["a"] if worker == "w" else [])
         assert raw.lmove(f"{root}ready", f"{root}processing:{worker}", "LEFT", "RIGHT") == b"a"
@@ -259,7 +259,7 @@ def test_replace_gives_a_job_another_payload_and_time(send: Send, store: Store, 
     assert "priority" not in after["job:a"]
     assert not [name for name in ("backlog", "ready", "dead") if "a" in after.get(name, ())]
     if place == "processing":
-        (run,) = take(send, store) or [Taken("a", 1, NOW, b"")]
+        (run,) = take(send, store) or [FetchedJob("a", 1, NOW, b"")]
         assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
         assert send(store.look("a")).place == "schedule"
     send(store.dispatch(limit=9, cap=999, now=NOW + 60))

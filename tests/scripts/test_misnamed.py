@@ -8,23 +8,23 @@ import pytest
 
 from evsched.diagnostics.audit import Audit
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 
 
 @pytest.mark.parametrize("name", ["{} x", "{}\n\x1b[2J", "{}" + "y" * 500])
 async def test_the_schedule_of_a_queue_with_a_name_that_is_none_is_named(
-    raw: Any, commands: Commands, store: Store, name: str
+    raw: Any, sender: BatchingSender, store: Store, name: str
 ) -> None:
     """No dispatcher serves it, and nothing else tells."""
     name = name.format(store.queue)
     key = f"evsched:{{{name}}}:schedule"
     raw.zadd(key, {"a": 1})
     try:
-        found = [one for one in await Audit(commands, pause=0.0).run() if one.check == "queue-name"]
+        found = [one for one in await Audit(sender, pause=0.0).run() if one.check == "queue-name"]
         (finding,) = [one for one in found if store.queue in one.where]
         assert (finding.level, finding.where[:60]) == ("fault", key[:60])
         assert len(finding.where) < 300
         assert "A-Z a-z 0-9 . _ : @ -" in finding.mend
-        assert [one for one in await Audit(commands, [store.queue], pause=0.0).run() if one.check == "queue-name"] == []
+        assert [one for one in await Audit(sender, [store.queue], pause=0.0).run() if one.check == "queue-name"] == []
     finally:
         raw.delete(key)

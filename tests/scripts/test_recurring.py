@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Aborted, Buried, Done, Retried, Taken
+from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Retried
 from evsched.recurrence.recurrence import Declared, Misfire, Occurrence, Overlap
 from evsched.store.store import Store
 
@@ -41,7 +41,7 @@ def dispatch(send: Send, store: Store, now: float) -> list[str]:
     return send(store.dispatch(limit=99, cap=1000, now=now)).missed
 
 
-def take(send: Send, store: Store, now: float, worker: str = "w") -> list[Taken]:
+def take(send: Send, store: Store, now: float, worker: str = "w") -> list[FetchedJob]:
     return send(store.start(worker, (), hold=99, lease=15, now=now)).jobs
 
 
@@ -88,7 +88,7 @@ def test_an_occurrence_is_skipped_while_the_one_before_runs(send: Send, store: S
     assert "schedule" not in after
 
 
-def ended_by(send: Send, store: Store, job: Taken, how: str) -> None:
+def ended_by(send: Send, store: Store, job: FetchedJob, how: str) -> None:
     """End a run for good, by the verb of that name."""
     now = NOW + 70
     if how == "complete":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Deferred, Taken
+from evsched.jobs.job import Deferred, FetchedJob
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -20,7 +20,7 @@ CLOSED = Deferred(OPENS, "outside its window night", "night", "22:00-06:00 UTC")
 
 
 @pytest.fixture
-def runs(send: Send, store: Store) -> list[Taken]:
+def runs(send: Send, store: Store) -> list[FetchedJob]:
     """Three runs in the hands of worker "w", and the window `night`."""
     send(store.set_window("night", "22:00-06:00 UTC"))
     send(store.enqueue([New(name, b'{"task":"t"}', due=NOW) for name in "abc"]))
@@ -28,11 +28,13 @@ def runs(send: Send, store: Store) -> list[Taken]:
     return send(store.start("w", (), hold=3, lease=15, now=NOW)).jobs
 
 
-def defer(send: Send, store: Store, runs: list[Taken], deferred: Deferred = CLOSED) -> None:
+def defer(send: Send, store: Store, runs: list[FetchedJob], deferred: Deferred = CLOSED) -> None:
     assert send(store.defer("w", [(run, deferred) for run in runs], now=NOW)) == []
 
 
-def test_what_waits_for_the_window_is_due_at_once(send: Send, store: Store, runs: list[Taken], state: State) -> None:
+def test_what_waits_for_the_window_is_due_at_once(
+    send: Send, store: Store, runs: list[FetchedJob], state: State
+) -> None:
     defer(send, store, runs)
     assert state()["deferred:night"] == dict.fromkeys("abc", OPENS)
     assert send(store.reopen("night", limit=2, now=NOW + 1)) == (2, 1)
@@ -44,7 +46,7 @@ def test_what_waits_for_the_window_is_due_at_once(send: Send, store: Store, runs
     assert state() == after
 
 
-def test_what_was_moved_meanwhile_is_left_alone(send: Send, store: Store, runs: list[Taken], state: State) -> None:
+def test_what_was_moved_meanwhile_is_left_alone(send: Send, store: Store, runs: list[FetchedJob], state: State) -> None:
     defer(send, store, runs)
     send(store.reschedule("a", OPENS + 60, now=NOW))
     send(store.cancel("b", now=NOW))
@@ -53,7 +55,7 @@ def test_what_was_moved_meanwhile_is_left_alone(send: Send, store: Store, runs: 
 
 
 def test_what_waits_for_another_window_or_one_without_a_name_stays(
-    send: Send, store: Store, runs: list[Taken], state: State
+    send: Send, store: Store, runs: list[FetchedJob], state: State
 ) -> None:
     send(store.set_window("day", "06:00-22:00 UTC"))
     defer(send, store, runs[:1], Deferred(OPENS, "closed", "day", "06:00-22:00 UTC"))
@@ -65,7 +67,7 @@ def test_what_waits_for_another_window_or_one_without_a_name_stays(
 
 @pytest.mark.parametrize("window", ["00:00-24:00 UTC", None])
 def test_a_worker_that_judged_by_what_the_window_was_defers_nothing(
-    send: Send, store: Store, runs: list[Taken], state: State, window: str | None
+    send: Send, store: Store, runs: list[FetchedJob], state: State, window: str | None
 ) -> None:
     """The window was changed, and `reopen` has run, between a worker's reading it and its writing."""
     send(store.set_window("night", window))
@@ -74,7 +76,7 @@ def test_a_worker_that_judged_by_what_the_window_was_defers_nothing(
     assert "deferred:night" not in state()
 
 
-def test_notes_that_have_passed_go(send: Send, store: Store, runs: list[Taken], raw: Any, state: State) -> None:
+def test_notes_that_have_passed_go(send: Send, store: Store, runs: list[FetchedJob], raw: Any, state: State) -> None:
     key = f"evsched:{{{store.queue}}}:deferred:night"
     raw.zadd(key, {f"old-{n}": NOW - n for n in range(1, 6)})
     defer(send, store, runs[:2])
@@ -83,7 +85,7 @@ def test_notes_that_have_passed_go(send: Send, store: Store, runs: list[Taken], 
 
 
 def test_a_note_that_cannot_be_written_keeps_no_job_from_its_place(
-    send: Send, store: Store, runs: list[Taken], raw: Any, state: State
+    send: Send, store: Store, runs: list[FetchedJob], raw: Any, state: State
 ) -> None:
     raw.set(f"evsched:{{{store.queue}}}:deferred:night", "x")
     defer(send, store, runs)

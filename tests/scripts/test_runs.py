@@ -1,4 +1,4 @@
-"""start, complete, retry, bury, requeue, beat, survey: a run, from the worker's taking it to its end."""
+"""start, complete, retry, bury, requeue, heartbeat, survey: a run, from the worker's taking it to its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from evsched.errors import StoreDown, StoreRefused
-from evsched.jobs.job import Buried, Done, Retried, Taken
+from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncCommands
+from evsched.transport.senders import SyncSender
 from tests.support.snapshot import snapshot
 
 NOW = 1_900_000_000.0
@@ -24,7 +24,7 @@ DONE = Done(b'{"n":1}', 300.0, False)
 
 
 @pytest.fixture
-def run(send: Send, store: Store) -> Taken:
+def run(send: Send, store: Store) -> FetchedJob:
     """A run of job "a" in the hands of worker "w"."""
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
@@ -32,8 +32,8 @@ def run(send: Send, store: Store) -> Taken:
     return taken
 
 
-def test_start_counts_the_attempt_and_begins_the_lease(run: Taken, state: State) -> None:
-    assert run == Taken("a", 1, NOW, b'{"task":"t"}', NOW)
+def test_start_counts_the_attempt_and_begins_the_lease(run: FetchedJob, state: State) -> None:
+    assert run == FetchedJob("a", 1, NOW, b'{"task":"t"}', NOW)
     assert state() == {
         "processing:w": ["a"],
         "leases": {"w": NOW + 15},
@@ -48,7 +48,7 @@ def test_start_counts_the_attempt_and_begins_the_lease(run: Taken, state: State)
 
 
 def test_start_twice_is_the_same_run_and_an_ended_one_is_not_started(
-    run: Taken, send: Send, store: Store, state: State
+    run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     before = state()
     again = send(store.start("w", ["a"], hold=1, lease=15, now=NOW))
@@ -89,7 +89,7 @@ def test_start_does_not_run_a_new_job_in_the_place_of_one_that_was_cancelled(
 
 
 def test_complete_keeps_the_record_for_its_retention(
-    run: Taken, send: Send, store: Store, state: State, raw: Any
+    run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:
     assert send(store.complete("w", [(run, DONE)], now=NOW + 1)) == []
     after = state()
@@ -101,7 +101,7 @@ def test_complete_keeps_the_record_for_its_retention(
 
 
 def test_complete_without_retention_keeps_nothing_but_the_reply(
-    run: Taken, send: Send, store: Store, state: State, raw: Any
+    run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:
     send(store.complete("w", [(run, Done(b"7", 0.0, True))], now=NOW))
     after = state()
@@ -111,7 +111,7 @@ def test_complete_without_retention_keeps_nothing_but_the_reply(
 
 
 def test_what_is_not_the_workers_any_more_is_lost_and_nothing_is_written(
-    run: Taken, send: Send, store: Store, state: State
+    run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     (lease,) = send(store.survey(now=NOW))
     send(store.requeue("w", "it died", lease=lease.end))
@@ -126,7 +126,7 @@ def test_what_is_not_the_workers_any_more_is_lost_and_nothing_is_written(
     assert send(store.complete("v", [(newer, DONE)])) == []
 
 
-def test_each_end_twice_is_lost_the_second_time(run: Taken, send: Send, store: Store, state: State) -> None:
+def test_each_end_twice_is_lost_the_second_time(run: FetchedJob, send: Send, store: Store, state: State) -> None:
     assert send(store.retry("w", [(run, Retried(5.0, "no luck"))], now=NOW)) == []
     before = state()
     assert before["schedule"] == {"a": NOW + 5}
@@ -135,7 +135,7 @@ def test_each_end_twice_is_lost_the_second_time(run: Taken, send: Send, store: S
     assert state() == before
 
 
-def test_bury_tells_who_waits(run: Taken, send: Send, store: Store, state: State) -> None:
+def test_bury_tells_who_waits(run: FetchedJob, send: Send, store: Store, state: State) -> None:
     assert send(store.bury("w", [(run, Buried('"quoted" \u20ac', True))], now=NOW)) == []
     after = state()
     assert after["dead"] == {"a": NOW}
@@ -146,7 +146,7 @@ def test_bury_tells_who_waits(run: Taken, send: Send, store: Store, state: State
 
 
 def test_an_end_of_an_id_that_is_scheduled_again_does_not_remove_it(
-    run: Taken, send: Send, store: Store, state: State, raw: Any
+    run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:
     schedule = f"evsched:{{{store.queue}}}:schedule"
     raw.zadd(schedule, {"a": NOW + 60})
@@ -157,7 +157,7 @@ def test_an_end_of_an_id_that_is_scheduled_again_does_not_remove_it(
 
 
 def test_a_retry_of_an_id_that_is_scheduled_again_keeps_both_times(
-    run: Taken, send: Send, store: Store, state: State, raw: Any
+    run: FetchedJob, send: Send, store: Store, state: State, raw: Any
 ) -> None:
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
     send(store.retry("w", [(run, Retried(1.0, "x"))], now=NOW))
@@ -185,7 +185,7 @@ def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state
     assert send(store.requeue("w", "it died", limit=2)) == ("all", [])
 
 
-def test_a_job_in_two_lists_runs_in_one(run: Taken, send: Send, store: Store, state: State, raw: Any) -> None:
+def test_a_job_in_two_lists_runs_in_one(run: FetchedJob, send: Send, store: Store, state: State, raw: Any) -> None:
     raw.rpush(f"evsched:{{{store.queue}}}:processing:v", "a")
     assert send(store.start("v", ["a"], hold=1, lease=15, now=NOW)).jobs == []
     after = state()
@@ -195,17 +195,17 @@ def test_a_job_in_two_lists_runs_in_one(run: Taken, send: Send, store: Store, st
     assert not {"schedule", "ready", "backlog"} & state().keys()
 
 
-def test_a_beat_renews_and_says_when_there_is_nothing_to_renew(send: Send, store: Store, state: State) -> None:
-    assert send(store.beat("w", 15, now=NOW)) == (False, 0, [])
+def test_a_heartbeat_renews_and_says_when_there_is_nothing_to_renew(send: Send, store: Store, state: State) -> None:
+    assert send(store.heartbeat("w", 15, now=NOW)) == (False, 0, [])
     assert state() == {}
-    assert send(store.beat("w", 15, fresh=True, now=NOW)) == (True, 0, [])
-    assert send(store.beat("w", 15, now=NOW + 5)) == (True, 0, [])
+    assert send(store.heartbeat("w", 15, fresh=True, now=NOW)) == (True, 0, [])
+    assert send(store.heartbeat("w", 15, now=NOW + 5)) == (True, 0, [])
     assert state() == {"leases": {"w": NOW + 20}}
 
 
 @pytest.mark.parametrize("verb", ["bury", "start"])
 def test_a_dead_set_of_a_wrong_type_moves_nothing(
-    run: Taken, send: Send, store: Store, state: State, raw: Any, verb: str
+    run: FetchedJob, send: Send, store: Store, state: State, raw: Any, verb: str
 ) -> None:
     raw.set(f"evsched:{{{store.queue}}}:dead", "wrong")
     before = state()
@@ -220,18 +220,18 @@ def test_when_memory_is_full_work_goes_on_and_new_work_is_refused() -> None:
     store = Store("full")
     with EmbeddedRedis() as own:
         raw: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
-        commands = SyncCommands(own.url)
-        commands.send(store.enqueue([New(name, b'{"task":"t"}', due=NOW) for name in "abcd"]))
+        sender = SyncSender(own.url)
+        sender.send(store.enqueue([New(name, b'{"task":"t"}', due=NOW) for name in "abcd"]))
         raw.config_set("maxmemory", 1)
         with pytest.raises(StoreDown, match=r"OOM|memory"):
-            commands.send(store.enqueue([New("e", b"{}")]))
-        commands.send(store.dispatch(limit=10, cap=100, now=NOW))
-        a, b, c, _ = commands.send(store.start("w", (), hold=4, lease=15)).jobs
-        assert commands.send(store.complete("w", [(a, DONE)])) == []
-        assert commands.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []
-        assert commands.send(store.bury("w", [(c, Buried("x", False))])) == []
-        assert commands.send(store.beat("w", 15)) == (True, 1, [])
-        assert commands.send(store.requeue("w", "x")) == ("all", ["d"])
+            sender.send(store.enqueue([New("e", b"{}")]))
+        sender.send(store.dispatch(limit=10, cap=100, now=NOW))
+        a, b, c, _ = sender.send(store.start("w", (), hold=4, lease=15)).jobs
+        assert sender.send(store.complete("w", [(a, DONE)])) == []
+        assert sender.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []
+        assert sender.send(store.bury("w", [(c, Buried("x", False))])) == []
+        assert sender.send(store.heartbeat("w", 15)) == (True, 1, [])
+        assert sender.send(store.requeue("w", "x")) == ("all", ["d"])
         assert snapshot(raw, "full")["ready"] == ["d"]
-        commands.close()
+        sender.close()
         raw.close()

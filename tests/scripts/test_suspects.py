@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Buried, Deferred, Done, Retried, Taken
+from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -17,10 +17,10 @@ State = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture
-def take(send: Send, store: Store) -> Callable[[int], list[Taken]]:
+def take(send: Send, store: Store) -> Callable[[int], list[FetchedJob]]:
     """Hand out so many jobs to worker "w"."""
 
-    def take(count: int) -> list[Taken]:
+    def take(count: int) -> list[FetchedJob]:
         send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(count)]))
         send(store.dispatch(limit=100, cap=1000, now=NOW))
         return again(send, store)
@@ -28,7 +28,7 @@ def take(send: Send, store: Store) -> Callable[[int], list[Taken]]:
     return take
 
 
-def again(send: Send, store: Store, worker: str = "w") -> list[Taken]:
+def again(send: Send, store: Store, worker: str = "w") -> list[FetchedJob]:
     return send(store.start(worker, (), hold=100, lease=15, now=NOW)).jobs
 
 
@@ -37,12 +37,12 @@ def die(send: Send, store: Store, worker: str = "w") -> None:
     assert send(store.requeue(worker, "it died", lease=lease, now=NOW))[0] == "all"
 
 
-def suspicion(jobs: list[Taken]) -> dict[str, tuple[int, int, int]]:
+def suspicion(jobs: list[FetchedJob]) -> dict[str, tuple[int, int, int]]:
     return {job.id: (job.attempt, job.deaths, job.doubts) for job in jobs}
 
 
 def test_what_a_worker_hands_back_costs_no_attempt_begun_or_not(
-    take: Callable[[int], list[Taken]], send: Send, store: Store
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     jobs = take(2)
     send(store.begin("w", [(jobs[0], "1")]))
@@ -51,7 +51,7 @@ def test_what_a_worker_hands_back_costs_no_attempt_begun_or_not(
 
 
 def test_a_death_counts_what_is_known_to_have_begun_and_suspects_all(
-    take: Callable[[int], list[Taken]], send: Send, store: Store
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     jobs = take(3)
     assert send(store.begin("w", [(jobs[1], "1")])) == []
@@ -62,7 +62,7 @@ def test_a_death_counts_what_is_known_to_have_begun_and_suspects_all(
 
 
 def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
-    take: Callable[[int], list[Taken]], send: Send, store: Store
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     take(1)
     die(send, store)
@@ -70,7 +70,7 @@ def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
 
 
 def test_a_suspect_that_is_the_only_one_each_time_goes_on_to_be_judged_alone(
-    take: Callable[[int], list[Taken]], send: Send, store: Store
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     take(2)
     die(send, store)
@@ -84,7 +84,7 @@ def test_a_suspect_that_is_the_only_one_each_time_goes_on_to_be_judged_alone(
 
 
 def test_a_job_that_is_given_up_before_it_began_is_charged_nothing(
-    take: Callable[[int], list[Taken]], send: Send, store: Store, state: State
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
     (run,) = take(1)
     assert send(store.bury("w", [(run, Buried("unknown task", False, began=False))], now=NOW)) == []
@@ -92,7 +92,7 @@ def test_a_job_that_is_given_up_before_it_began_is_charged_nothing(
 
 
 def test_the_last_of_many_is_not_taken_for_the_only_one(
-    take: Callable[[int], list[Taken]], send: Send, store: Store
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     take(4)
     (lease,) = send(store.survey(now=NOW))
@@ -103,7 +103,7 @@ def test_the_last_of_many_is_not_taken_for_the_only_one(
 
 
 def test_one_that_was_alone_in_its_process_is_convicted_and_the_others_are_suspects(
-    take: Callable[[int], list[Taken]], send: Send, store: Store
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     take(2)
     die(send, store)
@@ -114,7 +114,7 @@ def test_one_that_was_alone_in_its_process_is_convicted_and_the_others_are_suspe
 
 
 def test_one_that_ended_the_process_that_ran_it_apart_is_charged_for_the_doubtful_runs(
-    take: Callable[[int], list[Taken]], send: Send, store: Store, state: State
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
     take(2)
     die(send, store)
@@ -127,7 +127,7 @@ def test_one_that_ended_the_process_that_ran_it_apart_is_charged_for_the_doubtfu
 
 @pytest.mark.parametrize("end", ["retry", "complete", "bury"])
 def test_a_run_that_comes_to_an_end_clears_the_suspicion(
-    take: Callable[[int], list[Taken]], send: Send, store: Store, end: str
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, end: str
 ) -> None:
     take(2)
     die(send, store)
@@ -148,7 +148,7 @@ def test_a_run_that_comes_to_an_end_clears_the_suspicion(
 
 
 def test_a_job_that_may_not_start_yet_stays_a_suspect(
-    take: Callable[[int], list[Taken]], send: Send, store: Store
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     take(2)
     die(send, store)
@@ -159,18 +159,18 @@ def test_a_job_that_may_not_start_yet_stays_a_suspect(
 
 
 def test_a_run_that_is_not_the_workers_is_not_marked(
-    take: Callable[[int], list[Taken]], send: Send, store: Store, state: State
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
     jobs = take(2)
     before = state()
     assert send(store.begin("v", [(jobs[0], "1")])) == ["j0"]
-    assert send(store.begin("w", [(Taken("j0", 2, NOW, b""), "1")])) == ["j0"]
+    assert send(store.begin("w", [(FetchedJob("j0", 2, NOW, b""), "1")])) == ["j0"]
     assert state() == before
 
 
 @pytest.mark.parametrize("text", ["", "1", "a b", "-1 2", "1 2 3", "1e3 1", "9999 1", "0x1 1"])
 def test_a_suspicion_that_somebody_wrote_badly_is_none(
-    take: Callable[[int], list[Taken]], send: Send, store: Store, raw: Any, text: str
+    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any, text: str
 ) -> None:
     take(2)
     send(store.requeue("w", "it stops", now=NOW))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, JobStatus, Retried, Taken
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, JobStatus, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -17,11 +17,11 @@ TRACE = "Traceback (most recent call last):\n..."
 
 
 @pytest.fixture
-def start(send: Send, store: Store) -> Callable[[], Taken]:
+def start(send: Send, store: Store) -> Callable[[], FetchedJob]:
     """Return a function that dispatches job "a", and starts it."""
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
 
-    def start() -> Taken:
+    def start() -> FetchedJob:
         send(store.dispatch(limit=10, cap=1000, now=NOW))
         (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
         return run
@@ -38,11 +38,11 @@ def traceback(send: Send, store: Store) -> Callable[[], str | None]:
     return look
 
 
-def fail(send: Send, store: Store, run: Taken) -> None:
+def fail(send: Send, store: Store, run: FetchedJob) -> None:
     assert send(store.retry("w", [(run, Retried(0.0, "no luck", traceback=TRACE))], now=NOW)) == []
 
 
-ENDS: dict[str, Callable[[Store, Taken], Any]] = {
+ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
     "done": lambda store, run: store.complete("w", [(run, Done(b"1", 300.0, False))], now=NOW),
     "asked for another": lambda store, run: store.retry("w", [(run, Retried(9.0, "later"))], now=NOW),
     "given up without one": lambda store, run: store.bury("w", [(run, Buried("expired", False))], now=NOW),
@@ -54,7 +54,7 @@ ENDS: dict[str, Callable[[Store, Taken], Any]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_that_ends_otherwise_takes_away_the_traceback_of_the_one_before(
-    send: Send, store: Store, start: Callable[[], Taken], traceback: Callable[[], str | None], end: str
+    send: Send, store: Store, start: Callable[[], FetchedJob], traceback: Callable[[], str | None], end: str
 ) -> None:
     fail(send, store, start())
     assert traceback() == TRACE
@@ -65,7 +65,7 @@ def test_a_run_that_ends_otherwise_takes_away_the_traceback_of_the_one_before(
 
 
 def test_a_dead_job_keeps_its_traceback_until_it_is_revived(
-    send: Send, store: Store, start: Callable[[], Taken], traceback: Callable[[], str | None]
+    send: Send, store: Store, start: Callable[[], FetchedJob], traceback: Callable[[], str | None]
 ) -> None:
     send(store.bury("w", [(start(), Buried("no luck", False, traceback=TRACE))], now=NOW))
     assert traceback() == TRACE
@@ -74,7 +74,7 @@ def test_a_dead_job_keeps_its_traceback_until_it_is_revived(
 
 
 def test_an_id_that_is_scheduled_again_while_it_fails_runs_without_a_traceback(
-    send: Send, store: Store, start: Callable[[], Taken], traceback: Callable[[], str | None], raw: Any
+    send: Send, store: Store, start: Callable[[], FetchedJob], traceback: Callable[[], str | None], raw: Any
 ) -> None:
     run = start()
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.errors import JobExists, JobMissing
-from evsched.jobs.job import Buried, Done, Retried, Taken
+from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -22,7 +22,7 @@ def new(*ids: str) -> list[New]:
 
 
 @pytest.fixture
-def runs(send: Send, store: Store) -> list[Taken]:
+def runs(send: Send, store: Store) -> list[FetchedJob]:
     """Three runs in the hands of worker "w", and three jobs in ready."""
     send(store.enqueue(new("a", "b", "c", "x", "y", "z")))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
@@ -37,7 +37,7 @@ def test_enqueue_is_refused(send: Send, store: Store, state: State) -> None:
     assert state() == before
 
 
-def test_the_ends_are_lost(send: Send, store: Store, state: State, runs: list[Taken]) -> None:
+def test_the_ends_are_lost(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
     a, b, c = runs
     calls = [
         store.complete("w", [(a, Done(b"1", 300.0, True))], now=NOW),
@@ -51,7 +51,7 @@ def test_the_ends_are_lost(send: Send, store: Store, state: State, runs: list[Ta
 
 
 def test_a_run_that_stands_twice_in_one_call_ends_once(
-    send: Send, store: Store, state: State, runs: list[Taken]
+    send: Send, store: Store, state: State, runs: list[FetchedJob]
 ) -> None:
     a, b, _ = runs
     done = Done(b"1", 300.0, True)
@@ -59,9 +59,9 @@ def test_a_run_that_stands_twice_in_one_call_ends_once(
     assert len(state()["reply:a"]) == 1
 
 
-def test_one_lost_run_does_not_keep_the_others(send: Send, store: Store, state: State, runs: list[Taken]) -> None:
+def test_one_lost_run_does_not_keep_the_others(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
     a, b, c = runs
-    stale = Taken("b", b.attempt + 1, b.due, b.payload)
+    stale = FetchedJob("b", b.attempt + 1, b.due, b.payload)
     done = Done(b"1", 0.0, False)
     assert send(store.complete("w", [(a, done), (stale, done), (c, done)], now=NOW)) == ["b"]
     assert state()["processing:w"] == ["b"]
@@ -89,7 +89,7 @@ def test_cancel_is_missing_and_reschedule_sets_the_same_due(send: Send, store: S
 
 
 @pytest.mark.parametrize("verb", ["revive", "drop"])
-def test_revive_and_drop_are_missing(send: Send, store: Store, state: State, runs: list[Taken], verb: str) -> None:
+def test_revive_and_drop_are_missing(send: Send, store: Store, state: State, runs: list[FetchedJob], verb: str) -> None:
     send(store.bury("w", [(run, Buried("x", False)) for run in runs], now=NOW))
     call = store.revive(["a", "b"], now=NOW) if verb == "revive" else store.drop(["a", "b"])
     assert send(call) == ["a", "b"]
@@ -101,7 +101,7 @@ def test_revive_and_drop_are_missing(send: Send, store: Store, state: State, run
 
 
 @pytest.mark.usefixtures("runs")
-def test_start_hands_out_the_same_runs(send: Send, store: Store, state: State, runs: list[Taken]) -> None:
+def test_start_hands_out_the_same_runs(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
     before = state()
     assert send(store.start("w", ["a", "b", "c"], hold=3, lease=15, now=NOW)).jobs == runs
     assert state() == before

@@ -13,11 +13,11 @@ import pytest
 import redis
 
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, OnConflict, Retried, Taken
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, OnConflict, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncCommands
+from evsched.transport.senders import SyncSender
 from tests.support.model import Model
 from tests.support.snapshot import snapshot
 
@@ -62,19 +62,19 @@ class Walk:
     def __init__(self, url: str, seed: int) -> None:
         self.pick = random.Random(seed)
         self.raw: Any = redis.Redis.from_url(url, protocol=2, driver_info=None)
-        self.commands = SyncCommands(url)
-        self.send = self.commands.send
+        self.sender = SyncSender(url)
+        self.send = self.sender.send
         self.store = Store(f"walk-{secrets.token_hex(6)}")
         self.root = f"evsched:{{{self.store.queue}}}:"
         self.model = Model()
         self.now = START
-        self.runs: list[tuple[str, Taken]] = []
+        self.runs: list[tuple[str, FetchedJob]] = []
         self.done = Counter[str]()
         self.before = 0
 
     def close(self) -> None:
         self.raw.close()
-        self.commands.close()
+        self.sender.close()
 
     def step(self) -> str:
         """Do one thing, to Redis and to the model; return what."""
@@ -135,7 +135,7 @@ class Walk:
         self.runs += [(worker, job) for job in take.jobs]
 
     def take(self, worker: str) -> list[str]:
-        self.send(self.store.beat(worker, 15, fresh=True, now=self.now))  # as every worker does first
+        self.send(self.store.heartbeat(worker, 15, fresh=True, now=self.now))  # as every worker does first
         one = self.raw.lmove(f"{self.root}ready", f"{self.root}processing:{worker}", "LEFT", "RIGHT")
         expected = self.model.take(worker)
         assert (one.decode() if one else None) == expected

@@ -10,9 +10,9 @@ import pytest
 
 from evsched.errors import JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, Retried, Taken
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.replies import New, Wrong
+from evsched.store.replies import New, Violation
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.scripts import folder
@@ -23,13 +23,13 @@ State = Callable[[], dict[str, Any]]
 DONE = Done(b"1", 300.0, True)
 
 
-Seeded = dict[str, Taken]
+Seeded = dict[str, FetchedJob]
 
 
-def seed(send: Send, store: Store, raw: Any) -> Taken:
+def seed(send: Send, store: Store, raw: Any) -> FetchedJob:
     """Put a job into every place; return the run that worker "w" holds."""
 
-    def run(job_id: str) -> Taken:
+    def run(job_id: str) -> FetchedJob:
         send(store.enqueue([New(job_id, b'{"task":"t","reply":true}', due=NOW)], now=NOW))
         send(store.dispatch(limit=100, cap=1000, now=NOW))
         return send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs[0]
@@ -77,11 +77,11 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "agenda": lambda store, runs: store.agenda(99, 9, now=NOW),
     "ask": lambda store, runs: store.ask("r1"),
     "audit": lambda store, runs: store.audit([b"running", b"g1", b"r3", b"scheduled", b"dead"], now=NOW),
-    "beat": lambda store, runs: store.beat("w", 99, now=NOW),
+    "heartbeat": lambda store, runs: store.heartbeat("w", 99, now=NOW),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.bury("w", [(runs[RUN], Buried("x", True))], now=NOW),
     "cancel": lambda store, runs: store.cancel("r4", now=NOW),
-    "census": lambda store, runs: store.census(now=NOW),
+    "queue_stats": lambda store, runs: store.queue_stats(now=NOW),
     "complete": lambda store, runs: store.complete("w", [(runs[RUN], DONE)], now=NOW),
     "declare": lambda store, runs: store.declare(Declared(name="r", payload=b"{}", rule="@daily"), "app"),
     "defer": lambda store, runs: store.defer("w", [(runs[RUN], Deferred(NOW + 1, "x"))], now=NOW),
@@ -92,7 +92,9 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "hold": lambda store, runs: store.hold("r", True, now=NOW),
     "limit": lambda store, runs: store.limit({"concurrency": 9, "concurrency:g": 2}, now=NOW),
     "look": lambda store, runs: store.look("g1", now=NOW),
-    "mend": lambda store, runs: store.mend([Wrong(b"", "inside", "", b""), Wrong(b"g", "stranded", "", b"")], now=NOW),
+    "mend": lambda store, runs: store.mend(
+        [Violation(b"", "inside", "", b""), Violation(b"g", "stranded", "", b"")], now=NOW
+    ),
     "pause": lambda store, runs: store.pause(now=NOW),
     "progress": lambda store, runs: store.progress("w", [(runs[RUN], Progress(1, 2, ""))]),
     "recount": lambda store, runs: store.recount([b"g"]),
@@ -228,7 +230,7 @@ def test_an_inline_job_whose_record_is_of_the_wrong_type_stops_no_other(
 
 
 @pytest.fixture
-def runs(send: Send, store: Store, raw: Any) -> list[Taken]:
+def runs(send: Send, store: Store, raw: Any) -> list[FetchedJob]:
     """Three runs of worker "w"; the record of the second was overwritten meanwhile."""
     send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in "abc"]))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
@@ -239,7 +241,7 @@ def runs(send: Send, store: Store, raw: Any) -> list[Taken]:
 
 @pytest.mark.parametrize("end", ["complete", "retry", "bury"])
 def test_a_record_that_was_overwritten_keeps_no_other_run_from_its_end(
-    send: Send, store: Store, state: State, runs: list[Taken], end: str
+    send: Send, store: Store, state: State, runs: list[FetchedJob], end: str
 ) -> None:
     calls = {
         "complete": store.complete("w", [(run, DONE) for run in runs], now=NOW),

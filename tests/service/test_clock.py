@@ -108,7 +108,7 @@ async def test_what_the_other_clock_did_not_move_on_stays_and_so_does_what_is_pa
         stands = raw.zscore(key, "rare")
         clock.set(HOUR)
         await more(running, ran, 2, time.time() + HOUR / 2)
-        await running.commands.send(Store(queue).hold("paused", True))
+        await running.sender.send(Store(queue).hold("paused", True))
         clock.set(0)
         assert (await running.recorder.wait(events.Rewound)).names == ["tick"]
         assert (raw.zscore(key, "rare"), raw.zscore(key, "paused")) == (stands, float("inf"))

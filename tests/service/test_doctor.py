@@ -27,7 +27,7 @@ from evsched.errors import StoreDown
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.scripts import folder
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from tests.service.test_rights import USERS, url, words_of
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
@@ -42,12 +42,12 @@ async def examine(
     address: str, role: Role | None = None, *, repair: bool = False, skew: float = 0.0, heard: float = 3.0
 ) -> list[Finding]:
     """Return what the doctor finds, without what is only worth knowing; unless it is about rights."""
-    commands = Commands(address)
+    sender = BatchingSender(address)
     try:
-        doctor = Doctor(address, commands, "q", repair=repair, wall=lambda: time.time() + skew, heard=heard)
+        doctor = Doctor(address, sender, "q", repair=repair, wall=lambda: time.time() + skew, heard=heard)
         return await doctor.run(role)
     finally:
-        await commands.close()
+        await sender.close()
 
 
 def wrong(found: list[Finding]) -> list[Finding]:
@@ -218,9 +218,9 @@ async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:
             found = await examine(url(server, user), "producer" if user == "producer" else "client")
             assert wrong(found) == []
             assert {"rights"} < {finding.check for finding in found}
-        commands = Commands(url(server, "doctor"))
-        assert await Audit(commands, ["q"], pause=0.0).run() == []
-        await commands.close()
+        sender = BatchingSender(url(server, "doctor"))
+        assert await Audit(sender, ["q"], pause=0.0).run() == []
+        await sender.close()
         log = raw.execute_command("ACL", "LOG")
         assert b"doctor" not in {entry[entry.index(b"username") + 1] for entry in log}
         raw.close()
@@ -289,7 +289,7 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
     async def tick() -> None: ...
 
     async def produce(whole: Any) -> None:
-        store, send = Store(queue), whole.commands.send
+        store, send = Store(queue), whole.sender.send
         await send(store.limit({"concurrency": 40, "rate": 4000, "concurrency:a": 3, "rate:b": 300, "weight:c": 2}))
         n = 0
         while looks < LOOKS or not whole.recorder.of(events.Recurred):
@@ -316,9 +316,9 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
     async with system(config, app, workers=2) as whole:
         producing = asyncio.create_task(produce(whole))
         while not producing.done():
-            audit = Audit(whole.commands, [queue], pause=0.2)
+            audit = Audit(whole.sender, [queue], pause=0.2)
             assert await audit.run() == []
-            assert wrong(await Standstill(whole.commands, [queue], watch=0.2).run()) == []
+            assert wrong(await Standstill(whole.sender, [queue], watch=0.2).run()) == []
             looks, seen = looks + 1, seen + audit.seen
         await producing
         assert len(whole.recorder.of(events.Started)) > LOOKS
@@ -357,14 +357,14 @@ def test_a_connection_that_is_refused_is_told_in_one_line(tmp_path: Path, passwo
         *("declared:app", "reply:42"),
     ],
 )
-async def test_each_key_of_a_wrong_type_is_named(commands: Commands, queue: str, raw: Any, place: str) -> None:
+async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: str, raw: Any, place: str) -> None:
     raw.pfadd(f"evsched:{{{queue}}}:{place}", "x")  # a string
     if place.startswith("arrival"):
         raw.delete(f"evsched:{{{queue}}}:{place}")
         raw.rpush(f"evsched:{{{queue}}}:{place}", "x")
-    found = await Audit(commands, [queue], pause=0).run()
+    found = await Audit(sender, [queue], pause=0).run()
     (finding,) = [finding for finding in found if finding.check in ("place-type", "key-type")]
     assert (finding.level, place in finding.where) == ("fault", True)
     assert finding.mend == f"RENAME or DEL evsched:{{{queue}}}:{place}"
     raw.delete(f"evsched:{{{queue}}}:{place}")
-    assert not [one for one in await Audit(commands, [queue], pause=0).run() if one.check.endswith("-type")]
+    assert not [one for one in await Audit(sender, [queue], pause=0).run() if one.check.endswith("-type")]

@@ -347,7 +347,7 @@ def step_of_thread(*_): raise KeyError("a bug")
     [
         (["dispatcher"], "evsched.dispatcher.janitor", "Janitor.step", "step", "janitor"),
         (["dispatcher"], "evsched.dispatcher.dispatcher", "Dispatcher.step", "step", "dispatcher"),
-        (["worker", "tasks:app"], "evsched.worker.heartbeat", "Beat.step", "step_of_thread", "beat"),
+        (["worker", "tasks:app"], "evsched.worker.heartbeat", "Beat.step", "step_of_thread", "heartbeat"),
         (["worker", "tasks:app"], "evsched.worker.consumer", "Lane.exchange", "step", "queue"),
     ],
 )
@@ -355,7 +355,7 @@ def test_a_loop_that_ends_is_the_end_of_the_process_with_a_line_and_a_code(
     cli: Cli, words: list[str], module: str, name: str, function: str, loop: str
 ) -> None:
     run_first(cli, BROKEN.format(module=module, name=name, function=function))
-    cli.environment |= {"EVSCHED_BEAT": "0.1", "EVSCHED_IDLE_BEAT": "0.1"}
+    cli.environment |= {"EVSCHED_HEARTBEAT": "0.1", "EVSCHED_IDLE_HEARTBEAT": "0.1"}
     done = cli.run(*words)
     assert done.returncode == 70, done.stderr
     last = done.stderr.splitlines()[-1]

@@ -94,8 +94,8 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
         assert observer.send(Store(queue).explain(job.id)).holder == whole.workers[0].id
         assert len(observer.send(Store(queue).survey())) == 1
         top = Top(url(own, "observer"), (queue,) if named else ())
-        (presence,) = (await top.look()).presences
-        assert [run.id for run in presence.runs] == [job.id]
+        (status,) = (await top.look()).statuses
+        assert [run.id for run in status.runs] == [job.id]
         await top.close()
         await job.cancel()
         with pytest.raises(JobDead, match="cancelled"):
@@ -168,7 +168,7 @@ CONNECT = "HELLO 2 · CLIENT SETNAME me · CLIENT GETNAME · CLIENT ID · COMMAN
 """What clients of all languages send when they connect."""
 
 
-def commands(text: str, queue: str) -> list[list[str]]:
+def sender(text: str, queue: str) -> list[list[str]]:
     return [
         line.split() for line in text.replace("·", "\n").replace("{q}", keys.root(queue)).splitlines() if line.split()
     ]
@@ -192,7 +192,7 @@ def test_a_user_can_do_nothing_that_is_not_its_own(own: EmbeddedRedis, queue: st
         raw.execute_command("HSET", keys.job(queue, "x"), "payload", "{}")
         raw.execute_command("SET", "other", "theirs")
         before = {key: raw.execute_command("DUMP", key) for key in sorted(raw.execute_command("KEYS", "*"))}
-        for words in commands(DENIED[user], queue):
+        for words in sender(DENIED[user], queue):
             with as_user(own, user) as client:
                 assert outcome(client, words) == "refused", words
         assert {key: raw.execute_command("DUMP", key) for key in sorted(raw.execute_command("KEYS", "*"))} == before
@@ -201,7 +201,7 @@ def test_a_user_can_do_nothing_that_is_not_its_own(own: EmbeddedRedis, queue: st
 @pytest.mark.parametrize("user", DENIED)
 def test_a_user_may_say_what_clients_say_when_they_connect(own: EmbeddedRedis, queue: str, user: str) -> None:
     with as_user(own, user) as client:
-        for words in commands(CONNECT, queue):
+        for words in sender(CONNECT, queue):
             assert outcome(client, words) == "done", words
         assert "permission" not in outcome(client, ["CLIENT", "SETINFO", "LIB-NAME", "x"])
 

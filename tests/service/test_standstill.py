@@ -14,7 +14,7 @@ from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.standstill import Standstill
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from tests.support.cli import Cli
 from tests.support.system import system
 
@@ -144,16 +144,16 @@ STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
 ]
 
 
-async def watch(commands: Commands, queue: str, seconds: float = 0.3) -> list[Finding]:
-    return await Standstill(commands, [queue], watch=seconds).run()
+async def watch(sender: BatchingSender, queue: str, seconds: float = 0.3) -> list[Finding]:
+    return await Standstill(sender, [queue], watch=seconds).run()
 
 
 @pytest.mark.parametrize(("plant", "told"), STATES, ids=lambda value: getattr(value, "__name__", None))
 async def test_each_kind_of_standstill_is_told_with_its_mend(
-    commands: Commands, queue: str, raw: Any, plant: Any, told: list[tuple[str, str, str, str]]
+    sender: BatchingSender, queue: str, raw: Any, plant: Any, told: list[tuple[str, str, str, str]]
 ) -> None:
     plant(Seed(raw, queue))
-    found = await watch(commands, queue)
+    found = await watch(sender, queue)
     assert [(finding.check, finding.level) for finding in found] == [(check, level) for check, level, _, _ in told]
     for finding, (_, _, what, mend) in zip(found, told, strict=True):
         assert what in finding.what
@@ -161,18 +161,18 @@ async def test_each_kind_of_standstill_is_told_with_its_mend(
 
 
 async def test_a_dispatcher_that_serves_other_queues_is_told_apart_from_none(
-    server: EmbeddedRedis, commands: Commands, queue: str, raw: Any
+    server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
     Seed(raw, queue).due()
     async with system(Config(url=server.url, queues=("others",)), App(queue="others"), workers=0):
-        (finding,) = await watch(commands, queue)
+        (finding,) = await watch(sender, queue)
     assert (finding.check, finding.level) == ("not-dispatched", "fault")
     assert "1 dispatcher on this Redis, and none moves this queue" in finding.what
     assert "--queue leave it out" in finding.mend
 
 
 async def test_what_is_seen_once_and_then_moves_is_not_told(
-    server: EmbeddedRedis, commands: Commands, queue: str, raw: Any
+    server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
     """All that can stand still does at the first look; a dispatcher and a worker come before the last."""
     app = App(queue=queue)
@@ -183,11 +183,11 @@ async def test_what_is_seen_once_and_then_moves_is_not_told(
     seed = Seed(raw, queue)
     for plant in (Seed.due, Seed.recurrence, unserved, unrecovered):
         plant(seed)
-    assert len(await watch(commands, queue)) == 4
-    config = Config(url=server.url, queues=(queue,), lease=0.5, beat=0.2)
+    assert len(await watch(sender, queue)) == 4
+    config = Config(url=server.url, queues=(queue,), lease=0.5, heartbeat=0.2)
     async with system(config, app, workers=0) as running:
         running.work()
-        assert await watch(commands, queue, 2.5) == []
+        assert await watch(sender, queue, 2.5) == []
         assert running.recorder.of(events.Requeued)
         assert running.recorder.of(events.Completed)
 
@@ -204,12 +204,12 @@ async def test_an_id_that_is_scheduled_again_and_again_is_not_one_that_nobody_mo
     async with system(Config(url=server.url, queues=(queue,)), app) as running:
         await work.using(id="again").enqueue()
         for _ in range(3):
-            assert await watch(running.commands, queue, 0.2) == []
+            assert await watch(running.sender, queue, 0.2) == []
 
 
-async def test_a_place_of_another_type_is_left_to_the_audit(commands: Commands, queue: str, raw: Any) -> None:
+async def test_a_place_of_another_type_is_left_to_the_audit(sender: BatchingSender, queue: str, raw: Any) -> None:
     raw.set(f"evsched:{{{queue}}}:backlog", "x")
-    assert await watch(commands, queue) == []
+    assert await watch(sender, queue) == []
 
 
 def test_the_command_says_it_and_a_system_that_works_is_well(
@@ -238,6 +238,6 @@ def test_the_command_says_it_and_a_system_that_works_is_well(
             assert done.returncode == 0, done.stdout
 
 
-async def test_nothing_is_told_of_an_empty_queue(commands: Commands, queue: str) -> None:
-    assert await watch(commands, queue) == []
-    assert await commands.send(Store(queue).limits()) is not None
+async def test_nothing_is_told_of_an_empty_queue(sender: BatchingSender, queue: str) -> None:
+    assert await watch(sender, queue) == []
+    assert await sender.send(Store(queue).limits()) is not None

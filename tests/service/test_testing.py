@@ -130,7 +130,7 @@ async def test_to_a_moment(clock: Clock) -> None:
 
 
 async def test_limits_hold(clock: Clock) -> None:
-    clock._commands.send(app.client.store("tested").limit({"rate": 1, "burst": 1}))  # pyright: ignore[reportPrivateUsage]
+    clock._sender.send(app.client.store("tested").limit({"rate": 1, "burst": 1}))  # pyright: ignore[reportPrivateUsage]
     await remind.enqueue_many([(f"n{n}",) for n in range(5)])
     began = clock.now
     assert [round(run.at - began, 3) for run in await clock.advance(minutes=1)] == [0, 1, 2, 3, 4]

@@ -15,7 +15,7 @@ from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 from tests.support.system import system
@@ -83,10 +83,10 @@ async def test_a_system_works_over_tls(port: int, certificates: Path, queue: str
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"], ids=["unknown CA", "another name"])
 async def test_a_server_that_is_not_trusted_is_refused(port: int, certificates: Path, host: str) -> None:
     ca = f"?ssl_ca_certs={certificates / 'ca.crt'}" if host == "127.0.0.1" else ""
-    commands = Commands(f"rediss://{host}:{port}/0{ca}")
+    sender = BatchingSender(f"rediss://{host}:{port}/0{ca}")
     with pytest.raises(StoreDown, match="certificate verify failed"):
-        await commands.send(PING)
-    await commands.close()
+        await sender.send(PING)
+    await sender.close()
 
 
 def test_a_command_says_how_to_name_the_ca(port: int, tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def _records(largest: int) -> st.SearchStrategy[list[bytes]]:
     )
 
 
-def commands(queue: str, ids: Sequence[bytes], *, largest: int = 100_000) -> st.SearchStrategy[list[Command]]:
+def sender(queue: str, ids: Sequence[bytes], *, largest: int = 100_000) -> st.SearchStrategy[list[Command]]:
     """Commands of a producer about the jobs `ids`: records, dues, inline jobs, and keys that only look like its own.
 
     `largest`: bytes of the longest values.

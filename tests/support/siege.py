@@ -116,9 +116,9 @@ class Siege:
         assert reply is not None, f"{job} did not run: {self.last_words()}"
         assert json.loads(reply[1])["outcome"] == "done"
 
-    def round(self, commands: Sequence[hostile.Command]) -> None:
+    def round(self, sender: Sequence[hostile.Command]) -> None:
         """Write what a bad producer writes; then a harmless job runs, and both processes live and are ready."""
-        for command in commands:
+        for command in sender:
             try:
                 self._producer.execute_command(*command)
             except NoPermissionError:
@@ -141,9 +141,9 @@ class Siege:
             phases=(Phase.generate,),  # what came before is part of the cause: a shorter example says nothing
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
         )
-        @given(hostile.commands(self._queue, [b"a", b"b", b"c"], largest=largest))
-        def attack(commands: list[hostile.Command]) -> None:
-            self.round(commands)
+        @given(hostile.sender(self._queue, [b"a", b"b", b"c"], largest=largest))
+        def attack(sender: list[hostile.Command]) -> None:
+            self.round(sender)
 
         (attack if start is None else seed(start)(attack))()
 

@@ -13,7 +13,7 @@ from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Subscribed, WorkerStarted
 from evsched.process.isolated_run import run_apart
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from evsched.worker.worker import Worker
 from tests.support.recorder import Recorder
 
@@ -26,9 +26,9 @@ class System:
         self.app = app
         self.recorder = recorder
         self.events = Events(recorder)
-        self.commands = Commands(config.url)
-        self.dispatcher = Dispatcher(config, self.commands, self.events.emit)
-        self.janitor = Janitor(config, self.commands, self.events.emit, lambda: self.dispatcher.queues)
+        self.sender = BatchingSender(config.url)
+        self.dispatcher = Dispatcher(config, self.sender, self.events.emit)
+        self.janitor = Janitor(config, self.sender, self.events.emit, lambda: self.dispatcher.queues)
         self.events.listen(self.janitor.listen)
         self.workers: list[Worker] = []
         self._working: list[asyncio.Task[None]] = []
@@ -38,7 +38,7 @@ class System:
         """Start one more worker."""
         queues = list(self.config.queues or (self.app.queue,))
         apart = None if self.app.origin is None else partial(run_apart, self.app.origin)
-        worker = Worker(self.config, self.commands, self.events.emit, self.app.program, queues, apart=apart)
+        worker = Worker(self.config, self.sender, self.events.emit, self.app.program, queues, apart=apart)
         self.workers.append(worker)
         self._working.append(asyncio.create_task(worker.run()))
         return worker
@@ -56,7 +56,7 @@ class System:
             task.cancel()
         ended += await asyncio.gather(*self._dispatching, return_exceptions=True)
         await self.app.close()
-        await self.commands.close()
+        await self.sender.close()
         for outcome in ended:
             if isinstance(outcome, Exception):
                 raise outcome

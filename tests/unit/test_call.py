@@ -8,14 +8,14 @@ import pytest
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from evsched.errors import ConfigError, StoreRefused
-from evsched.jobs.job import Buried, Done, Retried, Taken
+from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.call import Call, Script, text, texts
 from evsched.transport.connection import translate
 from evsched.transport.scripts import folder, script
 
-RUN = Taken("a", 2, 1.0, b"{}")
+RUN = FetchedJob("a", 2, 1.0, b"{}")
 
 
 def test_a_plain_command_is_sent_as_it_is() -> None:
@@ -47,7 +47,7 @@ def test_every_verb_has_one_key_the_root() -> None:
         store.retry("w", [(RUN, Retried(1.0, "x"))]),
         store.bury("w", [(RUN, Buried("x", False))]),
         store.requeue("w", "x"),
-        store.beat("w", 1.0),
+        store.heartbeat("w", 1.0),
         store.cancel("a"),
         store.reschedule("a", None),
         store.revive(["a"]),

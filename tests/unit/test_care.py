@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from evsched.jobs.job import Buried, Retried, Taken
+from evsched.jobs.job import Buried, FetchedJob, Retried
 from evsched.jobs.retry import Retry
 from evsched.worker.care import Care, Turnstile, care_for, patience
 from evsched.worker.verdict import Failed, judge
 
 
-def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> Taken:
-    return Taken("a", attempt, 1.0, b"", 1.0, deaths, doubts)
+def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> FetchedJob:
+    return FetchedJob("a", attempt, 1.0, b"", 1.0, deaths, doubts)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> Taken:
         (job(1, 4, 3), 9, True, Care(marked=True, apart=True, alone=True)),
     ],
 )
-def test_care_grows_with_the_deaths(run: Taken, attempts: int, can_part: bool, care: Care) -> None:
+def test_care_grows_with_the_deaths(run: FetchedJob, attempts: int, can_part: bool, care: Care) -> None:
     assert care_for(run, attempts, can_part=can_part) == care
 
 

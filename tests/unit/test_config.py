@@ -53,7 +53,7 @@ def test_settings_go_through_an_environment(config: Config) -> None:
         ({"concurrency": 0}, "EVSCHED_CONCURRENCY is 0: a whole number from 1 to 999"),
         ({"concurrency": 1000}, "more worker processes"),
         ({"batch": 1000}, "EVSCHED_BATCH is 1000"),
-        ({"lease": 10.0}, "EVSCHED_LEASE is 10 s, EVSCHED_BEAT 5 s: a lease must outlive two beats"),
+        ({"lease": 10.0}, "EVSCHED_LEASE is 10 s, EVSCHED_HEARTBEAT 5 s: a lease must outlive two heartbeats"),
         ({"idle_lease": 1.0}, "EVSCHED_IDLE_LEASE is 1 s"),
         ({"queues": ("a", "b c")}, "queue 'b c'"),
         ({"queues": ("a", "a:2")}, "queue 'a' is named twice"),
@@ -91,7 +91,7 @@ def test_a_number_out_of_its_range_is_refused_by_its_variable(name: str, value: 
 
 def test_the_ends_of_a_range_are_in_it() -> None:
     for name, (least, most, _) in RANGES.items():
-        if "lease" not in name and "beat" not in name:  # of which one goes with the other
+        if "lease" not in name and "heartbeat" not in name:  # of which one goes with the other
             assert [getattr(load({f"EVSCHED_{name.upper()}": str(end)}), name) for end in (least, most)] == [
                 least,
                 most,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evsched.jobs.current_job import RetryLater, current_job
-from evsched.jobs.job import Buried, Done, Outcome, Retried, Taken, encode
+from evsched.jobs.job import Buried, Done, FetchedJob, Outcome, Retried, encode
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
 from evsched.worker.executor import RESULT_MOST, Executor
@@ -23,7 +23,7 @@ from evsched.worker.run import Run
 async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) -> Outcome:
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=9, jitter=0)))
-    found = Run("q", Taken("a", attempt, 1.0, payload), 1.0, time.monotonic())
+    found = Run("q", FetchedJob("a", attempt, 1.0, payload), 1.0, time.monotonic())
     found.work = work = asyncio.ensure_future(Executor(Program(tasks), 1).run(found))  # pyright: ignore[reportAttributeAccessIssue]
     return await work
 
@@ -95,7 +95,7 @@ async def test_progress_is_what_json_can_hold() -> None:
 
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=1)))
-    found = Run("q", Taken("a", 1, 1.0, b'{"task":"t"}'), 1.0, time.monotonic())
+    found = Run("q", FetchedJob("a", 1, 1.0, b'{"task":"t"}'), 1.0, time.monotonic())
     assert isinstance(await Executor(Program(tasks), 1).run(found), Done)
     assert [(one.done, one.note) for one in told] == [
         (3, "half"),

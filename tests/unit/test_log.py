@@ -15,7 +15,7 @@ import pytest
 
 from evsched import JobLogFilter, events
 from evsched.jobs.current_job import CurrentJob, set_current_job
-from evsched.jobs.job import Taken
+from evsched.jobs.job import FetchedJob
 from evsched.jobs.tasks import Tasks, define
 from evsched.telemetry import log
 from evsched.worker.executor import Executor
@@ -163,7 +163,7 @@ async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_t
         executor = Executor(Program(tasks), 1)
         for task in ("loop", "thread"):
             payload = b'{"task":"%s"}' % task.encode()
-            run = Run("q", Taken(f"job-{task}", 3, 1.0, payload), 1.0, time.monotonic())
+            run = Run("q", FetchedJob(f"job-{task}", 3, 1.0, payload), 1.0, time.monotonic())
             await asyncio.create_task(executor.run(run))
         logger.warning("outside")
     finally:

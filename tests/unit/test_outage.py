@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evsched import events
 from evsched.errors import StoreDown, StoreRefused
-from evsched.runtime.reconnect import Outage
+from evsched.runtime.reconnect import Reconnect
 
 
 class Loop:
@@ -13,21 +13,21 @@ class Loop:
     def __init__(self) -> None:
         self.now = 100.0
         self.told: list[tuple[str, float]] = []
-        self.outage = Outage("worker", self._emit, "q", clock=lambda: self.now)
+        self.reconnect = Reconnect("worker", self._emit, "q", clock=lambda: self.now)
 
     def _emit(self, event: events.Event) -> None:
         if not isinstance(event, events.RedisFailed):
             self.told.append((type(event).__name__, round(self.now - 100, 3)))
 
     def refused(self) -> None:
-        self.outage.failed(StoreRefused("WRONGTYPE", kind="wrongtype"))
+        self.reconnect.failed(StoreRefused("WRONGTYPE", kind="wrongtype"))
 
     def down(self) -> None:
-        self.outage.failed(StoreDown("no answer"))
+        self.reconnect.failed(StoreDown("no answer"))
 
     def passed(self, after: float = 0.0) -> None:
         self.now += after
-        self.outage.passed()
+        self.reconnect.passed()
 
 
 def test_a_single_mend_is_told_at_the_first_good_pass() -> None:
@@ -52,7 +52,7 @@ def test_what_is_refused_in_some_passes_and_not_in_others_is_told_twice_and_its_
     assert loop.told[3:] == []
     loop.passed(0.1)
     assert loop.told[3:] == [("CallAccepted", 27.0)]
-    assert loop.outage.reason is None
+    assert loop.reconnect.reason is None
 
 
 def test_that_redis_is_away_is_told_at_once_each_time() -> None:

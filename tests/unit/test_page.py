@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from evsched.cli.render import draw, due, length, rate, sparkline
-from evsched.store.replies import Census, Lease
+from evsched.store.replies import Lease, QueueStats
 from evsched.top.snapshot import (
     Count,
     Down,
@@ -26,9 +26,9 @@ from evsched.top.snapshot import (
     sample,
     total,
 )
-from evsched.worker.presence import Presence, Running
+from evsched.worker.status_reporter import Running, WorkerStatus
 
-CENSUS = Census(
+CENSUS = QueueStats(
     now=1000.0,
     places={"schedule": 7, "backlog": 2, "ready": 1, "processing": 3, "dead": 4},
     due=5,
@@ -39,8 +39,8 @@ CENSUS = Census(
 )
 
 
-def presence(worker: str, started: int, lateness: list[float], runs: int = 0) -> Presence:
-    return Presence(
+def status(worker: str, started: int, lateness: list[float], runs: int = 0) -> WorkerStatus:
+    return WorkerStatus(
         worker=worker,
         queue="q",
         slots=8,
@@ -54,13 +54,13 @@ def presence(worker: str, started: int, lateness: list[float], runs: int = 0) ->
     )
 
 
-def look(at: float, *presences: Presence, leased: tuple[str, ...] = ()) -> Look:
+def look(at: float, *statuses: WorkerStatus, leased: tuple[str, ...] = ()) -> Look:
     leases = [Lease(worker, b"1", 10.0, 1) for worker in leased]
-    return Look(at, {"q": CENSUS}, {"q": leases}, list(presences))
+    return Look(at, {"q": CENSUS}, {"q": leases}, list(statuses))
 
 
 def test_the_first_look_knows_no_rates() -> None:
-    page, history = compose(look(10.0, presence("w", 100, [0.1] * 50)), History())
+    page, history = compose(look(10.0, status("w", 100, [0.1] * 50)), History())
     assert page == Page(
         now=1000.0,
         queues=[QueueRow("q", 7, 5, 2, 1, 3, 4, 2, 1003.5, None, None)],
@@ -72,25 +72,25 @@ def test_the_first_look_knows_no_rates() -> None:
 
 
 def test_rates_and_lateness_are_of_what_is_new() -> None:
-    _, history = compose(look(10.0, presence("w", 100, [9.0, 9.0])), History())
-    page, history = compose(look(12.0, presence("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
+    _, history = compose(look(10.0, status("w", 100, [9.0, 9.0])), History())
+    page, history = compose(look(12.0, status("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
     assert page.rates == page.queues[0].rates == Rates(started=1.5, done=1.0, failed=0.0)
     assert page.lateness == [Sample(p50=0.2, max=0.3)]
-    page, _ = compose(look(13.0, presence("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
+    page, _ = compose(look(13.0, status("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
     assert (page.rates, page.lateness) == (Rates(), [Sample(0.2, 0.3), None])
 
 
 def test_a_worker_that_missed_a_call_is_counted_over_all_the_time() -> None:
-    _, history = compose(look(10.0, presence("w", 100, []), leased=("w",)), History())
+    _, history = compose(look(10.0, status("w", 100, []), leased=("w",)), History())
     page, history = compose(look(11.0, leased=("w",)), history)
     assert (page.rates, page.workers) == (Rates(), [WorkerRow("w", False, None, 1, [])])
-    page, _ = compose(look(12.0, presence("w", 104, []), leased=("w",)), history)
+    page, _ = compose(look(12.0, status("w", 104, []), leased=("w",)), history)
     assert page.rates == Rates(started=2.0, done=2.0)
 
 
 def test_a_worker_that_has_gone_is_forgotten_and_a_new_one_is_no_burst() -> None:
-    _, history = compose(look(10.0, presence("old", 100, [])), History())
-    page, history = compose(look(11.0, presence("new", 500, [1.0])), history)
+    _, history = compose(look(10.0, status("old", 100, [])), History())
+    page, history = compose(look(11.0, status("new", 500, [1.0])), history)
     assert (page.rates, page.lateness) == (Rates(), [None])
     assert history.counts == {("new", "q"): Count(11.0, 500, 500, 0)}
 
@@ -101,15 +101,15 @@ def test_rates_of_queues_and_workers_add_up() -> None:
 
 
 def test_of_more_starts_than_are_told_the_newest_count() -> None:
-    _, history = compose(look(10.0, presence("w", 0, [])), History())
-    page, _ = compose(look(11.0, presence("w", 5000, [0.1, 0.2, 0.3, 0.4])), history)
+    _, history = compose(look(10.0, status("w", 0, [])), History())
+    page, _ = compose(look(11.0, status("w", 5000, [0.1, 0.2, 0.3, 0.4])), history)
     assert (page.rates, page.lateness) == (Rates(5000, 5000, 0), [Sample(0.3, 0.4)])
 
 
 def test_the_last_minute_is_kept() -> None:
     history = History()
     for n in range(70):
-        page, history = compose(look(float(n), presence("w", n, [n / 1000])), history)
+        page, history = compose(look(float(n), status("w", n, [n / 1000])), history)
     assert [one and one.max for one in page.lateness] == [n / 1000 for n in range(10, 70)]  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
@@ -249,5 +249,5 @@ def lines_of(lines: list[str], word: str) -> int:
 
 
 def test_pages_travel_as_json() -> None:
-    page, _ = compose(look(10.0, presence("w", 3, [0.1], runs=2)), History())
+    page, _ = compose(look(10.0, status("w", 3, [0.1], runs=2)), History())
     assert msgspec.json.decode(msgspec.json.encode(page), type=Page) == page

@@ -10,7 +10,7 @@ import pytest
 from tests.support.patience import PATIENCE
 from tests.support.proxy import BOTH, Direction, Proxy
 
-Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,13 +35,13 @@ async def echoing() -> AsyncGenerator[Proxy]:
 
 
 @asynccontextmanager
-async def link(proxy: Proxy) -> AsyncGenerator[Link]:
+async def link(proxy: Proxy) -> AsyncGenerator[Connection]:
     reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
     yield reader, writer
     writer.transport.abort()
 
 
-async def answer(to: Link, text: bytes, seconds: float = PATIENCE) -> bytes:
+async def answer(to: Connection, text: bytes, seconds: float = PATIENCE) -> bytes:
     reader, writer = to
     writer.write(text)
     async with asyncio.timeout(seconds):

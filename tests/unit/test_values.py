@@ -51,14 +51,14 @@ def test_no_failure_is_answered_by_a_hot_loop() -> None:
 
 def test_settings_come_from_flags_then_environment_then_defaults() -> None:
     found = config.load({"EVSCHED_LEASE": "30", "EVSCHED_QUEUES": "a,b", "PATH": "x"}, lease=None, concurrency=7)
-    assert (found.lease, found.queues, found.concurrency, found.beat) == (30.0, ("a", "b"), 7, 5.0)
+    assert (found.lease, found.queues, found.concurrency, found.heartbeat) == (30.0, ("a", "b"), 7, 5.0)
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "words"),
     [
         ("EVSCHED_LEASE", "soon", "EVSCHED_LEASE is 'soon'"),
-        ("EVSCHED_LEASE", "6", "two beats"),
+        ("EVSCHED_LEASE", "6", "two heartbeats"),
         ("EVSCHED_CONCURRENCY", "1000", "from 1 to 999"),
         ("EVSCHED_POOL", "0", "from 1 to 999: processes"),
         ("EVSCHED_QUEUES", ",", "a queue's name is empty"),

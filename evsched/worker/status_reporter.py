@@ -21,7 +21,7 @@ from evsched import events, keys
 from evsched.errors import StoreError
 from evsched.events import Event
 from evsched.store.store import Store
-from evsched.transport.senders import Commands
+from evsched.transport.senders import BatchingSender
 from evsched.worker.run import Run
 
 _RECENT: Final = 1000
@@ -48,7 +48,7 @@ class Running(Struct, frozen=True):
     seconds: float
 
 
-class Presence(Struct, frozen=True):
+class WorkerStatus(Struct, frozen=True):
     """A worker's answer for one queue. The counts are since its start."""
 
     worker: str
@@ -77,7 +77,7 @@ class _Tally:
         self.lateness = deque[float](maxlen=_RECENT)
 
 
-class Roll:
+class StatusReporter:
     """Listens to one worker's events, and answers for it. `held(queue)` are the runs whose end is not written yet."""
 
     def __init__(
@@ -85,12 +85,12 @@ class Roll:
         worker: str,
         slots: int,
         queues: list[str],
-        commands: Commands,
+        sender: BatchingSender,
         held: Callable[[str], Collection[Run]],
     ) -> None:
         self._worker = worker
         self._slots = slots
-        self._commands = commands
+        self._sender = sender
         self._held = held
         self._stores = {queue: Store(queue) for queue in queues}
         self._tallies = {queue: _Tally() for queue in queues}
@@ -98,7 +98,7 @@ class Roll:
         self._answering: asyncio.Task[None] | None = None
 
     def listen(self, event: Event) -> None:
-        """Count what the worker's lanes tell."""
+        """Count what the worker's consumers report."""
         if isinstance(event, events.Started):
             tally = self._tallies[event.queue]
             tally.started += len(event.lateness)
@@ -121,19 +121,19 @@ class Roll:
         with contextlib.suppress(StoreError):
             while self._calls:
                 calls, self._calls = self._calls, set[tuple[str, str]]()
-                await self._commands.send_all(
+                await self._sender.send_all(
                     [
-                        self._stores[queue].answer_roll(channel, msgspec.json.encode(self.presence(queue)))
+                        self._stores[queue].answer_roll(channel, msgspec.json.encode(self.status(queue)))
                         for queue, channel in calls
                     ]
                 )
 
-    def presence(self, queue: str) -> Presence:
+    def status(self, queue: str) -> WorkerStatus:
         """Say what the worker does for a queue now."""
         tally, now = self._tallies[queue], time.monotonic()
         runs = self._running(queue)
         longest = heapq.nsmallest(_SHOWN, runs, key=lambda run: run.handed)
-        return Presence(
+        return WorkerStatus(
             worker=self._worker,
             queue=queue,
             slots=self._slots,

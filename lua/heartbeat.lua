@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- beat: keeps a worker's lease.
+-- heartbeat: keeps a worker's lease.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- census: moves nothing. How many jobs each place holds, in one moment.
+-- queue_stats: moves nothing. How many jobs each place holds, in one moment.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
