@@ -74,7 +74,7 @@ local function wrongs_of(id, from, strays, now)
     line[#line + 1] = 'backlog:' .. parked
   end
   local beside = from:match('^backlog:(.*)$')
-  if beside and beside ~= parked and type(redis.pcall('ZSCORE', side(beside), id)) == 'string' then
+  if beside and beside ~= parked and type(redis.pcall('ZSCORE', group_backlog(beside), id)) == 'string' then
     line[#line + 1] = from
   else
     beside = nil
@@ -129,19 +129,19 @@ local function runs_here(worker, id)
   return run[1] == worker and not run[2]
 end
 
--- The fields of `inside` that a recount finds otherwise: field, the right value or false, ... Nil and how many there
+-- The fields of `in_flight` that a recount finds otherwise: field, the right value or false, ... Nil and how many there
 -- are when that is more than `most`, since it must be one moment.
 -- What strays hold may count or not: `keep_count` does not see them. So may what a worker has taken and not started: if
 -- it lies in two lists, the end of the run in the other takes it out of the count, until `start`.
 local function miscounts(strays, most)
-  local owners, total = redis.call('ZRANGE', leases, 0, -1), redis.call('HLEN', inside) + redis.call('LLEN', ready)
+  local owners, total = redis.call('ZRANGE', leases, 0, -1), redis.call('HLEN', in_flight) + redis.call('LLEN', ready)
   for _, worker in ipairs(owners) do
     total = total + size_of('LLEN', processing(worker))
   end
   if total > most then
     return nil, total
   end
-  local told = redis.call('HGETALL', inside)
+  local told = redis.call('HGETALL', in_flight)
   if #told == 0 then
     return {} -- nothing needs the count
   end
@@ -194,12 +194,12 @@ local function miscounts(strays, most)
   return changes
 end
 
--- Is the group's backlog one that nobody will open ('stranded'), or its entry in `closed` one without a backlog
--- ('closed')?
+-- Is the group's backlog one that nobody will open ('stranded'), or its entry in `throttled` one without a backlog
+-- ('throttled')?
 local function wrong_of_group(group)
-  local is_closed = redis.call('ZSCORE', closed, group)
-  local waits = redis.call('EXISTS', side(group)) == 1
-  if waits ~= (is_closed and true or false) then
-    return waits and 'stranded' or 'closed'
+  local is_throttled = redis.call('ZSCORE', throttled, group)
+  local waits = redis.call('EXISTS', group_backlog(group)) == 1
+  if waits ~= (is_throttled and true or false) then
+    return waits and 'stranded' or 'throttled'
   end
 end

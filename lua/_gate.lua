@@ -2,12 +2,12 @@
 --
 -- backlog          zset  id -> order: who may pass next
 -- backlog:<group>  zset  the same, for what the group's own limits hold back: it must not stand in others' way
--- order            hash  fair queueing, only while jobs wait: passed:<p> = V of priority p; last:<p>:<group>
+-- fair             hash  fair queueing, only while jobs wait: passed:<p> = V of priority p; last:<p>:<group>
 --
 -- Whoever frees room or adds jobs calls `admit`: nothing polls. Only a rate opens by itself, at a moment that the
 -- dispatcher's sleep knows.
 
-local order = root .. 'order'
+local fair = root .. 'fair'
 
 -- How many jobs lie in ready beyond what is asked for: enough that workers which block on it never wait for a
 -- dispatcher, short enough that a later job of a higher priority is not stuck behind it.
@@ -22,34 +22,34 @@ local REOPENED = 20
 -- Beyond so many fields the state of the fair queueing is swept: groups that have had their turn say nothing.
 local ORDER_MOST = 10000
 
-local function side(group)
+local function group_backlog(group)
   return backlog .. ':' .. group
 end
 
 -- Refuse what the gate cannot work with, before the verb has written anything. A group's own keys are not looked at:
 -- they cost the group.
 local function expect_gate()
-  expect('ZCARD', schedule, backlog, closed)
+  expect('ZCARD', schedule, backlog, throttled)
   expect('LLEN', ready)
-  expect('HLEN', order)
+  expect('HLEN', fair)
 end
 
 -- The group in whose backlog the job waits, and its order there; nil when it is in none.
 local function aside_in(id)
   local group = group_of(field_of(id, 'parked'))
-  local score = group and redis.pcall('ZSCORE', side(group), id)
+  local score = group and redis.pcall('ZSCORE', group_backlog(group), id)
   if type(score) == 'string' then
     return group, score
   end
 end
 
--- The group's entry in `closed` goes with its last job, and the fair queueing's state with the last of all.
+-- The group's entry in `throttled` goes with its last job, and the fair queueing's state with the last of all.
 local function tidy(group)
-  if group and redis.call('EXISTS', side(group)) == 0 then
-    redis.call('ZREM', closed, group)
+  if group and redis.call('EXISTS', group_backlog(group)) == 0 then
+    redis.call('ZREM', throttled, group)
   end
-  if redis.call('EXISTS', backlog, closed) == 0 then
-    redis.call('DEL', order)
+  if redis.call('EXISTS', backlog, throttled) == 0 then
+    redis.call('DEL', fair)
   end
 end
 
@@ -57,23 +57,23 @@ end
 local function reopen(most, now)
   -- Limits that are gone close nothing.
   local last = policy.grouped and seconds(now) or '+inf'
-  local groups = redis.call('ZRANGE', closed, '-inf', last, 'BYSCORE', 'LIMIT', 0, REOPENED)
+  local groups = redis.call('ZRANGE', throttled, '-inf', last, 'BYSCORE', 'LIMIT', 0, REOPENED)
   for _, group in ipairs(groups) do
     local rule = rule_of(group, now)
     local count = math.max(0, math.min(rule.room, most))
     -- A group without room waits for its rate, or for the end of one of its jobs.
     local again = rule.opens or (rule.room < 1 and '+inf') or (rule.arrival and now + PACKET) or 0
-    if type(redis.pcall('ZCARD', side(group))) == 'table' then
+    if type(redis.pcall('ZCARD', group_backlog(group))) == 'table' then
       again = now + UNFIT -- a key of another type costs this group alone
     elseif count > 0 then
-      local front = redis.call('ZRANGE', side(group), 0, count - 1, 'WITHSCORES')
+      local front = redis.call('ZRANGE', group_backlog(group), 0, count - 1, 'WITHSCORES')
       for i = 1, #front, 2 do
         redis.call('ZADD', backlog, front[i + 1], front[i])
         redis.pcall('HDEL', record(front[i]), 'parked') -- pcall: start judges a wrong type
       end
-      redis.call('ZREMRANGEBYRANK', side(group), 0, count - 1)
+      redis.call('ZREMRANGEBYRANK', group_backlog(group), 0, count - 1)
     end
-    redis.call('ZADD', closed, again, group)
+    redis.call('ZADD', throttled, again, group)
     tidy(group)
   end
   return #groups
@@ -83,8 +83,8 @@ end
 -- group's own limit held back does not set the others back.
 local function note_passed(priority, v)
   local field = string.format('passed:%d', priority)
-  if v > tonumber(redis.call('HGET', order, field) or 0) then
-    redis.call('HSET', order, field, v)
+  if v > tonumber(redis.call('HGET', fair, field) or 0) then
+    redis.call('HSET', fair, field, v)
   end
 end
 
@@ -107,9 +107,9 @@ local function pass(room, now)
         spend_rule(rule, spent[rule], now)
         spent[rule] = nil
       end
-      if type(redis.pcall('ZADD', side(group), front[i + 1], id)) == 'number' then
+      if type(redis.pcall('ZADD', group_backlog(group), front[i + 1], id)) == 'number' then
         redis.pcall('HSET', record(id), 'parked', group)
-        redis.call('ZADD', closed, 'NX', rule.opens or '+inf', group)
+        redis.call('ZADD', throttled, 'NX', rule.opens or '+inf', group)
       else -- a key of another type is there: what it should hold waits where it stands in nobody's way
         redis.call('ZADD', schedule, seconds(now + UNFIT), id)
       end
@@ -138,8 +138,8 @@ local function pass(room, now)
     redis.call('RPUSH', ready, unpack(ids))
   end
   redis.call('ZREMRANGEBYRANK', backlog, 0, looked - 1)
-  if redis.call('EXISTS', backlog, closed) == 0 then
-    redis.call('DEL', order)
+  if redis.call('EXISTS', backlog, throttled) == 0 then
+    redis.call('DEL', fair)
   else
     for priority, v in pairs(reached) do
       note_passed(priority, v)
@@ -158,14 +158,14 @@ local function open(asked, now)
   end
   local room = READY_AHEAD + asked - redis.call('LLEN', ready)
   if policy.concurrency then
-    room = math.min(room, math.floor(policy.concurrency) - redis.call('HGET', inside, '*'))
+    room = math.min(room, math.floor(policy.concurrency) - redis.call('HGET', in_flight, '*'))
   end
   local rate = (policy.rate or 0) > RATE_LEAST and policy.rate
   local arrival = root .. 'arrival'
   if rate then
     room = math.min(room, (tokens(arrival, rate, policy.burst, now)))
   end
-  local aside = policy.grouped or redis.call('EXISTS', closed) == 1
+  local aside = policy.grouped or redis.call('EXISTS', throttled) == 1
   local passed, looked, reopened = 0, 0, 0
   if room > 0 then
     if aside then
@@ -178,14 +178,15 @@ local function open(asked, now)
   end
   local again
   if aside then
-    local nearest = redis.call('ZRANGE', closed, '(' .. seconds(now), '(+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+    local after = '(' .. seconds(now)
+    local nearest = redis.call('ZRANGE', throttled, after, '(+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
     again = tonumber(nearest[2])
   end
   if rate then
     if passed > 0 then
       spend(arrival, rate, policy.burst, passed, now)
     end
-    if redis.call('EXISTS', backlog, closed) > 0 then
+    if redis.call('EXISTS', backlog, throttled) > 0 then
       local _, opens = tokens(arrival, rate, policy.burst, now)
       again = opens and math.min(opens, again or opens) or again
     end
@@ -205,7 +206,7 @@ local function admit(asked, now)
 end
 
 -- Where a job waits that is due: 'backlog', 'ready' or nil.
-local function lined(id)
+local function waiting_place(id)
   if redis.call('ZSCORE', backlog, id) or aside_in(id) then
     return 'backlog'
   end
@@ -213,12 +214,12 @@ local function lined(id)
 end
 
 -- Take a job that is due out of the line; return where it was, or nil.
-local function unline(id)
+local function remove_waiting(id)
   if field_of(id, 'parked') then
     local group = aside_in(id)
     redis.call('HDEL', record(id), 'parked')
     if group then
-      redis.call('ZREM', side(group), id)
+      redis.call('ZREM', group_backlog(group), id)
       tidy(group)
       return 'backlog'
     end
@@ -277,7 +278,7 @@ local function place_of(id, worker, finished)
       return place, score
     end
   end
-  local place = lined(id)
+  local place = waiting_place(id)
   if place == 'backlog' then
     local _, score = aside_in(id)
     return place, score or redis.call('ZSCORE', backlog, id)

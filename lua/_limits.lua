@@ -1,12 +1,12 @@
 -- The limits: what the operator rules, counted and measured. Stands behind the prelude, before the gate and every verb.
 --
 -- limits   hash    concurrency, rate, burst, paused; with `:<group>` behind the name those of a group; weight:<group>
--- inside   hash    who has passed the gate and not ended, only while a limit needs it: id -> group; `*` -> how many;
+-- in_flight  hash    who has passed the gate and not ended, only while a limit needs it: id -> group; `*` -> how many;
 --                  `#<group>` -> how many of a group
--- closed   zset    group -> when to look at it again; the groups whose own limits hold jobs back
+-- throttled  zset    group -> when to look at it again; the groups whose own limits hold jobs back
 -- arrival  string  GCRA's state of the rate; with `:<group>` that of a group's
 
-local limits, inside, closed = root .. 'limits', root .. 'inside', root .. 'closed'
+local limits, in_flight, throttled = root .. 'limits', root .. 'in_flight', root .. 'throttled'
 
 -- A rate is handed out in packets of so many seconds' worth: one script call and one wake-up serve a packet.
 local PACKET = 0.05
@@ -39,26 +39,26 @@ end
 read_policy()
 
 -- This read refuses a key of the wrong type as well.
-local counting = redis.call('HLEN', inside) > 0
+local counting = redis.call('HLEN', in_flight) > 0
 
 -- Count a job that passes.
 local function enter(id, group)
-  if redis.call('HSETNX', inside, id, group) == 1 then
-    redis.call('HINCRBY', inside, '*', 1)
-    redis.call('HINCRBY', inside, '#' .. group, 1)
+  if redis.call('HSETNX', in_flight, id, group) == 1 then
+    redis.call('HINCRBY', in_flight, '*', 1)
+    redis.call('HINCRBY', in_flight, '#' .. group, 1)
   end
 end
 
 -- A job that had passed is outside again: it ended, waits for another attempt, or was taken away.
 local function leave(id)
-  local group = counting and redis.call('HGET', inside, id)
+  local group = counting and redis.call('HGET', in_flight, id)
   if group then
-    redis.call('HDEL', inside, id)
-    redis.call('HINCRBY', inside, '*', -1)
-    if redis.call('HINCRBY', inside, '#' .. group, -1) == 0 then
-      redis.call('HDEL', inside, '#' .. group)
+    redis.call('HDEL', in_flight, id)
+    redis.call('HINCRBY', in_flight, '*', -1)
+    if redis.call('HINCRBY', in_flight, '#' .. group, -1) == 0 then
+      redis.call('HDEL', in_flight, '#' .. group)
     end
-    redis.call('ZADD', closed, 'XX', 0, group) -- its gate may be open now
+    redis.call('ZADD', throttled, 'XX', 0, group) -- its gate may be open now
   end
 end
 
@@ -66,9 +66,9 @@ end
 local function keep_count()
   local needed = policy.concurrency or policy.grouped
   if counting and not needed then
-    redis.call('DEL', inside)
+    redis.call('DEL', in_flight)
   elseif needed and not counting then
-    redis.call('HSET', inside, '*', 0)
+    redis.call('HSET', in_flight, '*', 0)
     local lists = { ready }
     for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
       lists[#lists + 1] = processing(worker)
@@ -125,7 +125,7 @@ local function rule_of(group, now)
     local most = limit_of(fields[1])
     rule = { room = math.huge, rate = limit_of(fields[2]), burst = limit_of(fields[3]) }
     if most then
-      rule.room = math.floor(most) - (redis.call('HGET', inside, '#' .. group) or 0)
+      rule.room = math.floor(most) - (redis.call('HGET', in_flight, '#' .. group) or 0)
     end
     if (rule.rate or 0) > RATE_LEAST then
       rule.arrival = root .. 'arrival:' .. group

@@ -249,7 +249,7 @@ end
 
 -- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller takes it out of the place where it was,
 -- afterwards.
-local function entomb(id, outcome, reason, now)
+local function bury(id, outcome, reason, now)
   note_end(id, outcome, now)
   redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
   redis.call('HDEL', record(id), 'traceback') -- of an earlier run; bury writes that of the last

@@ -6,7 +6,7 @@
 --        from      where the ids were met, `processing:<worker>` or `backlog:<group>`, '' = anywhere else
 --        strays    workers that have a list and no lease, parted by blanks
 -- ROWS   id        at most 250
--- REPLY  for each thing that is wrong: id; code, see evsched/diagnostics/audit_rules.py; where, or a detail
+-- REPLY  for each thing that is wrong: id; code, see diagnostics/audit_rules.py; where, or a detail
 -- FAILS  none
 -- TWICE  it only reads
 --

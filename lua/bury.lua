@@ -38,12 +38,12 @@ for id, attempt, reason, reply, outcome, how, trace in rows(3, 7) do
     end
     if extra[3] then
       abort(id, 'cancelled while it ran', RETENTION, reply, now)
-    elseif extra[2] or redis.call('ZSCORE', schedule, id) or lined(id) then
+    elseif extra[2] or redis.call('ZSCORE', schedule, id) or waiting_place(id) then
       note_end(id, outcome, now)
       redis.call('HSET', record(id), 'reason', reason)
       renew(id, extra[2])
     else
-      entomb(id, outcome, reason, now)
+      bury(id, outcome, reason, now)
       if trace ~= '' then
         redis.call('HSET', record(id), 'traceback', trace)
       end

@@ -24,7 +24,7 @@ expect_gate()
 local PAYLOAD_READ = 1048576
 
 -- From all of them: an id that waits in one may have been scheduled again.
-local place = unline(id)
+local place = remove_waiting(id)
 if redis.call('ZREM', schedule, id) + redis.call('HDEL', key, 'again') > 0 then
   place = 'schedule'
 end

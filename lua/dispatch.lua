@@ -97,21 +97,21 @@ end
 local moved, buried, missed, places, gone, turns = {}, {}, {}, {}, {}, {}
 
 -- An id that waits already has the same record: it is out of there too, not in two places.
-local function bury(id, reason)
-  unline(id)
-  entomb(id, 'dead', reason, now)
+local function quarantine(id, reason)
+  remove_waiting(id)
+  bury(id, 'dead', reason, now)
   buried[#buried + 1] = id
   buried[#buried + 1] = reason
 end
 
 -- A member that cannot be a job's id is kept under an id made from it, with what its record held.
-local function bury_member(member, reason)
+local function quarantine_member(member, reason)
   local id = 'bad-' .. digest(member)
   if redis.call('TYPE', record(member)).ok == 'hash' then
     redis.call('RENAME', record(member), record(id))
   end
   redis.call('HSET', record(id), 'member', #member <= 1024 and member or member:sub(1, 1024))
-  bury(id, reason)
+  quarantine(id, reason)
 end
 
 -- What an inline job that went to dead was, for who looks: its beginning alone when it is longer than a record may be.
@@ -158,14 +158,17 @@ local function adopt(member)
   end
   if wrong then
     keep(id, member)
-    bury(id, wrong)
+    quarantine(id, wrong)
     return nil
   end
   id = job.id or id
   if #id > 200 or not id:find('^[%w._:@-]+$') then
     local safe = digest(member)
     keep(safe, member)
-    bury(safe, 'the id of the inline job is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id')
+    quarantine(
+      safe,
+      'the id of the inline job is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id'
+    )
     return nil
   end
   local fields = { 'payload', member }
@@ -180,7 +183,7 @@ local function adopt(member)
   if type(redis.pcall('HSET', record(id), unpack(fields))) == 'table' then
     local safe = digest(member)
     keep(safe, member)
-    bury(safe, 'the key of the record of ' .. id .. ' is not a hash: DEL it and schedule the job again')
+    quarantine(safe, 'the key of the record of ' .. id .. ' is not a hash: DEL it and schedule the job again')
     return nil
   end
   return id
@@ -193,7 +196,7 @@ local function step_of(group)
 end
 
 local function order_of(field)
-  return tonumber(redis.call('HGET', order, field) or 0)
+  return tonumber(redis.call('HGET', fair, field) or 0)
 end
 
 -- The job's order in the backlog: its priority, then its group's turn (self-clocked fair queueing).
@@ -210,11 +213,11 @@ end
 
 -- Groups whose last turn has passed say nothing: some of them go when there are very many.
 local function sweep()
-  local fields = redis.call('HRANDFIELD', order, 2 * limit, 'WITHVALUES')
+  local fields = redis.call('HRANDFIELD', fair, 2 * limit, 'WITHVALUES')
   for i = 1, #fields, 2 do
     local priority = fields[i]:match('^last:(%d):')
     if priority and tonumber(fields[i + 1]) <= order_of('passed:' .. priority) then
-      redis.call('HDEL', order, fields[i])
+      redis.call('HDEL', fair, fields[i])
     end
   end
 end
@@ -238,7 +241,7 @@ local function pass(id, score)
   local key = record(id)
   local size = redis.pcall('HSTRLEN', key, 'payload')
   if type(size) == 'table' then
-    bury_member(id, 'the key of its record is not a hash: DEL it and schedule the job again')
+    quarantine_member(id, 'the key of its record is not a hash: DEL it and schedule the job again')
     return true
   end
   local run =
@@ -259,22 +262,25 @@ local function pass(id, score)
     if not finished and await(id, awaited and moment_of(run[6]) or score, awaited) then
       return false
     end
-    bury(id, 'no payload in its record: HSET ' .. key .. ' payload {...} before the ZADD, or at most 2 s after it')
+    quarantine(
+      id,
+      'no payload in its record: HSET ' .. key .. ' payload {...} before the ZADD, or at most 2 s after it'
+    )
     return true
   end
   if size > cap then
-    bury(
+    quarantine(
       id,
       'the payload has ' .. size .. ' bytes, more than ' .. cap .. ': store the data elsewhere and pass a reference'
     )
     return true
   end
   if not priority:find('^%d$') then
-    bury(id, 'the priority is not a whole number from 0 to 9: HSET ' .. key .. ' priority 5')
+    quarantine(id, 'the priority is not a whole number from 0 to 9: HSET ' .. key .. ' priority 5')
     return true
   end
   if run[4] and not group_of(group) then
-    bury(id, 'the group has more than 200 bytes, or a `}`: give it another name')
+    quarantine(id, 'the group has more than 200 bytes, or a `}`: give it another name')
     return true
   end
   if awaited then
@@ -320,7 +326,7 @@ for i = 1, #due, 2 do
   if member:byte() == 123 then -- {
     id = adopt(member)
   elseif #member > 200 or not member:find('^[%w._:@-]+$') then
-    bury_member(member, 'the id is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id')
+    quarantine_member(member, 'the id is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id')
     id = nil
   end
   if id then
@@ -334,9 +340,9 @@ end
 if #places > 0 then
   redis.call('ZADD', backlog, 'NX', unpack(places))
   for name, turn in pairs(turns) do
-    redis.call('HSET', order, 'last:' .. name, turn.last)
+    redis.call('HSET', fair, 'last:' .. name, turn.last)
   end
-  if redis.call('HLEN', order) > ORDER_MOST then
+  if redis.call('HLEN', fair) > ORDER_MOST then
     sweep()
   end
 end

@@ -7,7 +7,7 @@
 -- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...;
 --        all limits as field, value, ...; the facts as name, value, ...:
 --        workers, how many have a lease here; ahead, how many wait before it in its own line; waiting, in the backlog;
---        groups, how many groups of its priority wait; weights, their sum; inside, how many have passed the gate and
+--        groups, how many groups of its priority wait; weights, their sum; in_flight, how many have passed the gate and
 --        not ended, and inside_group; opens and opens_group, when a rate lets the next pass; holder, and when its
 --        lease ends
 -- FAILS  none
@@ -31,11 +31,11 @@ end
 
 -- How many groups share the gate at this priority, and the sum of their weights.
 local function shares()
-  if redis.call('HLEN', order) > 1000 then
+  if redis.call('HLEN', fair) > 1000 then
     return
   end
-  local passed = tonumber(redis.call('HGET', order, 'passed:' .. priority) or 0)
-  local fields, groups, weights = redis.call('HGETALL', order), 0, 0
+  local passed = tonumber(redis.call('HGET', fair, 'passed:' .. priority) or 0)
+  local fields, groups, weights = redis.call('HGETALL', fair), 0, 0
   local before = 'last:' .. priority .. ':'
   for i = 1, #fields, 2 do
     local of = fields[i]:sub(1, #before) == before and fields[i]:sub(#before + 1)
@@ -49,9 +49,9 @@ local function shares()
 end
 
 if place == 'backlog' then
-  fact('ahead', redis.call('ZRANK', parked and side(parked) or backlog, id))
-  fact('inside', redis.call('HGET', inside, '*'))
-  fact('inside_group', redis.call('HGET', inside, '#' .. group))
+  fact('ahead', redis.call('ZRANK', parked and group_backlog(parked) or backlog, id))
+  fact('in_flight', redis.call('HGET', in_flight, '*'))
+  fact('in_flight_group', redis.call('HGET', in_flight, '#' .. group))
   shares()
   if (policy.rate or 0) > RATE_LEAST then
     local _, opens = tokens(root .. 'arrival', policy.rate, policy.burst, now)

@@ -24,7 +24,7 @@ for field, value in rows(2, 2) do
   end
   local group = field:match('^%l+:(.*)$')
   if group then
-    redis.call('ZADD', closed, 'XX', 0, group)
+    redis.call('ZADD', throttled, 'XX', 0, group)
   end
   changed = true
 end

@@ -49,11 +49,11 @@ local mends = {
     if place == 'processing' or #id > 200 or not id:find('^[%w._:@-]+$') then
       return false
     end
-    entomb(id, 'dead', 'it had no payload: HSET one into its record and revive it, or drop it', now)
-    unline(id)
+    bury(id, 'dead', 'it had no payload: HSET one into its record and revive it, or drop it', now)
+    remove_waiting(id)
     local group = place:match('^backlog:(.*)$')
     if group then
-      redis.call('ZREM', side(group), id)
+      redis.call('ZREM', group_backlog(group), id)
       tidy(group)
     end
     redis.call('ZREM', schedule, id)
@@ -70,12 +70,12 @@ local function count_again()
   for i = 1, #changes, 2 do
     local field, value = changes[i], changes[i + 1]
     if value then
-      redis.call('HSET', inside, field, value)
+      redis.call('HSET', in_flight, field, value)
     else
-      redis.call('HDEL', inside, field)
+      redis.call('HDEL', in_flight, field)
     end
     if field:byte() == 35 then -- #: the group's gate may be open now
-      redis.call('ZADD', closed, 'XX', 0, field:sub(2))
+      redis.call('ZADD', throttled, 'XX', 0, field:sub(2))
     end
   end
   was_counted = #changes > 0
@@ -83,13 +83,13 @@ local function count_again()
 end
 
 local function mend(id, code, from)
-  if code == 'inside' then
+  if code == 'in_flight' then
     return count_again()
-  elseif code == 'stranded' or code == 'closed' then
+  elseif code == 'stranded' or code == 'throttled' then
     if wrong_of_group(id) ~= code then
       return false
     elseif code == 'stranded' then
-      redis.call('ZADD', closed, 0, id)
+      redis.call('ZADD', throttled, 0, id)
     else
       tidy(id)
     end

@@ -16,8 +16,8 @@ local now = unpack(ARGV, 1, 1)
 now = clock(now)
 
 local waiting = redis.call('ZCARD', backlog)
-for _, group in ipairs(redis.call('ZRANGE', closed, 0, -1)) do
-  waiting = waiting + size_of('ZCARD', side(group))
+for _, group in ipairs(redis.call('ZRANGE', throttled, 0, -1)) do
+  waiting = waiting + size_of('ZCARD', group_backlog(group))
 end
 local workers, held = redis.call('ZRANGE', leases, 0, -1), 0
 for _, worker in ipairs(workers) do

@@ -5,7 +5,7 @@
 -- ARGV   most      entries that are counted at the most
 --        strays    workers that have a list and no lease, parted by blanks
 -- ROWS   group     that has a backlog of its own, under 1000
--- REPLY  for each thing that is wrong: id or group, '' = the queue; code, see evsched/diagnostics/audit_rules.py; where, or a detail
+-- REPLY  for each thing that is wrong: id or group, '' = the queue; code, see audit_rules.py; where, or a detail
 -- FAILS  none
 -- TWICE  it only reads
 --
@@ -27,11 +27,11 @@ else
   -- Each job by its id, so that who looks twice knows whether it is the same; the sums only if the jobs are right.
   for i = 1, math.min(#changes, 500), 2 do
     if not changes[i]:find('^[*#]') then
-      wrong(changes[i], 'inside', changes[i + 1] and 'it is in hand and not counted' or 'it is counted and has left')
+      wrong(changes[i], 'in_flight', changes[i + 1] and 'it is in hand and not counted' or 'it is counted and has left')
     end
   end
   if #changes > 0 and #reply == 0 then
-    wrong('', 'inside', 'the sums')
+    wrong('', 'in_flight', 'the sums')
   end
 end
 for group in rows(3, 1) do
@@ -39,9 +39,9 @@ for group in rows(3, 1) do
     wrong(group, 'stranded', '')
   end
 end
-for _, group in ipairs(redis.call('ZRANGE', closed, 0, 999)) do
-  if wrong_of_group(group) == 'closed' then
-    wrong(group, 'closed', '')
+for _, group in ipairs(redis.call('ZRANGE', throttled, 0, 999)) do
+  if wrong_of_group(group) == 'throttled' then
+    wrong(group, 'throttled', '')
   end
 end
 return reply

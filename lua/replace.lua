@@ -35,7 +35,7 @@ expect_gate()
 redis.call('ZADD', schedule, unpack(places))
 for id, payload, priority, group in rows(2, 6) do
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'reply')
-  unline(id)
+  remove_waiting(id)
   redis.call('ZREM', dead, id)
   if holds(worker_of(run[1]), id) then
     redis.call('HDEL', record(id), 'priority', 'group', 'again')

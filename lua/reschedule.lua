@@ -17,7 +17,7 @@ if due == '' then
 end
 
 expect_gate()
-if not (redis.call('ZSCORE', schedule, id) or lined(id)) then
+if not (redis.call('ZSCORE', schedule, id) or waiting_place(id)) then
   local holder = holder_of(id, field_of(id, 'worker'))
   if holder then
     return fail('RUNNING', id .. ' is held by worker ' .. holder)
@@ -25,6 +25,6 @@ if not (redis.call('ZSCORE', schedule, id) or lined(id)) then
   return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
 end
 redis.call('ZADD', schedule, due, id)
-unline(id)
+remove_waiting(id)
 admit(0, now)
 return due

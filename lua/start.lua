@@ -104,7 +104,7 @@ for i, id in ipairs(ids) do
     end
     redis.call('LREM', list, 1, id)
     leave(id)
-    entomb(kept, 'dead', reason, now)
+    bury(kept, 'dead', reason, now)
     buried[#buried + 1] = kept
     buried[#buried + 1] = reason
   elseif not due and redis.call('ZSCORE', schedule, id) then
@@ -124,7 +124,7 @@ for i, id in ipairs(ids) do
       redis.call('ZREM', dead, id)
       attempt, suspected = nil, nil
     end
-    if i <= given and holder ~= worker and unline(id) then
+    if i <= given and holder ~= worker and remove_waiting(id) then
       freed = true -- and here it waits in line for the second time
     end
     if counting then

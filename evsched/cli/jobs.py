@@ -115,7 +115,7 @@ def jobs(
             else:
                 rows += [(of, job, score) for job, score in redis.send(store.front(of, limit))]
             if of == "backlog":
-                for held_back in redis.send(store.closed()):
+                for held_back in redis.send(store.throttled()):
                     rows += [(of, job, None) for job, _ in redis.send(store.front(of, limit, group=held_back))]
     for of, listed in Counter(of for of, _, _ in rows).items():
         if there[of] > listed:

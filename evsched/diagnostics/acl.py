@@ -20,7 +20,7 @@ AUDITS: Final = "PTTL job:x"
 """What the audit's scripts do besides."""
 
 WRITES: Final = """
-DEL job:x · HDEL job:x field · HINCRBY inside field 1 · HRANDFIELD order 1 · HSET job:x field value
+DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 · HSET job:x field value
 HSETNX job:x field value · HSTRLEN job:x payload · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
 PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SREM declared:x y
 ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
@@ -28,7 +28,7 @@ ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
 """What the others do besides."""
 
 _PLACES: Final = ("job:", "reply:", "processing:", "declared:")
-_NAMES: Final = ("arrival", "limits", "ready", "schedule", "backlog", "inside", "order", "dead", "canary")
+_NAMES: Final = ("arrival", "limits", "ready", "schedule", "backlog", "in_flight", "fair", "dead", "canary")
 
 _OWN: Final[dict[Role, str]] = {
     "producer": """

@@ -45,9 +45,9 @@ _TYPES: Final = {
     "dead": "zset",
     "leases": "zset",
     "limits": "hash",
-    "inside": "hash",
-    "closed": "zset",
-    "order": "hash",
+    "in_flight": "hash",
+    "throttled": "zset",
+    "fair": "hash",
     "recurrences": "zset",
 }
 
@@ -238,7 +238,7 @@ class Audit:
         wrongs += [first[worker.encode(), "stray"] for worker, ids in held.items() if ids]
         by_place = defaultdict[bytes, list[bytes]](list)
         for wrong in first.values():
-            if wrong.code not in ("stray", "inside", "stranded", "closed", "uncounted"):
+            if wrong.code not in ("stray", "in_flight", "stranded", "throttled", "uncounted"):
                 by_place[wrong.met].append(wrong.id)
         for met, ids in by_place.items():
             for part in _parts(dict.fromkeys(ids)):

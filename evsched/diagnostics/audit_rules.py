@@ -65,10 +65,10 @@ _RULES: Final[dict[str, _Rule]] = {
         "worker {id} has a list and no lease: no janitor looks at what it holds",
         f"{_REPAIR} gives it a lease, so that a dispatcher puts the jobs back; or start a dispatcher anew",
     ),
-    "inside": _Rule("fault", "the gate has miscounted what passed it ({where}): limits do not hold", _REPAIR),
+    "in_flight": _Rule("fault", "the gate has miscounted what passed it ({where}): limits do not hold", _REPAIR),
     "uncounted": _Rule("info", "{where} entries are to be counted again, too many for one step: it is left out", ""),
     "stranded": _Rule("fault", "what the limits of group {id} held back is never looked at again", _REPAIR),
-    "closed": _Rule("warning", "group {id} counts as held back, and no job of it is", _REPAIR),
+    "throttled": _Rule("warning", "group {id} counts as held back, and no job of it is", _REPAIR),
     "place-type": _Rule(
         "fault", "the key of a place is {where}: nothing of the queue moves", "RENAME or DEL {root}{id}"
     ),
@@ -80,7 +80,7 @@ _RULES: Final[dict[str, _Rule]] = {
 _KEY_MOST: Final = 240
 """Characters of a key that are told, when its queue's name may be of any length."""
 
-_OF_GROUPS: Final = ("stranded", "closed", "stray", "place-type", "key-type")
+_OF_GROUPS: Final = ("stranded", "throttled", "stray", "place-type", "key-type")
 _MAY_COME: Final = "schedule"
 
 

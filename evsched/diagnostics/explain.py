@@ -119,13 +119,13 @@ def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
         return _limited(
             f"the gate is closed to group {facts.parked}",
             limits.groups.get(facts.parked, {}),
-            counts.get("inside_group", 0),
+            counts.get("in_flight_group", 0),
             counts.get("opens_group"),
             facts.now,
         )
     most = limits.queue.get("concurrency")
-    if "opens" in counts or (most is not None and counts.get("inside", 0) >= most):
-        return _limited("the gate is closed", limits.queue, counts.get("inside", 0), counts.get("opens"), facts.now)
+    if "opens" in counts or (most is not None and counts.get("in_flight", 0) >= most):
+        return _limited("the gate is closed", limits.queue, counts.get("in_flight", 0), counts.get("opens"), facts.now)
     ahead, groups = counts.get("ahead", 0), counts.get("groups", 1)
     share = ""
     if groups > 1:
@@ -135,10 +135,10 @@ def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
     return f"behind {ahead:g} of {counts.get('waiting', 0):g} jobs in the backlog{share}"
 
 
-def _limited(what: str, limits: dict[str, float], inside: float, opens: float | None, now: float) -> str:
+def _limited(what: str, limits: dict[str, float], in_flight: float, opens: float | None, now: float) -> str:
     if opens is not None:
         return f"{what} by the rate limit {limits.get('rate', 0):g}/s: it opens in {length(max(opens - now, 0.0))}"
-    return f"{what} by the concurrency limit: {inside:g} of {limits.get('concurrency', 0):g}"
+    return f"{what} by the concurrency limit: {in_flight:g} of {limits.get('concurrency', 0):g}"
 
 
 def _ready(status: JobStatus, facts: Facts) -> str:
@@ -191,7 +191,7 @@ def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:
         if moment is not None:
             wait = moment - facts.now
             found[name] = f"in {length(wait)}" if wait >= 0 else f"{length(-wait)} ago"
-    for name in ("workers", "ahead", "waiting", "groups", "inside", "inside_group"):
+    for name in ("workers", "ahead", "waiting", "groups", "in_flight", "in_flight_group"):
         if name in facts.counts:
             found[name] = f"{facts.counts[name]:g}"
     for name, value in facts.limits.queue.items():

@@ -92,7 +92,7 @@ class Dispatchers(Queue):
 
     def waits(self) -> Call[bool]:
         """Tell whether jobs wait in ready, or behind the gate."""
-        places = (f"{self._root}{place}" for place in ("ready", "backlog", "closed"))
+        places = (f"{self._root}{place}" for place in ("ready", "backlog", "throttled"))
         return Call(("EXISTS", *places), bool)
 
     def agenda(self, ahead: float, limit: int, *, now: float | None = None) -> Call[Agenda]:

@@ -97,9 +97,9 @@ class Operators(Queue):
         """Read of a record what changes when its job moves on."""
         return Call(("HMGET", f"{self._root}job:{job_id}", "due", "again", "started", "finished"), raw)
 
-    def closed(self) -> Call[list[str]]:
+    def throttled(self) -> Call[list[str]]:
         """Read the groups whose own limits hold jobs back."""
-        return Call(("ZRANGE", self._root + "closed", 0, -1), texts)
+        return Call(("ZRANGE", self._root + "throttled", 0, -1), texts)
 
     def line(self, limit: int) -> Call[list[str]]:
         """Read the first ids in ready."""

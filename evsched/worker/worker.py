@@ -153,7 +153,7 @@ class Worker:
             loops = {"heartbeat": self._heartbeat_ended, "control": control}
             loops |= {f"queue {queue}": loop for queue, loop in zip(self.consumers, running, strict=True)}
             await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
-            # These end by themselves only by an error of ours; but a consumer that fetches no more may be through already.
+            # A loop ends by itself only by an error of ours, but for a consumer that fetches no more.
             for name, loop in loops.items():
                 if loop.done() and not (self._takes_no_more and returned(loop)):
                     raise ended_loop(name, loop)

@@ -72,7 +72,7 @@ def stuck(at: Seeded) -> None:
     at.send(at.store.start("w", (), hold=99, lease=60))
     at.raw.lrem(at.key("processing:w"), 1, "n@5.0")
     at.raw.delete(at.key("job:n@5.0"))
-    at.raw.delete(at.key("inside"))
+    at.raw.delete(at.key("in_flight"))
 
 
 def stray(at: Seeded) -> None:
@@ -205,30 +205,30 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
     "waits for an end that has been": (stuck, "stuck", "n@6.0", "--repair", True),
     "a list without a lease": (stray, "stray", ", w", "start a dispatcher anew", True),
     "one too many counted": (
-        lambda at: at.raw.hincrby(at.key("inside"), "*", 1),
-        "inside",
+        lambda at: at.raw.hincrby(at.key("in_flight"), "*", 1),
+        "in_flight",
         "queue",
         "--repair",
         True,
     ),
     "one counted that has left": (
-        lambda at: at.raw.hset(at.key("inside"), "nobody", "g"),
-        "inside",
+        lambda at: at.raw.hset(at.key("in_flight"), "nobody", "g"),
+        "in_flight",
         "queue",
         "--repair",
         True,
     ),
-    "one not counted": (lambda at: at.raw.hdel(at.key("inside"), "running"), "inside", "queue", "--repair", True),
+    "one not counted": (lambda at: at.raw.hdel(at.key("in_flight"), "running"), "in_flight", "queue", "--repair", True),
     "a group never looked at again": (
-        lambda at: at.raw.delete(at.key("closed")),
+        lambda at: at.raw.delete(at.key("throttled")),
         "stranded",
         ", g",
         "--repair",
         True,
     ),
     "a group held back without a job": (
-        lambda at: at.raw.zadd(at.key("closed"), {"nobody": float("inf")}),
-        "closed",
+        lambda at: at.raw.zadd(at.key("throttled"), {"nobody": float("inf")}),
+        "throttled",
         "nobody",
         "--repair",
         True,
@@ -240,7 +240,7 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
 async def test_nothing_is_wrong_with_a_queue_that_has_a_job_in_each_place(
     seeded: Seeded, sender: BatchingSender
 ) -> None:
-    for place in ("backlog", "backlog:g", "ready", "processing:w", "dead", "inside", "closed"):
+    for place in ("backlog", "backlog:g", "ready", "processing:w", "dead", "in_flight", "throttled"):
         assert seeded.raw.exists(seeded.key(place)), place
     assert await seeded.audit(sender) == []
 
@@ -264,7 +264,7 @@ async def test_what_is_planted_is_found_and_mended(
         assert again == []
     else:
         # What stands in ready by another's hand was not counted either.
-        assert {**state(), "inside": None} == {**before, "inside": None}
+        assert {**state(), "in_flight": None} == {**before, "in_flight": None}
 
 
 async def test_a_lost_job_runs_at_once_and_its_attempts_go_on(seeded: Seeded, sender: BatchingSender) -> None:
@@ -314,7 +314,16 @@ async def test_all_queues_are_looked_at(seeded: Seeded, sender: BatchingSender) 
 
 def test_what_is_not_wrong_any_more_is_left_alone(seeded: Seeded, send: Send, state: State) -> None:
     before = state()
-    codes = ("orphan", "parked", "stale-dead", "record-expires", "dead-without-record", "stuck", "inside", "closed")
+    codes = (
+        "orphan",
+        "parked",
+        "stale-dead",
+        "record-expires",
+        "dead-without-record",
+        "stuck",
+        "in_flight",
+        "throttled",
+    )
     assert send(seeded.store.mend([Violation(b"running", code, "") for code in codes])) == []
     assert state() == before
 

@@ -79,7 +79,7 @@ def test_priority_then_fair_shares_in_the_backlog(send: Send, store: Store, stat
     send(dispatch(store))
     assert list(state()["backlog"]) == ["high", "a1", "b1", "a2", "a3", "low"]
     assert send(store.start("w", (), hold=40, lease=15)).jobs[16].id == "high"
-    assert "order" not in state()
+    assert "fair" not in state()
 
 
 def test_an_inline_job_becomes_a_record(send: Send, store: Store, state: State, raw: Any, queue: str) -> None:

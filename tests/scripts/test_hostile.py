@@ -81,7 +81,7 @@ def look_on(send: Send, store: Store, ids: list[str]) -> None:
         send(store.explain(job_id, now=NOW))
         for wrong in send(store.audit([job_id.encode()], now=NOW)):
             send(store.mend([wrong], now=NOW))
-    send(store.mend([Violation(b"", "inside", "", b"")], now=NOW))
+    send(store.mend([Violation(b"", "in_flight", "", b"")], now=NOW))
 
 
 def touch(send: Send, store: Store, job_id: str) -> None:

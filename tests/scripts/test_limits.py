@@ -47,17 +47,17 @@ def test_no_more_than_the_concurrency_pass_and_each_end_lets_one_more(send: Send
     assert state()["ready"] == names(20)[5:7]
     send(store.requeue("w", "it died", now=NOW))
     assert len(state()["ready"]) == 5
-    assert state()["inside"]["*"] == "5"
+    assert state()["in_flight"]["*"] == "5"
 
 
 def test_a_limit_counts_what_had_passed_before_it_was_set(send: Send, store: Store, state: State) -> None:
     due(send, store, names(30))
     jobs = take(send, store, hold=10)
     send(store.limit({"concurrency": 3}, now=NOW))
-    assert state()["inside"]["*"] == "26"
+    assert state()["in_flight"]["*"] == "26"
     for job in jobs:
         send(store.complete("w", [(job, DONE)], now=NOW))
-    assert state()["inside"]["*"] == "16"
+    assert state()["in_flight"]["*"] == "16"
     taken = take(send, store)
     assert len(taken) == 16
     send(store.complete("w", [(job, DONE) for job in taken], now=NOW))
@@ -77,17 +77,17 @@ def test_a_job_in_two_lists_is_counted_while_it_runs_again(send: Send, store: St
     assert send(store.complete("w", [(first, DONE)], now=NOW)) == []
     assert send(store.recount()) == []
     (second,) = send(store.start("v", ["a"], hold=1, lease=15, now=NOW)).jobs
-    assert state()["inside"] == {"*": "1", "#": "1", "a": ""}
+    assert state()["in_flight"] == {"*": "1", "#": "1", "a": ""}
     assert send(store.complete("v", [(second, DONE)], now=NOW)) == []
-    assert state()["inside"] == {"*": "0"}
+    assert state()["in_flight"] == {"*": "0"}
 
 
 def test_without_a_limit_nothing_is_counted_any_more(send: Send, store: Store, state: State) -> None:
     send(store.limit({"concurrency": 1}, now=NOW))
     due(send, store, names(3))
-    assert "inside" in state()
+    assert "in_flight" in state()
     assert send(store.limit({"concurrency": None}, now=NOW)) == Limits()
-    assert not {"inside", "limits"} & state().keys()
+    assert not {"in_flight", "limits"} & state().keys()
     assert len(state()["ready"]) == 3
 
 
@@ -106,7 +106,7 @@ def test_a_group_at_its_limit_stands_in_nobodys_way(send: Send, store: Store, st
     assert send(store.reschedule("a004", NOW + 9, now=NOW)) == NOW + 9
     send(store.limit({"concurrency:alice": None}, now=NOW))
     assert len(take(send, store)) == 46
-    assert not {"backlog", "backlog:alice", "closed", "order", "inside"} & state().keys()
+    assert not {"backlog", "backlog:alice", "throttled", "fair", "in_flight"} & state().keys()
 
 
 def test_limits_that_a_foreign_hand_took_away_close_nothing(send: Send, store: Store, state: State, raw: Any) -> None:
@@ -322,7 +322,7 @@ def test_very_many_groups_do_not_stay_for_ever(send: Send, store: Store, raw: An
             send(store.dispatch(limit=250, cap=999, now=NOW))
         jobs = take(send, store, hold=900)
         send(store.complete("w", [(job, Done(b"null", 0, False)) for job in jobs], now=NOW))
-    order = f"evsched:{{{store.queue}}}:order"
+    order = f"evsched:{{{store.queue}}}:fair"
     assert raw.zcard(f"evsched:{{{store.queue}}}:backlog") > 0
     assert raw.hlen(order) < 12000
 

@@ -254,10 +254,10 @@ class Walk:
         assert set(state.get("dead", {})) == model.dead
         for worker in WORKERS:
             assert state.get(f"processing:{worker}", []) == model.processing.get(worker, [])
-        assert state.get("closed", {}) == model.closed
+        assert state.get("throttled", {}) == model.throttled
         turns = {f"passed:{p}": v for p, v in model.passed.items()}
         turns |= {f"last:{p}:{group}": v for (p, group), v in model.last.items()}
-        assert {field: float(v) for field, v in state.get("order", {}).items() if float(v)} == turns
+        assert {field: float(v) for field, v in state.get("fair", {}).items() if float(v)} == turns
         for group in ("a", "b"):
             assert state.get(f"backlog:{group}", {}) == model.sides.get(group, {})
         records = {name[4:]: fields for name, fields in state.items() if name.startswith("job:")}
@@ -274,32 +274,32 @@ class Walk:
             assert (float(fields["again"]) if "again" in fields else None) == record.again, job
 
     def the_counters_are_a_recount(self) -> None:
-        told = {key.decode(): value.decode() for key, value in self.raw.hgetall(f"{self.root}inside").items()}
+        told = {key.decode(): value.decode() for key, value in self.raw.hgetall(f"{self.root}in_flight").items()}
         limited = any(name == "concurrency" or ":" in name for name in self.model.limits)
         if not told:
             return
-        inside = {*self.model.ready, *(job for held in self.model.processing.values() for job in held)}
+        in_flight = {*self.model.ready, *(job for held in self.model.processing.values() for job in held)}
         groups = {job: group for job, group in told.items() if job[0] not in "*#"}
-        assert groups.keys() == inside
-        assert told["*"] == str(len(inside))
+        assert groups.keys() == in_flight
+        assert told["*"] == str(len(in_flight))
         assert {k[1:]: int(v) for k, v in told.items() if k[0] == "#"} == Counter(groups.values())
         self.done["counted"] += limited
 
     def the_limits_hold(self) -> None:
         """No more pass than a limit lets; those that had passed before it was set stay."""
-        inside = len({*self.model.ready, *(job for held in self.model.processing.values() for job in held)})
+        in_flight = len({*self.model.ready, *(job for held in self.model.processing.values() for job in held)})
         most = self.model.limits.get("concurrency", 999)
-        assert inside <= max(most, self.before)
-        self.before = inside
+        assert in_flight <= max(most, self.before)
+        self.before = in_flight
 
     def the_gate_does_not_strand_the_backlog(self) -> None:
         held = any(self.model.processing.values())
         assert not self.model.backlog or self.model.ready or held or self.model.limits
         for group, side in self.model.sides.items():
             # What no end of a job will open has a moment at which it opens.
-            limits, inside = self.model.limits, [of for of in (self.model.inside or {}).values() if of == group]
+            limits, in_flight = self.model.limits, [of for of in (self.model.in_flight or {}).values() if of == group]
             assert side
-            assert inside or self.model.closed[group] < math.inf or not limits
+            assert in_flight or self.model.throttled[group] < math.inf or not limits
 
     def no_job_waits_in_two_places(self) -> None:
         waiting = Counter([*self.model.backlog, *self.model.ready, *(j for s in self.model.sides.values() for j in s)])

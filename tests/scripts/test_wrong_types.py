@@ -93,7 +93,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "limit": lambda store, runs: store.limit({"concurrency": 9, "concurrency:g": 2}, now=NOW),
     "look": lambda store, runs: store.look("g1", now=NOW),
     "mend": lambda store, runs: store.mend(
-        [Violation(b"", "inside", "", b""), Violation(b"g", "stranded", "", b"")], now=NOW
+        [Violation(b"", "in_flight", "", b""), Violation(b"g", "stranded", "", b"")], now=NOW
     ),
     "pause": lambda store, runs: store.pause(now=NOW),
     "progress": lambda store, runs: store.progress("w", [(runs[RUN], Progress(1, 2, ""))]),
@@ -112,7 +112,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "survey": lambda store, runs: store.survey(now=NOW),
 }
 
-WHOLE = ["schedule", "backlog", "ready", "processing:w", "dead", "leases", "limits", "inside", "closed", "order"]
+WHOLE = ["schedule", "backlog", "ready", "processing:w", "dead", "leases", "limits", "in_flight", "throttled", "fair"]
 NAMED = ["processing:v", "backlog:g", "arrival", "arrival:g", "recurrence:r", "reply:running", "canary", "windows"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "look", "explain", "enqueue", "revive", "drop"}

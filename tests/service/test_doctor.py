@@ -352,7 +352,7 @@ def test_a_connection_that_is_refused_is_told_in_one_line(tmp_path: Path, passwo
 @pytest.mark.parametrize(
     "place",
     [
-        *("schedule", "backlog", "ready", "dead", "leases", "limits", "inside", "closed", "order", "recurrences"),
+        *("schedule", "backlog", "ready", "dead", "leases", "limits", "in_flight", "throttled", "fair", "recurrences"),
         *("arrival", "canary", "windows", "recurrence:x", "arrival:alice", "backlog:alice", "processing:w"),
         *("declared:app", "reply:42"),
     ],

@@ -52,9 +52,9 @@ class Gate:
     passed: dict[int, float] = field(default_factory=dict[int, float])
     last: dict[tuple[int, str], float] = field(default_factory=dict[tuple[int, str], float])
     limits: dict[str, float] = field(default_factory=dict[str, float])
-    inside: dict[str, str] | None = None
+    in_flight: dict[str, str] | None = None
     sides: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
-    closed: dict[str, float] = field(default_factory=dict[str, float])
+    throttled: dict[str, float] = field(default_factory=dict[str, float])
     arrivals: dict[str, float] = field(default_factory=dict[str, float])
     rules: dict[str, Rule] = field(default_factory=dict[str, Rule])
 
@@ -65,18 +65,18 @@ class Gate:
     def tidy(self, group: str | None = None) -> None:
         if group is not None and not self.sides.get(group):
             self.sides.pop(group, None)
-            self.closed.pop(group, None)
-        if not self.backlog and not self.closed:
+            self.throttled.pop(group, None)
+        if not self.backlog and not self.throttled:
             self.passed, self.last = {}, {}
 
     def enter(self, job: str, group: str) -> None:
-        if self.inside is not None:
-            self.inside.setdefault(job, group)
+        if self.in_flight is not None:
+            self.in_flight.setdefault(job, group)
 
     def leave(self, job: str) -> None:
-        group = self.inside.pop(job, None) if self.inside is not None else None
-        if group in self.closed:
-            self.closed[group] = 0
+        group = self.in_flight.pop(job, None) if self.in_flight is not None else None
+        if group in self.throttled:
+            self.throttled[group] = 0
 
     def arrival(self, key: str, rate: float, most: float, now: float) -> float:
         arrival = self.arrivals.get(key, 0)
@@ -97,8 +97,8 @@ class Gate:
         if group not in self.rules:
             most = self.limits.get(f"concurrency:{group}", math.inf)
             rate, burst = self.limits.get(f"rate:{group}"), self.limits.get(f"burst:{group}")
-            inside = [of for of in (self.inside or {}).values() if of == group]
-            rule = self.rules[group] = Rule(most - len(inside), rate, burst)
+            in_flight = [of for of in (self.in_flight or {}).values() if of == group]
+            rule = self.rules[group] = Rule(most - len(in_flight), rate, burst)
             if rate:
                 free, rule.opens = self.tokens(group, rate, burst, now)
                 rule.room = min(rule.room, free)
@@ -113,13 +113,13 @@ class Gate:
 
     def reopen(self, most: float, now: float) -> None:
         until = now if self.grouped else math.inf
-        for _, group in sorted((at, group) for group, at in self.closed.items() if at <= until)[:REOPENED]:
+        for _, group in sorted((at, group) for group, at in self.throttled.items() if at <= until)[:REOPENED]:
             rule, side = self.rule(group, now), self.sides[group]
             count = max(0, min(rule.room, most))
             for _, job in sorted((order, job) for job, order in side.items())[: int(min(count, 9999))]:
                 self.backlog[job] = side.pop(job)
                 self.jobs[job].parked = None
-            self.closed[group] = rule.opens or (
+            self.throttled[group] = rule.opens or (
                 math.inf if rule.room < 1 else now + PACKET if rule.rate is not None else 0
             )
             self.tidy(group)
@@ -137,7 +137,7 @@ class Gate:
                 self.spend_rule(group, spent.pop(group, 0), now)
                 self.sides.setdefault(group, {})[job] = order
                 self.jobs[job].parked = group
-                self.closed.setdefault(group, rule.opens or math.inf)
+                self.throttled.setdefault(group, rule.opens or math.inf)
                 continue
             self.ready.append(job)
             passed.append(order)
@@ -156,22 +156,22 @@ class Gate:
 
     def admit(self, asked: int, now: float) -> None:
         if "concurrency" in self.limits or self.grouped:
-            if self.inside is None:
-                self.inside = {}
+            if self.in_flight is None:
+                self.in_flight = {}
                 for job in [*self.ready, *(job for held in self.processing.values() for job in held)]:
                     self.enter(job, self.jobs[job].group if job in self.jobs else "")
         else:
-            self.inside = None
+            self.in_flight = None
         if "paused" in self.limits:
             return
         room: float = READY_AHEAD + asked - len(self.ready)
-        room = min(room, self.limits.get("concurrency", math.inf) - len(self.inside or ()))
+        room = min(room, self.limits.get("concurrency", math.inf) - len(self.in_flight or ()))
         rate, burst = self.limits.get("rate"), self.limits.get("burst")
         if rate:
             room = min(room, self.tokens("", rate, burst, now)[0])
         if room <= 0:
             return
-        if self.grouped or self.closed:
+        if self.grouped or self.throttled:
             self.reopen(room, now)
         passed = self.passing(room, now)
         if rate and passed:

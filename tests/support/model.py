@@ -101,8 +101,8 @@ class Model(Gate):
         if value is not None:
             self.limits[name] = value
         group = name.partition(":")[2]
-        if group in self.closed:
-            self.closed[group] = 0
+        if group in self.throttled:
+            self.throttled[group] = 0
         self.admit(0, now)
 
     # The verbs of the workers.

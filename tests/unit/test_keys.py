@@ -43,7 +43,7 @@ def test_what_shows_a_queue_is_read_back(place: str) -> None:
         b"evsched:{q}:processing:",
         b"evsched:{q}:processing:a b",
         b"evsched:{" + b"q" * 201 + b"}:ready",
-        b"evsched:{q}:inside",
+        b"evsched:{q}:in_flight",
     ],
 )
 def test_any_other_key_shows_none(key: bytes) -> None:
