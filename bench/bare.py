@@ -24,10 +24,10 @@ async def run(url: str, queue: str, jobs: int) -> float:
     done, began = 0, time.monotonic()
     while done < jobs:
         calls = [store.complete("bare", ended)] if ended else []
-        take = (await sender.send_all([*calls, store.start("bare", (), hold=_BATCH, lease=15.0)]))[-1]
+        reply = (await sender.send_all([*calls, store.start("bare", (), hold=_BATCH, lease=15.0)]))[-1]
         done += len(ended)
         ended = []
-        for job in take.jobs:
+        for job in reply.jobs:
             decode_payload(job.payload)
             await _noop()
             ended.append((job, Done(b"null", 300.0, False)))

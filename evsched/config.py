@@ -40,10 +40,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     concurrency: int = 256
     """Slots of a worker process: enough that a batch of short jobs hides the round trips."""
-    pool: int = os.cpu_count() or 1
+    process_pool: int = os.cpu_count() or 1
     """Processes for the tasks that run on processes."""
-    grace: float = 10.0
-    """What running jobs get to end in, after SIGTERM and after their timeout."""
+    shutdown_grace: float = 10.0
+    """How long running jobs may go on after SIGTERM; what is left is then handed back."""
+    kill_grace: float = 10.0
+    """How long a job may go on after its timeout, if it does not yield; then its worker process ends."""
 
     batch: int = 250
     """Jobs that one script moves at the most: about 2 ms of Redis's time. See store/batch_size.py."""
@@ -55,15 +57,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics_host: str = "127.0.0.1"
     log_jobs: bool = False
     """Log the start and the end of each job: two lines a job."""
-    idle_end: float = 30.0
+    scale_down_after: float = 30.0
     """How long a process above the least of `--processes` has no job before it ends; to start one takes 0.5 s."""
 
     safety_cap: float = 30.0
     """The longest sleep of a dispatcher: what a lost event costs at the most."""
-    probe: float = 13.0
-    """How often an idle connection is proved. With `deadline` it is under the 15 s in which a half-open link is
+    probe_interval: float = 13.0
+    """How often an idle connection is proved. With `reply_timeout` it is under the 15 s in which a half-open link is
     noticed, and seldom enough for 0.2 commands a second of a whole idle fleet."""
-    deadline: float = 1.5
+    reply_timeout: float = 1.5
     """How long an answer may take before the connection counts as dead."""
 
     lease: float = 14.0
@@ -103,16 +105,17 @@ _SHORT: Final = 0.01
 
 RANGES: Final = {
     "concurrency": Range(1, 999, "; for more, start more worker processes"),
-    "pool": Range(1, 999, ": processes"),
-    "grace": Range(0.0, _DAY),
+    "process_pool": Range(1, 999, ": processes"),
+    "shutdown_grace": Range(0.0, _DAY),
+    "kill_grace": Range(0.0, _DAY),
     # Under 64 bytes hardly a payload has room; over 512 MiB is no value that Redis takes.
     "payload_cap": Range(64, 512 * 1024 * 1024, ": bytes"),
     "batch": Range(1, 999),
     "metrics_port": Range(0, 65535),
-    "idle_end": Range(0.0, _DAY),
+    "scale_down_after": Range(0.0, _DAY),
     "safety_cap": Range(_SHORT, _DAY),
-    "probe": Range(_SHORT, _DAY),
-    "deadline": Range(_SHORT, _DAY),
+    "probe_interval": Range(_SHORT, _DAY),
+    "reply_timeout": Range(_SHORT, _DAY),
     "lease": Range(_SHORT, _DAY),
     "heartbeat": Range(_SHORT, _DAY),
     "idle_lease": Range(_SHORT, _DAY),

@@ -111,7 +111,7 @@ class Retrying(Event, frozen=True):
     traceback: str = ""
 
 
-class Buried(Event, frozen=True):
+class JobBuried(Event, frozen=True):
     """A job was given up, or not started by the time that it names: `outcome` tells them apart."""
 
     queue: str
@@ -126,7 +126,7 @@ class Buried(Event, frozen=True):
     traceback: str = ""
 
 
-class Aborted(Event, frozen=True):
+class JobAborted(Event, frozen=True):
     """A run ended since its job was cancelled."""
 
     queue: str
@@ -136,7 +136,7 @@ class Aborted(Event, frozen=True):
     seconds: float | None
 
 
-class Deferred(Event, frozen=True):
+class JobDeferred(Event, frozen=True):
     """A job's window is closed: it comes back when that opens, Unix seconds."""
 
     queue: str
@@ -145,7 +145,7 @@ class Deferred(Event, frozen=True):
     due: float
 
 
-class Declared(Event, frozen=True):
+class RecurrenceDeclared(Event, frozen=True):
     """A worker brought a recurrence of its app in step with the code: "made", "changed" or "removed"."""
 
     queue: str
@@ -229,7 +229,7 @@ class WorkerStarted(Event, frozen=True):
 class WorkerDraining(Event, frozen=True):
     worker: str
     running: int
-    grace: float
+    shutdown_grace: float
 
 
 class WorkerStopped(Event, frozen=True):
@@ -271,7 +271,7 @@ class ReadyLeft(Event, frozen=True):
     queue: str
 
 
-class ReadyTaken(Event, frozen=True):
+class ReadyDrained(Event, frozen=True):
     """A worker has taken all that was ready."""
 
     queue: str
@@ -349,21 +349,21 @@ class Listening(Event, frozen=True):
     url: str
 
 
-Listener = Callable[[Event], None]
+Subscriber = Callable[[Event], None]
 Emit = Callable[[Event], None]
 
 
 class Events:
     """Hands each event to all listeners, at once and in order. A listener must be quick and must not raise."""
 
-    def __init__(self, *listeners: Listener) -> None:
-        self._listeners = list(listeners)
+    def __init__(self, *subscribers: Subscriber) -> None:
+        self._subscribers = list(subscribers)
 
-    def listen(self, listener: Listener) -> None:
-        """Hand events to `listener` too, from now on."""
-        self._listeners.append(listener)
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Hand events to `subscriber` too, from now on."""
+        self._subscribers.append(subscriber)
 
     def emit(self, event: Event) -> None:
         """Tell a fact just made true."""
-        for listener in self._listeners:
-            listener(event)
+        for subscriber in self._subscribers:
+            subscriber(event)

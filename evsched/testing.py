@@ -160,8 +160,8 @@ class Clock:
         recurs = self._recur(of)
         step = self._sender.send(of.dispatch(limit=config.batch, cap=config.payload_cap))
         worked = bool(step.moved or step.buried or recurs <= 0)
-        while take := self._sender.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
-            (job,) = take
+        while jobs := self._sender.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
+            (job,) = jobs
             run = Run(queue, job, self.now, time.monotonic())
             outcome = await self._executor.run(run)
             for call, _ in end_calls(of, _WORKER, [(run, outcome)]):

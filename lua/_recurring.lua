@@ -42,8 +42,8 @@ end
 local function falls_due(name, id, due, now)
   local key = recurrence(name)
   local found = redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
-  local of = redis.call('HMGET', record(id), 'planned', 'grace', 'attempt')
-  local planned, grace = tonumber(moment_of(of[1])), tonumber(moment_of(of[2]))
+  local of = redis.call('HMGET', record(id), 'planned', 'misfire_grace', 'attempt')
+  local planned, misfire_grace = tonumber(moment_of(of[1])), tonumber(moment_of(of[2]))
   if found.err or redis.call('EXISTS', key) == 0 or attempt_of(of[3]) > 0 or not planned then
     return 'go'
   elseif not (' ' .. (found[5] or '') .. ' '):find(' ' .. id .. ' ', 1, true) then
@@ -51,7 +51,7 @@ local function falls_due(name, id, due, now)
   end
   local overlap, misfire, ahead = found[1] or 'skip', found[4] or 'once', found[5]
   local current, waiting = occurrence_of(name, found[2]), occurrence_of(name, found[3])
-  if grace and misfire ~= 'all' and now - tonumber(due) > grace and waiting ~= id then
+  if misfire_grace and misfire ~= 'all' and now - tonumber(due) > misfire_grace and waiting ~= id then
     -- Late by more than noise. Of several such the newest alone runs, or none.
     local newer = tonumber(redis.call('ZSCORE', recurrences, name) or 'inf') <= now
     for other in (ahead or ''):gmatch('@(%S+)') do

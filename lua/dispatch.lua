@@ -21,7 +21,7 @@ local now, limit, cap, canary = unpack(ARGV, 1, 4)
 now, limit, cap = clock(now), tonumber(limit), tonumber(cap)
 
 -- How long a record may come after its ZADD.
-local GRACE = 2
+local RECORD_WAIT = 2
 -- Of a group's share.
 local WEIGHT_LEAST = 0.001
 -- How many of the newest a call looks at when there is more due than it moves.
@@ -225,11 +225,11 @@ end
 -- No payload yet: look again soon, twice as late each time, so that it starts at most twice as late as it came.
 local function await(id, score, since)
   since = math.min(tonumber(moment_of(since)) or now, now)
-  if now - since >= GRACE then
+  if now - since >= RECORD_WAIT then
     return false
   end
   redis.call('HSET', record(id), 'awaited', seconds(since), 'due', score)
-  redis.call('ZADD', schedule, seconds(math.min(now + math.max(0.01, now - since), since + GRACE)), id)
+  redis.call('ZADD', schedule, seconds(math.min(now + math.max(0.01, now - since), since + RECORD_WAIT)), id)
   return true
 end
 

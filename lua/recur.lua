@@ -11,7 +11,7 @@
 -- ROWS   id        name@planned
 --        planned   Unix seconds
 --        due       Unix seconds: planned, its part of the spread, its window's opening
---        grace     seconds after which it was missed rather than late, '' = it makes up for missed ones
+--        misfire_grace     seconds after which it was missed rather than late, '' = it makes up for missed ones
 -- REPLY  ids of what was put on the schedule; false when the recurrence does not stand where the caller saw it
 -- FAILS  none
 -- TWICE  the second call finds that it has moved on
@@ -32,14 +32,14 @@ expect('ZCARD', schedule)
 expect('HLEN', key)
 
 local put, ahead = {}, ahead_of(name)
-for id, planned, due, grace in rows(7, 4) do
+for id, planned, due, misfire_grace in rows(7, 4) do
   if made < most then
     made = made + 1
     if redis.call('EXISTS', record(id)) == 0 then
       redis.call('ZADD', schedule, due, id)
       -- A group of their own: a minute's thousands must not stand before every job without one.
       write_record(id, job[1] or '', job[2] or '', job[3] or '@recurring')
-      redis.call('HSET', record(id), 'recurrence', name, 'planned', planned, 'grace', grace)
+      redis.call('HSET', record(id), 'recurrence', name, 'planned', planned, 'misfire_grace', misfire_grace)
       put[#put + 1] = id
       ahead[#ahead + 1] = id
     end

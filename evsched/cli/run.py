@@ -54,7 +54,9 @@ def worker(
     *,
     queue: Queues = None,
     concurrency: Annotated[int | None, Parameter(help="Jobs that run at one time, 1 to 999; 256.")] = None,
-    pool: Annotated[int | None, Parameter(help="Processes for tasks on processes; the processors' number.")] = None,
+    process_pool: Annotated[
+        int | None, Parameter(help="Processes for tasks on processes; the processors' number.")
+    ] = None,
     burst: Annotated[bool, Parameter(negative="", help="Run what is due, dispatching too, and end.")] = False,
     processes: Annotated[str | None, Parameter(help="Worker processes: 4, or MIN:MAX such as 2:8.")] = None,
     metrics_port: MetricsPort = None,
@@ -76,7 +78,7 @@ def worker(
         url,
         queues=_queues(queue),
         concurrency=concurrency,
-        pool=pool,
+        process_pool=process_pool,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
         require_redis=require_redis,

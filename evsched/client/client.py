@@ -41,7 +41,7 @@ _PATIENCE: Final = 5.0
 _BLOCK: Final = 10.0
 """Seconds of one blocking call of a waiter, who then asks anew: so a connection that died in silence costs no more."""
 
-_GRACE: Final = 1.5
+_REPLY_TIMEOUT: Final = 1.5
 """Seconds after the end of a block in which its answer must have come."""
 
 
@@ -295,7 +295,7 @@ class Client:
             TimeoutError: it did not end in time.
         """
         store, until = self.store(queue), time.monotonic() + timeout
-        blocking = BlockingSender(self._url, deadline=_GRACE)
+        blocking = BlockingSender(self._url, reply_timeout=_REPLY_TIMEOUT)
         try:
             while True:
                 try:
@@ -312,7 +312,7 @@ class Client:
                     raise _timeout(job_id, timeout)
                 block = min(left, _BLOCK)
                 try:
-                    reply = await blocking.send(store.listen(job_id, block), block)
+                    reply = await blocking.send(store.wait_reply(job_id, block), block)
                 except StoreDown:
                     await asyncio.sleep(reconnect_delay(1))
                     continue
@@ -391,7 +391,7 @@ class SyncClient:
             left = until - time.monotonic()
             if left <= 0:
                 raise _timeout(job_id, timeout)
-            reply = self.send(store.listen(job_id, min(left, _BLOCK)), min(left, _BLOCK))
+            reply = self.send(store.wait_reply(job_id, min(left, _BLOCK)), min(left, _BLOCK))
             if reply is not None:
                 return _read_reply(job_id, reply)
 

@@ -249,4 +249,4 @@ class Dispatcher:
         for name, count in Counter(done.missed).items():
             self._emit(events.Missed(queue, name, count))
         for job_id, why in done.buried:
-            self._emit(events.Buried(queue, job_id, "?", 0, why, "dead"))
+            self._emit(events.JobBuried(queue, job_id, "?", 0, why, "dead"))

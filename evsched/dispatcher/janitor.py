@@ -50,7 +50,7 @@ class Janitor:
         in line with a BLMOVE, and Redis would move the very job that was put back into its list again."""
         self._at = 0.0
 
-    def listen(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Look within a heartbeat after something happened: a worker may take a job and die before its lease says so.
 
         That is after a step that an event or a due brought about: jobs were moved on, a gate was opened, a worker has
@@ -119,7 +119,7 @@ class Janitor:
             wait = self._verdict(lease, now - seen.since)
             if wait <= 0:
                 await self._put_back(store, lease.worker, lease.end)
-                self._gone[key] = now + self._config.probe + self._config.heartbeat
+                self._gone[key] = now + self._config.probe_interval + self._config.heartbeat
             else:
                 alive.add(key)
                 rest = min(rest, wait)

@@ -112,20 +112,20 @@ class Watcher:
         """Return when the next proof is wanted, by the monotonic clock: after a silence, or at once when it is new."""
         if self._subscription is None or self._proof is not None:
             return float("inf")
-        return 0.0 if self._new else self._last + self._config.probe
+        return 0.0 if self._new else self._last + self._config.probe_interval
 
     def expect(self) -> None:
         """Note that a canary is being sent: it must be heard within the deadline."""
         if self._subscription is not None and self._proof is None:
             self._new = False
             loop = asyncio.get_running_loop()
-            self._proof = loop.call_later(self._config.deadline, self._silent, self._subscription)
+            self._proof = loop.call_later(self._config.reply_timeout, self._silent, self._subscription)
 
     def unsent(self) -> None:
         """Note that no canary was sent, or that nobody knows: that nothing is heard then says nothing of the link."""
         self._end_proof()
         self._last = time.monotonic()
-        self.pulse.expect(self._config.probe + self._config.deadline)
+        self.pulse.expect(self._config.probe_interval + self._config.reply_timeout)
 
     def _end_proof(self) -> None:
         if self._proof is not None:
@@ -136,7 +136,7 @@ class Watcher:
         self._proof = None
         if subscription is self._subscription:
             self._cut = True
-            self._emit(events.SubscriptionLost(f"silent for {self._config.deadline:g} s after a canary"))
+            self._emit(events.SubscriptionLost(f"silent for {self._config.reply_timeout:g} s after a canary"))
             subscription.cut()
 
     async def run(self) -> None:
@@ -190,11 +190,11 @@ class Watcher:
         """Hear until the connection is cut, or a flood of events makes it cheaper not to."""
         calm = asyncio.get_running_loop().call_later(_FLOOD_WITHIN, self._calm) if self.flooded else None
         count, since = 0, time.monotonic()
-        self.pulse.expect(self._config.probe + self._config.deadline)
+        self.pulse.expect(self._config.probe_interval + self._config.reply_timeout)
         try:
             async for channel, message in subscription.messages():
                 self._last = time.monotonic()
-                self.pulse.expect(self._config.probe + self._config.deadline)
+                self.pulse.expect(self._config.probe_interval + self._config.reply_timeout)
                 self._hear(channel, message)
                 count += 1
                 if count == _FLOOD:

@@ -13,7 +13,7 @@ import socket
 from typing import Final
 
 from evsched.errors import StoreError
-from evsched.events import Event, ReadyLeft, ReadyTaken, Started, WorkerStarted
+from evsched.events import Event, ReadyDrained, ReadyLeft, Started, WorkerStarted
 from evsched.worker.worker import Worker
 
 READY: Final = b"R"
@@ -35,7 +35,7 @@ def inherited(name: str) -> socket.socket | None:
 
 
 class ChildLink:
-    """`listen` to the events of a worker, which is idle after `rest` seconds."""
+    """`on_event` to the events of a worker, which is idle after `rest` seconds."""
 
     def __init__(self, link: socket.socket, rest: float, worker: Worker) -> None:
         self._link = link
@@ -49,7 +49,7 @@ class ChildLink:
         self._idle = self._loop.call_later(self._rest_for, self._rest)
         link.setblocking(False)
 
-    def listen(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Tell the parent what it needs to know of this event."""
         if isinstance(event, WorkerStarted):
             self._tell(READY)
@@ -57,7 +57,7 @@ class ChildLink:
             self._behind.add(event.queue)
             if self._full is None:
                 self._full = self._loop.call_later(_FULL_FOR, self._look)
-        elif isinstance(event, ReadyTaken):
+        elif isinstance(event, ReadyDrained):
             self._behind.discard(event.queue)
             if self._full is not None and not self._behind:
                 self._full.cancel()

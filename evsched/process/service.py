@@ -121,25 +121,25 @@ def run_dispatcher(config: Config) -> None:
 def run_worker(config: Config, app: App, *, burst: bool = False) -> None:
     """Run a worker until SIGTERM or SIGINT, then drain. `burst`: dispatch too, and end when nothing is due."""
     if burst:
-        _run(config, config.grace, lambda process: _both(process, app, burst=True))
+        _run(config, config.shutdown_grace, lambda process: _both(process, app, burst=True))
     else:
-        _run(config, config.grace, lambda process: _work(process, app))
+        _run(config, config.shutdown_grace, lambda process: _work(process, app))
 
 
 def run_dev(config: Config, app: App) -> None:
     """Run a dispatcher, a janitor and a worker in one process, until SIGTERM or SIGINT."""
-    _run(config, config.grace, lambda process: _both(process, app))
+    _run(config, config.shutdown_grace, lambda process: _both(process, app))
 
 
 def run_workers(config: Config, span: Span, command: Sequence[str], targets: Path | None) -> int:
     """Run worker processes, whose command line is `command`, until SIGTERM or SIGINT; return the exit code."""
-    emit = Events(log.Log(jobs=config.log_jobs).listen).emit
-    with Shutdown(bound(config.grace), emit) as shutdown:
+    emit = Events(log.Log(jobs=config.log_jobs).on_event).emit
+    with Shutdown(bound(config.shutdown_grace), emit) as shutdown:
         return asyncio.run(Supervisor(config, span, command, emit, shutdown, targets).run())
 
 
 def _run(config: Config, grace: float, work: _Work) -> None:
-    events, link = Events(log.Log(jobs=config.log_jobs).listen), inherited(LINK)
+    events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:
         asyncio.run(_live(_Process(config, events, shutdown, link), work))
 
@@ -175,7 +175,7 @@ async def _dispatch(process: _Process) -> None:
     config, sender, events = process.config, process.sender, process.events
     dispatcher = Dispatcher(config, sender, events.emit)
     janitor = Janitor(config, sender, events.emit, lambda: dispatcher.queues)
-    events.listen(janitor.listen)
+    events.subscribe(janitor.on_event)
     reconnect, found = Reconnect("the search for queues", events.emit), False
     while not found:
         async with reconnect:
@@ -199,9 +199,9 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     process.telemetry.of_worker(worker)
     load = None
     if process.link is not None:
-        load = ChildLink(process.link, config.idle_end, worker)
-        process.events.listen(load.listen)
-    shutdown.heard, shutdown.rescue = worker.take_no_more, worker.rescue
+        load = ChildLink(process.link, config.scale_down_after, worker)
+        process.events.subscribe(load.on_event)
+    shutdown.heard, shutdown.rescue = worker.fetch_no_more, worker.rescue
     running = asyncio.ensure_future(worker.run())
     ending = asyncio.ensure_future(_idle(process, worker) if burst else shutdown.wait())
     try:

@@ -132,7 +132,7 @@ class Supervisor:
     async def _outlive(self, keepers: list[asyncio.Task[None]]) -> None:
         """Wait for the children's end; one that hangs is killed, and the janitor puts back what it held."""
         if keepers:
-            await asyncio.wait(keepers, timeout=bound(self._config.grace) + _MARGIN)
+            await asyncio.wait(keepers, timeout=bound(self._config.shutdown_grace) + _MARGIN)
         for child in self._kill():
             self._emit(ChildKilled(child.number, child.process.pid if child.process else 0))
         await asyncio.gather(*keepers)

@@ -104,7 +104,7 @@ class Occurrence(Struct, frozen=True):
     id: str
     planned: float
     due: float
-    grace: float | None = None
+    misfire_grace: float | None = None
     """Seconds after which it was missed rather than late; None = it makes up for missed ones."""
 
 
@@ -134,7 +134,7 @@ class Recurrence(Struct, frozen=True):
                 return
             yield planned
 
-    def occurrence(self, planned: float, grace: float | None = None) -> Occurrence | None:
+    def occurrence(self, planned: float, misfire_grace: float | None = None) -> Occurrence | None:
         """Return the occurrence of a planned time; None when its window does not open within two years."""
         job_id = occurrence_id(self.declared.name, planned)
         due: float | None = planned
@@ -143,7 +143,7 @@ class Recurrence(Struct, frozen=True):
             due = planned + self.declared.spread * int.from_bytes(digest[:8]) / 2**64
         if self.window is not None:
             due = self.window.next_open(due)
-        return None if due is None else Occurrence(job_id, planned, due, grace)
+        return None if due is None else Occurrence(job_id, planned, due, misfire_grace)
 
     def plan(self, stands: float, now: float, ahead: float) -> Plan:
         """Say what goes on the schedule now, when the recurrence stands at a planned time; 0 = it begins from now on.
@@ -160,12 +160,12 @@ class Recurrence(Struct, frozen=True):
             if looked > _LOOKED:
                 return Plan([], planned, missed)  # a long downtime: the rest in the next step
             following = next(times, None)
-            grace = _LATE if following is None else min(_LATE, (following - planned) / 2)
-            one = self.occurrence(planned, grace)
-            if one is None or now - one.due > grace:
+            misfire_grace = _LATE if following is None else min(_LATE, (following - planned) / 2)
+            one = self.occurrence(planned, misfire_grace)
+            if one is None or now - one.due > misfire_grace:
                 missed += 1
                 if one is not None:
-                    over.append(msgspec.structs.replace(one, grace=None))
+                    over.append(msgspec.structs.replace(one, misfire_grace=None))
             else:
                 put.append(one)
             planned = following

@@ -37,9 +37,9 @@ _TWICE: Final = 1.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def bound(grace: float) -> float:
+def bound(shutdown_grace: float) -> float:
     """Return the seconds from the signal to the end of the process, at the most."""
-    return grace + _LAST
+    return shutdown_grace + _LAST
 
 
 def _nothing() -> None:
@@ -53,18 +53,18 @@ def _none_needed() -> bool:
 class Shutdown:
     """`with` it around the event loop, in the main thread; `attach` it in there.
 
-    `grace`: what running jobs get to end in. `parent`: a socket whose other end the parent holds: when that is closed,
-    the process is asked to end. Who was signalled twice is then for the parent to count.
+    `shutdown_grace`: how long running jobs may go on. `parent`: a socket whose other end the parent holds: when that is
+    closed, the process is asked to end. Who was signalled twice is then for the parent to count.
     """
 
-    def __init__(self, grace: float, emit: Emit, parent: socket.socket | None = None) -> None:
+    def __init__(self, shutdown_grace: float, emit: Emit, parent: socket.socket | None = None) -> None:
         self.heard: Callable[[], None] = _nothing
         """Called at once, in the thread: what takes work takes no more."""
         self.rescue: Callable[[], bool] = _none_needed
         """Called in the thread when the loop is late. True: it has not handed back, and that was done for it."""
         self.hurry: Callable[[], object] = _nothing
         """Called in the thread before a second signal ends the process."""
-        self._grace = grace
+        self._grace = shutdown_grace
         self._emit = emit
         self._parent = parent
         self._ours, self._theirs = socket.socketpair()

@@ -129,7 +129,7 @@ class Clients(Queue):
 
         return self._verb("ask", ended, job_id)
 
-    def listen(self, job_id: str, block: float) -> Call[bytes | None]:
+    def wait_reply(self, job_id: str, block: float) -> Call[bytes | None]:
         """Wait up to `block` seconds for a job's reply, and leave it there for others who wait (so not BLPOP)."""
         reply = keys.reply(self.queue, job_id)
         return Call(("BLMOVE", reply, reply, "LEFT", "LEFT", block), raw)

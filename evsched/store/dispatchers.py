@@ -66,7 +66,12 @@ class Dispatchers(Queue):
 
         words: list[Word] = [self._stamp(now), name, seen, "+inf" if next_ is None else repr(next_), missed, reason]
         for one in put:
-            words += (one.id, repr(one.planned), repr(one.due), "" if one.grace is None else repr(one.grace))
+            words += (
+                one.id,
+                repr(one.planned),
+                repr(one.due),
+                "" if one.misfire_grace is None else repr(one.misfire_grace),
+            )
         return self._verb("recur", ids, *words)
 
     def rewind(self, ahead: float, offset: int, limit: int, *, now: float | None = None) -> Call[tuple[int, list[str]]]:

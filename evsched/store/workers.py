@@ -18,7 +18,7 @@ from evsched.transport.call import Call, Word, raw, text, texts
 class Workers(Queue):
     """The calls of a worker."""
 
-    def take(self, worker: str, block: float) -> Call[str | None]:
+    def fetch(self, worker: str, block: float) -> Call[str | None]:
         """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, the first half of a take."""
 
         def one(reply: bytes | None) -> str | None:
@@ -47,7 +47,7 @@ class Workers(Queue):
         As far as their payloads fit in one reply: what does not is left for the next call.
         """
 
-        def take(reply: list[Any]) -> Fetched:
+        def fetch(reply: list[Any]) -> Fetched:
             moment, more, leased, flat, buried, suspects = reply
             jobs = [
                 FetchedJob(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3], float(flat[i + 4]))
@@ -63,7 +63,7 @@ class Workers(Queue):
                 ]
             return Fetched(float(moment), more == b"1", leased == b"1", jobs, as_pairs(buried))
 
-        return self._verb("start", take, self._stamp(now), worker, lease, hold, cap, *ids)
+        return self._verb("start", fetch, self._stamp(now), worker, lease, hold, cap, *ids)
 
     def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Literal["1", "alone"]]]) -> Call[list[str]]:
         """Mark runs that have begun, or are about to; the reply is the ids of those that were lost.

@@ -50,7 +50,7 @@ class Page(Struct, frozen=True):
     kind: str = "text/plain; charset=utf-8"
 
 
-class Listener:
+class HttpServer:
     """Serves one process.
 
     `refresh()` reads what is read when a scrape comes; `ready()` returns None, or why the process is not ready;

@@ -24,10 +24,10 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.NotificationsMissing: (logging.ERROR, "Redis tells no keyspace events, jobs start late: {mend}"),
     events.NotificationsProven: (logging.INFO, "keyspace events arrive"),
     events.Retrying: (logging.WARNING, "job {id} of {queue}, task {task}: {reason}; again in {delay:.3g} s"),
-    events.Buried: (logging.ERROR, "job {id} of {queue}, task {task}, is {outcome}: {reason}"),
-    events.Aborted: (logging.INFO, "job {id} of {queue}, task {task}, attempt {attempt}, was cancelled while it ran"),
-    events.Deferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
-    events.Declared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
+    events.JobBuried: (logging.ERROR, "job {id} of {queue}, task {task}, is {outcome}: {reason}"),
+    events.JobAborted: (logging.INFO, "job {id} of {queue}, task {task}, was cancelled in attempt {attempt}"),
+    events.JobDeferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
+    events.RecurrenceDeclared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
     events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
     events.ClockJumped: (logging.ERROR, "Redis's clock jumped by {seconds:+.1f} s: due times follow it"),
     events.Rewound: (
@@ -39,7 +39,10 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.RunLost: (logging.WARNING, "job {id} of {queue}, task {task}, attempt {attempt}, ended as another's"),
     events.LeaseLost: (logging.ERROR, "worker {worker} lost its lease on {queue}: what it ran is cancelled"),
     events.WorkerStarted: (logging.INFO, "worker {worker} started: {slots} slots, queues {queues}, tasks {tasks}"),
-    events.WorkerDraining: (logging.INFO, "worker {worker} takes no more, {running} jobs run for {grace:g} s at most"),
+    events.WorkerDraining: (
+        logging.INFO,
+        "worker {worker} fetches no more, {running} jobs run for {shutdown_grace:g} s at most",
+    ),
     events.WorkerStopped: (logging.INFO, "worker {worker} stopped, {handed_back} jobs handed back"),
     events.WorkerStuck: (logging.CRITICAL, "job {id} of {queue}, task {task}, attempt {attempt}: hangs, worker ends"),
     events.WorkerBlocked: (logging.CRITICAL, "worker {worker} ends, held by one of {running}: {handed_back} put back"),
@@ -84,7 +87,7 @@ class Log:
         self._since = 0.0
         """When the first of them missed it, by the monotonic clock."""
 
-    def listen(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Log the event, if it is one that has a line."""
         if self._jobs and isinstance(event, events.Started | events.Completed):
             _log_each(event)

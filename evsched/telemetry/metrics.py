@@ -25,7 +25,7 @@ QUEUES: Final = 50
 
 
 class Metrics:
-    """The metrics of one process. `listen` takes its events; `registry` is what a scrape reads."""
+    """The metrics of one process. `on_event` takes its events; `registry` is what a scrape reads."""
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -102,9 +102,9 @@ class Metrics:
             events.Started: self._on_started,
             events.Completed: self._on_completed,
             events.Retrying: lambda event: self._ended(event, "retry"),
-            events.Buried: lambda event: self._ended(event, event.outcome),
-            events.Aborted: lambda event: self._ended(event, "cancelled"),
-            events.Deferred: self._on_deferred,
+            events.JobBuried: lambda event: self._ended(event, event.outcome),
+            events.JobAborted: lambda event: self._ended(event, "cancelled"),
+            events.JobDeferred: self._on_deferred,
             events.RunLost: self._on_lost_run,
             events.Requeued: lambda event: self._count(self._requeued, event.queue, event.cause, by=len(event.ids)),
             events.Missed: lambda event: self._count(self._missed, event.queue, by=event.count),
@@ -115,7 +115,7 @@ class Metrics:
             events.RedisUp: lambda event: self.tell_up(event.who, True),
         }
 
-    def listen(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Count the event."""
         heard = self._heard.get(type(event))
         if heard is not None:
@@ -222,13 +222,13 @@ class Metrics:
         for task, seconds in zip(event.tasks, event.seconds, strict=True):
             self._run.observe((queue, self._task(task)), (seconds,))
 
-    def _ended(self, event: events.Retrying | events.Buried | events.Aborted, outcome: str) -> None:
+    def _ended(self, event: events.Retrying | events.JobBuried | events.JobAborted, outcome: str) -> None:
         task = self._task(event.task)
         self._count(self._finished, event.queue, task, outcome)
         if event.seconds is not None:
             self._run.observe((self.queue_label(event.queue), task), (event.seconds,))
 
-    def _on_deferred(self, event: events.Deferred) -> None:
+    def _on_deferred(self, event: events.JobDeferred) -> None:
         self._count(self._finished, event.queue, self._task(event.task), "deferred")
 
     def _on_lost_run(self, event: events.RunLost) -> None:

@@ -28,7 +28,7 @@ from evsched.events import (
 )
 from evsched.runtime.pulse import Pulse
 from evsched.store.store import Store
-from evsched.telemetry.http import Listener
+from evsched.telemetry.http import HttpServer
 from evsched.telemetry.metrics import Metrics
 from evsched.telemetry.queue_stats import DEADLINE, Depths
 from evsched.transport.senders import BatchingSender
@@ -55,15 +55,15 @@ class Telemetry:
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
         self._asks: list[Callable[[], Awaitable[str | None]]] = []
         self._pulses: list[Callable[[], list[Pulse]]] = []
-        self._listener = Listener(self._metrics.registry, self._refresh, self._ready, self._alive)
+        self._http_server = HttpServer(self._metrics.registry, self._refresh, self._ready, self._alive)
         self._unproven: str | None = "the subscription is not proved yet"
         self._unheard: str | None = None
         self._draining = False
         counted = config.metrics_port is not None or listening is not None
         if counted:
             disable_created_metrics()  # twice the series, for times that nobody asks for
-            events.listen(self._metrics.listen)
-            events.listen(self._hear)
+            events.subscribe(self._metrics.on_event)
+            events.subscribe(self._hear)
 
     def of_dispatcher(self, dispatcher: Dispatcher) -> None:
         """Tell of a dispatcher: the depths of its queues, and whether it hears their events."""
@@ -97,17 +97,17 @@ class Telemetry:
             ConfigError: the port is taken.
         """
         if self._listening is not None:
-            url = await self._listener.adopt(self._listening)
+            url = await self._http_server.adopt(self._listening)
             self._events.emit(Listening(url))
         elif self._config.metrics_port is not None:
-            url = await self._listener.open(self._config.metrics_host, self._config.metrics_port)
+            url = await self._http_server.open(self._config.metrics_host, self._config.metrics_port)
             self._events.emit(Listening(url))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._listener.close()
+        await self._http_server.close()
 
     async def _refresh(self) -> None:
         for refresh in self._refreshes:

@@ -46,7 +46,7 @@ class Top:
 
     def __init__(self, url: str, queues: Sequence[str] = ()) -> None:
         self._url = url
-        self._sender = BatchingSender(url, deadline=_DEADLINE)
+        self._sender = BatchingSender(url, reply_timeout=_DEADLINE)
         self._asker = secrets.token_hex(8)
         self._stores = {queue: Store(queue) for queue in queues}
         self._named = bool(queues)

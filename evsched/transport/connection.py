@@ -29,7 +29,7 @@ _CONNECT: Final = 2.0
 _OPTIONS: Final[dict[str, Any]] = {
     "protocol": 2,
     "decode_responses": False,  # one member that is not UTF-8 would break the connection forever
-    "socket_timeout": None,  # each exchange has its own deadline, below
+    "socket_timeout": None,  # each exchange has its own timeout, below
     "socket_connect_timeout": _CONNECT,
     "socket_keepalive": True,
     "health_check_interval": 0,
@@ -157,19 +157,19 @@ class Connection:
     def __init__(self, url: str) -> None:
         self._connection = _new(url)
 
-    async def exchange(self, sender: Sequence[tuple[Word, ...]], deadline: float) -> list[Any]:
+    async def exchange(self, sender: Sequence[tuple[Word, ...]], reply_timeout: float) -> list[Any]:
         """Send commands, return their replies; an error reply stands in the list as an exception.
 
         Raises:
-            StoreDown: no connection, or no answer within `deadline` seconds; what was sent may have been done.
+            StoreDown: no connection, or no answer within `reply_timeout` seconds; what was sent may have been done.
             StoreRefused: the password, user or database is wrong.
         """
         link = self._connection
         try:
             if not link.is_connected:
-                async with asyncio.timeout(_CONNECT + deadline):
+                async with asyncio.timeout(_CONNECT + reply_timeout):
                     await link.connect()
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout(reply_timeout):
                 # redis-py packs in Python, at 0.8 us a word; hiredis in C.
                 await link.send_packed_command([_pack(words) for words in sender], check_health=False)
                 replies = [await self._reply() for _ in sender]
@@ -178,7 +178,7 @@ class Connection:
             return replies
         except TimeoutError:
             await self.close()
-            raise StoreDown(f"no answer within {deadline:g} s", kind="timeout") from None
+            raise StoreDown(f"no answer within {reply_timeout:g} s", kind="timeout") from None
         except (exceptions.RedisError, OSError) as error:
             await self.close()
             raise translate(error) from None
@@ -206,9 +206,9 @@ class Connection:
 class SyncConnection:
     """One connection of a program without an event loop. For one thread at a time."""
 
-    def __init__(self, url: str, deadline: float) -> None:
-        scheme, options = _options(url, socket_timeout=deadline, retry=SyncRetry(NoBackoff(), 0))
-        self._deadline = deadline
+    def __init__(self, url: str, reply_timeout: float) -> None:
+        scheme, options = _options(url, socket_timeout=reply_timeout, retry=SyncRetry(NoBackoff(), 0))
+        self._reply_timeout = reply_timeout
         self._connection: Any = _SYNC[scheme](**options)
 
     def exchange(self, words: tuple[Word, ...], block: float) -> Any:
@@ -221,7 +221,7 @@ class SyncConnection:
         try:
             link.connect()
             link.send_command(*words, check_health=False)
-            return link.read_response(timeout=block + self._deadline) if block else link.read_response()
+            return link.read_response(timeout=block + self._reply_timeout) if block else link.read_response()
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
             link.disconnect()
             raise translate(error) from None

@@ -42,16 +42,16 @@ def _answer(call: Call[Any], reply: Any) -> Any:
         return error
 
 
-async def _deliver(link: Connection, calls: Sequence[Call[Any]], deadline: float) -> list[Any]:
+async def _deliver(link: Connection, calls: Sequence[Call[Any]], reply_timeout: float) -> list[Any]:
     """Send calls in one batch; return their values, an error that one of them met standing in its place.
 
     Raises:
         StoreDown, StoreRefused: the whole batch failed.
     """
-    replies = await link.exchange([call.by_sha() for call in calls], deadline)
+    replies = await link.exchange([call.by_sha() for call in calls], reply_timeout)
     unknown = [i for i, reply in enumerate(replies) if unknown_script(reply)]
     if unknown:
-        again = await link.exchange([calls[i].by_source() for i in unknown], deadline)
+        again = await link.exchange([calls[i].by_source() for i in unknown], reply_timeout)
         for i, reply in zip(unknown, again, strict=True):
             replies[i] = reply
     return [_answer(call, reply) for call, reply in zip(calls, replies, strict=True)]
@@ -60,9 +60,9 @@ async def _deliver(link: Connection, calls: Sequence[Call[Any]], deadline: float
 class DirectSender:
     """A connection for one caller at a time, whose calls go at once."""
 
-    def __init__(self, url: str, *, deadline: float = 5.0) -> None:
+    def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
         self._link = Connection(url)
-        self._deadline = deadline
+        self._reply_timeout = reply_timeout
 
     async def attempt_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Send calls together; an error that one of them met stands in its place.
@@ -70,7 +70,7 @@ class DirectSender:
         Raises:
             StoreDown, StoreRefused: the whole batch failed; some of it may have been done.
         """
-        return await _deliver(self._link, calls, self._deadline)
+        return await _deliver(self._link, calls, self._reply_timeout)
 
     async def close(self) -> None:
         """Cut the connection. A later call opens a new one."""
@@ -84,9 +84,9 @@ class BatchingSender:
     time share round trips.
     """
 
-    def __init__(self, url: str, *, deadline: float = 5.0) -> None:
+    def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
         self._url = url
-        self._deadline = deadline
+        self._reply_timeout = reply_timeout
         self._link: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
@@ -134,7 +134,7 @@ class BatchingSender:
 
     async def _send_batch(self, link: Connection, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
         try:
-            answers = await _deliver(link, [call for call, _ in batch], self._deadline)
+            answers = await _deliver(link, [call for call, _ in batch], self._reply_timeout)
         except EvschedError as error:
             failed: Any = error
             answers = [failed] * len(batch)
@@ -173,9 +173,9 @@ def _retrieve(answer: asyncio.Future[Any]) -> None:
 class BlockingSender:
     """A connection for commands that wait in Redis. One caller at a time."""
 
-    def __init__(self, url: str, *, deadline: float) -> None:
+    def __init__(self, url: str, *, reply_timeout: float) -> None:
         self._link = Connection(url)
-        self._deadline = deadline
+        self._reply_timeout = reply_timeout
         self.client: int | None = None
         """The connection's number in Redis, for `store.unblock`; None when it is not open."""
 
@@ -186,7 +186,7 @@ class BlockingSender:
             StoreDown, StoreRefused
         """
         call = Call(("CLIENT", "ID"), int)
-        (reply,) = await self._link.exchange([call.words], self._deadline)
+        (reply,) = await self._link.exchange([call.words], self._reply_timeout)
         self.client = _read(call, reply)
 
     async def send(self, call: Call[T], block: float) -> T:
@@ -196,7 +196,7 @@ class BlockingSender:
             StoreDown: then Redis may have moved a job all the same; look at the list.
         """
         try:
-            (reply,) = await self._link.exchange([call.words], block + self._deadline)
+            (reply,) = await self._link.exchange([call.words], block + self._reply_timeout)
         except BaseException:
             self.client = None
             raise
@@ -211,8 +211,8 @@ class BlockingSender:
 class SyncSender:
     """Sends calls from a program without an event loop. For one thread at a time."""
 
-    def __init__(self, url: str, *, deadline: float = 5.0) -> None:
-        self._link = SyncConnection(url, deadline)
+    def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
+        self._link = SyncConnection(url, reply_timeout)
 
     def send(self, call: Call[T], block: float = 0.0) -> T:
         """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""

@@ -75,7 +75,7 @@ class QueueConsumer:
         self._ended: Ended = []
         self._cancelled = set[str]()
         """Ids that were cancelled while an exchange was on its way, which may bring their runs."""
-        self._taken: list[str] = []
+        self._fetched: list[str] = []
         """Ids in the worker's list that are to be started; each has a slot."""
         self._more = True
         """Ready may hold more: ask without blocking. At the start it may."""
@@ -103,7 +103,7 @@ class QueueConsumer:
             self.store,
             worker,
             self._share,
-            fetched=self._fetched,
+            fetched=self._on_fetched,
             unsure=self._is_unsure,
         )
         self._notes = Notes(sender, self.store, worker, self.held)
@@ -113,7 +113,7 @@ class QueueConsumer:
     @property
     def busy(self) -> bool:
         """It holds jobs."""
-        return bool(self.held or self._taken)
+        return bool(self.held or self._fetched)
 
     @property
     def running(self) -> int:
@@ -134,7 +134,7 @@ class QueueConsumer:
         self._news.set()
 
     async def run(self) -> None:
-        """Fetch and run jobs until `stop_taking` was called and what is held has ended."""
+        """Fetch and run jobs until `stop_fetching` was called and what is held has ended."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._fetcher.run())
@@ -144,9 +144,9 @@ class QueueConsumer:
             await self._fetcher.close()
             await self._direct.close()
 
-    def _fetched(self, job_id: str | None) -> None:
+    def _on_fetched(self, job_id: str | None) -> None:
         if job_id is not None:
-            self._taken.append(job_id)
+            self._fetched.append(job_id)
         self._more = True  # where one was there may be more, and one without a slot waits for this queue's turn
         self._news.set()
 
@@ -160,7 +160,7 @@ class QueueConsumer:
             self._news.set()
 
     async def _exchange_all(self) -> None:
-        while not (self._stopping and not self.held and not self._taken):
+        while not (self._stopping and not self.held and not self._fetched):
             await self._news.wait()
             self._news.clear()
             async with self._reconnect:
@@ -184,18 +184,18 @@ class QueueConsumer:
             self._narrow()
         if ended and self._fetcher.full:
             self._more = True  # these ends may let others pass the gate, and no BLMOVE would bring them
-        taken, self._taken = self._taken, []
+        fetched, self._fetched = self._fetched, []
         room = self._reserve()
         calls: list[_Outgoing] = [*end_calls(self.store, self._worker, ended)]
-        if taken or room:
+        if fetched or room:
             lease, cap = self._config.lease, self._config.payload_cap
-            hold = min(self._running + len(taken) + room, _WIDEST)
-            calls.append((self.store.start(self._worker, taken, hold=hold, lease=lease, cap=cap), None))
+            hold = min(self._running + len(fetched) + room, _WIDEST)
+            calls.append((self.store.start(self._worker, fetched, hold=hold, lease=lease, cap=cap), None))
         if calls:
             if self._batch.worth_timing(len(ended)):  # the room says little: one job that came alone asks for all
                 calls = [(clock(), []), *calls, (clock(), [])]
-            await self._send(calls, taken, room)
-        if self._ended or self._taken:
+            await self._send(calls, fetched, room)
+        if self._ended or self._fetched:
             self._news.set()
         self._plan()
 
@@ -219,7 +219,7 @@ class QueueConsumer:
         self._waits = self._executor.free_processes == 0
         self._more = True
 
-    async def _send(self, calls: list[_Outgoing], taken: list[str], room: int) -> None:
+    async def _send(self, calls: list[_Outgoing], fetched: list[str], room: int) -> None:
         handed = time.monotonic()
         self._cancelled.clear()
         try:
@@ -234,14 +234,14 @@ class QueueConsumer:
                 failed = answer
                 self._ended += runs or []
             elif runs is None:
-                room += len(taken) - self._spawn(answer, handed)
-                self._seek_left(taken, answer)
-                taken = []
+                room += len(fetched) - self._spawn(answer, handed)
+                self._seek_left(fetched, answer)
+                fetched = []
             else:
                 self._written(runs, answer)
         self._share.release(room)
         if failed is not None:
-            self._taken = taken + self._taken
+            self._fetched = fetched + self._fetched
             raise failed
 
     def _note_length(self, calls: list[_Outgoing], answers: list[Any]) -> None:
@@ -256,34 +256,34 @@ class QueueConsumer:
     async def _compare(self) -> None:
         """Compare the list with what is known; what is not is to be started, as far as there are slots."""
         listed = await self._sender.send(self.store.held(self._worker))
-        known = {*self.held, *self._taken}
+        known = {*self.held, *self._fetched}
         unknown = [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
         kept = [job_id for job_id in unknown if self._share.reserve_one()]
-        self._taken += kept
+        self._fetched += kept
         if len(kept) < len(unknown):
             reason = "no slot was free"
             await self._sender.send(self.store.requeue(self._worker, reason, ids=unknown[len(kept) :]))
         self._unsure = False
         self._more = True
 
-    def _seek_left(self, asked: list[str], take: Fetched) -> None:
+    def _seek_left(self, asked: list[str], reply: Fetched) -> None:
         """Look for what was not handed out: it may still be in the list, since it did not fit in one reply."""
-        if asked and not self.held.keys() >= {*asked} - {job_id for job_id, _ in take.buried}:
+        if asked and not self.held.keys() >= {*asked} - {job_id for job_id, _ in reply.buried}:
             self._unsure = True
             self._news.set()
 
-    def _spawn(self, take: Fetched, handed: float) -> int:
+    def _spawn(self, reply: Fetched, handed: float) -> int:
         """Run what was handed out; return how many."""
-        if not take.leased and self.held:
+        if not reply.leased and self.held:
             self.lose()
-        self._more = take.more
-        if take.more != self._behind:
-            self._behind = take.more
-            self._emit(events.ReadyLeft(self.store.queue) if take.more else events.ReadyTaken(self.store.queue))
+        self._more = reply.more
+        if reply.more != self._behind:
+            self._behind = reply.more
+            self._emit(events.ReadyLeft(self.store.queue) if reply.more else events.ReadyDrained(self.store.queue))
         queue, held, create, report = self.store.queue, self.held, self._loop.create_task, self._notes.progressed
         was_busy = bool(held)
         # By id: one that Redis names twice is one run.
-        found = {job.id: Run(queue, job, take.now, handed, report) for job in take.jobs if job.id not in held}
+        found = {job.id: Run(queue, job, reply.now, handed, report) for job in reply.jobs if job.id not in held}
         runs = list(found.values())
         for run in runs:
             held[run.job.id] = run
@@ -296,9 +296,9 @@ class QueueConsumer:
             self._notes.handed_out()
             if not was_busy:
                 self._attend()
-            self._loop.call_soon(self._started, runs, take.now - handed)
-        for job_id, why in take.buried:
-            self._emit(events.Buried(queue, job_id, "?", 0, why, "dead"))
+            self._loop.call_soon(self._started, runs, reply.now - handed)
+        for job_id, why in reply.buried:
+            self._emit(events.JobBuried(queue, job_id, "?", 0, why, "dead"))
         return len(runs)
 
     def _started(self, runs: list[Run], offset: float) -> None:
@@ -369,7 +369,7 @@ class QueueConsumer:
 
     def counted(self, count: int) -> None:
         """Note how many jobs Redis has in the worker's list: more than are known, twice in a row, is a lost reply."""
-        self._surplus = self._surplus + 1 if count > len(self.held) + len(self._taken) else 0
+        self._surplus = self._surplus + 1 if count > len(self.held) + len(self._fetched) else 0
         if self._surplus > 1:
             self._surplus, self._unsure = 0, True
             self._news.set()
@@ -381,20 +381,20 @@ class QueueConsumer:
         self.held.clear()
         self._running = 0
         self._ended.clear()
-        self._share.release(len(self._taken))
-        self._taken.clear()
+        self._share.release(len(self._fetched))
+        self._fetched.clear()
         self._unsure = True
         self._news.set()
         self._emit(events.LeaseLost(self.store.queue, self._worker))
 
-    def take_no_more(self) -> None:
-        """Begin no other take. For any thread; `stop_taking` ends the one that waits."""
+    def fetch_no_more(self) -> None:
+        """Begin no other take. For any thread; `stop_fetching` ends the one that waits."""
         self._closed = True
         self._fetcher.fetch_no_more()
 
-    async def stop_taking(self) -> None:
+    async def stop_fetching(self) -> None:
         """Take no more; a BLMOVE that waits ends without a job, or hands its job back."""
-        self.take_no_more()
+        self.fetch_no_more()
         self._stopping = True
         self._news.set()
         await self._fetcher.stop()
@@ -437,7 +437,7 @@ class QueueConsumer:
         Raises:
             StoreDown, StoreRefused
         """
-        self.take_no_more()
+        self.fetch_no_more()
         self._fetcher.unblock_by(sender)
         for call, _ in end_calls(self.store, self._worker, self._ended) + self.cut_short(reason, stuck):
             sender.send(call)

@@ -60,11 +60,11 @@ def end_events(queue: str, worker: str, ended: Ended, lost: list[str]) -> Iterat
             yield events.Retrying(queue, job_id, task, attempt, outcome.delay, reason, took, trace)
         elif isinstance(outcome, Buried):
             reason, trace = outcome.reason, outcome.traceback
-            yield events.Buried(queue, job_id, task, attempt, reason, outcome.outcome, took, trace)
+            yield events.JobBuried(queue, job_id, task, attempt, reason, outcome.outcome, took, trace)
         elif isinstance(outcome, Aborted):
-            yield events.Aborted(queue, job_id, task, attempt, took)
+            yield events.JobAborted(queue, job_id, task, attempt, took)
         elif isinstance(outcome, Deferred):
-            yield events.Deferred(queue, job_id, task, outcome.due)
+            yield events.JobDeferred(queue, job_id, task, outcome.due)
         else:
             back.append(job_id)
     if back:

@@ -60,8 +60,8 @@ class Apart(Protocol):
 class Executor:
     """Runs handlers. `threads` bounds the plain functions that run at one time, `processes` the tasks on processes.
 
-    `mark` tells Redis that a run begins; `apart` runs a job in a process of its own, which gets `grace` seconds past
-    the job's timeout. Without it such a job runs alone in this process.
+    `mark` tells Redis that a run begins; `apart` runs a job in a process of its own, which gets `kill_grace` seconds
+    past the job's timeout. Without it such a job runs alone in this process.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Executor:
         *,
         mark: MarkRun | None = None,
         apart: Apart | None = None,
-        grace: float = 10.0,
+        kill_grace: float = 10.0,
     ) -> None:
         self._tasks = program.tasks
         self._middleware = program.middleware
@@ -85,7 +85,7 @@ class Executor:
         self._marking = asyncio.Lock()
         self._apart = apart
         self._places_apart = anyio.CapacityLimiter(min(threads, _APART_MOST))
-        self._grace = grace
+        self._kill_grace = kill_grace
         self.turnstile = Turnstile(self._tell_freed)
         self.state: Any = None
         """What the app's lifespan yields."""
@@ -212,7 +212,7 @@ class Executor:
         # When its handler begins is known there alone. If the worker dies too, the run is a doubt, however long it was.
         run.marked = True
         # The timeout is kept there; one that does not yield to it is ended from here.
-        self._begin(run, None if timeout is None else timeout + self._grace)
+        self._begin(run, None if timeout is None else timeout + self._kill_grace)
         now = run.now + time.monotonic() - run.handed
         try:
             outcome = await self._apart(run.queue, run.job, now, run.tell)

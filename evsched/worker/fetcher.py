@@ -48,7 +48,7 @@ class Fetcher:
         self._share = share
         self._fetched = fetched
         self._unsure = unsure
-        self._blocking = BlockingSender(config.url, deadline=config.deadline)
+        self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout)
         self.reconnect = Reconnect(f"worker, taking from {store.queue}", emit)
         self.full = False
         """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` takes jobs too."""
@@ -71,7 +71,7 @@ class Fetcher:
                 if self._stopping:
                     break
                 async with self.reconnect:
-                    self.reconnect.pulse.expect(self._config.probe + self._config.deadline)
+                    self.reconnect.pulse.expect(self._config.probe_interval + self._config.reply_timeout)
                     await self._fetch()
         finally:
             self._ended.set()
@@ -110,7 +110,9 @@ class Fetcher:
             return
         client = self._blocking.client
         try:
-            taken = await self._blocking.send(self._store.take(self._worker, self._config.probe), self._config.probe)
+            fetched = await self._blocking.send(
+                self._store.fetch(self._worker, self._config.probe_interval), self._config.probe_interval
+            )
         except StoreError as error:
             self.full = error.kind == "oom"
             self._unsure()
@@ -118,13 +120,13 @@ class Fetcher:
             await self._sender.send(unblock(client or 0))
             raise
         self.full = False
-        if taken is None:
+        if fetched is None:
             return
         self._hungry.clear()
         if not self._stopping and self._share.reserve_one():
-            self._fetched(taken)
+            self._fetched(fetched)
             return
         reason = "no slot was free"
-        await self._sender.send(self._store.requeue(self._worker, reason, ids=[taken]))
-        self._emit(events.Requeued(self._store.queue, self._worker, [taken], "busy", reason))
+        await self._sender.send(self._store.requeue(self._worker, reason, ids=[fetched]))
+        self._emit(events.Requeued(self._store.queue, self._worker, [fetched], "busy", reason))
         self._fetched(None)

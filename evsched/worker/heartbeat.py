@@ -54,7 +54,7 @@ class Heartbeat(threading.Thread):
         self._watch = watch
         self._ended = ended
         self.pulse = Pulse("heartbeat")
-        self._sender = SyncSender(config.url, deadline=config.deadline)
+        self._sender = SyncSender(config.url, reply_timeout=config.reply_timeout)
         self._stir = threading.Event()
         self._stopping = False
         self._attended = False

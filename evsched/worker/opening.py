@@ -75,8 +75,8 @@ class Opening:
         for one in own:
             done = await self._sender.send(store.declare(one, self._program.owner))
             if done != "same":
-                self._emit(events.Declared(store.queue, one.name, done))
+                self._emit(events.RecurrenceDeclared(store.queue, one.name, done))
         for name in set(known).difference(one.name for one in own):
             with contextlib.suppress(JobMissing):  # another worker was quicker
                 await self._sender.send(store.remove(name))
-                self._emit(events.Declared(store.queue, name, "removed"))
+                self._emit(events.RecurrenceDeclared(store.queue, name, "removed"))

@@ -87,7 +87,7 @@ async def call(heard: Callable[[Progress], object], function: Callable[..., Any]
         ProcessDied: it did.
     """
     try:
-        with relay.listen(heard) as line:
+        with relay.receive(heard) as line:
             # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
             value, last = await anyio.to_process.run_sync(
                 _belonging, os.getpid(), line, function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)

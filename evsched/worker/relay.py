@@ -42,12 +42,12 @@ class Line(Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def listen(heard: Callable[[Progress], object]) -> Generator[Line]:
+def receive(heard: Callable[[Progress], object]) -> Generator[Line]:
     """Listen for what one run tells, in the event loop."""
     with _bound() as (ear, address):
         line = Line(address, secrets.token_bytes(16))
         loop = asyncio.get_running_loop()
-        loop.add_reader(ear, _take, ear, line.key, heard)
+        loop.add_reader(ear, _receive_one, ear, line.key, heard)
         try:
             yield line
         finally:
@@ -70,7 +70,7 @@ def _bound() -> Generator[tuple[socket.socket, str]]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _take(ear: socket.socket, key: bytes, heard: Callable[[Progress], object]) -> None:
+def _receive_one(ear: socket.socket, key: bytes, heard: Callable[[Progress], object]) -> None:
     with contextlib.suppress(BlockingIOError, msgspec.MsgspecError):
         told = ear.recv(_LONGEST)
         if secrets.compare_digest(told[: len(key)], key):

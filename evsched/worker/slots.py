@@ -25,7 +25,7 @@ class Share:
         self._slots = slots
         self.weight = weight
         self.stir = stir
-        self.taken = 0
+        self.in_use = 0
         """Slots that it has."""
         self.charged = 0.0
         """Slot seconds of what has ended, by weight."""
@@ -37,11 +37,11 @@ class Share:
     @property
     def active(self) -> bool:
         """It has work."""
-        return self.wants or self.taken > 0
+        return self.wants or self.in_use > 0
 
     def tag(self, more: int = 0) -> float:
         """Return what it is charged with `more` slots, when all that it has in slots has ended."""
-        return self.charged + (self.taken + more) * self.mean / self.weight
+        return self.charged + (self.in_use + more) * self.mean / self.weight
 
     def want(self, wants: bool) -> None:
         """Say whether there is work for more slots."""
@@ -83,7 +83,7 @@ class Share:
     def release(self, count: int) -> None:
         """Give slots back that were not used."""
         if count:
-            self.taken -= count
+            self.in_use -= count
             self._slots.give_back(count)
 
     def end(self, seconds: float) -> None:
@@ -93,7 +93,7 @@ class Share:
         self.release(1)
 
     def _take(self, count: int) -> int:
-        self.taken += count
+        self.in_use += count
         self._slots.free -= count
         return count
 

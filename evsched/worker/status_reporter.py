@@ -97,7 +97,7 @@ class StatusReporter:
         self._calls = set[tuple[str, str]]()
         self._answering: asyncio.Task[None] | None = None
 
-    def listen(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Count what the worker's consumers report."""
         if isinstance(event, events.Started):
             tally = self._tallies[event.queue]
@@ -105,7 +105,7 @@ class StatusReporter:
             tally.lateness.extend(event.lateness)
         elif isinstance(event, events.Completed):
             self._tallies[event.queue].done += len(event.ids)
-        elif isinstance(event, events.Retrying | events.Buried):
+        elif isinstance(event, events.Retrying | events.JobBuried):
             self._tallies[event.queue].failed += 1
 
     def called(self, queue: str, channel: str) -> None:

@@ -47,10 +47,10 @@ class RunningRuns:
             run.late = _LATE
         return run.late
 
-    def stuck(self, grace: float) -> Run | None:
-        """Return a run that went on for `grace` seconds past its timeout, if there is one. For any thread."""
+    def stuck(self, kill_grace: float) -> Run | None:
+        """Return a run that went on for `kill_grace` seconds past its timeout, if there is one. For any thread."""
         now = time.monotonic()
-        return next((run for run in self if run.deadline + grace < now), None)
+        return next((run for run in self if run.deadline + kill_grace < now), None)
 
     def _wake_at(self, deadline: float) -> None:
         if deadline < self._timer_at:

@@ -67,11 +67,11 @@ class Worker:
         self._executor = Executor(
             program,
             config.concurrency,
-            config.pool,
+            config.process_pool,
             self._window_of,
             mark=self._mark,
             apart=apart,
-            grace=config.grace,
+            kill_grace=config.kill_grace,
         )
         self._windows = Reconnects("worker, windows", emit)
         self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
@@ -98,12 +98,12 @@ class Worker:
         self._status_reporter = StatusReporter(
             self.id, config.concurrency, queues, sender, lambda queue: self.consumers[queue].held.values()
         )
-        told = Events(self._status_reporter.listen, emit).emit
+        told = Events(self._status_reporter.on_event, emit).emit
         self.consumers = {
             queue: QueueConsumer(config, sender, told, queue, self.id, self._executor, slots, self._heartbeat.attend)
             for queue in queues
         }
-        self._takes_no_more = False
+        self._fetches_no_more = False
         self._heartbeat_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._control = Control(config, self.id, queues, emit, self._abort, self._status_reporter.called)
         self._loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ class Worker:
             await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
             # A loop ends by itself only by an error of ours, but for a consumer that fetches no more.
             for name, loop in loops.items():
-                if loop.done() and not (self._takes_no_more and returned(loop)):
+                if loop.done() and not (self._fetches_no_more and returned(loop)):
                     raise ended_loop(name, loop)
             await self._drain(running)
         finally:
@@ -194,11 +194,11 @@ class Worker:
         if self._starting is not None:
             self._starting.cancel()
 
-    def take_no_more(self) -> None:
+    def fetch_no_more(self) -> None:
         """Begin no other take. For any thread, before `stop`."""
-        self._takes_no_more = True
+        self._fetches_no_more = True
         for consumer in list(self.consumers.values()):
-            consumer.take_no_more()
+            consumer.fetch_no_more()
 
     def rescue(self) -> bool:
         """Hand back what is held, if the event loop does not come round to it; return whether. For any thread."""
@@ -206,8 +206,8 @@ class Worker:
             return False
         self._heartbeat.stop()
         if self._heartbeat.is_alive():
-            self._heartbeat.join(2 * self._config.deadline)  # it would begin anew the leases that end here
-        sender = SyncSender(self._config.url, deadline=self._config.deadline)
+            self._heartbeat.join(2 * self._config.reply_timeout)  # it would begin anew the leases that end here
+        sender = SyncSender(self._config.url, reply_timeout=self._config.reply_timeout)
         running = [run.job.id for run in self._executor.running]
         back = self._hand_back_by(sender, f"worker {self.id} was stopped, and a job blocked it")
         self._emit(events.WorkerBlocked(self.id, running, back))
@@ -279,10 +279,10 @@ class Worker:
 
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
         held = sum(len(consumer.held) for consumer in self.consumers.values())
-        self._emit(events.WorkerDraining(self.id, held, self._config.grace))
+        self._emit(events.WorkerDraining(self.id, held, self._config.shutdown_grace))
         opened = [self._opening.opened(consumer.store) for consumer in self.consumers.values()]
-        quiet = [asyncio.ensure_future(consumer.stop_taking()) for consumer in self.consumers.values()]
-        await asyncio.wait([*quiet, *compress(running, opened)], timeout=self._config.grace)
+        quiet = [asyncio.ensure_future(consumer.stop_fetching()) for consumer in self.consumers.values()]
+        await asyncio.wait([*quiet, *compress(running, opened)], timeout=self._config.shutdown_grace)
         for consumer in quiet:
             consumer.cancel()
         self._came_round = True
@@ -334,7 +334,7 @@ class Worker:
             self._control.renew()
 
     def _watch(self, sender: SyncSender) -> None:
-        stuck = self._executor.running.stuck(self._config.grace)
+        stuck = self._executor.running.stuck(self._config.kill_grace)
         if stuck is None:
             return
         self._emit(events.WorkerStuck(self.id, stuck.queue, stuck.job.id, stuck.task, stuck.job.attempt))

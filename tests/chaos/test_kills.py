@@ -90,7 +90,7 @@ def test_a_job_that_kills_its_worker_ends_in_dead_after_its_attempts(fleet: Flee
 @pytest.mark.timeout(120)
 def test_the_subscription_is_killed_in_the_instant_of_a_zadd(fleet: Fleet, server: EmbeddedRedis) -> None:
     raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
-    fleet.start("dispatcher", EVSCHED_SAFETY_CAP="60", EVSCHED_PROBE="50")
+    fleet.start("dispatcher", EVSCHED_SAFETY_CAP="60", EVSCHED_PROBE_INTERVAL="50")
     fleet.start("worker", "tests.chaos.app:app")
     time.sleep(2)
     late = list[float]()

@@ -17,7 +17,7 @@ from evsched.transport.senders import BatchingSender
 
 @pytest.fixture
 def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2)
+    return Config(url=server.url, queues=(queue,), concurrency=10, shutdown_grace=0.2, kill_grace=0.2)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tests.support.system import System, system
 
 @pytest.fixture
 def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2, pool=1)
+    return Config(url=server.url, queues=(queue,), concurrency=10, shutdown_grace=0.2, kill_grace=0.2, process_pool=1)
 
 
 async def cancelled(running: System, job: Any) -> None:
@@ -35,7 +35,7 @@ async def cancelled(running: System, job: Any) -> None:
     waiting = asyncio.ensure_future(job.result(PATIENCE))
     await running.recorder.wait(events.Started)
     assert await job.cancel() == "processing"
-    ended = await running.recorder.wait(events.Aborted)
+    ended = await running.recorder.wait(events.JobAborted)
     assert ended.id == job.id
     with pytest.raises(JobDead, match="was cancelled"):
         await waiting
@@ -149,7 +149,7 @@ async def test_it_is_the_message_that_tells_the_worker(config: Config, app: App)
             job = await hang.enqueue()
             await running.recorder.wait(events.Started, count=n + 1)
             await job.cancel()
-            await running.recorder.wait(events.Aborted, count=n + 1)
+            await running.recorder.wait(events.JobAborted, count=n + 1)
 
 
 async def test_what_the_message_did_not_bring_the_heartbeat_brings(
@@ -165,7 +165,7 @@ async def test_what_the_message_did_not_bring_the_heartbeat_brings(
         job = await hang.enqueue()
         await running.recorder.wait(events.Started)
         raw.hset(f"evsched:{{{queue}}}:job:{job.id}", "stop", "1")  # as cancel does, with its message lost
-        assert (await running.recorder.wait(events.Aborted)).id == job.id
+        assert (await running.recorder.wait(events.JobAborted)).id == job.id
         # The channel that was silent is built anew, and works.
         worker = running.workers[0].id
         other = await hang.enqueue()
@@ -173,7 +173,7 @@ async def test_what_the_message_did_not_bring_the_heartbeat_brings(
         await running.recorder.wait(events.ControlOpened, count=2)
         assert raw.pubsub_numsub(f"evsched:{{{queue}}}:control:{worker}")[0][1] == 1
         await other.cancel()
-        await running.recorder.wait(events.Aborted, count=2)
+        await running.recorder.wait(events.JobAborted, count=2)
 
 
 async def test_a_job_that_was_to_stop_is_cancelled_though_its_worker_died(
@@ -206,8 +206,8 @@ async def test_cancelled_between_the_take_and_the_start(config: Config, app: App
         await running.sender.send(store.heartbeat("w", 15, fresh=True))
         raw.lmove(f"evsched:{{{queue}}}:ready", f"evsched:{{{queue}}}:processing:w", "LEFT", "RIGHT")
         assert await job.cancel() == "processing"
-        take = await running.sender.send(store.start("w", [job.id], hold=1, lease=15))
-        assert take.jobs == []
+        reply = await running.sender.send(store.start("w", [job.id], hold=1, lease=15))
+        assert reply.jobs == []
         assert (await job.status()).outcome == "cancelled"
         assert not raw.exists(f"evsched:{{{queue}}}:processing:w")
 

@@ -36,7 +36,7 @@ async def started(running: System, count: int) -> None:
 
 @pytest.fixture
 def small(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, pool=1, grace=0.2)
+    return Config(url=server.url, queues=(queue,), concurrency=10, process_pool=1, shutdown_grace=0.2, kill_grace=0.2)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_jobs_that_wait_for_a_process_are_left_to_others_and_six_stops_cos
         fcntl.flock(lock, fcntl.LOCK_UN)
         running.work()
         assert [await job.result(30) for job in jobs] == [1] * 12
-    assert not running.recorder.of(events.Buried)
+    assert not running.recorder.of(events.JobBuried)
     # What did not begin was not told as started.
     assert sum(len(event.ids) for event in running.recorder.of(events.Started)) <= 12 + 6
 
@@ -161,7 +161,7 @@ async def test_a_repeated_suspect_runs_in_a_process_of_its_own_and_the_worker_ou
     async with system(config, findable) as running:
         guilty = suspects(raw, queue, "die_here", 2, 2)
         harmless = suspects(raw, queue, "where", 2, 2, count=5)
-        buried = await running.recorder.wait(events.Buried, limit=60)
+        buried = await running.recorder.wait(events.JobBuried, limit=60)
         assert [buried.id] == guilty
         assert "attempt 5 of 5: its process died" in buried.reason
         # Two that nobody knew to have begun, and three that ended the process that ran them.
@@ -236,7 +236,7 @@ async def test_a_queue_that_comes_and_goes_has_its_turns_beside_a_saturated_one(
                 seen.clear()
                 await seen.wait()
 
-    config = Config(url=server.url, queues=(queue, other), concurrency=slots, grace=2.0)
+    config = Config(url=server.url, queues=(queue, other), concurrency=slots, shutdown_grace=2.0)
     async with system(config, app) as running:
         for _ in range(5 * slots):
             await step.enqueue()
@@ -259,7 +259,7 @@ async def test_a_saturated_queue_leaves_the_other_its_turns(server: EmbeddedRedi
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.02)
         seconds[current_job().queue].append(time.monotonic() - began)
 
-    config = Config(url=server.url, queues=(queue, other), weights={queue: 3.0}, concurrency=slots, grace=2.0)
+    config = Config(url=server.url, queues=(queue, other), weights={queue: 3.0}, concurrency=slots, shutdown_grace=2.0)
     async with system(config, app, workers=0) as running:
         for of in (queue, other):
             jobs = [New(f"{of}-{n}", encode({"task": "step"})) for n in range(count)]
@@ -270,4 +270,4 @@ async def test_a_saturated_queue_leaves_the_other_its_turns(server: EmbeddedRedi
         mine, others = sum(seconds[queue]), sum(seconds[other])
         assert mine / (mine + others) == pytest.approx(0.75, abs=0.1)
         await running.sender.send(Store(other).pause())
-    assert not running.recorder.of(events.Buried)
+    assert not running.recorder.of(events.JobBuried)

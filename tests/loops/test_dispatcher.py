@@ -36,7 +36,7 @@ def inline(queue: str, name: str, due: float = 0) -> tuple[str, float, str]:
 async def test_a_subscription_that_is_cut_is_built_anew_and_looked_at(
     server: EmbeddedRedis, queue: str, app: App, raw: Any
 ) -> None:
-    config = Config(url=server.url, queues=(queue,), safety_cap=60, probe=50)
+    config = Config(url=server.url, queues=(queue,), safety_cap=60, probe_interval=50)
     async with system(config, app) as running:
         for n in range(1, 6):
             pipe = raw.pipeline(transaction=False)
@@ -52,7 +52,9 @@ async def test_a_subscription_that_is_cut_is_built_anew_and_looked_at(
 async def test_a_half_open_subscription_is_noticed(queue: str, app: App) -> None:
     with EmbeddedRedis(port=0) as own:
         async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
-            config = Config(url=f"redis://127.0.0.1:{proxy.port}/0", queues=(queue,), probe=0.2, deadline=0.2)
+            config = Config(
+                url=f"redis://127.0.0.1:{proxy.port}/0", queues=(queue,), probe_interval=0.2, reply_timeout=0.2
+            )
             async with system(config, app) as running:
                 await running.recorder.wait(events.NotificationsProven)
                 proxy.swallow("down")
@@ -64,7 +66,7 @@ async def test_a_half_open_subscription_is_noticed(queue: str, app: App) -> None
 async def test_a_redis_that_takes_no_write_does_not_cost_the_subscription(queue: str, app: App) -> None:
     """A replica refuses the step that brings the canary: that it is not heard says nothing of the subscription."""
     with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:
-        config = Config(url=replica.url, queues=(queue,), probe=0.05, deadline=2)
+        config = Config(url=replica.url, queues=(queue,), probe_interval=0.05, reply_timeout=2)
         async with system(config, app, workers=0) as running:
             await running.recorder.wait(events.RedisFailed, count=20)  # which takes longer than the deadline
             assert not running.recorder.of(events.SubscriptionLost)
@@ -99,7 +101,7 @@ def _enqueue(queue: str) -> Any:
 
 async def test_flags_that_vanish_are_noticed(queue: str, app: App) -> None:
     with EmbeddedRedis() as own:
-        config = Config(url=own.url, queues=(queue,), probe=0.1)
+        config = Config(url=own.url, queues=(queue,), probe_interval=0.1)
         async with system(config, app) as running:
             await running.recorder.wait(events.NotificationsProven)
             await running.sender.send(set_notification_flags(""))

@@ -98,7 +98,7 @@ async def test_a_step_that_something_brought_about_makes_it_look_within_a_heartb
     running = asyncio.create_task(janitor.run())
     await after(0.05)
     before = raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
-    janitor.listen(Woken(store.queue, reason, 0))
+    janitor.on_event(Woken(store.queue, reason, 0))
     await after(4 * HEARTBEAT)
     assert (raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) > before) is looks
     running.cancel()
@@ -120,7 +120,7 @@ async def test_it_looks_soon_after_jobs_were_moved_on(
     running = asyncio.create_task(janitor.run())
     await after(0.05)
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
-    janitor.listen(Dispatched(store.queue, [0.0]))
+    janitor.on_event(Dispatched(store.queue, [0.0]))
     assert (await recorder.wait(events.Requeued)).ids == ["a"]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -113,7 +113,7 @@ async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, q
         await whole.sender.send(Store(queue).resume())
         with pytest.raises(JobDead, match="is expired: expired"):
             await job.result(PATIENCE)
-        assert (await whole.recorder.wait(events.Buried)).outcome == "expired"
+        assert (await whole.recorder.wait(events.JobBuried)).outcome == "expired"
         status = await job.status()
         assert (status.place, status.outcome) == ("dead", "expired")
 
@@ -259,7 +259,7 @@ async def test_a_task_on_a_process_tells_its_progress_while_it_runs_and_at_its_e
                 told = json.loads((await asyncio.to_thread(heard.get_message, timeout=PATIENCE))["data"])
             assert (await job.status()).progress == {"done": 999, "total": 1000, "note": "on the way"}
             await asyncio.to_thread(gate.write_text, "go")
-            await whole.recorder.wait(events.Buried if fail else events.Completed)
+            await whole.recorder.wait(events.JobBuried if fail else events.Completed)
             assert (await job.status()).progress == {"done": 1000, "total": 1000, "note": "the top"}
 
 
@@ -278,7 +278,7 @@ async def test_the_last_progress_is_kept_when_the_job_ends_at_once(config: Confi
         await whole.recorder.until(
             lambda: (
                 sum(len(one.ids) for one in whole.recorder.of(events.Completed)) == 67
-                and len(whole.recorder.of(events.Buried)) == 33
+                and len(whole.recorder.of(events.JobBuried)) == 33
             )
         )
         told = [(await job.status()).progress for job in jobs]

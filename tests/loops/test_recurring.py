@@ -72,7 +72,7 @@ async def test_code_and_redis_are_kept_in_step(config: Config, queue: str, raw: 
 
     async def start(app: App) -> list[tuple[str, str]]:
         async with system(config, app, dispatch=False) as running:
-            return [(event.name, event.done) for event in running.recorder.of(events.Declared)]
+            return [(event.name, event.done) for event in running.recorder.of(events.RecurrenceDeclared)]
 
     raw.hset(f"{root(queue)}recurrence:foreign", mapping={"rule": "0 0 * * *", "payload": PAYLOAD})
     raw.zadd(f"{root(queue)}recurrences", {"foreign": 0})

@@ -29,7 +29,7 @@ async def test_a_queue_that_redis_refuses_holds_no_other_up_and_is_told_once(
     for place in ("schedule", "recurrences", "leases"):
         raw.set(f"evsched:{{{bad}}}:{place}", "a string")
     app.move_to(server.url)
-    running = System(Config(url=server.url, queues=(bad, queue), probe=0.2, deadline=5), app, Recorder())
+    running = System(Config(url=server.url, queues=(bad, queue), probe_interval=0.2, reply_timeout=5), app, Recorder())
     try:
         running.dispatch()
         for who in ("dispatcher", "janitor", "recurring"):
@@ -78,7 +78,7 @@ async def test_a_lease_that_redis_refuses_costs_no_other_queue_its_lease(
     async def hold() -> None:
         await gate.wait()
 
-    config = Config(url=server.url, queues=(bad, queue), lease=1.5, heartbeat=0.3, probe=0.2)
+    config = Config(url=server.url, queues=(bad, queue), lease=1.5, heartbeat=0.3, probe_interval=0.2)
     async with system(config, app) as running:
         recorder, worker = running.recorder, running.workers[0].id
         await hold.enqueue()
@@ -147,7 +147,7 @@ async def test_a_queue_that_redis_refuses_keeps_nothing_from_being_handed_back_t
     async def hold() -> None:
         await asyncio.Event().wait()
 
-    async with system(Config(url=server.url, queues=(bad, queue), grace=0.2), app) as running:
+    async with system(Config(url=server.url, queues=(bad, queue), shutdown_grace=0.2, kill_grace=0.2), app) as running:
         await hold.enqueue()
         await running.recorder.wait(events.Started, lambda event: event.queue == queue)
         for place in ("leases", "ready"):

@@ -70,7 +70,7 @@ async def test_what_a_worker_has_done_is_counted_with_its_lateness(config: Confi
     async with system(config, app) as running, looking(config.url, queue) as top:
         await work.enqueue_many([(True,)] * 3)
         await work.enqueue(False)
-        await running.recorder.wait(events.Buried)
+        await running.recorder.wait(events.JobBuried)
         await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Completed)) == 3)
         (status,) = (await full(top, 1)).statuses
         assert (status.started, status.done, status.failed) == (5, 3, 2)

@@ -20,7 +20,7 @@ from tests.support.system import system
 
 @pytest.fixture
 def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=20, grace=2.0)
+    return Config(url=server.url, queues=(queue,), concurrency=20, shutdown_grace=2.0)
 
 
 async def test_a_job_runs_and_its_result_comes_back(config: Config, app: App) -> None:
@@ -232,7 +232,7 @@ async def test_two_queues_share_the_slots(server: EmbeddedRedis, queue: str) -> 
     async def note() -> None:
         runs.append(current_job().queue)
 
-    config = Config(url=server.url, queues=(queue, other), concurrency=1, grace=2.0)
+    config = Config(url=server.url, queues=(queue, other), concurrency=1, shutdown_grace=2.0)
     async with system(config, app) as running:
         for _ in range(20):
             await note.enqueue()

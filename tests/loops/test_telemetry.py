@@ -27,7 +27,16 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, grace=0.2, metrics_port=0, probe=0.2, deadline=1.0)
+    return Config(
+        url=server.url,
+        queues=(queue,),
+        concurrency=10,
+        shutdown_grace=0.2,
+        kill_grace=0.2,
+        metrics_port=0,
+        probe_interval=0.2,
+        reply_timeout=1.0,
+    )
 
 
 @asynccontextmanager
@@ -56,7 +65,7 @@ async def test_what_runs_and_what_waits_is_told(config: Config, app: App, queue:
         running.work()
         await running.recorder.wait(events.WorkerStarted)
         await fail.enqueue()
-        await running.recorder.wait(events.Buried)
+        await running.recorder.wait(events.JobBuried)
         await hold.enqueue()
         await hold.using(delay=3600).enqueue()
         await running.recorder.wait(events.Started, lambda event: event.tasks == ["hold"])
@@ -116,7 +125,7 @@ async def test_five_thousand_unknown_tasks_are_one_series_each(config: Config, a
         running.work()
         members = {f'{{"task":"made-up-{n}","id":"{n}"}}': 0 for n in range(5000)}
         raw.zadd(f"evsched:{{{queue}}}:schedule", members)
-        await running.recorder.wait(events.Buried, count=5000, limit=60)
+        await running.recorder.wait(events.JobBuried, count=5000, limit=60)
         figure = await scrape(url)
         assert figure("jobs_finished_total", queue=queue, task="__other__", outcome="dead") == 5000
         assert figure.labels("jobs_finished_total", "task") == {"known", "__other__"}
@@ -167,7 +176,7 @@ async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_c
     config: Config, app: App, server: EmbeddedRedis, queue: str
 ) -> None:
     async with Proxy(str(server.socket)) as proxy:
-        patient = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0", deadline=4.0, probe=4.0)
+        patient = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0", reply_timeout=4.0, probe_interval=4.0)
         async with system(patient, app, workers=0) as running, told(running) as url:
             figure = await scrape(url)
             assert figure("redis_up") == 1

@@ -168,7 +168,7 @@ async def test_who_cancels_a_job_has_not_made_it_fail(config: Config, app: App, 
         job = await hang.enqueue()
         await running.recorder.wait(events.Started)
         await job.cancel()
-        await running.recorder.wait(events.Aborted)
+        await running.recorder.wait(events.JobAborted)
     run = spans.one("run hang")
     assert run.status.status_code is StatusCode.UNSET
     assert said(run)["evsched.stopped"] == "cancelled"

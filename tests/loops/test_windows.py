@@ -41,7 +41,7 @@ def task(app: App) -> TaskHandle[[], int]:
 async def test_outside_its_window_a_job_waits_for_the_opening(config: Config, app: App, queue: str, raw: Any) -> None:
     async with system(config, app) as running:
         job = await task(app).using(window=closed_now()).enqueue()
-        deferred = await running.recorder.wait(events.Deferred)
+        deferred = await running.recorder.wait(events.JobDeferred)
         status = await job.status()
         assert (status.place, status.attempt) == ("schedule", 0)
         assert status.due == deferred.due
@@ -49,7 +49,7 @@ async def test_outside_its_window_a_job_waits_for_the_opening(config: Config, ap
         facts = await running.sender.send(Store(queue).explain(job.id))
         assert explain(job.id, queue, facts).sentence.startswith("outside its window ")
         await job.reschedule()  # still outside
-        await running.recorder.wait(events.Deferred, count=2)
+        await running.recorder.wait(events.JobDeferred, count=2)
 
 
 async def test_a_named_window_holds_at_once_when_it_is_changed(config: Config, app: App, queue: str) -> None:
@@ -57,7 +57,7 @@ async def test_a_named_window_holds_at_once_when_it_is_changed(config: Config, a
     async with system(config, app) as running:
         await running.sender.send(store.set_window("customer-a", closed_now()))
         job = await task(app).using(window="customer-a").enqueue()
-        await running.recorder.wait(events.Deferred)
+        await running.recorder.wait(events.JobDeferred)
         await running.sender.send(store.set_window("customer-a", "00:00-24:00 UTC"))
         facts = await running.sender.send(store.explain(job.id))
         assert "is open" in explain(job.id, queue, facts, window="00:00-24:00 UTC").sentence
@@ -91,7 +91,7 @@ async def test_what_the_backlog_has_kept_past_the_closing_goes_back(config: Conf
         assert (await job.status()).place == "backlog"
         await running.sender.send(store.set_window("w", closed_now()))
         await running.sender.send(store.resume())
-        await running.recorder.wait(events.Deferred)
+        await running.recorder.wait(events.JobDeferred)
         assert (await job.status()).attempt == 0
 
 
@@ -101,9 +101,11 @@ async def test_windows_that_cannot_be_read_cost_no_slot_and_are_told_once(
     bad = f"{queue}-bad"
     windows = f"evsched:{{{bad}}}:windows"
     raw.set(windows, "a string")
-    async with system(Config(url=server.url, queues=(bad, queue), concurrency=2, grace=0.2), app) as running:
+    async with system(
+        Config(url=server.url, queues=(bad, queue), concurrency=2, shutdown_grace=0.2, kill_grace=0.2), app
+    ) as running:
         jobs = [await task(app).using(queue=bad, window="nights").enqueue() for _ in range(6)]
-        await running.recorder.wait(events.Deferred, lambda event: event.queue == bad, count=len(jobs))
+        await running.recorder.wait(events.JobDeferred, lambda event: event.queue == bad, count=len(jobs))
         assert await (await task(app).enqueue()).result(PATIENCE) == 1
         (told,) = running.recorder.of(events.CallRefused)
         assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)

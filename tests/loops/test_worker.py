@@ -45,7 +45,7 @@ async def test_stopping_hands_back_what_does_not_end(config: Config, app: App, h
 
 
 async def test_stopping_lets_what_runs_end(server: EmbeddedRedis, app: App, hold: Any, queue: str) -> None:
-    config = Config(url=server.url, queues=(queue,), grace=10.0)
+    config = Config(url=server.url, queues=(queue,), shutdown_grace=10.0)
     async with system(config, app) as running:
         job = await hold.enqueue()
         await running.recorder.wait(events.Started)
@@ -153,7 +153,7 @@ async def test_what_runs_outlives_a_redis_that_is_away(server: EmbeddedRedis, qu
         return current_job().attempt
 
     with EmbeddedRedis(appendfsync="always") as own:
-        config = Config(url=own.url, queues=(queue,), grace=5.0)
+        config = Config(url=own.url, queues=(queue,), shutdown_grace=5.0)
         async with system(config, app) as running:
             job = await hold.enqueue()
             await running.recorder.wait(events.Started)

@@ -28,7 +28,7 @@ def dispatch(store: Store, now: float = NOW) -> Any:
     return store.dispatch(limit=100, cap=1000, now=now)
 
 
-def take(send: Send, store: Store, hold: int = 1) -> list[FetchedJob]:
+def fetch(send: Send, store: Store, hold: int = 1) -> list[FetchedJob]:
     return send(store.start("w", (), hold=hold, lease=15, now=NOW)).jobs
 
 
@@ -46,7 +46,7 @@ def test_bad_while_it_runs_is_judged_when_the_run_has_ended(
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
-    (run,) = take(send, store)
+    (run,) = fetch(send, store)
     again(raw, store, NOW, BAD[bad])
     assert send(dispatch(store)).buried == []
     assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
@@ -70,20 +70,20 @@ def test_bad_while_it_waits_is_dead_and_nowhere_else(
     assert [job_id for job_id, _ in send(dispatch(store)).buried] == ["a"]
     after = state()
     assert [name for name in ("schedule", "backlog", "ready", "dead") if "a" in after.get(name, ())] == ["dead"]
-    assert [job.id for job in take(send, store, 20)] == [job.id for job in others]
+    assert [job.id for job in fetch(send, store, 20)] == [job.id for job in others]
 
 
 def test_finished_begins_anew_and_its_record_does_not_expire(send: Send, store: Store, state: State, raw: Any) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
-    (run,) = take(send, store)
+    (run,) = fetch(send, store)
     send(store.complete("w", [(run, DONE)], now=NOW))
     again(raw, store, NOW + 1)
     send(dispatch(store, NOW + 1))
     after = state()
     assert (after["ready"], after["job:a"]) == (["a"], {"payload": '{"task":"t"}', "due": "1900000001"})
     assert raw.pttl(f"evsched:{{{store.queue}}}:job:a") == -1
-    assert [(job.id, job.attempt, job.due) for job in take(send, store)] == [("a", 1, NOW + 1)]
+    assert [(job.id, job.attempt, job.due) for job in fetch(send, store)] == [("a", 1, NOW + 1)]
 
 
 @pytest.mark.parametrize("end", ["complete", "retry", "bury"])
@@ -93,7 +93,7 @@ def test_running_it_runs_once_more_however_the_run_ends(
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
-    (run,) = take(send, store)
+    (run,) = fetch(send, store)
     again(raw, store)
     if dispatched:
         send(dispatch(store))
@@ -109,18 +109,18 @@ def test_running_it_runs_once_more_however_the_run_ends(
     if end == "retry":
         assert (after["schedule"], after["job:a"]["again"]) == ({"a": NOW + 5}, "1900000000")
         send(dispatch(store, NOW + 5))
-        (second,) = take(send, store)
+        (second,) = fetch(send, store)
         assert second.attempt == 2
         send(store.complete("w", [(second, DONE)], now=NOW))
     assert state()["schedule"] == {"a": NOW}
     send(dispatch(store))
-    assert [job.attempt for job in take(send, store)] == [1]
+    assert [job.attempt for job in fetch(send, store)] == [1]
 
 
 def test_of_two_times_while_it_runs_the_earlier_holds(send: Send, store: Store, state: State, raw: Any) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
-    (run,) = take(send, store)
+    (run,) = fetch(send, store)
     again(raw, store, NOW)
     send(dispatch(store))
     again(raw, store, NOW + 60)
@@ -135,7 +135,7 @@ def test_a_dead_job_that_was_scheduled_again_keeps_its_record(
     old = NOW - 181 * 86400
     send(store.enqueue([New("a", b'{"task":"t"}', due=old), New("b", b'{"task":"t"}', due=old)]))
     send(dispatch(store, old))
-    a, b = take(send, store, 2)
+    a, b = fetch(send, store, 2)
     send(store.bury("w", [(a, Buried("x", False))], now=old))
     again(raw, store, NOW)
     if by == "age":
@@ -144,7 +144,7 @@ def test_a_dead_job_that_was_scheduled_again_keeps_its_record(
         assert send(store.drop(["a"])) == ["a"]
     assert "a" not in state().get("dead", {})
     send(dispatch(store))
-    assert [job.id for job in take(send, store, 2)] == ["a"]
+    assert [job.id for job in fetch(send, store, 2)] == ["a"]
 
 
 @pytest.mark.parametrize("place", ["backlog", "ready", "taken too"])
@@ -157,13 +157,13 @@ def test_an_id_that_is_dispatched_again_between_blmove_and_start_is_one_run(
         send(store.limit({"concurrency": 1}, now=NOW))
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
-    assert send(store.take("w", 1)) == "a"
+    assert send(store.fetch("w", 1)) == "a"
     raw.hset(f"{root}job:a", "payload", '{"task":"newer"}')
     again(raw, store)
     send(store.dispatch(limit=10, cap=1000, now=NOW))
     asked = ["a"]
     if place == "taken too":
-        assert send(store.take("w", 1)) == "a"
+        assert send(store.fetch("w", 1)) == "a"
         asked = ["a", "a"]
     (run,) = send(store.start("w", asked, hold=3, lease=15, now=NOW)).jobs
     assert (run.attempt, run.payload) == (1, b'{"task":"newer"}')

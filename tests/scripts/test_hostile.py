@@ -57,10 +57,10 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
         now = NOW + n
         step = send(store.dispatch(limit=100, cap=CAP, now=now))
         assert step.sleep >= 0
-        take = send(store.start(worker, (), hold=50, lease=15, now=now))
-        assert all(math.isfinite(job.due) and math.isfinite(job.planned) and job.attempt >= 1 for job in take.jobs)
-        lost = send(store.complete(worker, [(job, DONE) for job in take.jobs], now=now))
-        done |= {job.id for job in take.jobs} - set(lost)
+        reply = send(store.start(worker, (), hold=50, lease=15, now=now))
+        assert all(math.isfinite(job.due) and math.isfinite(job.planned) and job.attempt >= 1 for job in reply.jobs)
+        lost = send(store.complete(worker, [(job, DONE) for job in reply.jobs], now=now))
+        done |= {job.id for job in reply.jobs} - set(lost)
         send(store.heartbeat(worker, 15, fresh=True, now=now))
     return done
 
@@ -190,7 +190,7 @@ def test_a_run_is_its_workers_by_its_list_and_a_stale_one_is_not(
     send(store.dispatch(limit=100, cap=CAP, now=NOW))
     (job,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
     send(store.requeue("w", "x", now=NOW))
-    assert send(store.take("w", 1)) == job.id
+    assert send(store.fetch("w", 1)) == job.id
     assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]  # in its list again, and not begun
     write(producer, [hostile.hset(queue, job.id.encode(), b"finished", b"1")])
     assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]

@@ -28,7 +28,7 @@ def due(send: Send, store: Store, ids: list[str], **more: Any) -> float:
     return send(store.dispatch(limit=999, cap=1000, now=NOW)).sleep
 
 
-def take(send: Send, store: Store, hold: int = 999, now: float = NOW, worker: str = "w") -> list[FetchedJob]:
+def fetch(send: Send, store: Store, hold: int = 999, now: float = NOW, worker: str = "w") -> list[FetchedJob]:
     return send(store.start(worker, (), hold=hold, lease=15, now=now)).jobs
 
 
@@ -40,9 +40,9 @@ def test_no_more_than_the_concurrency_pass_and_each_end_lets_one_more(send: Send
     send(store.limit({"concurrency": 5}, now=NOW))
     assert due(send, store, names(20)) == math.inf  # who ends opens the gate: there is no moment to wait for
     assert len(state()["ready"]) == 5
-    jobs = take(send, store)
+    jobs = fetch(send, store)
     assert [job.id for job in jobs] == names(5)
-    assert take(send, store, worker="v") == []
+    assert fetch(send, store, worker="v") == []
     assert send(store.complete("w", [(jobs[0], DONE), (jobs[1], DONE)], now=NOW)) == []
     assert state()["ready"] == names(20)[5:7]
     send(store.requeue("w", "it died", now=NOW))
@@ -52,16 +52,16 @@ def test_no_more_than_the_concurrency_pass_and_each_end_lets_one_more(send: Send
 
 def test_a_limit_counts_what_had_passed_before_it_was_set(send: Send, store: Store, state: State) -> None:
     due(send, store, names(30))
-    jobs = take(send, store, hold=10)
+    jobs = fetch(send, store, hold=10)
     send(store.limit({"concurrency": 3}, now=NOW))
     assert state()["in_flight"]["*"] == "26"
     for job in jobs:
         send(store.complete("w", [(job, DONE)], now=NOW))
     assert state()["in_flight"]["*"] == "16"
-    taken = take(send, store)
-    assert len(taken) == 16
-    send(store.complete("w", [(job, DONE) for job in taken], now=NOW))
-    assert len(take(send, store)) == 3
+    fetched = fetch(send, store)
+    assert len(fetched) == 16
+    send(store.complete("w", [(job, DONE) for job in fetched], now=NOW))
+    assert len(fetch(send, store)) == 3
 
 
 def test_a_job_in_two_lists_is_counted_while_it_runs_again(send: Send, store: Store, state: State, raw: Any) -> None:
@@ -95,7 +95,7 @@ def test_a_group_at_its_limit_stands_in_nobodys_way(send: Send, store: Store, st
     send(store.limit({"concurrency:alice": 2}, now=NOW))
     due(send, store, names(50, "a"), group="alice")
     due(send, store, names(3, "b"), group="bob")
-    jobs = take(send, store)
+    jobs = fetch(send, store)
     assert sorted(job.id for job in jobs) == ["a000", "a001", "b000", "b001", "b002"]
     assert len(state()["backlog:alice"]) == 48
     assert send(store.look("a005")).place == "backlog"
@@ -105,7 +105,7 @@ def test_a_group_at_its_limit_stands_in_nobodys_way(send: Send, store: Store, st
     assert send(store.cancel("a003", now=NOW)) == "backlog"
     assert send(store.reschedule("a004", NOW + 9, now=NOW)) == NOW + 9
     send(store.limit({"concurrency:alice": None}, now=NOW))
-    assert len(take(send, store)) == 46
+    assert len(fetch(send, store)) == 46
     assert not {"backlog", "backlog:alice", "throttled", "fair", "in_flight"} & state().keys()
 
 
@@ -116,7 +116,7 @@ def test_limits_that_a_foreign_hand_took_away_close_nothing(send: Send, store: S
     send(store.dispatch(limit=9, cap=9, now=NOW))
     assert len(state()["ready"]) == 9
     raw.hset(f"evsched:{{{store.queue}}}:limits", mapping={"concurrency": "many", "rate": "nan", "rate:alice": "-1"})
-    assert len(take(send, store)) == 9
+    assert len(fetch(send, store)) == 9
 
 
 def test_a_rate_passes_in_packets_and_says_when_the_next_does(send: Send, store: Store, state: State) -> None:
@@ -125,7 +125,7 @@ def test_a_rate_passes_in_packets_and_says_when_the_next_does(send: Send, store:
     # A burst is 0.1 s worth: 20. Of those ready holds 16, and 4 are no packet: it is whole, 10, after 30 ms more.
     assert len(state()["ready"]) == 16
     assert sleep == pytest.approx(0.03, abs=1e-5)
-    assert len(take(send, store)) == 16
+    assert len(fetch(send, store)) == 16
     assert send(store.dispatch(limit=9, cap=9, now=NOW + 0.02)).sleep == pytest.approx(0.01, abs=1e-5)
     assert "ready" not in state()
     assert send(store.dispatch(limit=9, cap=9, now=NOW + 0.03)).sleep == pytest.approx(0.05, abs=1e-5)
@@ -135,25 +135,25 @@ def test_a_rate_passes_in_packets_and_says_when_the_next_does(send: Send, store:
 def test_a_rate_with_a_burst_of_one_is_even(send: Send, store: Store) -> None:
     send(store.limit({"rate": 10, "burst": 1}, now=NOW))
     due(send, store, names(5))
-    assert len(take(send, store)) == 1
-    assert take(send, store, now=NOW + 0.099) == []
-    assert len(take(send, store, now=NOW + 0.1)) == 1
+    assert len(fetch(send, store)) == 1
+    assert fetch(send, store, now=NOW + 0.099) == []
+    assert len(fetch(send, store, now=NOW + 0.1)) == 1
 
 
 def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(send: Send, store: Store) -> None:
     send(store.limit({"rate": 1, "burst": 2}, now=NOW))
     due(send, store, names(9))
-    assert len(take(send, store)) == 2
-    assert take(send, store) == []
-    assert len(take(send, store, now=NOW - 7200)) == 2
-    assert take(send, store, now=NOW - 7200) == []
+    assert len(fetch(send, store)) == 2
+    assert fetch(send, store) == []
+    assert len(fetch(send, store, now=NOW - 7200)) == 2
+    assert fetch(send, store, now=NOW - 7200) == []
 
 
 def test_a_group_has_its_own_rate(send: Send, store: Store, state: State) -> None:
     send(store.limit({"rate:alice": 100, "burst:alice": 5}, now=NOW))
     due(send, store, names(20, "a"), group="alice")
     sleep = due(send, store, names(4, "b"))
-    jobs = take(send, store)
+    jobs = fetch(send, store)
     assert sorted(job.id for job in jobs) == [*names(5, "a"), *names(4, "b")]
     assert sleep == pytest.approx(0.05, abs=1e-5)
     assert send(store.dispatch(limit=9, cap=9, now=NOW + 0.06)).sleep == pytest.approx(0.04, abs=0.02)
@@ -163,7 +163,7 @@ def test_a_group_has_its_own_rate(send: Send, store: Store, state: State) -> Non
 def test_whoever_brings_a_new_moment_tells_the_dispatchers(send: Send, store: Store, raw: Any) -> None:
     send(store.limit({"rate": 10, "burst": 2, "concurrency": 1}, now=NOW))
     due(send, store, names(5))
-    (job,) = take(send, store)
+    (job,) = fetch(send, store)
     with raw.pubsub() as heard:
         heard.subscribe(f"evsched:{{{store.queue}}}:gate")
         heard.get_message(timeout=PATIENCE)
@@ -183,7 +183,7 @@ def test_weights_are_shares(send: Send, store: Store) -> None:
         send(store.dispatch(limit=250, cap=1000, now=NOW))
     send(store.resume(now=NOW))
     order = list[str]()
-    while jobs := take(send, store, hold=8):
+    while jobs := fetch(send, store, hold=8):
         order += [job.id[0] for job in jobs]
         send(store.complete("w", [(job, DONE) for job in jobs], now=NOW))
     assert len(order) == 900
@@ -196,9 +196,9 @@ def test_weights_are_shares(send: Send, store: Store) -> None:
 def test_a_flood_of_a_high_priority_sets_nobody_back_below(send: Send, store: Store) -> None:
     due(send, store, names(60, "a"), group="alice")
     due(send, store, names(60, "x"), group="bob", priority=9)
-    assert {job.id[0] for job in take(send, store, hold=76)} == {"a", "x"}
+    assert {job.id[0] for job in fetch(send, store, hold=76)} == {"a", "x"}
     due(send, store, names(1, "c"), group="carol")
-    order = [job.id for job in take(send, store, worker="v")]
+    order = [job.id for job in fetch(send, store, worker="v")]
     assert order.index("c000") <= 18  # behind what was in ready, and alice's next
 
 
@@ -206,26 +206,26 @@ def test_priorities_pass_strictly_in_order(send: Send, store: Store) -> None:
     send(store.enqueue([New(f"j{n}", b"{}", due=NOW, priority=n % 10) for n in range(500)]))
     for _ in range(3):
         send(store.dispatch(limit=200, cap=1000, now=NOW))
-    passed = [int(job.id[1:]) % 10 for job in take(send, store)]
+    passed = [int(job.id[1:]) % 10 for job in fetch(send, store)]
     assert len(passed) == 500
     assert passed[16:] == sorted(passed[16:], reverse=True)
 
 
 def test_pause_holds_all_back_and_resume_goes_on_in_order(send: Send, store: Store, state: State) -> None:
     due(send, store, names(30))
-    held = take(send, store, hold=2)
+    held = fetch(send, store, hold=2)
     before = state()
     since, back, left = send(store.pause(now=NOW + 1))
     assert (since, back, left) == (NOW + 1, 16, 0)
     assert send(store.pause(now=NOW + 2))[0] == NOW + 1
     assert "ready" not in state()
-    assert take(send, store, worker="v") == []
+    assert fetch(send, store, worker="v") == []
     due(send, store, names(3, "z"))
     send(store.requeue("w", "it died", now=NOW))
     assert "ready" not in state()
     assert send(store.resume(now=NOW)) == NOW + 1
     assert send(store.resume(now=NOW)) is None
-    order = [job.id for job in take(send, store)]
+    order = [job.id for job in fetch(send, store)]
     assert {*order[:18]} == {*before["ready"], *(job.id for job in held)}
     assert [name for name in order if name in before["ready"]] == before["ready"]
     assert order[18:] == [*names(30)[18:], *names(3, "z")]
@@ -247,7 +247,7 @@ def test_replace_gives_a_job_another_payload_and_time(send: Send, store: Store, 
             due(send, store, ["first"])
         due(send, store, ["a"], priority=9)
         if place in ("processing", "dead"):
-            (run,) = take(send, store)
+            (run,) = fetch(send, store)
             if place == "dead":
                 send(store.bury("w", [(run, Buried("x", False))], now=NOW))
     assert send(store.look("a")).place == place
@@ -259,12 +259,12 @@ def test_replace_gives_a_job_another_payload_and_time(send: Send, store: Store, 
     assert "priority" not in after["job:a"]
     assert not [name for name in ("backlog", "ready", "dead") if "a" in after.get(name, ())]
     if place == "processing":
-        (run,) = take(send, store) or [FetchedJob("a", 1, NOW, b"")]
+        (run,) = fetch(send, store) or [FetchedJob("a", 1, NOW, b"")]
         assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
         assert send(store.look("a")).place == "schedule"
     send(store.dispatch(limit=9, cap=999, now=NOW + 60))
     send(store.limit({"concurrency": None}, now=NOW))
-    assert b'{"task":"other"}' in [job.payload for job in take(send, store, now=NOW + 60)]
+    assert b'{"task":"other"}' in [job.payload for job in fetch(send, store, now=NOW + 60)]
 
 
 @pytest.mark.parametrize("place", ["schedule", "ready", "processing"])
@@ -273,7 +273,7 @@ def test_keep_leaves_a_job_as_it_is_and_answers_its_due(send: Send, store: Store
     if place != "schedule":
         send(store.dispatch(limit=9, cap=99, now=NOW))
     if place == "processing":
-        take(send, store)
+        fetch(send, store)
     before = state()
     again = [New("a", b'{"task":"other"}', due=NOW + 60), New("b", b"{}", due=NOW + 7)]
     assert send(store.enqueue(again, keep=True, now=NOW)) == [NOW, NOW + 7]
@@ -288,14 +288,14 @@ def test_who_waits_for_a_replaced_job_gets_the_end_of_the_new_one(send: Send, st
     send(store.ask("a"))
     send(store.replace([New("a", b"{}", due=NOW)], now=NOW))
     send(store.dispatch(limit=9, cap=99, now=NOW))
-    (run,) = take(send, store)
+    (run,) = fetch(send, store)
     send(store.complete("w", [(run, DONE)], now=NOW))
     assert json.loads(state()["reply:a"][0])["outcome"] == "done"
 
 
 def test_expired_is_told_apart(send: Send, store: Store, state: State) -> None:
     due(send, store, ["a"])
-    (run,) = take(send, store)
+    (run,) = fetch(send, store)
     send(store.bury("w", [(run, Buried("expired 3 s before", True, "expired"))], now=NOW))
     assert state()["job:a"]["outcome"] == "expired"
     assert "a" in state()["dead"]
@@ -306,7 +306,7 @@ def test_limits_of_a_wrong_type_stop_everything_before_it_is_written(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     due(send, store, names(2))
-    (run, _) = take(send, store)
+    (run, _) = fetch(send, store)
     raw.set(f"evsched:{{{store.queue}}}:limits", "wrong")
     before = state()
     for call in (store.complete("w", [(run, DONE)]), store.dispatch(limit=9, cap=99), store.cancel("a001")):
@@ -320,7 +320,7 @@ def test_very_many_groups_do_not_stay_for_ever(send: Send, store: Store, raw: An
         send(store.enqueue([New(f"g{n}", b"{}", due=NOW, group=f"g{n}") for n in range(at, at + 1000)]))
         for _ in range(5):
             send(store.dispatch(limit=250, cap=999, now=NOW))
-        jobs = take(send, store, hold=900)
+        jobs = fetch(send, store, hold=900)
         send(store.complete("w", [(job, Done(b"null", 0, False)) for job in jobs], now=NOW))
     order = f"evsched:{{{store.queue}}}:fair"
     assert raw.zcard(f"evsched:{{{store.queue}}}:backlog") > 0

@@ -24,14 +24,14 @@ def put(
     *planned: float,
     overlap: Overlap = "skip",
     misfire: Misfire = "once",
-    grace: float | None = 5,
+    misfire_grace: float | None = 5,
     next_: float = NOW + 900,
 ) -> list[str]:
     """Declare the recurrence, and put occurrences on the schedule."""
     send(
         store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', overlap=overlap, misfire=misfire))
     )
-    rows = [Occurrence(f"{NAME}@{at:.0f}", at, at, grace) for at in planned]
+    rows = [Occurrence(f"{NAME}@{at:.0f}", at, at, misfire_grace) for at in planned]
     assert send(store.recur(NAME, b"0", rows, next_=next_)) == [row.id for row in rows]
     return [row.id for row in rows]
 
@@ -41,7 +41,7 @@ def dispatch(send: Send, store: Store, now: float) -> list[str]:
     return send(store.dispatch(limit=99, cap=1000, now=now)).missed
 
 
-def take(send: Send, store: Store, now: float, worker: str = "w") -> list[FetchedJob]:
+def fetch(send: Send, store: Store, now: float, worker: str = "w") -> list[FetchedJob]:
     return send(store.start(worker, (), hold=99, lease=15, now=now)).jobs
 
 
@@ -56,12 +56,12 @@ def test_a_retry_is_no_new_occurrence(
 ) -> None:
     first, second = put(send, store, NOW, NOW + 60, overlap=overlap, misfire=misfire)
     dispatch(send, store, NOW)
-    (job,) = take(send, store, NOW)
+    (job,) = fetch(send, store, NOW)
     send(store.retry("w", [(job, Retried(1, "no"))], now=NOW))
     # The dispatchers were away: the retry is 100 s late, and the next occurrence is due beside it.
     dispatch(send, store, NOW + 101)
     assert first in state()["ready"]
-    assert [job.attempt for job in take(send, store, NOW + 101) if job.id == first] == [2]
+    assert [job.attempt for job in fetch(send, store, NOW + 101) if job.id == first] == [2]
     assert (second in state().get("schedule", {})) == (overlap == "wait" and misfire != "skip")
 
 
@@ -69,8 +69,8 @@ def test_a_retry_is_no_new_occurrence(
 def test_of_those_that_come_late_the_misfire_says_which_run(
     send: Send, store: Store, state: State, misfire: Misfire, ran: list[int]
 ) -> None:
-    grace = None if misfire == "all" else 5
-    ids = put(send, store, NOW, NOW + 1, overlap="allow", misfire=misfire, grace=grace)
+    misfire_grace = None if misfire == "all" else 5
+    ids = put(send, store, NOW, NOW + 1, overlap="allow", misfire=misfire, misfire_grace=misfire_grace)
     missed = dispatch(send, store, NOW + 50)
     assert state().get("ready", []) == [ids[n] for n in ran]
     assert missed == [NAME] * (2 - len(ran))
@@ -81,7 +81,7 @@ def test_of_those_that_come_late_the_misfire_says_which_run(
 def test_an_occurrence_is_skipped_while_the_one_before_runs(send: Send, store: Store, state: State) -> None:
     _, second = put(send, store, NOW, NOW + 60)
     dispatch(send, store, NOW)
-    take(send, store, NOW)
+    fetch(send, store, NOW)
     assert dispatch(send, store, NOW + 60) == [NAME]
     after = state()
     assert f"job:{second}" not in after
@@ -111,7 +111,7 @@ def ended_by(send: Send, store: Store, job: FetchedJob, how: str) -> None:
 def test_one_waits_for_the_end_whatever_verb_that_is(send: Send, store: Store, state: State, how: str) -> None:
     first, second, third = put(send, store, NOW, NOW + 60, NOW + 65, overlap="wait")
     dispatch(send, store, NOW)
-    (job,) = take(send, store, NOW)
+    (job,) = fetch(send, store, NOW)
     assert dispatch(send, store, NOW + 65) == [NAME]  # one waits; the third is one too many
     assert state()["schedule"] == {second: float("inf")}
     assert f"job:{third}" not in state()
@@ -137,7 +137,7 @@ def test_one_waits_for_one_that_is_cancelled_before_it_runs(send: Send, store: S
 def test_one_that_waited_and_was_cancelled_gives_its_place_to_the_next(send: Send, store: Store, state: State) -> None:
     _, second, third = put(send, store, NOW, NOW + 60, NOW + 120, overlap="wait")
     dispatch(send, store, NOW)
-    take(send, store, NOW)
+    fetch(send, store, NOW)
     dispatch(send, store, NOW + 60)
     send(store.cancel(second, now=NOW + 61))
     assert dispatch(send, store, NOW + 120) == []
@@ -148,10 +148,10 @@ def test_one_that_waited_and_was_cancelled_gives_its_place_to_the_next(send: Sen
 def test_a_dead_occurrence_that_is_revived_runs_beside_the_next(send: Send, store: Store, state: State) -> None:
     first, second = put(send, store, NOW, NOW + 60, misfire="skip")
     dispatch(send, store, NOW)
-    (job,) = take(send, store, NOW)
+    (job,) = fetch(send, store, NOW)
     send(store.bury("w", [(job, Buried("no", False))], now=NOW))
     dispatch(send, store, NOW + 60)
-    assert [job.id for job in take(send, store, NOW + 60)] == [second]
+    assert [job.id for job in fetch(send, store, NOW + 60)] == [second]
     send(store.revive([first], now=NOW + 61))
     assert dispatch(send, store, NOW + 61) == []
     assert state()["ready"] == [first]
@@ -195,7 +195,7 @@ def test_a_removed_recurrence_leaves_only_what_is_due(send: Send, store: Store, 
     after = state()
     assert after["ready"] == [first]
     assert {name for name in after if name.startswith(("recurrence", "schedule"))} == set()
-    (job,) = take(send, store, NOW)
+    (job,) = fetch(send, store, NOW)
     send(store.complete("w", [(job, DONE)], now=NOW))
     assert "recurrences" not in state()
 

@@ -61,8 +61,8 @@ def test_start_twice_is_the_same_run_and_an_ended_one_is_not_started(
 def test_start_takes_up_to_hold(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([New(f"j{n:02}", b'{"task":"t"}', due=NOW) for n in range(50)]))
     send(store.dispatch(limit=100, cap=1000, now=NOW))
-    take = send(store.start("w", (), hold=20, lease=15))
-    assert ([job.id for job in take.jobs], take.more, take.leased) == ([f"j{n:02}" for n in range(20)], True, False)
+    reply = send(store.start("w", (), hold=20, lease=15))
+    assert ([job.id for job in reply.jobs], reply.more, reply.leased) == ([f"j{n:02}" for n in range(20)], True, False)
     assert len(state()["ready"]) == 16
     assert send(store.start("w", (), hold=20, lease=15)).jobs == []
 
@@ -71,9 +71,9 @@ def test_start_of_a_job_without_a_record_is_dead_with_the_reason(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "gone")
-    take = send(store.start("w", ["gone"], hold=1, lease=15, now=NOW))
-    assert take.jobs == []
-    assert "its record was gone" in take.buried[0][1]
+    reply = send(store.start("w", ["gone"], hold=1, lease=15, now=NOW))
+    assert reply.jobs == []
+    assert "its record was gone" in reply.buried[0][1]
     assert state()["dead"] == {"gone": NOW}
     assert "processing:w" not in state()
 

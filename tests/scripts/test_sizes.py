@@ -32,11 +32,11 @@ def test_start_hands_out_what_fits_in_a_reply_and_says_that_there_is_more(
     put(send, store)
     seen: list[str] = []
     while len(seen) < len(IDS):
-        take = send(store.start("w", (), hold=100, lease=15, now=NOW))
-        assert 0 < sum(len(job.payload) for job in take.jobs) <= MOST
-        seen += [job.id for job in take.jobs]
+        reply = send(store.start("w", (), hold=100, lease=15, now=NOW))
+        assert 0 < sum(len(job.payload) for job in reply.jobs) <= MOST
+        seen += [job.id for job in reply.jobs]
         assert state()["processing:w"] == seen
-        assert take.more == (len(seen) < len(IDS))
+        assert reply.more == (len(seen) < len(IDS))
     assert seen == IDS
 
 
@@ -44,7 +44,7 @@ def test_what_was_given_and_does_not_fit_stays_in_the_list_for_the_next_call(
     send: Send, store: Store, state: State
 ) -> None:
     put(send, store)
-    left = [send(store.take("w", 1)) for _ in IDS]
+    left = [send(store.fetch("w", 1)) for _ in IDS]
     while left:
         jobs = send(store.start("w", left, hold=100, lease=15, now=NOW)).jobs
         assert jobs
@@ -67,9 +67,9 @@ def test_a_payload_that_is_written_over_after_its_dispatch_is_not_read(
 ) -> None:
     put(send, store, b'{"task":"t"}')
     raw.hset(f"evsched:{{{store.queue}}}:job:j05", "payload", b"x" * 2 * MOST)
-    take = send(store.start("w", (), hold=100, lease=15, now=NOW))
-    assert [job.id for job in take.jobs] == [job_id for job_id in IDS if job_id != "j05"]
-    ((job_id, reason),) = take.buried
+    reply = send(store.start("w", (), hold=100, lease=15, now=NOW))
+    assert [job.id for job in reply.jobs] == [job_id for job_id in IDS if job_id != "j05"]
+    ((job_id, reason),) = reply.buried
     assert (job_id, list(state()["dead"])) == ("j05", ["j05"])
     assert f"{2 * MOST} bytes, more than {CAP}" in reason
 

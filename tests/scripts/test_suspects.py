@@ -17,15 +17,15 @@ State = Callable[[], dict[str, Any]]
 
 
 @pytest.fixture
-def take(send: Send, store: Store) -> Callable[[int], list[FetchedJob]]:
+def fetch(send: Send, store: Store) -> Callable[[int], list[FetchedJob]]:
     """Hand out so many jobs to worker "w"."""
 
-    def take(count: int) -> list[FetchedJob]:
+    def fetch(count: int) -> list[FetchedJob]:
         send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(count)]))
         send(store.dispatch(limit=100, cap=1000, now=NOW))
         return again(send, store)
 
-    return take
+    return fetch
 
 
 def again(send: Send, store: Store, worker: str = "w") -> list[FetchedJob]:
@@ -42,18 +42,18 @@ def suspicion(jobs: list[FetchedJob]) -> dict[str, tuple[int, int, int]]:
 
 
 def test_what_a_worker_hands_back_costs_no_attempt_begun_or_not(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
-    jobs = take(2)
+    jobs = fetch(2)
     send(store.begin("w", [(jobs[0], "1")]))
     send(store.requeue("w", "it stops", now=NOW))
     assert suspicion(again(send, store)) == {"j0": (1, 0, 0), "j1": (1, 0, 0)}
 
 
 def test_a_death_counts_what_is_known_to_have_begun_and_suspects_all(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
-    jobs = take(3)
+    jobs = fetch(3)
     assert send(store.begin("w", [(jobs[1], "1")])) == []
     die(send, store)
     assert suspicion(again(send, store)) == {"j0": (1, 1, 1), "j1": (2, 1, 0), "j2": (1, 1, 1)}
@@ -62,17 +62,17 @@ def test_a_death_counts_what_is_known_to_have_begun_and_suspects_all(
 
 
 def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
-    take(1)
+    fetch(1)
     die(send, store)
     assert suspicion(again(send, store)) == {"j0": (2, 0, 0)}
 
 
 def test_a_suspect_that_is_the_only_one_each_time_goes_on_to_be_judged_alone(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
-    take(2)
+    fetch(2)
     die(send, store)
     first, second = again(send, store)
     send(store.complete("w", [(second, Done(b"1", 100.0, False))], now=NOW))
@@ -84,17 +84,17 @@ def test_a_suspect_that_is_the_only_one_each_time_goes_on_to_be_judged_alone(
 
 
 def test_a_job_that_is_given_up_before_it_began_is_charged_nothing(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
-    (run,) = take(1)
+    (run,) = fetch(1)
     assert send(store.bury("w", [(run, Buried("unknown task", False, began=False))], now=NOW)) == []
     assert state()["job:j0"]["attempt"] == "0"
 
 
 def test_the_last_of_many_is_not_taken_for_the_only_one(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
-    take(4)
+    fetch(4)
     (lease,) = send(store.survey(now=NOW))
     done = "more"
     while done == "more":
@@ -103,9 +103,9 @@ def test_the_last_of_many_is_not_taken_for_the_only_one(
 
 
 def test_one_that_was_alone_in_its_process_is_convicted_and_the_others_are_suspects(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
-    take(2)
+    fetch(2)
     die(send, store)
     first, _ = again(send, store)
     send(store.begin("w", [(first, "alone")]))
@@ -114,9 +114,9 @@ def test_one_that_was_alone_in_its_process_is_convicted_and_the_others_are_suspe
 
 
 def test_one_that_ended_the_process_that_ran_it_apart_is_charged_for_the_doubtful_runs(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
-    take(2)
+    fetch(2)
     die(send, store)
     first, second = again(send, store)
     assert send(store.retry("w", [(first, Retried(0.0, "killed", killed=True))], now=NOW)) == []
@@ -127,9 +127,9 @@ def test_one_that_ended_the_process_that_ran_it_apart_is_charged_for_the_doubtfu
 
 @pytest.mark.parametrize("end", ["retry", "complete", "bury"])
 def test_a_run_that_comes_to_an_end_clears_the_suspicion(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, end: str
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, end: str
 ) -> None:
-    take(2)
+    fetch(2)
     die(send, store)
     first, _ = again(send, store)
     call = {
@@ -148,9 +148,9 @@ def test_a_run_that_comes_to_an_end_clears_the_suspicion(
 
 
 def test_a_job_that_may_not_start_yet_stays_a_suspect(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
-    take(2)
+    fetch(2)
     die(send, store)
     first, _ = again(send, store)
     send(store.defer("w", [(first, Deferred(NOW, "not yet"))], now=NOW))
@@ -159,9 +159,9 @@ def test_a_job_that_may_not_start_yet_stays_a_suspect(
 
 
 def test_a_run_that_is_not_the_workers_is_not_marked(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
-    jobs = take(2)
+    jobs = fetch(2)
     before = state()
     assert send(store.begin("v", [(jobs[0], "1")])) == ["j0"]
     assert send(store.begin("w", [(FetchedJob("j0", 2, NOW, b""), "1")])) == ["j0"]
@@ -170,9 +170,9 @@ def test_a_run_that_is_not_the_workers_is_not_marked(
 
 @pytest.mark.parametrize("text", ["", "1", "a b", "-1 2", "1 2 3", "1e3 1", "9999 1", "0x1 1"])
 def test_a_suspicion_that_somebody_wrote_badly_is_none(
-    take: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any, text: str
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any, text: str
 ) -> None:
-    take(2)
+    fetch(2)
     send(store.requeue("w", "it stops", now=NOW))
     raw.hset(f"evsched:{{{store.queue}}}:job:j0", mapping={"suspect": text, "attempt": text})
     assert suspicion(again(send, store))["j0"] in ((1, 0, 0), (2, 0, 0))

@@ -93,7 +93,7 @@ class Walk:
         priority, group = self.pick.choice([5, 5, 9]), self.pick.choice(["", "a", "b"])
         conflict: OnConflict | None = self.pick.choice([None, None, None, "keep", "replace"])
         for job in self.pick.sample(IDS, self.pick.randint(1, 25)):
-            if conflict and self.taken(job):
+            if conflict and self.fetched(job):
                 continue
             new = New(job, b'{"task":"t"}', priority=priority, group=group, due=due)
             try:
@@ -108,7 +108,7 @@ class Walk:
 
     def schedule_raw(self) -> None:
         job, due = self.recent(), self.now + self.pick.choice([0, 2])
-        if self.taken(job):
+        if self.fetched(job):
             return
         self.raw.hset(f"{self.root}job:{job}", "payload", '{"task":"t"}')
         self.raw.persist(f"{self.root}job:{job}")
@@ -122,28 +122,28 @@ class Walk:
         self.model.dispatch(self.now, limit)
 
     def start(self) -> None:
-        worker, taken = self.pick.choice(WORKERS), list[str]()
+        worker, fetched = self.pick.choice(WORKERS), list[str]()
         if self.pick.random() < 0.5:
-            taken = self.take(worker)
+            fetched = self.fetch(worker)
         hold = self.pick.choice([2, 5, 30])
-        take = self.send(self.store.start(worker, taken, hold=hold, lease=15, now=self.now))
-        expected = self.model.start(worker, taken, hold, self.now)
-        assert [(job.id, job.attempt) for job in take.jobs] == expected
-        records = [self.model.jobs[job.id] for job in take.jobs]
-        assert [(job.deaths, job.doubts) for job in take.jobs] == [(of.deaths, of.doubts) for of in records]
+        fetch = self.send(self.store.start(worker, fetched, hold=hold, lease=15, now=self.now))
+        expected = self.model.start(worker, fetched, hold, self.now)
+        assert [(job.id, job.attempt) for job in fetch.jobs] == expected
+        records = [self.model.jobs[job.id] for job in fetch.jobs]
+        assert [(job.deaths, job.doubts) for job in fetch.jobs] == [(of.deaths, of.doubts) for of in records]
         self.done["a suspect is handed out"] += any(of.deaths for of in records)
-        self.runs += [(worker, job) for job in take.jobs]
+        self.runs += [(worker, job) for job in fetch.jobs]
 
-    def take(self, worker: str) -> list[str]:
+    def fetch(self, worker: str) -> list[str]:
         self.send(self.store.heartbeat(worker, 15, fresh=True, now=self.now))  # as every worker does first
         one = self.raw.lmove(f"{self.root}ready", f"{self.root}processing:{worker}", "LEFT", "RIGHT")
-        expected = self.model.take(worker)
+        expected = self.model.fetch(worker)
         assert (one.decode() if one else None) == expected
         return [expected] if expected else []
 
     def take_and_die(self) -> None:
         if self.model.ready and self.model.ready[0] not in self.model.schedule:
-            self.take(self.pick.choice(WORKERS))
+            self.fetch(self.pick.choice(WORKERS))
 
     def end(self) -> None:
         if not self.runs:
@@ -191,7 +191,7 @@ class Walk:
 
     def cancel(self) -> None:
         job = self.recent()
-        if self.taken(job):
+        if self.fetched(job):
             return
         try:
             told = cast("str", self.send(self.store.cancel(job, now=self.now)))
@@ -200,7 +200,7 @@ class Walk:
         assert told == self.model.cancel(job, self.now)
         self.done[f"cancel, {told}"] += 1
 
-    def taken(self, job: str) -> bool:
+    def fetched(self, job: str) -> bool:
         """Lies the id in a worker's list, not started?
 
         For the instant between BLMOVE and start no script can see that, so an id that is scheduled again or cancelled
@@ -222,7 +222,7 @@ class Walk:
     def revive_or_drop(self) -> None:
         job = self.pick.choice(sorted(self.model.dead) or IDS)
         drop = self.pick.random() < 0.5
-        if self.taken(job):
+        if self.fetched(job):
             return
         try:
             self.send(self.store.drop([job]) if drop else self.store.revive([job], now=self.now))

@@ -257,9 +257,9 @@ def test_a_record_that_was_overwritten_is_dead_when_it_starts_again_and_the_othe
     send: Send, store: Store, state: State
 ) -> None:
     assert send(store.requeue("w", "it died")) == ("all", ["a", "b", "c"])
-    take = send(store.start("v", (), hold=9, lease=15, now=NOW))
-    assert [job.id for job in take.jobs] == ["a", "c"]
-    ((job_id, reason),) = take.buried
+    reply = send(store.start("v", (), hold=9, lease=15, now=NOW))
+    assert [job.id for job in reply.jobs] == ["a", "c"]
+    ((job_id, reason),) = reply.buried
     assert "is not a hash" in reason
     after = state()
     assert (after["dead"], after["processing:v"], after[f"job:{job_id}"]["member"]) == (

@@ -80,7 +80,7 @@ IDS: dict[str, bytes] = {
 
 async def check(running: System, raw: Any, queue: str, job_id: str, reason: str) -> None:
     """The job is dead for that reason, told once and without control characters; the next one runs on time."""
-    buried = await running.recorder.wait(events.Buried, lambda event: event.id == job_id)
+    buried = await running.recorder.wait(events.JobBuried, lambda event: event.id == job_id)
     assert reason in buried.reason
     assert escape(buried.reason).isprintable()
     assert raw.zscore(f"evsched:{{{queue}}}:dead", job_id) is not None
@@ -88,7 +88,7 @@ async def check(running: System, raw: Any, queue: str, job_id: str, reason: str)
     raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"lateness","id":"next"}': 0})
     await running.recorder.wait(events.Completed, lambda event: event.ids == ["next"])
     assert 0 <= float(raw.hget(f"evsched:{{{queue}}}:job:next", "result")) < PATIENCE
-    assert len([event for event in running.recorder.of(events.Buried) if event.id == job_id]) == 1
+    assert len([event for event in running.recorder.of(events.JobBuried) if event.id == job_id]) == 1
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -127,7 +127,7 @@ async def test_a_record_that_comes_late(running: System, raw: Any, queue: str) -
     await running.recorder.wait(events.Woken, lambda event: event.queue == queue, count=6)
     raw.hset(f"evsched:{{{queue}}}:job:late", "payload", '{"task":"lateness"}')
     await running.recorder.wait(events.Completed, lambda event: event.ids == ["late"])
-    assert not running.recorder.of(events.Buried)
+    assert not running.recorder.of(events.JobBuried)
 
 
 async def test_a_record_of_a_wrong_type(running: System, raw: Any, queue: str) -> None:

@@ -41,7 +41,7 @@ HOME = "\x1b[H"
 def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
     (tmp_path / "tasks.py").write_text(TASKS)
     cli = Cli(server.url, tmp_path)
-    cli.environment["EVSCHED_GRACE"] = "0.2"  # what hangs need not be waited for
+    cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "0.2"  # what hangs need not be waited for
     return cli
 
 

@@ -323,7 +323,7 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
         await producing
         assert len(whole.recorder.of(events.Started)) > LOOKS
         assert whole.recorder.of(events.Retrying)
-        assert whole.recorder.of(events.Buried)
+        assert whole.recorder.of(events.JobBuried)
     assert seen > 100 * LOOKS
 
 

@@ -60,7 +60,7 @@ def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
     (tmp_path / "tasks.py").write_text(TASKS)
     os.mkfifo(tmp_path / "pipe")
     cli = Cli(server.url, tmp_path)
-    cli.environment |= {"EVSCHED_GRACE": "0.3", "EVSCHED_QUEUES": queue}
+    cli.environment |= {"EVSCHED_SHUTDOWN_GRACE": "0.3", "EVSCHED_QUEUES": queue}
     return cli
 
 
@@ -258,7 +258,7 @@ app = App(lifespan=minding)
 
 
 async def test_a_worker_that_drains_lives_and_is_not_ready(cli: Cli, queue: str, raw: Any) -> None:
-    cli.environment["EVSCHED_GRACE"] = "30"
+    cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "30"
     with started(cli, "dev", "tasks:app", "--metrics-port", "0") as (child, log):
         url = log.until("Listening")["url"]
         log.until("WorkerStarted")
@@ -275,7 +275,7 @@ async def test_a_worker_that_drains_lives_and_is_not_ready(cli: Cli, queue: str,
 
 @pytest.mark.parametrize("words", [("worker", "tasks:app"), PARENT], ids=" ".join)
 def test_a_second_signal_ends_it_at_once(cli: Cli, words: tuple[str, ...], queue: str, raw: Any) -> None:
-    cli.environment["EVSCHED_GRACE"] = "60"
+    cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "60"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
         started(cli, *words, "--concurrency", "1") as (

@@ -51,7 +51,7 @@ def cli(server: Any, folder: Path) -> Cli:
 def start(cli: Cli, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         cli.command("worker", "tasks:app", *words),
-        env={**cli.environment, "EVSCHED_GRACE": "0.2", "EVSCHED_IDLE_END": "0.5"},
+        env={**cli.environment, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_SCALE_DOWN_AFTER": "0.5"},
         cwd=cli.folder,
         stderr=subprocess.PIPE,
         text=True,
@@ -144,7 +144,7 @@ def test_children_end_with_a_parent_that_is_killed(cli: Cli, queue: str) -> None
 
 
 def test_a_child_that_hangs_is_killed_in_the_end(cli: Cli, queue: str) -> None:
-    cli.environment["EVSCHED_DEADLINE"] = "0.1"
+    cli.environment["EVSCHED_REPLY_TIMEOUT"] = "0.1"
     child = start(cli, "--queue", queue, "--processes", "1")
     log = Log(child)
     log.until("WorkerStarted")

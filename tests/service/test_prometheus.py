@@ -68,7 +68,7 @@ def start(cli: Cli, *words: str, port: str = "0") -> tuple[subprocess.Popen[str]
     """Start a service; return it, and where it tells of itself."""
     child = subprocess.Popen(
         cli.command(*words, "--metrics-port", port),
-        env={**cli.environment, "EVSCHED_GRACE": "0.5"},
+        env={**cli.environment, "EVSCHED_SHUTDOWN_GRACE": "0.5"},
         cwd=cli.folder,
         stderr=subprocess.PIPE,
         text=True,

@@ -76,7 +76,7 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
         return 1
 
     dispatching = Config(url=url(own, "dispatcher"), queues=(queue,) if named else ())
-    working = Config(url=url(own, "worker"), queues=(queue,), grace=0.2)
+    working = Config(url=url(own, "worker"), queues=(queue,), shutdown_grace=0.2, kill_grace=0.2)
     client = SyncClient(url(own, "client"))
     observer = SyncClient(url(own, "observer"))
     async with system(dispatching, App(queue=queue), workers=0), system(working, app, dispatch=False) as whole:

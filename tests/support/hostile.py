@@ -23,7 +23,7 @@ _RULES: Final = re.search(r"^# user producer (.*)$", CONF.read_text(encoding="ut
 
 FIELDS: Final = (
     b"payload priority group due attempt worker started reason outcome result finished planned again awaited parked "
-    b"stop recurrence grace reply progress member begun suspect traceback"
+    b"stop recurrence misfire_grace reply progress member begun suspect traceback"
 ).split()
 """Every field that a script or a worker reads in a job's record, the contract's first."""
 
@@ -183,14 +183,14 @@ WAYS: Final[dict[str, Callable[[str], list[Command]]]] = {
     ),
     "recurrence-job": _and(
         lambda queue: (b"HSET", root(queue) + b"recurrence:}:job:x", b"runs", b"abc", b"missed", b"abc"),
-        _job(recurrence=b"}:job:x", planned=b"1", grace=b"0"),
+        _job(recurrence=b"}:job:x", planned=b"1", misfire_grace=b"0"),
     ),
     "finished": _job(finished=b"1"),
     "finished-text": _job(finished=b"abc", outcome=b"done", result=b"{"),
     "stop": _job(stop=b"1"),
     "reply": _job(reply=b"1"),
     "priority-pattern": _job(priority=b".-.-.-.-.-.-.-.-.-"),
-    "grace-text": _job(grace=b"abc", recurrence=b"r", planned=b"0x10"),
+    "misfire_grace-text": _job(misfire_grace=b"abc", recurrence=b"r", planned=b"0x10"),
     "internals-text": _job(begun=b"abc", suspect=b"abc", traceback=b"\xff", started=b"abc"),
     "suspect-most": _job(suspect=b"999 999"),
     "suspect-huge": _job(suspect=b"1e308 1e308"),

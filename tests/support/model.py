@@ -107,7 +107,7 @@ class Model(Gate):
 
     # The verbs of the workers.
 
-    def take(self, worker: str) -> str | None:
+    def fetch(self, worker: str) -> str | None:
         if not self.ready:
             return None
         job = self.ready.pop(0)
@@ -115,9 +115,9 @@ class Model(Gate):
         return job
 
     @verb
-    def start(self, worker: str, taken: list[str], hold: int, now: float) -> list[tuple[str, int]]:
+    def start(self, worker: str, fetched: list[str], hold: int, now: float) -> list[tuple[str, int]]:
         held = self.processing.setdefault(worker, [])
-        ids = [job for job in taken if job in held]
+        ids = [job for job in fetched if job in held]
         more = hold - len(held)
         if more > 0:
             self.admit(more, now)

@@ -29,7 +29,7 @@ class System:
         self.sender = BatchingSender(config.url)
         self.dispatcher = Dispatcher(config, self.sender, self.events.emit)
         self.janitor = Janitor(config, self.sender, self.events.emit, lambda: self.dispatcher.queues)
-        self.events.listen(self.janitor.listen)
+        self.events.subscribe(self.janitor.on_event)
         self.workers: list[Worker] = []
         self._working: list[asyncio.Task[None]] = []
         self._dispatching: list[asyncio.Task[None]] = []

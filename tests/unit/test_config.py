@@ -39,7 +39,14 @@ def test_queues_may_have_weights() -> None:
     "config",
     [
         Config(),
-        Config(url="redis://a:1/2", queues=("a", "b"), concurrency=3, metrics_port=9100, grace=0.25),
+        Config(
+            url="redis://a:1/2",
+            queues=("a", "b"),
+            concurrency=3,
+            metrics_port=9100,
+            shutdown_grace=0.2,
+            kill_grace=0.25,
+        ),
         Config(queues=("a", "b:2"), weights={"a": 2.5}),
     ],
 )
@@ -60,7 +67,7 @@ def test_settings_go_through_an_environment(config: Config) -> None:
         ({"queues": ("a:0",)}, "a weight is from 0.001 to 1000"),
         ({"queues": ("", "")}, "a queue's name is empty"),
         ({"concurrency": "many"}, "EVSCHED_CONCURRENCY is 'many': a whole number from 1 to 999"),
-        ({"grace": "soon"}, "EVSCHED_GRACE is 'soon': from 0 to 86400 s"),
+        ({"shutdown_grace": "soon"}, "EVSCHED_SHUTDOWN_GRACE is 'soon': from 0 to 86400 s"),
         ({"log_jobs": "often"}, "EVSCHED_LOG_JOBS is 'often': Expected `bool`"),
         ({"colour": 1}, "unknown field `colour`"),
     ],
@@ -79,7 +86,11 @@ def test_every_number_has_a_range(name: str) -> None:
     ("name", "value"),
     [
         *((name, value) for name in RANGES for value in ("nan", "inf", "-inf", "-1", "1e300")),
-        *((name, "0") for name in RANGES if name not in ("grace", "idle_end", "metrics_port")),
+        *(
+            (name, "0")
+            for name in RANGES
+            if name not in ("shutdown_grace", "kill_grace", "scale_down_after", "metrics_port")
+        ),
         ("payload_cap", "-5"),
     ],
 )

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from evsched.telemetry.http import Listener
+from evsched.telemetry.http import HttpServer
 from tests.support.patience import PATIENCE
 from tests.support.web import ask, get
 
@@ -39,13 +39,13 @@ class Sick:
 async def listening(sick: Sick, size: int = 1) -> AsyncGenerator[str]:
     registry = CollectorRegistry()
     Gauge("some_gauge", "x" * size, registry=registry)
-    listener = Listener(registry, sick.refresh, sick.ready, lambda: None)
+    http_server = HttpServer(registry, sick.refresh, sick.ready, lambda: None)
     try:
         listening = socket.create_server(("127.0.0.1", 0), backlog=200)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the system takes little for a slow client
-        yield await listener.adopt(listening)
+        yield await http_server.adopt(listening)
     finally:
-        await listener.close()
+        await http_server.close()
 
 
 @asynccontextmanager

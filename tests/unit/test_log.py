@@ -53,8 +53,8 @@ EVENTS = [
     events.NotificationsMissing("set it"),
     events.NotificationsProven(),
     events.Retrying("q", "a", "t", 1, 0.25, "attempt 1 of 2: no luck", 0.1),
-    events.Buried("q", "a", "t", 2, "no luck", "dead", 0.1),
-    events.Aborted("q", "a", "t", 1, 0.1),
+    events.JobBuried("q", "a", "t", 2, "no luck", "dead", 0.1),
+    events.JobAborted("q", "a", "t", 1, 0.1),
     events.Requeued("q", "w", [f"j{n}" for n in range(30)], "died", "it died"),
     events.RunLost("q", "w", "a", "t", 1),
     events.LeaseLost("q", "w"),
@@ -71,7 +71,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_each_fact_is_one_line(out: Terminal, event: events.Event) -> None:
-    log.Log().listen(event)
+    log.Log().on_event(event)
     (line,) = out.getvalue().splitlines()
     assert "{" not in line or not out.isatty()
     if not out.isatty():
@@ -79,15 +79,15 @@ def test_each_fact_is_one_line(out: Terminal, event: events.Event) -> None:
 
 
 def test_what_happens_all_the_time_has_no_line(out: Terminal) -> None:
-    log.Log().listen(events.Woken("q", "event", 1))
-    log.Log().listen(events.Completed("q", "w", ["a"], ["t"], [0.1]))
+    log.Log().on_event(events.Woken("q", "event", 1))
+    log.Log().on_event(events.Completed("q", "w", ["a"], ["t"], [0.1]))
     assert out.getvalue() == ""
 
 
 def test_each_start_and_end_of_a_job_has_a_line_when_asked_for(out: Terminal) -> None:
     told = log.Log(jobs=True)
-    told.listen(events.Started("q", "w", ["a", "b"], ["t", "u\n"], [0.0012, 3.0], [1, 2]))
-    told.listen(events.Completed("q", "w", ["a"], ["t"], [0.25], [1]))
+    told.on_event(events.Started("q", "w", ["a", "b"], ["t", "u\n"], [0.0012, 3.0], [1, 2]))
+    told.on_event(events.Completed("q", "w", ["a"], ["t"], [0.25], [1]))
     first, second, end = out.getvalue().splitlines()
     assert "job a of q, task t, attempt 1, started 1.2 ms late" in first
     assert "job b of q, task u\\n, attempt 2, started 3000.0 ms late" in second
@@ -177,8 +177,8 @@ async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_t
 
 def test_a_failure_is_logged_with_its_traceback_and_no_line_of_it_steers_the_terminal(out: Terminal) -> None:
     traceback = 'Traceback (most recent call last):\n  File "t.py", line 1, in pay\nValueError: no\x1b[31m\n'
-    log.Log().listen(events.Buried("q", "a", "t", 2, "no luck", "dead", 0.1, traceback))
-    log.Log().listen(events.Retrying("q", "a", "t", 1, 0.25, "no luck", 0.1, traceback))
+    log.Log().on_event(events.JobBuried("q", "a", "t", 2, "no luck", "dead", 0.1, traceback))
+    log.Log().on_event(events.Retrying("q", "a", "t", 1, 0.25, "no luck", 0.1, traceback))
     lines = out.getvalue().splitlines()
     if out.isatty():
         assert len(lines) == 8
@@ -188,7 +188,9 @@ def test_a_failure_is_logged_with_its_traceback_and_no_line_of_it_steers_the_ter
 
 
 def test_control_characters_never_reach_the_line(out: Terminal) -> None:
-    log.Log().listen(events.Buried("q", "bad", "\x1b[2J\r\n\x00", 0, "say \u202e \x9b31m\nERROR forged line", "dead"))
+    log.Log().on_event(
+        events.JobBuried("q", "bad", "\x1b[2J\r\n\x00", 0, "say \u202e \x9b31m\nERROR forged line", "dead")
+    )
     (line,) = out.getvalue().splitlines()
     assert line.isprintable()
     assert "forged" in line
@@ -196,7 +198,7 @@ def test_control_characters_never_reach_the_line(out: Terminal) -> None:
 
 def test_a_person_sees_eight_of_many_and_a_program_all(out: Terminal) -> None:
     ids = [f"j{n}" for n in range(30)]
-    log.Log().listen(events.Requeued("q", "w", ids, "died", "it died"))
+    log.Log().on_event(events.Requeued("q", "w", ids, "died", "it died"))
     if out.isatty():
         assert "j7 and 22 more" in out.getvalue()
     else:
@@ -206,10 +208,10 @@ def test_a_person_sees_eight_of_many_and_a_program_all(out: Terminal) -> None:
 def test_an_outage_that_many_loops_notice_is_said_once(out: Terminal) -> None:
     told = log.Log()
     for who in ("worker", "subscription"):
-        told.listen(events.RedisDown(who, "no answer"))
+        told.on_event(events.RedisDown(who, "no answer"))
     for who in ("subscription", "worker"):
-        told.listen(events.RedisUp(who, 1.0))
-    told.listen(events.RedisDown("worker", "no answer"))
+        told.on_event(events.RedisUp(who, 1.0))
+    told.on_event(events.RedisDown("worker", "no answer"))
     down, up, again = out.getvalue().splitlines()
     assert "Redis is down, as worker found" in down
     assert "Redis is back" in up
@@ -218,8 +220,8 @@ def test_an_outage_that_many_loops_notice_is_said_once(out: Terminal) -> None:
 
 def test_redis_is_said_to_be_down_when_nobody_answers(out: Terminal) -> None:
     told = log.Log()
-    told.listen(events.RedisDown("worker", "start: OOM command not allowed", "oom"))
-    told.listen(events.CallRefused("janitor", "q", "survey: WRONGTYPE"))
+    told.on_event(events.RedisDown("worker", "start: OOM command not allowed", "oom"))
+    told.on_event(events.CallRefused("janitor", "q", "survey: WRONGTYPE"))
     full, refused = out.getvalue().splitlines()
     assert "Redis cannot serve now, as worker found: start: OOM" in full
     assert "janitor, queue q: Redis refuses" in refused
@@ -227,5 +229,5 @@ def test_redis_is_said_to_be_down_when_nobody_answers(out: Terminal) -> None:
 
 def test_a_job_that_goes_to_another_worker_at_once_is_a_detail(out: Terminal) -> None:
     logging.getLogger("evsched").setLevel("INFO")
-    log.Log().listen(events.Requeued("q", "w", ["a"], "busy", "no slot was free"))
+    log.Log().on_event(events.Requeued("q", "w", ["a"], "busy", "no slot was free"))
     assert out.getvalue() == ""

@@ -21,7 +21,7 @@ def page(metrics: Metrics) -> Scraped:
 
 def with_worker(*tasks: str) -> Metrics:
     metrics = Metrics("1")
-    metrics.listen(events.WorkerStarted("w", ["q"], 8, list(tasks)))
+    metrics.on_event(events.WorkerStarted("w", ["q"], 8, list(tasks)))
     return metrics
 
 
@@ -40,14 +40,14 @@ def test_a_batch_is_counted_as_the_library_counts_one_by_one(values: list[float]
 
 def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
     metrics = with_worker("mail", "report")
-    metrics.listen(events.Started("q", "w", ["a", "b", "c"], ["mail", "report", "made up"], [0.001, 0.004, 7.0]))
-    metrics.listen(events.Completed("q", "w", ["a", "b"], ["mail", "report"], [0.3, 0.01]))
-    metrics.listen(events.Retrying("q", "d", "mail", 1, 2.0, "no", 0.2))
-    metrics.listen(events.Buried("q", "c", "made up", 1, "unknown task", "dead"))
-    metrics.listen(events.Buried("q", "e", "mail", 1, "too late", "expired"))
-    metrics.listen(events.Aborted("q", "f", "mail", 1, 4.0))
-    metrics.listen(events.Deferred("q", "g", "mail", 1.0))
-    metrics.listen(events.RunLost("q", "w", "h", "mail", 1))
+    metrics.on_event(events.Started("q", "w", ["a", "b", "c"], ["mail", "report", "made up"], [0.001, 0.004, 7.0]))
+    metrics.on_event(events.Completed("q", "w", ["a", "b"], ["mail", "report"], [0.3, 0.01]))
+    metrics.on_event(events.Retrying("q", "d", "mail", 1, 2.0, "no", 0.2))
+    metrics.on_event(events.JobBuried("q", "c", "made up", 1, "unknown task", "dead"))
+    metrics.on_event(events.JobBuried("q", "e", "mail", 1, "too late", "expired"))
+    metrics.on_event(events.JobAborted("q", "f", "mail", 1, 4.0))
+    metrics.on_event(events.JobDeferred("q", "g", "mail", 1.0))
+    metrics.on_event(events.RunLost("q", "w", "h", "mail", 1))
     told = page(metrics)
     assert told("jobs_started_total", queue="q", task="mail") == 1
     assert told("jobs_started_total", queue="q", task="__other__") == 1
@@ -75,15 +75,15 @@ def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
 
 def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     metrics = Metrics("1.2")
-    metrics.listen(events.Woken("q", "event", 2))
-    metrics.listen(events.Woken("q", "safety", 0))
+    metrics.on_event(events.Woken("q", "event", 2))
+    metrics.on_event(events.Woken("q", "safety", 0))
     assert page(metrics)("wakeups_missed_total") == 0
-    metrics.listen(events.Woken("q", "safety", 3))
-    metrics.listen(events.Dispatched("q", [0.0, 400.0]))
-    metrics.listen(events.Requeued("q", "w", ["a", "b"], "died", "worker w died"))
-    metrics.listen(events.Missed("q", "nightly", 4))
-    metrics.listen(events.LeaseLost("q", "w"))
-    metrics.listen(events.RedisFailed("timeout"))
+    metrics.on_event(events.Woken("q", "safety", 3))
+    metrics.on_event(events.Dispatched("q", [0.0, 400.0]))
+    metrics.on_event(events.Requeued("q", "w", ["a", "b"], "died", "worker w died"))
+    metrics.on_event(events.Missed("q", "nightly", 4))
+    metrics.on_event(events.LeaseLost("q", "w"))
+    metrics.on_event(events.RedisFailed("timeout"))
     told = page(metrics)
     assert told("wakeups_total", reason="event") == 1
     assert told("wakeups_total", reason="safety") == 2
@@ -100,18 +100,18 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
 def test_redis_is_down_until_every_loop_has_it_back() -> None:
     metrics = Metrics("1")
     assert page(metrics)("redis_up") == 1
-    metrics.listen(events.RedisDown("worker", "gone"))
-    metrics.listen(events.RedisDown("janitor", "gone"))
-    metrics.listen(events.RedisUp("worker", 1.0))
+    metrics.on_event(events.RedisDown("worker", "gone"))
+    metrics.on_event(events.RedisDown("janitor", "gone"))
+    metrics.on_event(events.RedisUp("worker", 1.0))
     assert page(metrics)("redis_up") == 0
-    metrics.listen(events.RedisUp("janitor", 1.0))
+    metrics.on_event(events.RedisUp("janitor", 1.0))
     assert page(metrics)("redis_up") == 1
 
 
 def test_what_redis_refuses_does_not_make_it_down() -> None:
     metrics = Metrics("1")
-    metrics.listen(events.RedisFailed("wrongtype"))
-    metrics.listen(events.CallRefused("janitor", "q", "survey: WRONGTYPE"))
+    metrics.on_event(events.RedisFailed("wrongtype"))
+    metrics.on_event(events.CallRefused("janitor", "q", "survey: WRONGTYPE"))
     told = page(metrics)
     assert (told("redis_up"), told("redis_errors_total", kind="wrongtype")) == (1, 1)
 
@@ -119,9 +119,9 @@ def test_what_redis_refuses_does_not_make_it_down() -> None:
 def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
     metrics = with_worker("mail")
     for n in range(5000):
-        metrics.listen(events.Started("q", "w", ["a"], [f"evil{n}"], [0.1]))
-        metrics.listen(events.Buried("q", "a", f"evil{n}", 1, "unknown task", "dead"))
-        metrics.listen(events.Retrying("q", "b", f"evil{n}", 1, 1.0, "no", 0.1))
+        metrics.on_event(events.Started("q", "w", ["a"], [f"evil{n}"], [0.1]))
+        metrics.on_event(events.JobBuried("q", "a", f"evil{n}", 1, "unknown task", "dead"))
+        metrics.on_event(events.Retrying("q", "b", f"evil{n}", 1, 1.0, "no", 0.1))
     told = page(metrics)
     assert told("jobs_started_total", queue="q", task="__other__") == 5000
     assert len(told) <= 200
@@ -130,7 +130,7 @@ def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
 def test_queues_beyond_many_share_their_series() -> None:
     metrics = Metrics("1")
     for n in range(5000):
-        metrics.listen(events.Dispatched(f"q{n}", [0.1]))
+        metrics.on_event(events.Dispatched(f"q{n}", [0.1]))
     told = page(metrics)
     assert len(told.labels("jobs_dispatched_total", "queue")) == QUEUES + 1
     assert told("jobs_dispatched_total", queue="__other__") == 5000 - QUEUES

@@ -37,7 +37,7 @@ class Heard:
 
 async def test_the_newest_is_heard_however_much_is_told() -> None:
     heard = Heard()
-    with relay.listen(heard) as line:
+    with relay.receive(heard) as line:
         teller = Teller(line)
         for n in range(10_000):
             teller.tell(Progress(n, 10_000))
@@ -51,7 +51,7 @@ async def test_the_newest_is_heard_however_much_is_told() -> None:
 
 async def test_each_run_hears_its_own_alone() -> None:
     one, two = Heard(), Heard()
-    with relay.listen(one) as line_one, relay.listen(two) as line_two:
+    with relay.receive(one) as line_one, relay.receive(two) as line_two:
         first, second, stranger = Teller(line_one), Teller(line_two), Teller(Line(line_one.address, b"x" * 16))
         stranger.tell(Progress(3))
         first.tell(Progress(1))
@@ -65,7 +65,7 @@ async def test_each_run_hears_its_own_alone() -> None:
 
 async def test_what_is_no_progress_is_passed_over() -> None:
     heard = Heard()
-    with relay.listen(heard) as line, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
+    with relay.receive(heard) as line, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
         mouth.connect(line.address.encode("latin-1") if line.address.startswith("\0") else line.address)
         for rubbish in (b"", b"x", line.key, line.key + b"[", line.key + b"x" * 100_000):
             mouth.send(rubbish)
@@ -77,7 +77,7 @@ async def test_what_is_no_progress_is_passed_over() -> None:
 
 
 async def test_a_worker_that_is_gone_stops_nobody() -> None:
-    with relay.listen(Heard()) as line:
+    with relay.receive(Heard()) as line:
         pass
     teller = Teller(line)
     teller.tell(Progress(1))
@@ -92,7 +92,7 @@ async def test_nothing_is_left_behind(platform: str, tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     heard = Heard()
-    with relay.listen(heard) as line:
+    with relay.receive(heard) as line:
         teller = Teller(line)
         teller.tell(Progress(1))
         await heard.until(Progress(1))

@@ -158,8 +158,8 @@ def test_attempts_have_a_bound_and_are_not_made_without_a_pause() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        events.Buried("q", "a" * 200, "t" * 300_000, 1, "\u202e\x1b" * 100_000, "dead"),
-        events.Buried("q", "a", "\udc80", 1, "\udcff", "dead"),
+        events.JobBuried("q", "a" * 200, "t" * 300_000, 1, "\u202e\x1b" * 100_000, "dead"),
+        events.JobBuried("q", "a", "\udc80", 1, "\udcff", "dead"),
         events.Requeued("q", "w", ["\x00" * 200] * 999, "died", "it died"),
         events.CallRefused("janitor", "q", "x" * 1_000_000),
     ],
@@ -175,7 +175,7 @@ def test_a_line_of_the_log_is_bounded_whatever_is_in_it(
         for terminal in (False, True):
             monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
             configure()
-            Log().listen(event)
+            Log().on_event(event)
     finally:
         logger.handlers, logger.level, logger.propagate = before
     lines = capsys.readouterr().err.splitlines()

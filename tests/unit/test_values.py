@@ -60,7 +60,7 @@ def test_settings_come_from_flags_then_environment_then_defaults() -> None:
         ("EVSCHED_LEASE", "soon", "EVSCHED_LEASE is 'soon'"),
         ("EVSCHED_LEASE", "6", "two heartbeats"),
         ("EVSCHED_CONCURRENCY", "1000", "from 1 to 999"),
-        ("EVSCHED_POOL", "0", "from 1 to 999: processes"),
+        ("EVSCHED_PROCESS_POOL", "0", "from 1 to 999: processes"),
         ("EVSCHED_QUEUES", ",", "a queue's name is empty"),
         ("EVSCHED_QUEUES", "a b", "a queue's name is"),
     ],
