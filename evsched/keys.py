@@ -73,19 +73,19 @@ def progress(queue: str, job_id: str) -> str:
     return f"{root(queue)}progress:{job_id}"
 
 
-def roll(queue: str) -> str:
-    """Return the channel on which workers are called to say what they run."""
-    return root(queue) + "roll"
+def status_requests(queue: str) -> str:
+    """Return the channel on which workers are asked for their status."""
+    return root(queue) + "status"
 
 
-def present(queue: str, asker: str) -> str:
-    """Return the channel on which one who called the roll hears the answers."""
-    return f"{root(queue)}present:{asker}"
+def status_replies(queue: str, asker: str) -> str:
+    """Return the channel on which one asker receives the workers' replies."""
+    return f"{root(queue)}status:{asker}"
 
 
-def is_present(queue: str, channel: str) -> bool:
-    """Tell whether a channel is one on which the queue's roll may be answered: workers publish to no other."""
-    prefix = present(queue, "")
+def is_status_reply(queue: str, channel: str) -> bool:
+    """Tell whether a channel is one for status replies of the queue: workers publish to no other."""
+    prefix = status_replies(queue, "")
     return channel.startswith(prefix) and NAME.fullmatch(channel, len(prefix)) is not None
 
 

@@ -39,13 +39,13 @@ _OWN: Final[dict[Role, str]] = {
         BLMOVE reply:x reply:x LEFT LEFT 1 · LINDEX reply:x 0 · SUBSCRIBE {root}progress:x
     """,
     "worker": """
-        BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}roll · INFO server
+        BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}status · INFO server
         CLIENT ID · CLIENT UNBLOCK 1 · SADD evsched:{}:queues x
     """,
     "dispatcher": """
         SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues
     """,
-    "observer": "SCAN 0 · INFO server · PUBLISH {root}roll x · SUBSCRIBE {root}present:x",
+    "observer": "SCAN 0 · INFO server · PUBLISH {root}status x · SUBSCRIBE {root}status:x",
     "doctor": """
         SCAN 0 · INFO server · DBSIZE · ZSCAN schedule 0 · CONFIG GET notify-keyspace-events · ZADD canary 0 x
         DEL canary · SUBSCRIBE {canary} · PUBSUB CHANNELS evsched:canary:*

@@ -66,9 +66,9 @@ class Operators(Queue):
 
         return self._verb("queue_stats", read, self._stamp(now))
 
-    def call_roll(self, asker: str) -> Call[int]:
+    def request_status(self, asker: str) -> Call[int]:
         """Call the queue's workers; each answers to `asker`'s channel. The reply is how many have heard."""
-        return Call(("PUBLISH", keys.roll(self.queue), keys.present(self.queue, asker)), int)
+        return Call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), int)
 
     def front(
         self,

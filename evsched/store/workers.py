@@ -163,6 +163,6 @@ class Workers(Queue):
         """Read the ids in a worker's list."""
         return Call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
 
-    def answer_roll(self, channel: str, status: bytes) -> Call[int]:
-        """Answer one who called the roll; the reply is how many have heard."""
+    def reply_status(self, channel: str, status: bytes) -> Call[int]:
+        """Answer a status request; the reply is how many received it."""
         return Call(("PUBLISH", channel, status), int)

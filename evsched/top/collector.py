@@ -1,7 +1,7 @@
-"""The looks of `evsched top`: what Redis holds, and a roll call of the workers. Nobody but the one who looks pays.
+"""Collects what `evsched top` shows: the state in Redis, and the status that each worker reports.
 
-One round trip for each look: the census and the leases of each queue, and the call. PUBLISH says how many workers have
-heard it, so it is known how many answers there will be.
+Each refresh is one round trip: the queue stats and leases of each queue, and a status request. PUBLISH returns how many
+workers received the request, so the number of replies to wait for is known. It costs nothing while nobody watches.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Top:
 
     async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
         queue_stats, leases, heard = await self._sender.send_all(
-            [store.queue_stats(), store.survey(), store.call_roll(self._asker)]
+            [store.queue_stats(), store.survey(), store.request_status(self._asker)]
         )
         return queue_stats, leases, heard
 
@@ -138,7 +138,7 @@ class Top:
 
     async def _subscribe(self) -> None:
         """Have a subscription that hears the answers of all the queues."""
-        channels = {keys.present(queue, self._asker).encode(): queue for queue in self._stores}
+        channels = {keys.status_replies(queue, self._asker).encode(): queue for queue in self._stores}
         if self._hearing is not None and not self._hearing.done() and channels == self._channels:
             return
         await self._unsubscribe()
@@ -190,7 +190,7 @@ class Top:
 
 
 def read_status(message: bytes) -> WorkerStatus | None:
-    """Read an answer to a roll call; None if it is none."""
+    """Read a worker's status; None if the message is not valid."""
     if len(message) > _LONGEST:
         return None
     try:

@@ -95,7 +95,7 @@ class JobRow(Struct, frozen=True):
 
 
 class WorkerRow(Struct, frozen=True):
-    """One worker that has answered the roll call, or has a lease."""
+    """One worker that has reported its status, or has a lease."""
 
     worker: str
     answered: bool

@@ -1,7 +1,7 @@
-"""The control channels: how a worker hears at once that a job of its own was cancelled, and that the roll is called.
+"""The control channels: they tell a worker at once that one of its jobs was cancelled, or that its status is requested.
 
-It is one subscription that costs nothing while it is silent: nobody proves that it is alive. The heartbeat carries
-cancellations too, later; when it brings one that was not heard here, the link is dead, and is built anew.
+The subscription costs nothing while it is silent, so it is not health-checked; heartbeats are the fallback. They carry
+cancellations too, later. When a heartbeat brings one that was not received here, the connection is dead and is rebuilt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evsched.transport.connection import Subscription
 class Control:
     """Hears for one worker.
 
-    `stop(queue, id)` is called for each job that is to stop, `called(queue, channel)` for each call of the roll.
+    `stop(queue, id)` is called for each job that is to stop, `requested(queue, channel)` for each status request.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class Control:
         queues: list[str],
         emit: Emit,
         stop: Callable[[str, str], object],
-        called: Callable[[str, str], object],
+        requested: Callable[[str, str], object],
     ) -> None:
         self._config = config
         self._told = {
             **{keys.control(queue, worker).encode(): (queue, stop) for queue in queues},
-            **{keys.roll(queue).encode(): (queue, called) for queue in queues},
+            **{keys.status_requests(queue).encode(): (queue, requested) for queue in queues},
         }
         self._emit = emit
         self._reconnect = Reconnect("worker, control channel", emit)

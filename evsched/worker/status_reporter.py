@@ -1,7 +1,7 @@
-"""The roll call: a worker says what it runs when somebody asks, and only then.
+"""The status reporter: it reports what a worker runs when somebody asks, and only then.
 
-Who looks publishes the name of a channel of their own to the queue's `roll`; each worker of the queue answers there,
-by one message. While nobody looks nothing is sent, and a batch of jobs costs some additions.
+The asker publishes the name of its own reply channel to the queue's `status` channel; each worker of the queue sends
+one message there. While nobody asks, nothing is sent, and a batch of jobs costs a few additions.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class StatusReporter:
         elif isinstance(event, events.Retrying | events.JobBuried):
             self._tallies[event.queue].failed += 1
 
-    def called(self, queue: str, channel: str) -> None:
+    def requested(self, queue: str, channel: str) -> None:
         """Answer a call, if it names a channel for answers. Calls that come together are answered together."""
-        if not keys.is_present(queue, channel):
+        if not keys.is_status_reply(queue, channel):
             return
         self._calls.add((queue, channel))
         if self._answering is None or self._answering.done():
@@ -123,7 +123,7 @@ class StatusReporter:
                 calls, self._calls = self._calls, set[tuple[str, str]]()
                 await self._sender.send_all(
                     [
-                        self._stores[queue].answer_roll(channel, msgspec.json.encode(self.status(queue)))
+                        self._stores[queue].reply_status(channel, msgspec.json.encode(self.status(queue)))
                         for queue, channel in calls
                     ]
                 )

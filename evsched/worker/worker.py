@@ -105,7 +105,7 @@ class Worker:
         }
         self._fetches_no_more = False
         self._heartbeat_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._control = Control(config, self.id, queues, emit, self._abort, self._status_reporter.called)
+        self._control = Control(config, self.id, queues, emit, self._abort, self._status_reporter.requested)
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:

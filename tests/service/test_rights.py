@@ -102,10 +102,10 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
             await job.result(PATIENCE)
     with pytest.raises(StoreRefused):
         observer.send(Store(queue).pause())
-    for told in (keys.control(queue, "w"), keys.present(queue, "me"), keys.gate(queue)):
+    for told in (keys.control(queue, "w"), keys.status_replies(queue, "me"), keys.gate(queue)):
         with pytest.raises(StoreRefused, match="channel"):
             observer.send(Call(("PUBLISH", told, "x"), raw_reply))
-    for heard in (keys.roll(queue), keys.progress(queue, "x"), keys.control(queue, "w")):
+    for heard in (keys.status_requests(queue), keys.progress(queue, "x"), keys.control(queue, "w")):
         ear = Subscription(url(own, "observer"))
         with pytest.raises(StoreRefused, match="channel"):
             await ear.open([], [heard])

@@ -20,8 +20,8 @@ def test_the_names_are_the_contract() -> None:
     assert keys.processing("mail", "w1") == "evsched:{mail}:processing:w1"
     assert keys.job("mail", "42") == "evsched:{mail}:job:42"
     assert keys.reply("mail", "42") == "evsched:{mail}:reply:42"
-    assert keys.roll("mail") == "evsched:{mail}:roll"
-    assert keys.present("mail", "me") == "evsched:{mail}:present:me"
+    assert keys.status_requests("mail") == "evsched:{mail}:status"
+    assert keys.status_replies("mail", "me") == "evsched:{mail}:status:me"
     assert keys.events(3, keys.EVERY_SCHEDULE) == "__keyspace@3__:evsched:{*}:schedule"
 
 

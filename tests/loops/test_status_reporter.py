@@ -1,4 +1,4 @@
-"""The roll call: every worker answers who asks rightly, with what it runs; nobody else, and never unasked."""
+"""Status requests: every worker answers a valid request with what it runs, and never reports unasked."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def hearing(url: str, pattern: str) -> AsyncGenerator[AsyncIterator[tuple[
 
 
 async def test_only_a_call_of_the_right_form_is_answered(config: Config, app: App, queue: str, raw: Any) -> None:
-    roll, mine = keys.roll(queue), keys.present(queue, "me")
+    status_requests, mine = keys.status_requests(queue), keys.status_replies(queue, "me")
     async with system(config, app) as running, looking(config.url, queue) as top:
         await full(top, 1)  # it hears
         async with hearing(config.url, "*") as messages:
@@ -134,18 +134,18 @@ async def test_only_a_call_of_the_right_form_is_answered(config: Config, app: Ap
                 b"evsched:canary:me",
                 mine.encode() + b"\n",
                 mine.encode() + b" or another",
-                keys.present(queue, "").encode(),
-                keys.present(queue, "m" * 201).encode(),
-                keys.present(f"{queue}.other", "me").encode(),
+                keys.status_replies(queue, "").encode(),
+                keys.status_replies(queue, "m" * 201).encode(),
+                keys.status_replies(f"{queue}.other", "me").encode(),
                 keys.control(queue, running.workers[0].id).encode(),
             ):
-                assert raw.publish(roll, call) == 2  # the worker, and we
+                assert raw.publish(status_requests, call) == 2  # the worker, and we
             heard: list[tuple[bytes, bytes]] = []
             async with asyncio.timeout(PATIENCE):
                 for _ in range(2):  # whatever was answered before was answered at the latest with the first
-                    raw.publish(roll, mine)
+                    raw.publish(status_requests, mine)
                     async for channel, message in messages:
-                        if channel == roll.encode() or channel.startswith(b"__keyspace@"):
+                        if channel == status_requests.encode() or channel.startswith(b"__keyspace@"):
                             continue
                         heard.append((channel, message))
                         break
@@ -165,10 +165,10 @@ async def test_workers_send_nothing_while_nobody_asks(config: Config, app: App, 
     ):
         jobs = await noop.enqueue_many([()] * 20)
         await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Completed)) == 20)
-        raw.publish(keys.present(queue, "me"), "the end")
+        raw.publish(keys.status_replies(queue, "me"), "the end")
         async with asyncio.timeout(PATIENCE):
             heard = await anext(messages)
-        assert heard == (keys.present(queue, "me").encode(), b"the end")
+        assert heard == (keys.status_replies(queue, "me").encode(), b"the end")
         (status,) = (await full(top, 1)).statuses
         assert status.done == len(jobs)
 
@@ -234,7 +234,7 @@ async def test_a_link_that_was_cut_is_told_and_built_anew(config: Config, app: A
 async def test_an_answer_that_is_none_is_passed_over(config: Config, queue: str, raw: Any, lie: bytes) -> None:
     """The second answer is heard, and the first has not stood in its way."""
     true = WorkerStatus("honest", queue, 3, 1, 0, 0, 0, [], 1, [Running("a", "b", 1, 2.0)])
-    async with looking(config.url, queue) as top, hearing(config.url, keys.roll(queue)) as calls:
+    async with looking(config.url, queue) as top, hearing(config.url, keys.status_requests(queue)) as calls:
         looking_now = asyncio.ensure_future(top.look())
         async with asyncio.timeout(PATIENCE):
             async for _, channel in calls:
