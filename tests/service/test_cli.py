@@ -111,7 +111,9 @@ def test_a_failure_is_shown_and_logged_with_its_traceback_wherever_the_handler_r
     for task in places:
         cli.run("enqueue", task, "--id", task, *of)
     done = cli.run("worker", "failing:app", "--burst", *of)
-    logged = {line["id"]: line for line in map(json.loads, done.stderr.splitlines()) if line.get("event") == "Buried"}
+    logged = {
+        line["id"]: line for line in map(json.loads, done.stderr.splitlines()) if line.get("event") == "JobBuried"
+    }
     for task in places:
         status = cli.json("show", task, *of)
         assert f"({folder}/failing.py:8 in read)" in status["reason"]

@@ -347,8 +347,8 @@ def step_of_thread(*_): raise KeyError("a bug")
     [
         (["dispatcher"], "evsched.dispatcher.janitor", "Janitor.step", "step", "janitor"),
         (["dispatcher"], "evsched.dispatcher.dispatcher", "Dispatcher.step", "step", "dispatcher"),
-        (["worker", "tasks:app"], "evsched.worker.heartbeat", "Beat.step", "step_of_thread", "heartbeat"),
-        (["worker", "tasks:app"], "evsched.worker.consumer", "Lane.exchange", "step", "queue"),
+        (["worker", "tasks:app"], "evsched.worker.heartbeat", "Heartbeat.step", "step_of_thread", "heartbeat"),
+        (["worker", "tasks:app"], "evsched.worker.consumer", "QueueConsumer.exchange", "step", "queue"),
     ],
 )
 def test_a_loop_that_ends_is_the_end_of_the_process_with_a_line_and_a_code(
