@@ -13,6 +13,7 @@ from typing import Any
 from evsched.config import Config
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.events import Events
+from evsched.runtime.runtime import Runtime
 from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender
 
@@ -40,7 +41,7 @@ class Counted(BatchingSender):
 async def run(url: str, count: int) -> None:
     """Run until stdin ends."""
     config = Config(url=url)
-    group = [Dispatcher(config, Counted(url), Events().emit) for _ in range(count)]
+    group = [Dispatcher(Runtime(config, Counted(url), Events().emit)) for _ in range(count)]
     for dispatcher in group:
         await dispatcher.find_queues()
     running = [asyncio.create_task(dispatcher.run()) for dispatcher in group]

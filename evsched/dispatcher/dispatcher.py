@@ -15,21 +15,21 @@ from collections import Counter
 from typing import Final
 
 from evsched import events
-from evsched.config import DEFAULT_QUEUE, Config
+from evsched.config import DEFAULT_QUEUE
 from evsched.dispatcher.queue_finder import Finder
 from evsched.dispatcher.recurring import Recurring
 from evsched.dispatcher.redis_clock import RedisClock
 from evsched.dispatcher.schedule import LOOK_MOST, Schedule
 from evsched.dispatcher.watcher import Watcher
 from evsched.errors import NO_ENTRY, StoreError, StoreRefused
-from evsched.events import Emit, Reason
+from evsched.events import Reason
 from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.store.replies import Step
 from evsched.store.server import clock
-from evsched.transport.senders import BatchingSender
 
 _FLOOD_STEP: Final = 0.05
 """Seconds between two steps of a queue in a flood, since the openings of its gate are not heard: a packet of a rate."""
@@ -41,20 +41,19 @@ _FLOOD_LOOK: Final = 5.0
 class Dispatcher:
     """Dispatches the queues that `config` names, or all that there are."""
 
-    def __init__(self, config: Config, sender: BatchingSender, emit: Emit) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._id = secrets.token_hex(8)
-        self._config = config
-        self._sender = sender
-        self._emit = emit
+        self._runtime = runtime
         self._wakeup = Wakeup()
-        self._reconnect = Reconnect("dispatcher", emit)
-        self._refused = Reconnects("dispatcher", emit)
-        self._watcher = Watcher(config, sender, self._id, emit, self)
-        self._clock = RedisClock(emit, self._jumped)
-        self._recurring = Recurring(config, sender, emit, self._clock, lambda: self.queues)
-        self._finder = Finder(config, sender, emit, self._find, lambda: self._watcher.deaf)
+        self._reconnect = Reconnect("dispatcher", runtime.emit)
+        self._refused = Reconnects("dispatcher", runtime.emit)
+        self._watcher = Watcher(runtime, self._id, self)
+        self._clock = RedisClock(runtime.emit, self._jumped)
+        self._recurring = Recurring(runtime, self._clock, lambda: self.queues)
+        self._finder = Finder(runtime, self._find, lambda: self._watcher.deaf)
         self._looked = 0.0
         """When new queues and recurrences were last looked for since events may have been missed."""
+        config = runtime.config
         # There is always one: a dispatcher on an empty Redis proves its subscription on it.
         self._schedules = {queue: Schedule(queue, config.batch) for queue in config.queues or (DEFAULT_QUEUE,)}
 
@@ -98,8 +97,8 @@ class Dispatcher:
     def _find(self, queue: str) -> Schedule:
         schedule = self._schedules.get(queue)
         if schedule is None:
-            schedule = self._schedules[queue] = Schedule(queue, self._config.batch)
-            self._emit(events.QueueFound(queue))
+            schedule = self._schedules[queue] = Schedule(queue, self._runtime.config.batch)
+            self._runtime.emit(events.QueueFound(queue))
             self._finder.found(queue)
             self._recurring.heard(queue)
             self._wakeup.ring()
@@ -189,7 +188,7 @@ class Dispatcher:
         """Read the nearest due of some queues in one round trip."""
         sent = time.monotonic()
         reasons: list[Reason] = [schedule.looking(sent) for schedule in schedules]
-        sending = [self._sender.send(schedule.store.nearest()) for schedule in schedules]
+        sending = [self._runtime.sender.send(schedule.store.nearest()) for schedule in schedules]
         answers = await asyncio.gather(*sending, return_exceptions=True)
         now = time.monotonic()
         for schedule, why, nearest in zip(schedules, reasons, answers, strict=True):
@@ -221,7 +220,7 @@ class Dispatcher:
                 self._watcher.unsent()
             raise
         self._clock.heard(done.now, sent)
-        schedule.stepped(sent, time.monotonic(), reason, done, self._config.safety_cap)
+        schedule.stepped(sent, time.monotonic(), reason, done, self._runtime.config.safety_cap)
         self._follow_flood(schedule, sent)
         self._tell(schedule.store.queue, reason, done)
         return done
@@ -229,10 +228,10 @@ class Dispatcher:
     async def _dispatch(self, schedule: Schedule, canary: str) -> Step:
         """Send a step; when many jobs are due with TIME behind it, which tells how long Redis was busy."""
         batch = schedule.batch
-        step = schedule.store.dispatch(limit=batch.limit, cap=self._config.payload_cap, canary=canary)
+        step = schedule.store.dispatch(limit=batch.limit, cap=self._runtime.config.payload_cap, canary=canary)
         if not schedule.full:
-            return await self._sender.send(step)
-        done, end = await self._sender.send_all([step, clock()])
+            return await self._runtime.sender.send(step)
+        done, end = await self._runtime.sender.send_all([step, clock()])
         batch.took(len(done.moved), end - done.now)
         return done
 
@@ -243,10 +242,10 @@ class Dispatcher:
             schedule.step_by(schedule.last_step + _FLOOD_STEP, "event")
 
     def _tell(self, queue: str, reason: Reason, done: Step) -> None:
-        self._emit(events.Woken(queue, reason, len(done.moved) + len(done.buried)))
+        self._runtime.emit(events.Woken(queue, reason, len(done.moved) + len(done.buried)))
         if done.moved:
-            self._emit(events.Dispatched(queue, [done.now - due for due in done.moved]))
+            self._runtime.emit(events.Dispatched(queue, [done.now - due for due in done.moved]))
         for name, count in Counter(done.missed).items():
-            self._emit(events.Missed(queue, name, count))
+            self._runtime.emit(events.Missed(queue, name, count))
         for job_id, why in done.buried:
-            self._emit(events.JobBuried(queue, job_id, "?", 0, why, "dead"))
+            self._runtime.emit(events.JobBuried(queue, job_id, "?", 0, why, "dead"))

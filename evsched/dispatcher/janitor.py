@@ -14,15 +14,14 @@ from typing import Final
 from msgspec import Struct
 
 from evsched import events
-from evsched.config import Config
 from evsched.errors import NO_ENTRY, StoreRefused
-from evsched.events import Dispatched, Emit, Event, QueueFound, Woken
+from evsched.events import Dispatched, Event, QueueFound, Woken
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.store.replies import Lease
 from evsched.store.store import Store
-from evsched.transport.senders import BatchingSender
 
 
 class _Seen(Struct, frozen=True):
@@ -36,14 +35,12 @@ NO_LEASE: Final = b"none"
 class Janitor:
     """Watches the leases of the queues that `queues()` names."""
 
-    def __init__(self, config: Config, sender: BatchingSender, emit: Emit, queues: Callable[[], list[str]]) -> None:
-        self._config = config
-        self._sender = sender
-        self._emit = emit
+    def __init__(self, runtime: Runtime, queues: Callable[[], list[str]]) -> None:
+        self._runtime = runtime
         self._queues = queues
         self._wakeup = Wakeup()
-        self._reconnect = Reconnect("janitor", emit)
-        self._refused = Reconnects("janitor", emit)
+        self._reconnect = Reconnect("janitor", runtime.emit)
+        self._refused = Reconnects("janitor", runtime.emit)
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._gone: dict[tuple[str, str], float] = {}
         """Workers that were judged dead, and until when they are watched all the same. One that hangs may still stand
@@ -58,7 +55,7 @@ class Janitor:
         """
         stirred = isinstance(event, Dispatched) or (isinstance(event, Woken) and event.reason != "safety")
         if stirred or isinstance(event, QueueFound):
-            soon = time.monotonic() + (self._config.heartbeat if stirred else 0.0)
+            soon = time.monotonic() + (self._runtime.config.heartbeat if stirred else 0.0)
             if soon < self._at:
                 self._at = soon
                 self._wakeup.ring()
@@ -73,7 +70,9 @@ class Janitor:
         while True:
             self._at = float("inf")  # what is heard meanwhile sets it anew
             async with self._reconnect:
-                rest = min([await self._pass(queue) for queue in self._queues()], default=self._config.idle_heartbeat)
+                rest = min(
+                    [await self._pass(queue) for queue in self._queues()], default=self._runtime.config.idle_heartbeat
+                )
                 self._at = min(self._at, time.monotonic() + rest)
             if self._reconnect.failures:
                 continue
@@ -95,7 +94,7 @@ class Janitor:
             if error.kind in NO_ENTRY:
                 raise
             refused.failed(error)
-            return self._config.heartbeat
+            return self._runtime.config.heartbeat
         refused.passed()
         return rest
 
@@ -106,10 +105,10 @@ class Janitor:
             StoreDown, StoreRefused
         """
         store = Store(queue)
-        leases, waits = await self._sender.send_all([store.survey(), store.waits()])
+        leases, waits = await self._runtime.sender.send_all([store.survey(), store.waits()])
         now = time.monotonic()
         # Jobs that wait are fetched without a step that tells of it: by a worker that begins, or when a slot is free.
-        rest = self._config.lease - self._config.heartbeat if waits else self._config.idle_lease
+        rest = self._runtime.config.lease - self._runtime.config.heartbeat if waits else self._runtime.config.idle_lease
         alive = set[tuple[str, str]]()
         for lease in leases:
             key = queue, lease.worker
@@ -119,7 +118,7 @@ class Janitor:
             wait = self._verdict(lease, now - seen.since)
             if wait <= 0:
                 await self._put_back(store, lease.worker, lease.end)
-                self._gone[key] = now + self._config.probe_interval + self._config.heartbeat
+                self._gone[key] = now + self._runtime.config.probe_interval + self._runtime.config.heartbeat
             else:
                 alive.add(key)
                 rest = min(rest, wait)
@@ -129,12 +128,12 @@ class Janitor:
             if not await self._put_back(store, key[1], NO_LEASE) or self._gone[key] < now:
                 del self._gone[key]
             else:
-                rest = min(rest, self._config.heartbeat)
+                rest = min(rest, self._runtime.config.heartbeat)
         return rest
 
     def _verdict(self, lease: Lease, unmoved: float) -> float:
         """Return the seconds after which to look at this lease again; 0 = the worker is dead."""
-        config = self._config
+        config = self._runtime.config
         if lease.left <= 0:
             return config.heartbeat - unmoved
         if lease.held and lease.left > config.lease:
@@ -149,7 +148,9 @@ class Janitor:
         rest = "more"
         while rest == "more":
             self.pulse.expect()
-            rest, ids = await self._sender.send(store.requeue(worker, reason, lease=lease, limit=self._config.batch))
+            rest, ids = await self._runtime.sender.send(
+                store.requeue(worker, reason, lease=lease, limit=self._runtime.config.batch)
+            )
             if ids:
-                self._emit(events.Requeued(store.queue, worker, ids, "died", reason))
+                self._runtime.emit(events.Requeued(store.queue, worker, ids, "died", reason))
         return rest == "all"

@@ -18,15 +18,13 @@ from collections.abc import Callable
 from typing import Final
 
 from evsched import events, keys
-from evsched.config import Config
 from evsched.errors import StoreRefused
-from evsched.events import Emit
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
+from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.transport.senders import BatchingSender
 
 _REST: Final = 0.01
 """Seconds between two slices of a walk: 1,000 keys are 0.3 ms of Redis's time; a million are walked in 10 s."""
@@ -38,21 +36,12 @@ _SELDOM: Final = 10
 class Finder:
     """Calls `find(queue)` for each queue that is there; `deaf()` says whether Redis tells no events."""
 
-    def __init__(
-        self,
-        config: Config,
-        sender: BatchingSender,
-        emit: Emit,
-        find: Callable[[str], object],
-        deaf: Callable[[], bool],
-    ) -> None:
-        self._config = config
-        self._sender = sender
-        self._emit = emit
+    def __init__(self, runtime: Runtime, find: Callable[[str], object], deaf: Callable[[], bool]) -> None:
+        self._runtime = runtime
         self._find = find
         self._deaf = deaf
         self._wakeup = Wakeup()
-        self._reconnect = Reconnect("finder", emit)
+        self._reconnect = Reconnect("finder", runtime.emit)
         self._known = set[str]()
         """What the set holds, as far as we know."""
         self._unwritten = set[str]()
@@ -116,23 +105,23 @@ class Finder:
     async def _write(self) -> None:
         names = sorted(self._unwritten)
         try:
-            await self._sender.send(server.enter_queues(names))
+            await self._runtime.sender.send(server.enter_queues(names))
         except StoreRefused as error:
-            self._emit(events.RedisFailed(error.kind))
+            self._runtime.emit(events.RedisFailed(error.kind))
         self._known.update(names)
         self._unwritten.difference_update(names)
 
     async def _read(self) -> None:
-        cap = self._config.safety_cap
-        if self._config.queues:
+        cap = self._runtime.config.safety_cap
+        if self._runtime.config.queues:
             self._read_at = float("inf")
             return
         self._read_at = time.monotonic() + cap
         try:
-            names = await self._sender.send(server.entered_queues())
+            names = await self._runtime.sender.send(server.entered_queues())
         except StoreRefused as error:
             # Somebody's key of another type, or no right to it: the walks find all, only later.
-            self._emit(events.RedisFailed(error.kind))
+            self._runtime.emit(events.RedisFailed(error.kind))
             names, blind = list[str](), True
         else:
             self._known, blind = set(names), self._deaf()
@@ -143,10 +132,10 @@ class Finder:
 
     async def _walk(self) -> None:
         """Look at one slice of the keys."""
-        self._cursor, found = await self._sender.send(server.scan(self._cursor))
+        self._cursor, found = await self._runtime.sender.send(server.scan(self._cursor))
         lists = set[tuple[str, str]]()
         for queue, worker in filter(None, map(keys.parse, found)):
-            if not self._config.queues or queue in self._config.queues:
+            if not self._runtime.config.queues or queue in self._runtime.config.queues:
                 self._find(queue)
                 if worker is not None:
                     lists.add((queue, worker))
@@ -156,15 +145,15 @@ class Finder:
             self._walks = max(self._walks - 1, 0)
         if self._walks:
             self._slice_at = now + _REST
-        elif self._config.queues:
+        elif self._runtime.config.queues:
             self._slice_at = float("inf")  # only their processing lists were looked for
         else:
-            self._slice_at = now + _SELDOM * self._config.safety_cap
+            self._slice_at = now + _SELDOM * self._runtime.config.safety_cap
 
     async def _lease(self, lists: set[tuple[str, str]]) -> None:
         """Give a processing list whose worker has no lease one, so that the janitor judges it as any other."""
         for queue in sorted({queue for queue, _ in lists}):
             place = Store(queue)
-            leased = {lease.worker for lease in await self._sender.send(place.survey())}
+            leased = {lease.worker for lease in await self._runtime.sender.send(place.survey())}
             for worker in sorted(name for of, name in lists if of == queue and name not in leased):
-                await self._sender.send(place.heartbeat(worker, self._config.lease, fresh=True))
+                await self._runtime.sender.send(place.heartbeat(worker, self._runtime.config.lease, fresh=True))

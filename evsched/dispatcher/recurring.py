@@ -14,17 +14,15 @@ from collections.abc import Callable
 from typing import Final
 
 from evsched import events
-from evsched.config import Config
 from evsched.dispatcher.redis_clock import RedisClock
 from evsched.errors import NO_ENTRY, ConfigError, StoreRefused
-from evsched.events import Emit
 from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.store.store import Store
 from evsched.transport.call import Call
-from evsched.transport.senders import BatchingSender
 
 AHEAD: Final = 15.0
 """Seconds for which occurrences lie on the schedule before their time: ten thousand of one minute need some two."""
@@ -42,17 +40,13 @@ _CAP: Final = 300.0
 class Recurring:
     """Moves on the recurrences of the queues that `queues()` names."""
 
-    def __init__(
-        self, config: Config, sender: BatchingSender, emit: Emit, clock: RedisClock, queues: Callable[[], list[str]]
-    ) -> None:
-        self._config = config
-        self._sender = sender
+    def __init__(self, runtime: Runtime, clock: RedisClock, queues: Callable[[], list[str]]) -> None:
+        self._runtime = runtime
         self._clock = clock
-        self._emit = emit
         self._queues = queues
         self._wakeup = Wakeup()
-        self._reconnect = Reconnect("recurring", emit)
-        self._refused = Reconnects("recurring", emit)
+        self._reconnect = Reconnect("recurring", runtime.emit)
+        self._refused = Reconnects("recurring", runtime.emit)
         self._at: dict[str, float] = {}
         """When to look at a queue, by the monotonic clock; one that is not in it was not looked at since `look`."""
         self._unread: dict[str, set[str]] = {}
@@ -129,10 +123,10 @@ class Recurring:
         """
         store, offset, looked = Store(queue), 0, _LOOK
         while looked == _LOOK:
-            looked, names = await self._sender.send(store.rewind(AHEAD, offset, _LOOK))
+            looked, names = await self._runtime.sender.send(store.rewind(AHEAD, offset, _LOOK))
             offset += looked - len(names)
             if names:
-                self._emit(events.Rewound(queue, names))
+                self._runtime.emit(events.Rewound(queue, names))
 
     async def step(self, queue: str) -> float:
         """Move a slice of a queue's recurrences on; return the seconds until there is more to do, 0 = now.
@@ -142,7 +136,7 @@ class Recurring:
         """
         store = Store(queue)
         sent = time.monotonic()
-        agenda = await self._sender.send(store.agenda(AHEAD, _SLICE))
+        agenda = await self._runtime.sender.send(store.agenda(AHEAD, _SLICE))
         self._clock.heard(agenda.now, sent)
         nearest = float("inf") if agenda.beyond is None else agenda.beyond
         plans, calls = list[tuple[str, Plan]](), list[Call[list[str] | None]]()
@@ -156,16 +150,16 @@ class Recurring:
                 store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason, now=agenda.now)
             )
         put = list[str]()
-        for (name, plan), ids in zip(plans, await self._sender.send_all(calls), strict=True):
+        for (name, plan), ids in zip(plans, await self._runtime.sender.send_all(calls), strict=True):
             if ids is None:
                 nearest = agenda.now  # another dispatcher was quicker: see where it stands now
                 continue
             put += ids
             nearest = min(nearest, float("inf") if plan.next is None else plan.next)
             if plan.missed:
-                self._emit(events.Missed(queue, name, plan.missed))
+                self._runtime.emit(events.Missed(queue, name, plan.missed))
         if put:
-            self._emit(events.Recurred(queue, put))
+            self._runtime.emit(events.Recurred(queue, put))
         if agenda.rows:
             await asyncio.sleep(0)
         return min(max(nearest - agenda.now - AHEAD, 0.0), _CAP)
@@ -174,7 +168,7 @@ class Recurring:
         """Tell once of recurrences that have no record, or one of another type; the others go on."""
         for name in names - self._unread.get(queue, set()):
             reason = "its record is gone, or its key is no hash: DEL the key and declare it again, or remove it"
-            self._emit(events.RecurrenceBroken(queue, name, reason))
+            self._runtime.emit(events.RecurrenceBroken(queue, name, reason))
         self._unread[queue] = names
 
     def _plan(self, queue: str, name: str, stands: float, now: float, fields: dict[str, bytes]) -> tuple[Plan, str]:
@@ -182,5 +176,5 @@ class Recurring:
         try:
             return read_recurrence(read_declared(name, fields)).plan(stands, now, AHEAD), ""
         except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # the latter: no date is that far
-            self._emit(events.RecurrenceBroken(queue, name, str(error)))
+            self._runtime.emit(events.RecurrenceBroken(queue, name, str(error)))
             return Plan([], None, 0), str(error)

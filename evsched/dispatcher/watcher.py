@@ -13,15 +13,13 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from evsched import events, keys
-from evsched.config import Config
 from evsched.errors import StoreError
-from evsched.events import Emit
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Losses, Reconnect
+from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.transport import address
 from evsched.transport.connection import Subscription
-from evsched.transport.senders import BatchingSender
 
 FLAGS: Final = "Kzg"
 """K: the channel is named after the key. z: sorted set commands. g: commands of any type (RENAME, COPY, RESTORE)."""
@@ -67,18 +65,10 @@ class Listener(Protocol):
 class Watcher:
     """Hears the events of the schedules, and tells the listener."""
 
-    def __init__(
-        self,
-        config: Config,
-        sender: BatchingSender,
-        dispatcher: str,
-        emit: Emit,
-        listener: Listener,
-    ) -> None:
-        self._config = config
-        self._sender = sender
-        self._emit = emit
+    def __init__(self, runtime: Runtime, dispatcher: str, listener: Listener) -> None:
+        self._runtime = runtime
         self._listener = listener
+        config = runtime.config
         db = address.parse(config.url).db
         names = config.queues or ("*",)
         told = [keys.events(db, key(name)) for key in (keys.schedule, keys.recurrences, keys.canary) for name in names]
@@ -88,7 +78,7 @@ class Watcher:
         self._channels = [keys.canary_message(dispatcher), *(told if config.queues else ())]
         self._prefix = len(keys.events(db, ""))
         self._subscription: Subscription | None = None
-        self._reconnect = Reconnect("subscription", emit)
+        self._reconnect = Reconnect("subscription", runtime.emit)
         self._losses = Losses()
         self._last = 0.0
         """When anything was heard, by the monotonic clock."""
@@ -112,20 +102,20 @@ class Watcher:
         """Return when the next proof is wanted, by the monotonic clock: after a silence, or at once when it is new."""
         if self._subscription is None or self._proof is not None:
             return float("inf")
-        return 0.0 if self._new else self._last + self._config.probe_interval
+        return 0.0 if self._new else self._last + self._runtime.config.probe_interval
 
     def expect(self) -> None:
         """Note that a canary is being sent: it must be heard within the deadline."""
         if self._subscription is not None and self._proof is None:
             self._new = False
             loop = asyncio.get_running_loop()
-            self._proof = loop.call_later(self._config.reply_timeout, self._silent, self._subscription)
+            self._proof = loop.call_later(self._runtime.config.reply_timeout, self._silent, self._subscription)
 
     def unsent(self) -> None:
         """Note that no canary was sent, or that nobody knows: that nothing is heard then says nothing of the link."""
         self._end_proof()
         self._last = time.monotonic()
-        self.pulse.expect(self._config.probe_interval + self._config.reply_timeout)
+        self.pulse.expect(self._runtime.config.probe_interval + self._runtime.config.reply_timeout)
 
     def _end_proof(self) -> None:
         if self._proof is not None:
@@ -136,7 +126,9 @@ class Watcher:
         self._proof = None
         if subscription is self._subscription:
             self._cut = True
-            self._emit(events.SubscriptionLost(f"silent for {self._config.reply_timeout:g} s after a canary"))
+            self._runtime.emit(
+                events.SubscriptionLost(f"silent for {self._runtime.config.reply_timeout:g} s after a canary")
+            )
             subscription.cut()
 
     async def run(self) -> None:
@@ -158,7 +150,7 @@ class Watcher:
         Raises:
             StoreDown, StoreRefused: there is no subscription.
         """
-        subscription = Subscription(self._config.url)
+        subscription = Subscription(self._runtime.config.url)
         self._cut, rest = False, _ASIDE
         try:
             await subscription.open(self._patterns, self._channels)
@@ -168,15 +160,15 @@ class Watcher:
             self._subscription = subscription
             self._new = True
             if not self.flooded:
-                self._emit(events.Subscribed(again))
+                self._runtime.emit(events.Subscribed(again))
             self._listener.look()
             try:
                 await self._listen(subscription)
             except StoreError as error:
                 # One link was cut: whether Redis is down is for the next to find out.
-                self._emit(events.RedisFailed(error.kind))
+                self._runtime.emit(events.RedisFailed(error.kind))
                 if not self._cut:
-                    self._emit(events.SubscriptionLost(str(error)))
+                    self._runtime.emit(events.SubscriptionLost(str(error)))
                 rest = self._losses.wait()
         finally:
             self._subscription = None
@@ -190,11 +182,11 @@ class Watcher:
         """Hear until the connection is cut, or a flood of events makes it cheaper not to."""
         calm = asyncio.get_running_loop().call_later(_FLOOD_WITHIN, self._calm) if self.flooded else None
         count, since = 0, time.monotonic()
-        self.pulse.expect(self._config.probe_interval + self._config.reply_timeout)
+        self.pulse.expect(self._runtime.config.probe_interval + self._runtime.config.reply_timeout)
         try:
             async for channel, message in subscription.messages():
                 self._last = time.monotonic()
-                self.pulse.expect(self._config.probe_interval + self._config.reply_timeout)
+                self.pulse.expect(self._runtime.config.probe_interval + self._runtime.config.reply_timeout)
                 self._hear(channel, message)
                 count += 1
                 if count == _FLOOD:
@@ -237,15 +229,15 @@ class Watcher:
         came, self._event_came = self._event_came, False
         if came != self._proven:
             self._proven = came
-            self._emit(events.NotificationsProven() if came else events.NotificationsMissing(self._mend))
+            self._runtime.emit(events.NotificationsProven() if came else events.NotificationsMissing(self._mend))
 
     async def _check_flags(self) -> None:
         """Set the flags where Redis lets us. They survive neither its restart nor a failover: so at each connect."""
         mend = f"CONFIG SET notify-keyspace-events {FLAGS}, and put it into redis.conf"
         try:
-            flags = await self._sender.send(server.notification_flags())
+            flags = await self._runtime.sender.send(server.notification_flags())
             if missing := missing_flags(flags):
-                await self._sender.send(server.set_notification_flags("".join(sorted({*flags, *missing}))))
+                await self._runtime.sender.send(server.set_notification_flags("".join(sorted({*flags, *missing}))))
             self._mend = mend
         except StoreError as error:
             self._mend = f"{mend}, as an administrator ({error})"

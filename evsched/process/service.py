@@ -23,6 +23,7 @@ from evsched.process.isolated_run import run_apart
 from evsched.process.supervisor import Span, Supervisor
 from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
+from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import Shutdown, bound
 from evsched.store.server import facts, info
 from evsched.telemetry import log
@@ -67,14 +68,13 @@ class _Process:
     """What the loops of one process share."""
 
     def __init__(self, config: Config, events: Events, shutdown: Shutdown, link: socket.socket | None) -> None:
-        self.config = config
+        self.runtime = Runtime(config, BatchingSender(config.url), events.emit)
         self.events = events
         self.shutdown = shutdown
         self.link = link
         """To the parent, if it works for one."""
-        self.sender = BatchingSender(config.url)
         self.server = ""
-        self.telemetry = Telemetry(config, self.sender, events, evsched.__version__, inherited(METRICS))
+        self.telemetry = Telemetry(self.runtime, events, evsched.__version__, inherited(METRICS))
 
     async def meet_redis(self) -> None:
         """Wait for Redis, and learn which server it is.
@@ -82,13 +82,13 @@ class _Process:
         Raises:
             CannotStart: it is absent and required, refuses, or is too old.
         """
-        reconnect = Reconnect("the start", self.events.emit)
+        reconnect = Reconnect("the start", self.runtime.emit)
         while not self.server:
             async with reconnect:
                 try:
-                    self.server = await check_server(self.sender, self.config.url)
+                    self.server = await check_server(self.runtime.sender, self.runtime.config.url)
                 except StoreDown as error:
-                    if self.config.require_redis:
+                    if self.runtime.config.require_redis:
                         raise CannotStart(str(error)) from None
                     raise
                 await self._judge_redis()
@@ -96,12 +96,12 @@ class _Process:
     async def _judge_redis(self) -> None:
         """Say what of its settings loses jobs: who looks at the doctor later has lost them."""
         try:
-            told = server_checks.Server(await self.sender.send(facts()), {})
+            told = server_checks.Server(await self.runtime.sender.send(facts()), {})
         except StoreRefused:
             return  # the doctor says that it cannot be asked
         for finding in (*server_checks.persistence(told), *server_checks.eviction(told)):
             if finding.check in ("persistence", "eviction"):
-                self.events.emit(RedisUnsafe(finding.what, finding.mend))
+                self.runtime.emit(RedisUnsafe(finding.what, finding.mend))
 
 
 _Work = Callable[[_Process], Awaitable[bool]]
@@ -152,7 +152,7 @@ async def _live(process: _Process, work: _Work) -> None:
             if await process.shutdown.unless_asked(process.meet_redis()):
                 lingering = await work(process)
     finally:
-        await process.sender.close()
+        await process.runtime.sender.close()
     if lingering:
         os._exit(0)  # a job's thread goes on past its grace: Python would wait for it for ever
 
@@ -172,11 +172,11 @@ async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
 
 
 async def _dispatch(process: _Process) -> None:
-    config, sender, events = process.config, process.sender, process.events
-    dispatcher = Dispatcher(config, sender, events.emit)
-    janitor = Janitor(config, sender, events.emit, lambda: dispatcher.queues)
+    runtime, events = process.runtime, process.events
+    dispatcher = Dispatcher(runtime)
+    janitor = Janitor(runtime, lambda: dispatcher.queues)
     events.subscribe(janitor.on_event)
-    reconnect, found = Reconnect("the search for queues", events.emit), False
+    reconnect, found = Reconnect("the search for queues", runtime.emit), False
     while not found:
         async with reconnect:
             try:
@@ -185,17 +185,17 @@ async def _dispatch(process: _Process) -> None:
                 raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
             found = True
     process.telemetry.of_dispatcher(dispatcher)
-    events.emit(DispatcherStarted(process.server, dispatcher.queues))
+    runtime.emit(DispatcherStarted(process.server, dispatcher.queues))
     process.telemetry.of_janitor(janitor)
     await run_loops({"dispatcher": dispatcher.run(), "janitor": janitor.run()})
 
 
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
-    config, shutdown = process.config, process.shutdown
+    config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
     queues = list(config.queues or (app.queue,))
     apart = None if app.origin is None else partial(run_apart, app.origin)
-    worker = Worker(config, process.sender, process.events.emit, app.program, queues, apart=apart)
+    worker = Worker(process.runtime, app.program, queues, apart=apart)
     process.telemetry.of_worker(worker)
     load = None
     if process.link is not None:
@@ -222,7 +222,7 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
 
 async def _idle(process: _Process, worker: Worker) -> None:
     """Return when a burst is over: nothing runs and nothing is due, or it was asked to end."""
-    reconnect, idle = Reconnect("burst", process.events.emit), False
+    reconnect, idle = Reconnect("burst", process.runtime.emit), False
     while not idle and not await process.shutdown.asked_within(_BURST_LOOK):
         async with reconnect:
             idle = await worker.idle()

@@ -12,7 +12,6 @@ from types import TracebackType
 
 from prometheus_client import disable_created_metrics
 
-from evsched.config import Config
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
@@ -27,30 +26,21 @@ from evsched.events import (
     WorkerDraining,
 )
 from evsched.runtime.pulse import Pulse
+from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
 from evsched.telemetry.http import HttpServer
 from evsched.telemetry.metrics import Metrics
 from evsched.telemetry.queue_stats import DEADLINE, Depths
-from evsched.transport.senders import BatchingSender
 from evsched.worker.worker import Worker
 
 
 class Telemetry:
     """`async with` it around the life of a process, and name the loops that run there."""
 
-    def __init__(
-        self,
-        config: Config,
-        sender: BatchingSender,
-        events: Events,
-        version: str,
-        listening: socket.socket | None = None,
-    ) -> None:
-        self._config = config
+    def __init__(self, runtime: Runtime, events: Events, version: str, listening: socket.socket | None = None) -> None:
+        self._runtime = runtime
         self._listening = listening
         """A socket that listens already, instead of a port."""
-        self._sender = sender
-        self._events = events
         self._metrics = Metrics(version)
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
         self._asks: list[Callable[[], Awaitable[str | None]]] = []
@@ -59,7 +49,7 @@ class Telemetry:
         self._unproven: str | None = "the subscription is not proved yet"
         self._unheard: str | None = None
         self._draining = False
-        counted = config.metrics_port is not None or listening is not None
+        counted = runtime.config.metrics_port is not None or listening is not None
         if counted:
             disable_created_metrics()  # twice the series, for times that nobody asks for
             events.subscribe(self._metrics.on_event)
@@ -67,7 +57,7 @@ class Telemetry:
 
     def of_dispatcher(self, dispatcher: Dispatcher) -> None:
         """Tell of a dispatcher: the depths of its queues, and whether it hears their events."""
-        depths = Depths(self._metrics, self._sender, self._events.emit, lambda: dispatcher.queues)
+        depths = Depths(self._metrics, self._runtime, lambda: dispatcher.queues)
         self._refreshes.append(depths.refresh)
         self._pulses.append(lambda: dispatcher.pulses)
         self._asks.append(self._hears)
@@ -84,7 +74,7 @@ class Telemetry:
         async def refresh() -> None:
             running = sum(consumer.running for consumer in worker.consumers.values())
             busy.set(running)
-            free.set(max(0, self._config.concurrency - running))
+            free.set(max(0, self._runtime.config.concurrency - running))
 
         self._refreshes.append(refresh)
         self._pulses.append(lambda: worker.pulses)
@@ -98,10 +88,10 @@ class Telemetry:
         """
         if self._listening is not None:
             url = await self._http_server.adopt(self._listening)
-            self._events.emit(Listening(url))
-        elif self._config.metrics_port is not None:
-            url = await self._http_server.open(self._config.metrics_host, self._config.metrics_port)
-            self._events.emit(Listening(url))
+            self._runtime.emit(Listening(url))
+        elif self._runtime.config.metrics_port is not None:
+            url = await self._http_server.open(self._runtime.config.metrics_host, self._runtime.config.metrics_port)
+            self._runtime.emit(Listening(url))
         return self
 
     async def __aexit__(
@@ -134,7 +124,7 @@ class Telemetry:
         """Ask Redis, then look at what the last passes of the loops met."""
         try:
             async with asyncio.timeout(DEADLINE):
-                await self._sender.send(Store(queue).queue_stats())  # a script, so scripts run
+                await self._runtime.sender.send(Store(queue).queue_stats())  # a script, so scripts run
         except StoreDown as error:
             return f"Redis does not answer: {error}"
         except StoreRefused as error:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from evsched.errors import StoreError
-from evsched.events import Emit, RedisFailed
+from evsched.events import RedisFailed
+from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.store.replies import QueueStats
 from evsched.store.store import Store
 from evsched.telemetry.metrics import Metrics
 from evsched.transport.call import Call
-from evsched.transport.senders import BatchingSender
 
 _FRESH: Final = 1.0
 """Seconds for which what was read is told again."""
@@ -35,10 +35,9 @@ _WHO: Final = "scrape"
 class Depths:
     """The gauges of the queues that `queues()` names."""
 
-    def __init__(self, metrics: Metrics, sender: BatchingSender, emit: Emit, queues: Callable[[], list[str]]) -> None:
+    def __init__(self, metrics: Metrics, runtime: Runtime, queues: Callable[[], list[str]]) -> None:
         self._metrics = metrics
-        self._sender = sender
-        self._emit = emit
+        self._runtime = runtime
         self._queues = queues
         self._at = float("-inf")
 
@@ -58,7 +57,7 @@ class Depths:
                 about = [server.clock(), server.info("stats", "memory")]
                 now, redis, *found = await self._read([*about, *(Store(queue).queue_stats() for queue in queues)])
         except (StoreError, TimeoutError) as error:
-            self._emit(RedisFailed(error.kind if isinstance(error, StoreError) else "timeout"))
+            self._runtime.emit(RedisFailed(error.kind if isinstance(error, StoreError) else "timeout"))
             told.tell_up(_WHO, False)
             return
         told.tell_up(_WHO, True)
@@ -83,7 +82,7 @@ class Depths:
 
     async def _read(self, calls: list[Call[Any]]) -> list[Any]:
         slices = [calls[at : at + _SLICE] for at in range(0, len(calls), _SLICE)]
-        return [answer for some in slices for answer in await self._sender.send_all(some)]
+        return [answer for some in slices for answer in await self._runtime.sender.send_all(some)]
 
 
 def _ahead(now: float, sent: float, heard: float) -> float:

@@ -17,18 +17,17 @@ from functools import partial
 from typing import Any, Final, cast
 
 from evsched import events
-from evsched.config import Config
 from evsched.errors import StoreError
-from evsched.events import Emit
 from evsched.jobs.job import Buried, Outcome, Returned, shorten
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
+from evsched.runtime.runtime import Runtime
 from evsched.store.batch_size import Batch
 from evsched.store.replies import Fetched
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call
-from evsched.transport.senders import BatchingSender, DirectSender, SyncSender
+from evsched.transport.senders import DirectSender, SyncSender
 from evsched.worker.endings import Ended, end_calls, end_events
 from evsched.worker.executor import Executor
 from evsched.worker.fetcher import Fetcher
@@ -49,9 +48,7 @@ class QueueConsumer:
 
     def __init__(
         self,
-        config: Config,
-        sender: BatchingSender,
-        emit: Emit,
+        runtime: Runtime,
         queue: str,
         worker: str,
         executor: Executor,
@@ -59,9 +56,8 @@ class QueueConsumer:
         attend: Callable[[], None],
     ) -> None:
         self.store = Store(queue)
-        self._config = config
-        self._sender = sender
-        self._emit = emit
+        self._config, self._sender, self._emit = runtime.config, runtime.sender, runtime.emit
+        config, sender, emit = runtime.config, runtime.sender, runtime.emit
         self._worker = worker
         self._executor = executor
         self._share = slots.join(config.weights.get(queue, 1.0), self.stir)
@@ -97,9 +93,7 @@ class QueueConsumer:
         self._stopping = False
         """And ends with the last that it holds."""
         self._fetcher = Fetcher(
-            config,
-            sender,
-            emit,
+            runtime,
             self.store,
             worker,
             self._share,

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Final
 
 from evsched import events
-from evsched.config import Config
 from evsched.errors import StoreError
-from evsched.events import Emit
 from evsched.runtime.reconnect import Reconnect
+from evsched.runtime.runtime import Runtime
 from evsched.store.server import unblock
 from evsched.store.store import Store
-from evsched.transport.senders import BatchingSender, BlockingSender, SyncSender
+from evsched.transport.senders import BlockingSender, SyncSender
 from evsched.worker.slots import Share
 
 _UNBLOCK: Final = 0.05
@@ -30,9 +29,7 @@ class Fetcher:
 
     def __init__(
         self,
-        config: Config,
-        sender: BatchingSender,
-        emit: Emit,
+        runtime: Runtime,
         store: Store,
         worker: str,
         share: Share,
@@ -40,16 +37,14 @@ class Fetcher:
         fetched: Callable[[str | None], None],
         unsure: Callable[[], None],
     ) -> None:
-        self._config = config
-        self._sender = sender
-        self._emit = emit
+        self._runtime = runtime
         self._store = store
         self._worker = worker
         self._share = share
         self._fetched = fetched
         self._unsure = unsure
-        self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout)
-        self.reconnect = Reconnect(f"worker, taking from {store.queue}", emit)
+        self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.config.reply_timeout)
+        self.reconnect = Reconnect(f"worker, taking from {store.queue}", runtime.emit)
         self.full = False
         """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` takes jobs too."""
         self._hungry = asyncio.Event()
@@ -71,7 +66,9 @@ class Fetcher:
                 if self._stopping:
                     break
                 async with self.reconnect:
-                    self.reconnect.pulse.expect(self._config.probe_interval + self._config.reply_timeout)
+                    self.reconnect.pulse.expect(
+                        self._runtime.config.probe_interval + self._runtime.config.reply_timeout
+                    )
                     await self._fetch()
         finally:
             self._ended.set()
@@ -93,7 +90,7 @@ class Fetcher:
             # Once may be too early: the BLMOVE travels on another connection, and may arrive after this.
             if self._blocking.client is not None:
                 with contextlib.suppress(StoreError):
-                    await self._sender.send(unblock(self._blocking.client))
+                    await self._runtime.sender.send(unblock(self._blocking.client))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UNBLOCK):
                     await self._ended.wait()
@@ -111,13 +108,14 @@ class Fetcher:
         client = self._blocking.client
         try:
             fetched = await self._blocking.send(
-                self._store.fetch(self._worker, self._config.probe_interval), self._config.probe_interval
+                self._store.fetch(self._worker, self._runtime.config.probe_interval),
+                self._runtime.config.probe_interval,
             )
         except StoreError as error:
             self.full = error.kind == "oom"
             self._unsure()
             # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
-            await self._sender.send(unblock(client or 0))
+            await self._runtime.sender.send(unblock(client or 0))
             raise
         self.full = False
         if fetched is None:
@@ -127,6 +125,6 @@ class Fetcher:
             self._fetched(fetched)
             return
         reason = "no slot was free"
-        await self._sender.send(self._store.requeue(self._worker, reason, ids=[fetched]))
-        self._emit(events.Requeued(self._store.queue, self._worker, [fetched], "busy", reason))
+        await self._runtime.sender.send(self._store.requeue(self._worker, reason, ids=[fetched]))
+        self._runtime.emit(events.Requeued(self._store.queue, self._worker, [fetched], "busy", reason))
         self._fetched(None)

@@ -11,27 +11,23 @@ import contextlib
 from collections.abc import Sequence
 
 from evsched import events
-from evsched.config import Config
 from evsched.errors import NO_ENTRY, JobMissing, StoreRefused
-from evsched.events import Emit
 from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.transport.senders import BatchingSender
 from evsched.worker.program import Program
 
 
 class Opening:
     """Opens queues for one worker, and waits while Redis is away."""
 
-    def __init__(self, config: Config, sender: BatchingSender, emit: Emit, program: Program, worker: str) -> None:
-        self._config = config
-        self._sender = sender
-        self._emit = emit
+    def __init__(self, runtime: Runtime, program: Program, worker: str) -> None:
+        self._runtime = runtime
         self._program = program
         self._worker = worker
-        self._reconnect = Reconnect("worker", emit)
-        self._refused = Reconnects("worker", emit)
+        self._reconnect = Reconnect("worker", runtime.emit)
+        self._refused = Reconnects("worker", runtime.emit)
         self._opened = set[str]()
 
     def opened(self, store: Store) -> bool:
@@ -57,7 +53,9 @@ class Opening:
             async with self._reconnect:
                 try:
                     await self._declare(store)
-                    await self._sender.send(store.heartbeat(self._worker, self._config.idle_lease, fresh=True))
+                    await self._runtime.sender.send(
+                        store.heartbeat(self._worker, self._runtime.config.idle_lease, fresh=True)
+                    )
                 except StoreRefused as error:
                     if error.kind in NO_ENTRY:
                         raise
@@ -69,14 +67,14 @@ class Opening:
     async def _declare(self, store: Store) -> None:
         """Keep what the app declares and what is in Redis in step: its own recurrences, and no others."""
         # Dispatchers that have not heard of the queue find it: now by the message, or later by the set.
-        await self._sender.send_all([server.enter_queues([store.queue]), store.wake()])
+        await self._runtime.sender.send_all([server.enter_queues([store.queue]), store.wake()])
         own = [one for queue, one in self._program.recurrences if queue == store.queue]
-        known = await self._sender.send(store.declared(self._program.owner))
+        known = await self._runtime.sender.send(store.declared(self._program.owner))
         for one in own:
-            done = await self._sender.send(store.declare(one, self._program.owner))
+            done = await self._runtime.sender.send(store.declare(one, self._program.owner))
             if done != "same":
-                self._emit(events.RecurrenceDeclared(store.queue, one.name, done))
+                self._runtime.emit(events.RecurrenceDeclared(store.queue, one.name, done))
         for name in set(known).difference(one.name for one in own):
             with contextlib.suppress(JobMissing):  # another worker was quicker
-                await self._sender.send(store.remove(name))
-                self._emit(events.RecurrenceDeclared(store.queue, name, "removed"))
+                await self._runtime.sender.send(store.remove(name))
+                self._runtime.emit(events.RecurrenceDeclared(store.queue, name, "removed"))

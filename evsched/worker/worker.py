@@ -15,16 +15,18 @@ from functools import partial
 from itertools import compress
 from typing import Any, Final
 
+from msgspec import structs
+
 from evsched import events
-from evsched.config import Config
 from evsched.errors import NO_ENTRY, CannotStart, StoreError, StoreRefused
-from evsched.events import Emit, Events
+from evsched.events import Events
 from evsched.runtime.loops import ended_loop, returned
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import FORCED
 from evsched.store.store import Store
-from evsched.transport.senders import BatchingSender, SyncSender
+from evsched.transport.senders import SyncSender
 from evsched.worker.care import Mark
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
@@ -51,18 +53,15 @@ class Worker:
 
     def __init__(
         self,
-        config: Config,
-        sender: BatchingSender,
-        emit: Emit,
+        runtime: Runtime,
         program: Program,
         queues: list[str],
         *,
         apart: Apart | None = None,
     ) -> None:
         self.id = new_id()
-        self._config = config
-        self._sender = sender
-        self._emit = emit
+        self._config, self._sender, self._emit = runtime.config, runtime.sender, runtime.emit
+        config, sender, emit = runtime.config, runtime.sender, runtime.emit
         self._program = program
         self._executor = Executor(
             program,
@@ -77,7 +76,7 @@ class Worker:
         self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
         slots = Slots(config.concurrency)
         self._reconnect = Reconnect("worker", emit)
-        self._opening = Opening(config, sender, emit, program, self.id)
+        self._opening = Opening(runtime, program, self.id)
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         """The task of `run`, until the worker has started: it can be cancelled."""
@@ -99,8 +98,9 @@ class Worker:
             self.id, config.concurrency, queues, sender, lambda queue: self.consumers[queue].held.values()
         )
         told = Events(self._status_reporter.on_event, emit).emit
+        shared = structs.replace(runtime, emit=told)
         self.consumers = {
-            queue: QueueConsumer(config, sender, told, queue, self.id, self._executor, slots, self._heartbeat.attend)
+            queue: QueueConsumer(shared, queue, self.id, self._executor, slots, self._heartbeat.attend)
             for queue in queues
         }
         self._fetches_no_more = False

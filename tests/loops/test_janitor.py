@@ -11,6 +11,7 @@ from evsched import events
 from evsched.config import Config
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Dispatched, Woken
+from evsched.runtime.runtime import Runtime
 from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -27,7 +28,7 @@ def config(server: EmbeddedRedis) -> Config:
 
 @pytest.fixture
 def janitor(config: Config, sender: BatchingSender, recorder: Recorder, queue: str) -> Janitor:
-    return Janitor(config, sender, recorder, lambda: [queue])
+    return Janitor(Runtime(config, sender, recorder), lambda: [queue])
 
 
 async def hold(sender: BatchingSender, store: Store, worker: str, lease: float) -> None:

@@ -42,7 +42,7 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
 @asynccontextmanager
 async def told(running: System) -> AsyncGenerator[str]:
     """Have a system tell of itself; yield where."""
-    async with Telemetry(running.config, running.sender, running.events, "1") as telemetry:
+    async with Telemetry(running.runtime, running.events, "1") as telemetry:
         telemetry.of_dispatcher(running.dispatcher)
         telemetry.of_janitor(running.janitor)
         for worker in running.workers:
@@ -235,7 +235,7 @@ async def test_a_worker_that_waits_at_its_start_is_not_ready(config: Config, app
         running = System(replace(config, url=replica.url), app, Recorder())
         try:
             worker = running.work()
-            async with Telemetry(running.config, running.sender, running.events, "1") as telemetry:
+            async with Telemetry(running.runtime, running.events, "1") as telemetry:
                 telemetry.of_worker(worker)
                 url = (await running.recorder.wait(events.Listening)).url
                 await running.recorder.wait(events.RedisDown, lambda event: event.who == "worker")
@@ -288,5 +288,5 @@ async def test_it_binds_to_this_host_alone(config: Config, app: App) -> None:
 
 async def test_without_a_port_nothing_is_counted_or_served(config: Config, app: App) -> None:
     quiet = replace(config, metrics_port=None)
-    async with system(quiet, app, workers=0) as running, Telemetry(quiet, running.sender, running.events, "1"):
+    async with system(quiet, app, workers=0) as running, Telemetry(running.runtime, running.events, "1"):
         assert running.recorder.of(events.Listening) == []

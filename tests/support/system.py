@@ -13,6 +13,7 @@ from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Subscribed, WorkerStarted
 from evsched.process.isolated_run import run_apart
+from evsched.runtime.runtime import Runtime
 from evsched.transport.senders import BatchingSender
 from evsched.worker.worker import Worker
 from tests.support.recorder import Recorder
@@ -27,8 +28,9 @@ class System:
         self.recorder = recorder
         self.events = Events(recorder)
         self.sender = BatchingSender(config.url)
-        self.dispatcher = Dispatcher(config, self.sender, self.events.emit)
-        self.janitor = Janitor(config, self.sender, self.events.emit, lambda: self.dispatcher.queues)
+        self.runtime = Runtime(config, self.sender, self.events.emit)
+        self.dispatcher = Dispatcher(self.runtime)
+        self.janitor = Janitor(self.runtime, lambda: self.dispatcher.queues)
         self.events.subscribe(self.janitor.on_event)
         self.workers: list[Worker] = []
         self._working: list[asyncio.Task[None]] = []
@@ -38,7 +40,7 @@ class System:
         """Start one more worker."""
         queues = list(self.config.queues or (self.app.queue,))
         apart = None if self.app.origin is None else partial(run_apart, self.app.origin)
-        worker = Worker(self.config, self.sender, self.events.emit, self.app.program, queues, apart=apart)
+        worker = Worker(self.runtime, self.app.program, queues, apart=apart)
         self.workers.append(worker)
         self._working.append(asyncio.create_task(worker.run()))
         return worker
