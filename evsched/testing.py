@@ -43,7 +43,6 @@ from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
-from evsched.worker.endings import end_calls
 from evsched.worker.executor import Executor
 from evsched.worker.run import Run
 
@@ -164,7 +163,7 @@ class Clock:
             (job,) = jobs
             run = Run(queue, job, self.now, time.monotonic())
             outcome = await self._executor.run(run)
-            for call, _ in end_calls(of, _WORKER, [(run, outcome)]):
+            for call, _ in of.end_runs(_WORKER, [(run, outcome)]):
                 self._sender.send(call)
             ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))
             worked = True

@@ -113,6 +113,8 @@ class Deferred(Struct, frozen=True):
 class Returned(Struct, frozen=True):
     """The run did not begin: there is no room for it here now. The job goes back to the front of ready."""
 
+    reason: str = "no process of the pool was free"
+
 
 Outcome = Done | Retried | Buried | Aborted | Deferred | Returned
 

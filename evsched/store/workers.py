@@ -1,25 +1,40 @@
-"""What workers call: take, start, and the ends of runs."""
+"""What workers call: fetch, start, heartbeat, and the verb that ends a run with each outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, encode
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Returned, encode
 from evsched.store.queue import Queue, as_pairs
 from evsched.store.replies import Fetched
 from evsched.transport.call import Call, Word, raw, text, texts
+
+
+class EndedRun(Protocol):
+    """What `end_runs` needs to know of a run."""
+
+    @property
+    def job(self) -> FetchedJob: ...
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the handler reported last, if it is not written yet."""
+        ...
+
+
+R = TypeVar("R", bound=EndedRun)
 
 
 class Workers(Queue):
     """The calls of a worker."""
 
     def fetch(self, worker: str, block: float) -> Call[str | None]:
-        """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, the first half of a take."""
+        """Wait up to `block` seconds for a job and move it into the worker's list: BLMOVE, half of a fetch."""
 
         def one(reply: bytes | None) -> str | None:
             return None if reply is None else text(reply)
@@ -75,6 +90,26 @@ class Workers(Queue):
             words += (job.id, job.attempt, mark)
         return self._verb("begin", texts, *words)
 
+    def end_runs(
+        self, worker: str, ended: Iterable[tuple[R, Outcome]]
+    ) -> list[tuple[Call[list[str]], list[tuple[R, Outcome]]]]:
+        """Return the calls that write these outcomes, each with the runs that it ends: one call for each kind.
+
+        The reply to each is the ids of the runs that were lost.
+        """
+        kinds: dict[type[Outcome], list[tuple[R, Outcome]]] = {}
+        reported = list[tuple[FetchedJob, Progress]]()
+        for run, outcome in ended:
+            kinds.setdefault(type(outcome), []).append((run, outcome))
+            if run.progress is not None:
+                reported.append((run.job, run.progress))
+        calls = [
+            (_ENDS[kind](self, worker, [(run.job, outcome) for run, outcome in runs]), runs)
+            for kind, runs in kinds.items()
+        ]
+        # First: the script accepts the progress of a run only while the worker holds it.
+        return [(_losing_none(self.progress(worker, reported)), []), *calls] if reported else calls
+
     def complete(
         self, worker: str, runs: Iterable[tuple[FetchedJob, Done]], *, now: float | None = None
     ) -> Call[list[str]]:
@@ -122,6 +157,11 @@ class Workers(Queue):
             words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
         return self._verb("abort", texts, *words)
 
+    def hand_back(self, worker: str, runs: Sequence[tuple[FetchedJob, Returned]]) -> Call[list[str]]:
+        """Put jobs back to the front of ready that could not begin here."""
+        reason, ids = runs[0][1].reason, [job.id for job, _ in runs]
+        return _losing_none(self.requeue(worker, reason, ids=ids))
+
     def requeue(
         self,
         worker: str,
@@ -166,3 +206,19 @@ class Workers(Queue):
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
         """Answer a status request; the reply is how many received it."""
         return Call(("PUBLISH", channel, status), int)
+
+
+_ENDS: Final[dict[type[Outcome], Callable[[Workers, str, Any], Call[list[str]]]]] = {
+    Done: Workers.complete,
+    Retried: Workers.retry,
+    Buried: Workers.bury,
+    Aborted: Workers.abort,
+    Deferred: Workers.defer,
+    Returned: Workers.hand_back,
+}
+"""The verb that ends a run with each outcome."""
+
+
+def _losing_none(call: Call[Any]) -> Call[list[str]]:
+    """Return a call that reports no run as lost, whatever its reply is."""
+    return Call(call.words, lambda _: [], call.script)

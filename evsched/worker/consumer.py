@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from evsched import events
 from evsched.errors import StoreError
@@ -28,10 +28,10 @@ from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.senders import DirectSender, SyncSender
-from evsched.worker.endings import Ended, end_calls, end_events
 from evsched.worker.executor import Executor
 from evsched.worker.fetcher import Fetcher
 from evsched.worker.notes import Notes
+from evsched.worker.outcomes import Ended, events_of
 from evsched.worker.run import Run
 from evsched.worker.slots import Slots
 from evsched.worker.verdict import Failed, judge
@@ -180,7 +180,7 @@ class QueueConsumer:
             self._more = True  # these ends may let others pass the gate, and no BLMOVE would bring them
         fetched, self._fetched = self._fetched, []
         room = self._reserve()
-        calls: list[_Outgoing] = [*end_calls(self.store, self._worker, ended)]
+        calls: list[_Outgoing] = [*self.store.end_runs(self._worker, ended)]
         if fetched or room:
             lease, cap = self._config.lease, self._config.payload_cap
             hold = min(self._running + len(fetched) + room, _WIDEST)
@@ -340,13 +340,12 @@ class QueueConsumer:
                 self._ended.append((run, outcome))
             self._news.set()
 
-    def _written(self, runs: Ended, answer: Any) -> None:
-        """Forget the runs whose end is written, or is another's to write."""
-        lost = cast(list[str], answer) if isinstance(answer, list) else []  # `requeue` answers otherwise
+    def _written(self, runs: Ended, lost: list[str]) -> None:
+        """Forget runs whose end is written; those in `lost` were not this worker's any more."""
         for run, _ in runs:
             if self.held.get(run.job.id) is run:
                 del self.held[run.job.id]
-        for event in end_events(self.store.queue, self._worker, runs, lost):
+        for event in events_of(self.store.queue, self._worker, runs, lost):
             self._emit(event)
 
     # What other threads and the end of the process bring.
@@ -393,7 +392,7 @@ class QueueConsumer:
         self._news.set()
         await self._fetcher.stop()
 
-    def cut_short(self, reason: str, stuck: Run | None = None) -> list[tuple[Call[Any], Ended]]:
+    def cut_short(self, reason: str, stuck: Run | None = None) -> list[tuple[Call[list[str]], Ended]]:
         """Return what ends the runs that may not be handed back, when the worker ends before they do.
 
         One that has begun the only attempt of its job is given up, and a `stuck` one has failed.
@@ -403,7 +402,7 @@ class QueueConsumer:
             if run.policy is not None and (run is stuck or run.only_attempt):
                 why = "timeout: it ran longer than its limit and did not yield" if run is stuck else reason
                 ended.append((run, judge(run.job, run.policy, Failed(why), reply=run.reply)))
-        return end_calls(self.store, self._worker, ended)
+        return self.store.end_runs(self._worker, ended)
 
     async def hand_back(self) -> int:
         """Put all that is still held back to ready, give up the lease; return how many jobs that were.
@@ -412,7 +411,7 @@ class QueueConsumer:
             StoreDown, StoreRefused
         """
         reason, put, rest = f"worker {self._worker} was stopped", 0, "more"
-        calls = end_calls(self.store, self._worker, self._ended) + self.cut_short(reason + " while it ran")
+        calls = self.store.end_runs(self._worker, self._ended) + self.cut_short(reason + " while it ran")
         for run in self.held.values():
             run.abandon()
         for call, runs in calls:
@@ -433,7 +432,7 @@ class QueueConsumer:
         """
         self.fetch_no_more()
         self._fetcher.unblock_by(sender)
-        for call, _ in end_calls(self.store, self._worker, self._ended) + self.cut_short(reason, stuck):
+        for call, _ in self.store.end_runs(self._worker, self._ended) + self.cut_short(reason, stuck):
             sender.send(call)
         put, rest = 0, "more"
         while rest == "more":

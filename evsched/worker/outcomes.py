@@ -1,0 +1,65 @@
+"""From outcome to event: what is told when the end of a run is written.
+
+`store.end_runs` has the other half, from outcome to call. docs/design.md says where a new outcome is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evsched import events
+from evsched.events import Event
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Returned
+from evsched.worker.run import Run
+
+Ended = list[tuple[Run, Outcome]]
+
+
+def events_of(queue: str, worker: str, ended: Ended, lost: Sequence[str] = ()) -> list[Event]:
+    """Return the events for runs that one call of `store.end_runs` has ended: all of them with one kind of outcome.
+
+    `lost` is the call's reply: the ids of runs whose end was not written.
+    """
+    found = list[Event]()
+    if lost:
+        gone = [run for run, _ in ended if run.job.id in lost]
+        found += [events.RunLost(queue, worker, run.job.id, run.task, run.job.attempt) for run in gone]
+        ended = [(run, outcome) for run, outcome in ended if run.job.id not in lost]
+    if not ended:
+        return found
+    match ended[0][1]:
+        case Done():
+            found.append(_completed(queue, worker, [run for run, _ in ended]))
+        case Returned(reason=reason):
+            found.append(_requeued(queue, worker, [run for run, _ in ended], reason))
+        case _:
+            found += [event_of(queue, worker, run, outcome) for run, outcome in ended]
+    return found
+
+
+def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
+    """Return the event for the end of one run."""
+    job, task, took = run.job, run.task, run.took
+    match outcome:
+        case Done():
+            return _completed(queue, worker, [run])
+        case Retried(delay=delay, reason=reason, traceback=trace):
+            return events.Retrying(queue, job.id, task, job.attempt, delay, reason, took, trace)
+        case Buried(reason=reason, outcome=kind, traceback=trace):
+            return events.JobBuried(queue, job.id, task, job.attempt, reason, kind, took, trace)
+        case Aborted():
+            return events.JobAborted(queue, job.id, task, job.attempt, took)
+        case Deferred(due=due):
+            return events.JobDeferred(queue, job.id, task, due)
+        case Returned(reason=reason):
+            return _requeued(queue, worker, [run], reason)
+
+
+def _completed(queue: str, worker: str, runs: list[Run]) -> Event:
+    ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
+    seconds, attempts = [run.took or 0.0 for run in runs], [run.job.attempt for run in runs]
+    return events.Completed(queue, worker, ids, tasks, seconds, attempts)
+
+
+def _requeued(queue: str, worker: str, runs: list[Run], reason: str) -> Event:
+    return events.Requeued(queue, worker, [run.job.id for run in runs], "busy", reason)

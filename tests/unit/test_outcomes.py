@@ -1,0 +1,73 @@
+"""Each outcome has a verb that writes it and an event that reports it."""
+
+from __future__ import annotations
+
+import time
+from typing import get_args
+
+import pytest
+
+from evsched import events
+from evsched.events import Event
+from evsched.jobs.current_job import Progress
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Returned
+from evsched.store.store import Store
+from evsched.worker.outcomes import event_of, events_of
+from evsched.worker.run import Run
+
+DONE, RETRIED, BURIED = Done(b"1", 60.0, False), Retried(2.0, "no luck"), Buried("too late", False, "expired")
+ABORTED, DEFERRED, RETURNED = Aborted(60.0, False), Deferred(9.0, "closed"), Returned()
+
+CASES: list[tuple[Outcome, str, Event]] = [
+    (DONE, "complete", events.Completed("q", "w", ["a"], ["t"], [0.5], [3])),
+    (RETRIED, "retry", events.Retrying("q", "a", "t", 3, 2.0, "no luck", 0.5)),
+    (BURIED, "bury", events.JobBuried("q", "a", "t", 3, "too late", "expired", 0.5)),
+    (ABORTED, "abort", events.JobAborted("q", "a", "t", 3, 0.5)),
+    (DEFERRED, "defer", events.JobDeferred("q", "a", "t", 9.0)),
+    (RETURNED, "requeue", events.Requeued("q", "w", ["a"], "busy", "no process of the pool was free")),
+]
+
+
+def run(job_id: str = "a") -> Run:
+    found = Run("q", FetchedJob(job_id, 3, 1.0, b""), 1.0, time.monotonic())
+    found.task, found.took = "t", 0.5
+    return found
+
+
+def test_the_cases_are_all_outcomes() -> None:
+    assert {type(outcome) for outcome, _, _ in CASES} == set(get_args(Outcome))
+
+
+@pytest.mark.parametrize(("outcome", "verb", "event"), CASES, ids=[verb for _, verb, _ in CASES])
+def test_an_outcome_has_a_verb_and_an_event(outcome: Outcome, verb: str, event: Event) -> None:
+    one = run()
+    ((call, ended),) = Store("q").end_runs("w", [(one, outcome)])
+    assert (call.name, ended) == (verb, [(one, outcome)])
+    assert event_of("q", "w", one, outcome) == event
+    assert events_of("q", "w", ended) == [event]
+
+
+def test_runs_of_one_kind_share_a_call_and_progress_goes_first() -> None:
+    first, second, failed = run("a"), run("b"), run("c")
+    second.progress = Progress(1, 2)
+    calls = Store("q").end_runs("w", [(first, DONE), (failed, RETRIED), (second, DONE)])
+    assert [(call.name, ended) for call, ended in calls] == [
+        ("progress", []),
+        ("complete", [(first, DONE), (second, DONE)]),
+        ("retry", [(failed, RETRIED)]),
+    ]
+    assert calls[0][0].read(1) == []
+
+
+def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -> None:
+    ended: list[tuple[Run, Outcome]] = [(run("a"), DONE), (run("b"), DONE), (run("c"), DONE)]
+    assert events_of("q", "w", ended, ["b"]) == [
+        events.RunLost("q", "w", "b", "t", 3),
+        events.Completed("q", "w", ["a", "c"], ["t", "t"], [0.5, 0.5], [3, 3]),
+    ]
+    assert events_of("q", "w", ended[:1], ["a"]) == [events.RunLost("q", "w", "a", "t", 3)]
+
+
+def test_jobs_that_go_back_share_an_event() -> None:
+    ended: list[tuple[Run, Outcome]] = [(run("a"), RETURNED), (run("b"), RETURNED)]
+    assert events_of("q", "w", ended) == [events.Requeued("q", "w", ["a", "b"], "busy", RETURNED.reason)]
