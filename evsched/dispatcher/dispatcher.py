@@ -98,7 +98,7 @@ class Dispatcher:
         schedule = self._schedules.get(queue)
         if schedule is None:
             schedule = self._schedules[queue] = Schedule(queue, self._runtime.config.batch)
-            self._runtime.emit(events.QueueFound(queue))
+            self._runtime.emit(events.QueueFound(queue=queue))
             self._finder.found(queue)
             self._recurring.heard(queue)
             self._wakeup.ring()
@@ -242,10 +242,10 @@ class Dispatcher:
             schedule.step_by(schedule.last_step + _FLOOD_STEP, "event")
 
     def _tell(self, queue: str, reason: Reason, done: Step) -> None:
-        self._runtime.emit(events.Woken(queue, reason, len(done.moved) + len(done.buried)))
+        self._runtime.emit(events.Woken(queue=queue, reason=reason, found=len(done.moved) + len(done.buried)))
         if done.moved:
-            self._runtime.emit(events.Dispatched(queue, [done.now - due for due in done.moved]))
+            self._runtime.emit(events.Dispatched(queue=queue, lateness=[done.now - due for due in done.moved]))
         for name, count in Counter(done.missed).items():
-            self._runtime.emit(events.Missed(queue, name, count))
+            self._runtime.emit(events.Missed(queue=queue, name=name, count=count))
         for job_id, why in done.buried:
-            self._runtime.emit(events.JobBuried(queue, job_id, "?", 0, why, "dead"))
+            self._runtime.emit(events.JobBuried(queue=queue, id=job_id, reason=why))

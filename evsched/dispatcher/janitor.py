@@ -152,5 +152,7 @@ class Janitor:
                 store.requeue(worker, reason, lease=lease, limit=self._runtime.config.batch)
             )
             if ids:
-                self._runtime.emit(events.Requeued(store.queue, worker, ids, "died", reason))
+                self._runtime.emit(
+                    events.Requeued(queue=store.queue, worker=worker, ids=ids, cause="died", reason=reason)
+                )
         return rest == "all"

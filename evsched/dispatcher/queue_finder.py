@@ -107,7 +107,7 @@ class Finder:
         try:
             await self._runtime.sender.send(server.enter_queues(names))
         except StoreRefused as error:
-            self._runtime.emit(events.RedisFailed(error.kind))
+            self._runtime.emit(events.RedisFailed(kind=error.kind))
         self._known.update(names)
         self._unwritten.difference_update(names)
 
@@ -121,7 +121,7 @@ class Finder:
             names = await self._runtime.sender.send(server.entered_queues())
         except StoreRefused as error:
             # Somebody's key of another type, or no right to it: the walks find all, only later.
-            self._runtime.emit(events.RedisFailed(error.kind))
+            self._runtime.emit(events.RedisFailed(kind=error.kind))
             names, blind = list[str](), True
         else:
             self._known, blind = set(names), self._deaf()

@@ -126,7 +126,7 @@ class Recurring:
             looked, names = await self._runtime.sender.send(store.rewind(AHEAD, offset, _LOOK))
             offset += looked - len(names)
             if names:
-                self._runtime.emit(events.Rewound(queue, names))
+                self._runtime.emit(events.Rewound(queue=queue, names=names))
 
     async def step(self, queue: str) -> float:
         """Move a slice of a queue's recurrences on; return the seconds until there is more to do, 0 = now.
@@ -157,9 +157,9 @@ class Recurring:
             put += ids
             nearest = min(nearest, float("inf") if plan.next is None else plan.next)
             if plan.missed:
-                self._runtime.emit(events.Missed(queue, name, plan.missed))
+                self._runtime.emit(events.Missed(queue=queue, name=name, count=plan.missed))
         if put:
-            self._runtime.emit(events.Recurred(queue, put))
+            self._runtime.emit(events.Recurred(queue=queue, ids=put))
         if agenda.rows:
             await asyncio.sleep(0)
         return min(max(nearest - agenda.now - AHEAD, 0.0), _CAP)
@@ -168,7 +168,7 @@ class Recurring:
         """Tell once of recurrences that have no record, or one of another type; the others go on."""
         for name in names - self._unread.get(queue, set()):
             reason = "its record is gone, or its key is no hash: DEL the key and declare it again, or remove it"
-            self._runtime.emit(events.RecurrenceBroken(queue, name, reason))
+            self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=reason))
         self._unread[queue] = names
 
     def _plan(self, queue: str, name: str, stands: float, now: float, fields: dict[str, bytes]) -> tuple[Plan, str]:
@@ -176,5 +176,5 @@ class Recurring:
         try:
             return read_recurrence(read_declared(name, fields)).plan(stands, now, AHEAD), ""
         except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # the latter: no date is that far
-            self._runtime.emit(events.RecurrenceBroken(queue, name, str(error)))
+            self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=str(error)))
             return Plan([], None, 0), str(error)

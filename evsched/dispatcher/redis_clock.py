@@ -38,5 +38,5 @@ class RedisClock:
             return
         jump = least - before[1] if least > before[1] else min(most - before[0], 0.0)
         if abs(jump) >= _JUMP:
-            self._emit(events.ClockJumped(jump))
+            self._emit(events.ClockJumped(seconds=jump))
             self._jumped()

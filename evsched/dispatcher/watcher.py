@@ -127,7 +127,7 @@ class Watcher:
         if subscription is self._subscription:
             self._cut = True
             self._runtime.emit(
-                events.SubscriptionLost(f"silent for {self._runtime.config.reply_timeout:g} s after a canary")
+                events.SubscriptionLost(reason=f"silent for {self._runtime.config.reply_timeout:g} s after a canary")
             )
             subscription.cut()
 
@@ -160,15 +160,15 @@ class Watcher:
             self._subscription = subscription
             self._new = True
             if not self.flooded:
-                self._runtime.emit(events.Subscribed(again))
+                self._runtime.emit(events.Subscribed(again=again))
             self._listener.look()
             try:
                 await self._listen(subscription)
             except StoreError as error:
                 # One link was cut: whether Redis is down is for the next to find out.
-                self._runtime.emit(events.RedisFailed(error.kind))
+                self._runtime.emit(events.RedisFailed(kind=error.kind))
                 if not self._cut:
-                    self._runtime.emit(events.SubscriptionLost(str(error)))
+                    self._runtime.emit(events.SubscriptionLost(reason=str(error)))
                 rest = self._losses.wait()
         finally:
             self._subscription = None
@@ -229,7 +229,7 @@ class Watcher:
         came, self._event_came = self._event_came, False
         if came != self._proven:
             self._proven = came
-            self._runtime.emit(events.NotificationsProven() if came else events.NotificationsMissing(self._mend))
+            self._runtime.emit(events.NotificationsProven() if came else events.NotificationsMissing(mend=self._mend))
 
     async def _check_flags(self) -> None:
         """Set the flags where Redis lets us. They survive neither its restart nor a failover: so at each connect."""

@@ -101,7 +101,7 @@ class _Process:
             return  # the doctor says that it cannot be asked
         for finding in (*server_checks.persistence(told), *server_checks.eviction(told)):
             if finding.check in ("persistence", "eviction"):
-                self.runtime.emit(RedisUnsafe(finding.what, finding.mend))
+                self.runtime.emit(RedisUnsafe(what=finding.what, mend=finding.mend))
 
 
 _Work = Callable[[_Process], Awaitable[bool]]
@@ -185,7 +185,7 @@ async def _dispatch(process: _Process) -> None:
                 raise CannotStart(f"the queues cannot be found: {error}: name them with --queue") from None
             found = True
     process.telemetry.of_dispatcher(dispatcher)
-    runtime.emit(DispatcherStarted(process.server, dispatcher.queues))
+    runtime.emit(DispatcherStarted(server=process.server, queues=dispatcher.queues))
     process.telemetry.of_janitor(janitor)
     await run_loops({"dispatcher": dispatcher.run(), "janitor": janitor.run()})
 

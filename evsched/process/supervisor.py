@@ -134,7 +134,7 @@ class Supervisor:
         if keepers:
             await asyncio.wait(keepers, timeout=bound(self._config.shutdown_grace) + _MARGIN)
         for child in self._kill():
-            self._emit(ChildKilled(child.number, child.process.pid if child.process else 0))
+            self._emit(ChildKilled(number=child.number, pid=child.process.pid if child.process else 0))
         await asyncio.gather(*keepers)
 
     def _kill(self) -> list[Child]:
@@ -197,7 +197,7 @@ class Supervisor:
                 return
             if not self._ready and code in _CANNOT_START:
                 # The very first did not come up: the others would not either.
-                self._emit(ChildCannotStart(child.number, code))
+                self._emit(ChildCannotStart(number=child.number, code=code))
                 self._code = code
                 self._stop.set()
                 return
@@ -218,7 +218,7 @@ class Supervisor:
             sys.executable, "-m", "evsched", *self._command, pass_fds=given, env=environment, process_group=0
         )
         theirs.close()
-        self._emit(ChildStarted(child.number, process.pid))
+        self._emit(ChildStarted(number=child.number, pid=process.pid))
         if not child.wanted:
             process.terminate()
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -230,7 +230,7 @@ class Supervisor:
         finally:
             writer.close()
         code = await process.wait()
-        self._emit(ChildEnded(child.number, process.pid, code))
+        self._emit(ChildEnded(number=child.number, pid=process.pid, code=code))
         return code
 
     def _heard(self, child: Child, word: bytes) -> None:

@@ -57,14 +57,14 @@ class Reconnect:
 
     def failed(self, error: StoreError) -> float:
         """Count a failure; return the seconds to wait before the next try."""
-        self._emit(events.RedisFailed(error.kind))
+        self._emit(events.RedisFailed(kind=error.kind))
         down = isinstance(error, StoreDown)
         if down != self._down:
             self.passed()
         now = self._clock()
         if down and self.failures == 0:
             self._since = now
-            self._emit(events.RedisDown(self._who, str(error), error.kind))
+            self._emit(events.RedisDown(who=self._who, reason=str(error), kind=error.kind))
         elif not down:
             self._tell_refused(str(error), now)
         self._down = down
@@ -75,7 +75,7 @@ class Reconnect:
     def passed(self) -> None:
         """Note that Redis did what it was asked."""
         if self._down:
-            self._emit(events.RedisUp(self._who, self._clock() - self._since))
+            self._emit(events.RedisUp(who=self._who, seconds=self._clock() - self._since))
         if self._refused is not None:
             self._tell_accepted(self._refused, self._clock())
         self.failures, self.reason, self._down = 0, None, False
@@ -85,12 +85,12 @@ class Reconnect:
         if self._refused is None:
             self._refused = now
             self._unsteady = now - self._accepted < _LASTING
-            self._emit(events.CallRefused(self._who, self._queue, told))
+            self._emit(events.CallRefused(who=self._who, queue=self._queue, reason=told))
 
     def _tell_accepted(self, since: float, now: float) -> None:
         if not self._unsteady or now - self._refused_last >= _LASTING:
             self._refused, self._accepted = None, now
-            self._emit(events.CallAccepted(self._who, self._queue, now - since))
+            self._emit(events.CallAccepted(who=self._who, queue=self._queue, seconds=now - since))
 
     async def __aenter__(self) -> Reconnect:
         self.pulse.expect()

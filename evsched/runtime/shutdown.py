@@ -146,7 +146,7 @@ class Shutdown:
             if self._loop_is_blocked():
                 os._exit(FORCED)
             self._rest(began, began + self._grace + _LAST)
-            _within(1.0, lambda: self._emit(EndedByForce(time.monotonic() - began)))
+            _within(1.0, lambda: self._emit(EndedByForce(seconds=time.monotonic() - began)))
             os._exit(FORCED)
         except EOFError:
             pass  # the service has ended by itself

@@ -98,7 +98,7 @@ class Log:
         if not self._is_news(event) or not line or not _logger.isEnabledFor(level):
             return
         if isinstance(event, events.RedisUp):
-            event = events.RedisUp(event.who, time.monotonic() - self._since)
+            event = events.RedisUp(who=event.who, seconds=time.monotonic() - self._since)
         values = {name: _show(getattr(event, name)) for name in event.__struct_fields__}
         if isinstance(event, events.RedisDown):
             values["is_down"] = "is down" if event.kind in _ABSENT else "cannot serve now"

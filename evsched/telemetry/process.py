@@ -88,10 +88,10 @@ class Telemetry:
         """
         if self._listening is not None:
             url = await self._http_server.adopt(self._listening)
-            self._runtime.emit(Listening(url))
+            self._runtime.emit(Listening(url=url))
         elif self._runtime.config.metrics_port is not None:
             url = await self._http_server.open(self._runtime.config.metrics_host, self._runtime.config.metrics_port)
-            self._runtime.emit(Listening(url))
+            self._runtime.emit(Listening(url=url))
         return self
 
     async def __aexit__(

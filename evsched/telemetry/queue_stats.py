@@ -57,7 +57,7 @@ class Depths:
                 about = [server.clock(), server.info("stats", "memory")]
                 now, redis, *found = await self._read([*about, *(Store(queue).queue_stats() for queue in queues)])
         except (StoreError, TimeoutError) as error:
-            self._runtime.emit(RedisFailed(error.kind if isinstance(error, StoreError) else "timeout"))
+            self._runtime.emit(RedisFailed(kind=error.kind if isinstance(error, StoreError) else "timeout"))
             told.tell_up(_WHO, False)
             return
         told.tell_up(_WHO, True)

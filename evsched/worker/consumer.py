@@ -273,7 +273,9 @@ class QueueConsumer:
         self._more = reply.more
         if reply.more != self._behind:
             self._behind = reply.more
-            self._emit(events.ReadyLeft(self.store.queue) if reply.more else events.ReadyDrained(self.store.queue))
+            self._emit(
+                events.ReadyLeft(queue=self.store.queue) if reply.more else events.ReadyDrained(queue=self.store.queue)
+            )
         queue, held, create, report = self.store.queue, self.held, self._loop.create_task, self._notes.progressed
         was_busy = bool(held)
         # By id: one that Redis names twice is one run.
@@ -292,7 +294,7 @@ class QueueConsumer:
                 self._attend()
             self._loop.call_soon(self._started, runs, reply.now - handed)
         for job_id, why in reply.buried:
-            self._emit(events.JobBuried(queue, job_id, "?", 0, why, "dead"))
+            self._emit(events.JobBuried(queue=queue, id=job_id, reason=why))
         return len(runs)
 
     def _started(self, runs: list[Run], offset: float) -> None:
@@ -319,7 +321,11 @@ class QueueConsumer:
             late = [(run.began or now) + offset - run.job.due for run in runs]
             ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
             attempts = [run.job.attempt for run in runs]
-            self._emit(events.Started(self.store.queue, self._worker, ids, tasks, late, attempts))
+            self._emit(
+                events.Started(
+                    queue=self.store.queue, worker=self._worker, ids=ids, tasks=tasks, lateness=late, attempts=attempts
+                )
+            )
 
     async def _run(self, run: Run) -> None:
         outcome: Outcome | None = None
@@ -378,7 +384,7 @@ class QueueConsumer:
         self._fetched.clear()
         self._unsure = True
         self._news.set()
-        self._emit(events.LeaseLost(self.store.queue, self._worker))
+        self._emit(events.LeaseLost(queue=self.store.queue, worker=self._worker))
 
     def fetch_no_more(self) -> None:
         """Begin no other take. For any thread; `stop_fetching` ends the one that waits."""
@@ -421,7 +427,11 @@ class QueueConsumer:
             rest, ids = await self._sender.send(self.store.requeue(self._worker, reason, limit=self._config.batch))
             put += len(ids)
             if ids:
-                self._emit(events.Requeued(self.store.queue, self._worker, ids, "stopped", reason))
+                self._emit(
+                    events.Requeued(
+                        queue=self.store.queue, worker=self._worker, ids=ids, cause="stopped", reason=reason
+                    )
+                )
         return put
 
     def hand_back_by(self, sender: SyncSender, reason: str, stuck: Run | None = None) -> int:

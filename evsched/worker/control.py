@@ -63,7 +63,7 @@ class Control:
                 queue, tell = self._told[channel]
                 tell(queue, message.decode(errors="replace"))
         except StoreError as error:
-            self._emit(events.RedisFailed(error.kind))
+            self._emit(events.RedisFailed(kind=error.kind))
             await asyncio.sleep(self._losses.wait())
 
     def renew(self) -> None:

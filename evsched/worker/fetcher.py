@@ -126,5 +126,7 @@ class Fetcher:
             return
         reason = "no slot was free"
         await self._runtime.sender.send(self._store.requeue(self._worker, reason, ids=[fetched]))
-        self._runtime.emit(events.Requeued(self._store.queue, self._worker, [fetched], "busy", reason))
+        self._runtime.emit(
+            events.Requeued(queue=self._store.queue, worker=self._worker, ids=[fetched], cause="busy", reason=reason)
+        )
         self._fetched(None)

@@ -73,8 +73,8 @@ class Opening:
         for one in own:
             done = await self._runtime.sender.send(store.declare(one, self._program.owner))
             if done != "same":
-                self._runtime.emit(events.RecurrenceDeclared(store.queue, one.name, done))
+                self._runtime.emit(events.RecurrenceDeclared(queue=store.queue, name=one.name, done=done))
         for name in set(known).difference(one.name for one in own):
             with contextlib.suppress(JobMissing):  # another worker was quicker
                 await self._runtime.sender.send(store.remove(name))
-                self._runtime.emit(events.RecurrenceDeclared(store.queue, name, "removed"))
+                self._runtime.emit(events.RecurrenceDeclared(queue=store.queue, name=name, done="removed"))

@@ -23,7 +23,10 @@ def events_of(queue: str, worker: str, ended: Ended, lost: Sequence[str] = ()) -
     found = list[Event]()
     if lost:
         gone = [run for run, _ in ended if run.job.id in lost]
-        found += [events.RunLost(queue, worker, run.job.id, run.task, run.job.attempt) for run in gone]
+        found += [
+            events.RunLost(queue=queue, worker=worker, id=run.job.id, task=run.task, attempt=run.job.attempt)
+            for run in gone
+        ]
         ended = [(run, outcome) for run, outcome in ended if run.job.id not in lost]
     if not ended:
         return found
@@ -44,13 +47,31 @@ def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
         case Done():
             return _completed(queue, worker, [run])
         case Retried(delay=delay, reason=reason, traceback=trace):
-            return events.Retrying(queue, job.id, task, job.attempt, delay, reason, took, trace)
+            return events.Retrying(
+                queue=queue,
+                id=job.id,
+                task=task,
+                attempt=job.attempt,
+                delay=delay,
+                reason=reason,
+                seconds=took,
+                traceback=trace,
+            )
         case Buried(reason=reason, outcome=kind, traceback=trace):
-            return events.JobBuried(queue, job.id, task, job.attempt, reason, kind, took, trace)
+            return events.JobBuried(
+                queue=queue,
+                id=job.id,
+                task=task,
+                attempt=job.attempt,
+                reason=reason,
+                outcome=kind,
+                seconds=took,
+                traceback=trace,
+            )
         case Aborted():
-            return events.JobAborted(queue, job.id, task, job.attempt, took)
+            return events.JobAborted(queue=queue, id=job.id, task=task, attempt=job.attempt, seconds=took)
         case Deferred(due=due):
-            return events.JobDeferred(queue, job.id, task, due)
+            return events.JobDeferred(queue=queue, id=job.id, task=task, due=due)
         case Returned(reason=reason):
             return _requeued(queue, worker, [run], reason)
 
@@ -58,8 +79,8 @@ def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
 def _completed(queue: str, worker: str, runs: list[Run]) -> Event:
     ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
     seconds, attempts = [run.took or 0.0 for run in runs], [run.job.attempt for run in runs]
-    return events.Completed(queue, worker, ids, tasks, seconds, attempts)
+    return events.Completed(queue=queue, worker=worker, ids=ids, tasks=tasks, seconds=seconds, attempts=attempts)
 
 
 def _requeued(queue: str, worker: str, runs: list[Run], reason: str) -> Event:
-    return events.Requeued(queue, worker, [run.job.id for run in runs], "busy", reason)
+    return events.Requeued(queue=queue, worker=worker, ids=[run.job.id for run in runs], cause="busy", reason=reason)

@@ -142,7 +142,12 @@ class Worker:
     async def _run(self) -> None:
         self._heartbeat.start()
         self._emit(
-            events.WorkerStarted(self.id, list(self.consumers), self._config.concurrency, sorted(self._program.tasks))
+            events.WorkerStarted(
+                worker=self.id,
+                queues=list(self.consumers),
+                slots=self._config.concurrency,
+                tasks=sorted(self._program.tasks),
+            )
         )
         running: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._serve(consumer)) for consumer in self.consumers.values()
@@ -210,7 +215,7 @@ class Worker:
         sender = SyncSender(self._config.url, reply_timeout=self._config.reply_timeout)
         running = [run.job.id for run in self._executor.running]
         back = self._hand_back_by(sender, f"worker {self.id} was stopped, and a job blocked it")
-        self._emit(events.WorkerBlocked(self.id, running, back))
+        self._emit(events.WorkerBlocked(worker=self.id, running=running, handed_back=back))
         return True
 
     async def idle(self) -> bool:
@@ -279,7 +284,7 @@ class Worker:
 
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
         held = sum(len(consumer.held) for consumer in self.consumers.values())
-        self._emit(events.WorkerDraining(self.id, held, self._config.shutdown_grace))
+        self._emit(events.WorkerDraining(worker=self.id, running=held, shutdown_grace=self._config.shutdown_grace))
         opened = [self._opening.opened(consumer.store) for consumer in self.consumers.values()]
         quiet = [asyncio.ensure_future(consumer.stop_fetching()) for consumer in self.consumers.values()]
         await asyncio.wait([*quiet, *compress(running, opened)], timeout=self._config.shutdown_grace)
@@ -299,7 +304,7 @@ class Worker:
         except (StoreError, TimeoutError):
             # Redis is away: the janitor puts back what is left, when the lease ends.
             pass
-        self._emit(events.WorkerStopped(self.id, back))
+        self._emit(events.WorkerStopped(worker=self.id, handed_back=back))
 
     def _abort(self, queue: str, job_id: str) -> None:
         self.consumers[queue].abort(job_id)
@@ -337,7 +342,11 @@ class Worker:
         stuck = self._executor.running.stuck(self._config.kill_grace)
         if stuck is None:
             return
-        self._emit(events.WorkerStuck(self.id, stuck.queue, stuck.job.id, stuck.task, stuck.job.attempt))
+        self._emit(
+            events.WorkerStuck(
+                worker=self.id, queue=stuck.queue, id=stuck.job.id, task=stuck.task, attempt=stuck.job.attempt
+            )
+        )
         reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"
         self._hand_back_by(sender, reason, stuck)
         os._exit(FORCED)

@@ -28,7 +28,7 @@ def test_no_file_hides_what_it_is() -> None:
 
 
 def test_every_event_is_emitted_somewhere() -> None:
-    text = "\n".join(path.read_text() for path in SOURCES if path.stem not in ("events", "log"))
+    text = "\n".join(path.read_text() for path in SOURCES if path.parent.name != "events" and path.stem != "log")
     names = [name for name, kind in vars(events).items() if isinstance(kind, type) and issubclass(kind, events.Event)]
     silent = [name for name in names if name != "Event" and not re.search(rf"\b{name}\(", text)]
     assert not silent

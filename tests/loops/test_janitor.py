@@ -99,7 +99,7 @@ async def test_a_step_that_something_brought_about_makes_it_look_within_a_heartb
     running = asyncio.create_task(janitor.run())
     await after(0.05)
     before = raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
-    janitor.on_event(Woken(store.queue, reason, 0))
+    janitor.on_event(Woken(queue=store.queue, reason=reason, found=0))
     await after(4 * HEARTBEAT)
     assert (raw.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) > before) is looks
     running.cancel()
@@ -121,7 +121,7 @@ async def test_it_looks_soon_after_jobs_were_moved_on(
     running = asyncio.create_task(janitor.run())
     await after(0.05)
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
-    janitor.on_event(Dispatched(store.queue, [0.0]))
+    janitor.on_event(Dispatched(queue=store.queue, lateness=[0.0]))
     assert (await recorder.wait(events.Requeued)).ids == ["a"]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

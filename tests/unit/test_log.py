@@ -46,26 +46,26 @@ def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gene
 
 
 EVENTS = [
-    events.DispatcherStarted("7.0.15", ["a", "b"]),
-    events.QueueFound("q"),
-    events.RedisUnsafe("the append-only log is off", "CONFIG SET appendonly yes"),
-    events.SubscriptionLost("cut"),
-    events.NotificationsMissing("set it"),
+    events.DispatcherStarted(server="7.0.15", queues=["a", "b"]),
+    events.QueueFound(queue="q"),
+    events.RedisUnsafe(what="the append-only log is off", mend="CONFIG SET appendonly yes"),
+    events.SubscriptionLost(reason="cut"),
+    events.NotificationsMissing(mend="set it"),
     events.NotificationsProven(),
-    events.Retrying("q", "a", "t", 1, 0.25, "attempt 1 of 2: no luck", 0.1),
-    events.JobBuried("q", "a", "t", 2, "no luck", "dead", 0.1),
-    events.JobAborted("q", "a", "t", 1, 0.1),
-    events.Requeued("q", "w", [f"j{n}" for n in range(30)], "died", "it died"),
-    events.RunLost("q", "w", "a", "t", 1),
-    events.LeaseLost("q", "w"),
-    events.WorkerStarted("w", ["q"], 8, ["t"]),
-    events.WorkerDraining("w", 3, 10.0),
-    events.WorkerStopped("w", 2),
-    events.WorkerStuck("w", "q", "a", "t", 1),
-    events.RedisDown("worker", "no answer"),
-    events.RedisUp("worker", 1.25),
-    events.CallRefused("janitor", "q", "survey: WRONGTYPE"),
-    events.CallAccepted("janitor", "q", 1.25),
+    events.Retrying(queue="q", id="a", task="t", attempt=1, delay=0.25, reason="attempt 1 of 2: no luck", seconds=0.1),
+    events.JobBuried(queue="q", id="a", task="t", attempt=2, reason="no luck", outcome="dead", seconds=0.1),
+    events.JobAborted(queue="q", id="a", task="t", attempt=1, seconds=0.1),
+    events.Requeued(queue="q", worker="w", ids=[f"j{n}" for n in range(30)], cause="died", reason="it died"),
+    events.RunLost(queue="q", worker="w", id="a", task="t", attempt=1),
+    events.LeaseLost(queue="q", worker="w"),
+    events.WorkerStarted(worker="w", queues=["q"], slots=8, tasks=["t"]),
+    events.WorkerDraining(worker="w", running=3, shutdown_grace=10.0),
+    events.WorkerStopped(worker="w", handed_back=2),
+    events.WorkerStuck(worker="w", queue="q", id="a", task="t", attempt=1),
+    events.RedisDown(who="worker", reason="no answer"),
+    events.RedisUp(who="worker", seconds=1.25),
+    events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"),
+    events.CallAccepted(who="janitor", queue="q", seconds=1.25),
 ]
 
 
@@ -79,15 +79,19 @@ def test_each_fact_is_one_line(out: Terminal, event: events.Event) -> None:
 
 
 def test_what_happens_all_the_time_has_no_line(out: Terminal) -> None:
-    log.Log().on_event(events.Woken("q", "event", 1))
-    log.Log().on_event(events.Completed("q", "w", ["a"], ["t"], [0.1]))
+    log.Log().on_event(events.Woken(queue="q", reason="event", found=1))
+    log.Log().on_event(events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.1]))
     assert out.getvalue() == ""
 
 
 def test_each_start_and_end_of_a_job_has_a_line_when_asked_for(out: Terminal) -> None:
     told = log.Log(jobs=True)
-    told.on_event(events.Started("q", "w", ["a", "b"], ["t", "u\n"], [0.0012, 3.0], [1, 2]))
-    told.on_event(events.Completed("q", "w", ["a"], ["t"], [0.25], [1]))
+    told.on_event(
+        events.Started(
+            queue="q", worker="w", ids=["a", "b"], tasks=["t", "u\n"], lateness=[0.0012, 3.0], attempts=[1, 2]
+        )
+    )
+    told.on_event(events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.25], attempts=[1]))
     first, second, end = out.getvalue().splitlines()
     assert "job a of q, task t, attempt 1, started 1.2 ms late" in first
     assert "job b of q, task u\\n, attempt 2, started 3000.0 ms late" in second
@@ -177,8 +181,16 @@ async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_t
 
 def test_a_failure_is_logged_with_its_traceback_and_no_line_of_it_steers_the_terminal(out: Terminal) -> None:
     traceback = 'Traceback (most recent call last):\n  File "t.py", line 1, in pay\nValueError: no\x1b[31m\n'
-    log.Log().on_event(events.JobBuried("q", "a", "t", 2, "no luck", "dead", 0.1, traceback))
-    log.Log().on_event(events.Retrying("q", "a", "t", 1, 0.25, "no luck", 0.1, traceback))
+    log.Log().on_event(
+        events.JobBuried(
+            queue="q", id="a", task="t", attempt=2, reason="no luck", outcome="dead", seconds=0.1, traceback=traceback
+        )
+    )
+    log.Log().on_event(
+        events.Retrying(
+            queue="q", id="a", task="t", attempt=1, delay=0.25, reason="no luck", seconds=0.1, traceback=traceback
+        )
+    )
     lines = out.getvalue().splitlines()
     if out.isatty():
         assert len(lines) == 8
@@ -189,7 +201,14 @@ def test_a_failure_is_logged_with_its_traceback_and_no_line_of_it_steers_the_ter
 
 def test_control_characters_never_reach_the_line(out: Terminal) -> None:
     log.Log().on_event(
-        events.JobBuried("q", "bad", "\x1b[2J\r\n\x00", 0, "say \u202e \x9b31m\nERROR forged line", "dead")
+        events.JobBuried(
+            queue="q",
+            id="bad",
+            task="\x1b[2J\r\n\x00",
+            attempt=0,
+            reason="say \u202e \x9b31m\nERROR forged line",
+            outcome="dead",
+        )
     )
     (line,) = out.getvalue().splitlines()
     assert line.isprintable()
@@ -198,7 +217,7 @@ def test_control_characters_never_reach_the_line(out: Terminal) -> None:
 
 def test_a_person_sees_eight_of_many_and_a_program_all(out: Terminal) -> None:
     ids = [f"j{n}" for n in range(30)]
-    log.Log().on_event(events.Requeued("q", "w", ids, "died", "it died"))
+    log.Log().on_event(events.Requeued(queue="q", worker="w", ids=ids, cause="died", reason="it died"))
     if out.isatty():
         assert "j7 and 22 more" in out.getvalue()
     else:
@@ -208,10 +227,10 @@ def test_a_person_sees_eight_of_many_and_a_program_all(out: Terminal) -> None:
 def test_an_outage_that_many_loops_notice_is_said_once(out: Terminal) -> None:
     told = log.Log()
     for who in ("worker", "subscription"):
-        told.on_event(events.RedisDown(who, "no answer"))
+        told.on_event(events.RedisDown(who=who, reason="no answer"))
     for who in ("subscription", "worker"):
-        told.on_event(events.RedisUp(who, 1.0))
-    told.on_event(events.RedisDown("worker", "no answer"))
+        told.on_event(events.RedisUp(who=who, seconds=1.0))
+    told.on_event(events.RedisDown(who="worker", reason="no answer"))
     down, up, again = out.getvalue().splitlines()
     assert "Redis is down, as worker found" in down
     assert "Redis is back" in up
@@ -220,8 +239,8 @@ def test_an_outage_that_many_loops_notice_is_said_once(out: Terminal) -> None:
 
 def test_redis_is_said_to_be_down_when_nobody_answers(out: Terminal) -> None:
     told = log.Log()
-    told.on_event(events.RedisDown("worker", "start: OOM command not allowed", "oom"))
-    told.on_event(events.CallRefused("janitor", "q", "survey: WRONGTYPE"))
+    told.on_event(events.RedisDown(who="worker", reason="start: OOM command not allowed", kind="oom"))
+    told.on_event(events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
     full, refused = out.getvalue().splitlines()
     assert "Redis cannot serve now, as worker found: start: OOM" in full
     assert "janitor, queue q: Redis refuses" in refused
@@ -229,5 +248,5 @@ def test_redis_is_said_to_be_down_when_nobody_answers(out: Terminal) -> None:
 
 def test_a_job_that_goes_to_another_worker_at_once_is_a_detail(out: Terminal) -> None:
     logging.getLogger("evsched").setLevel("INFO")
-    log.Log().on_event(events.Requeued("q", "w", ["a"], "busy", "no slot was free"))
+    log.Log().on_event(events.Requeued(queue="q", worker="w", ids=["a"], cause="busy", reason="no slot was free"))
     assert out.getvalue() == ""

@@ -21,7 +21,7 @@ def page(metrics: Metrics) -> Scraped:
 
 def with_worker(*tasks: str) -> Metrics:
     metrics = Metrics("1")
-    metrics.on_event(events.WorkerStarted("w", ["q"], 8, list(tasks)))
+    metrics.on_event(events.WorkerStarted(worker="w", queues=["q"], slots=8, tasks=list(tasks)))
     return metrics
 
 
@@ -40,14 +40,26 @@ def test_a_batch_is_counted_as_the_library_counts_one_by_one(values: list[float]
 
 def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
     metrics = with_worker("mail", "report")
-    metrics.on_event(events.Started("q", "w", ["a", "b", "c"], ["mail", "report", "made up"], [0.001, 0.004, 7.0]))
-    metrics.on_event(events.Completed("q", "w", ["a", "b"], ["mail", "report"], [0.3, 0.01]))
-    metrics.on_event(events.Retrying("q", "d", "mail", 1, 2.0, "no", 0.2))
-    metrics.on_event(events.JobBuried("q", "c", "made up", 1, "unknown task", "dead"))
-    metrics.on_event(events.JobBuried("q", "e", "mail", 1, "too late", "expired"))
-    metrics.on_event(events.JobAborted("q", "f", "mail", 1, 4.0))
-    metrics.on_event(events.JobDeferred("q", "g", "mail", 1.0))
-    metrics.on_event(events.RunLost("q", "w", "h", "mail", 1))
+    metrics.on_event(
+        events.Started(
+            queue="q",
+            worker="w",
+            ids=["a", "b", "c"],
+            tasks=["mail", "report", "made up"],
+            lateness=[0.001, 0.004, 7.0],
+        )
+    )
+    metrics.on_event(
+        events.Completed(queue="q", worker="w", ids=["a", "b"], tasks=["mail", "report"], seconds=[0.3, 0.01])
+    )
+    metrics.on_event(events.Retrying(queue="q", id="d", task="mail", attempt=1, delay=2.0, reason="no", seconds=0.2))
+    metrics.on_event(
+        events.JobBuried(queue="q", id="c", task="made up", attempt=1, reason="unknown task", outcome="dead")
+    )
+    metrics.on_event(events.JobBuried(queue="q", id="e", task="mail", attempt=1, reason="too late", outcome="expired"))
+    metrics.on_event(events.JobAborted(queue="q", id="f", task="mail", attempt=1, seconds=4.0))
+    metrics.on_event(events.JobDeferred(queue="q", id="g", task="mail", due=1.0))
+    metrics.on_event(events.RunLost(queue="q", worker="w", id="h", task="mail", attempt=1))
     told = page(metrics)
     assert told("jobs_started_total", queue="q", task="mail") == 1
     assert told("jobs_started_total", queue="q", task="__other__") == 1
@@ -75,15 +87,15 @@ def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
 
 def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     metrics = Metrics("1.2")
-    metrics.on_event(events.Woken("q", "event", 2))
-    metrics.on_event(events.Woken("q", "safety", 0))
+    metrics.on_event(events.Woken(queue="q", reason="event", found=2))
+    metrics.on_event(events.Woken(queue="q", reason="safety", found=0))
     assert page(metrics)("wakeups_missed_total") == 0
-    metrics.on_event(events.Woken("q", "safety", 3))
-    metrics.on_event(events.Dispatched("q", [0.0, 400.0]))
-    metrics.on_event(events.Requeued("q", "w", ["a", "b"], "died", "worker w died"))
-    metrics.on_event(events.Missed("q", "nightly", 4))
-    metrics.on_event(events.LeaseLost("q", "w"))
-    metrics.on_event(events.RedisFailed("timeout"))
+    metrics.on_event(events.Woken(queue="q", reason="safety", found=3))
+    metrics.on_event(events.Dispatched(queue="q", lateness=[0.0, 400.0]))
+    metrics.on_event(events.Requeued(queue="q", worker="w", ids=["a", "b"], cause="died", reason="worker w died"))
+    metrics.on_event(events.Missed(queue="q", name="nightly", count=4))
+    metrics.on_event(events.LeaseLost(queue="q", worker="w"))
+    metrics.on_event(events.RedisFailed(kind="timeout"))
     told = page(metrics)
     assert told("wakeups_total", reason="event") == 1
     assert told("wakeups_total", reason="safety") == 2
@@ -100,18 +112,18 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
 def test_redis_is_down_until_every_loop_has_it_back() -> None:
     metrics = Metrics("1")
     assert page(metrics)("redis_up") == 1
-    metrics.on_event(events.RedisDown("worker", "gone"))
-    metrics.on_event(events.RedisDown("janitor", "gone"))
-    metrics.on_event(events.RedisUp("worker", 1.0))
+    metrics.on_event(events.RedisDown(who="worker", reason="gone"))
+    metrics.on_event(events.RedisDown(who="janitor", reason="gone"))
+    metrics.on_event(events.RedisUp(who="worker", seconds=1.0))
     assert page(metrics)("redis_up") == 0
-    metrics.on_event(events.RedisUp("janitor", 1.0))
+    metrics.on_event(events.RedisUp(who="janitor", seconds=1.0))
     assert page(metrics)("redis_up") == 1
 
 
 def test_what_redis_refuses_does_not_make_it_down() -> None:
     metrics = Metrics("1")
-    metrics.on_event(events.RedisFailed("wrongtype"))
-    metrics.on_event(events.CallRefused("janitor", "q", "survey: WRONGTYPE"))
+    metrics.on_event(events.RedisFailed(kind="wrongtype"))
+    metrics.on_event(events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
     told = page(metrics)
     assert (told("redis_up"), told("redis_errors_total", kind="wrongtype")) == (1, 1)
 
@@ -119,9 +131,13 @@ def test_what_redis_refuses_does_not_make_it_down() -> None:
 def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
     metrics = with_worker("mail")
     for n in range(5000):
-        metrics.on_event(events.Started("q", "w", ["a"], [f"evil{n}"], [0.1]))
-        metrics.on_event(events.JobBuried("q", "a", f"evil{n}", 1, "unknown task", "dead"))
-        metrics.on_event(events.Retrying("q", "b", f"evil{n}", 1, 1.0, "no", 0.1))
+        metrics.on_event(events.Started(queue="q", worker="w", ids=["a"], tasks=[f"evil{n}"], lateness=[0.1]))
+        metrics.on_event(
+            events.JobBuried(queue="q", id="a", task=f"evil{n}", attempt=1, reason="unknown task", outcome="dead")
+        )
+        metrics.on_event(
+            events.Retrying(queue="q", id="b", task=f"evil{n}", attempt=1, delay=1.0, reason="no", seconds=0.1)
+        )
     told = page(metrics)
     assert told("jobs_started_total", queue="q", task="__other__") == 5000
     assert len(told) <= 200
@@ -130,7 +146,7 @@ def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
 def test_queues_beyond_many_share_their_series() -> None:
     metrics = Metrics("1")
     for n in range(5000):
-        metrics.on_event(events.Dispatched(f"q{n}", [0.1]))
+        metrics.on_event(events.Dispatched(queue=f"q{n}", lateness=[0.1]))
     told = page(metrics)
     assert len(told.labels("jobs_dispatched_total", "queue")) == QUEUES + 1
     assert told("jobs_dispatched_total", queue="__other__") == 5000 - QUEUES

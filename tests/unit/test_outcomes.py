@@ -19,12 +19,24 @@ DONE, RETRIED, BURIED = Done(b"1", 60.0, False), Retried(2.0, "no luck"), Buried
 ABORTED, DEFERRED, RETURNED = Aborted(60.0, False), Deferred(9.0, "closed"), Returned()
 
 CASES: list[tuple[Outcome, str, Event]] = [
-    (DONE, "complete", events.Completed("q", "w", ["a"], ["t"], [0.5], [3])),
-    (RETRIED, "retry", events.Retrying("q", "a", "t", 3, 2.0, "no luck", 0.5)),
-    (BURIED, "bury", events.JobBuried("q", "a", "t", 3, "too late", "expired", 0.5)),
-    (ABORTED, "abort", events.JobAborted("q", "a", "t", 3, 0.5)),
-    (DEFERRED, "defer", events.JobDeferred("q", "a", "t", 9.0)),
-    (RETURNED, "requeue", events.Requeued("q", "w", ["a"], "busy", "no process of the pool was free")),
+    (DONE, "complete", events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.5], attempts=[3])),
+    (
+        RETRIED,
+        "retry",
+        events.Retrying(queue="q", id="a", task="t", attempt=3, delay=2.0, reason="no luck", seconds=0.5),
+    ),
+    (
+        BURIED,
+        "bury",
+        events.JobBuried(queue="q", id="a", task="t", attempt=3, reason="too late", outcome="expired", seconds=0.5),
+    ),
+    (ABORTED, "abort", events.JobAborted(queue="q", id="a", task="t", attempt=3, seconds=0.5)),
+    (DEFERRED, "defer", events.JobDeferred(queue="q", id="a", task="t", due=9.0)),
+    (
+        RETURNED,
+        "requeue",
+        events.Requeued(queue="q", worker="w", ids=["a"], cause="busy", reason="no process of the pool was free"),
+    ),
 ]
 
 
@@ -62,12 +74,14 @@ def test_runs_of_one_kind_share_a_call_and_progress_goes_first() -> None:
 def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -> None:
     ended: list[tuple[Run, Outcome]] = [(run("a"), DONE), (run("b"), DONE), (run("c"), DONE)]
     assert events_of("q", "w", ended, ["b"]) == [
-        events.RunLost("q", "w", "b", "t", 3),
-        events.Completed("q", "w", ["a", "c"], ["t", "t"], [0.5, 0.5], [3, 3]),
+        events.RunLost(queue="q", worker="w", id="b", task="t", attempt=3),
+        events.Completed(queue="q", worker="w", ids=["a", "c"], tasks=["t", "t"], seconds=[0.5, 0.5], attempts=[3, 3]),
     ]
-    assert events_of("q", "w", ended[:1], ["a"]) == [events.RunLost("q", "w", "a", "t", 3)]
+    assert events_of("q", "w", ended[:1], ["a"]) == [events.RunLost(queue="q", worker="w", id="a", task="t", attempt=3)]
 
 
 def test_jobs_that_go_back_share_an_event() -> None:
     ended: list[tuple[Run, Outcome]] = [(run("a"), RETURNED), (run("b"), RETURNED)]
-    assert events_of("q", "w", ended) == [events.Requeued("q", "w", ["a", "b"], "busy", RETURNED.reason)]
+    assert events_of("q", "w", ended) == [
+        events.Requeued(queue="q", worker="w", ids=["a", "b"], cause="busy", reason=RETURNED.reason)
+    ]

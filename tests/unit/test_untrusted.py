@@ -158,10 +158,12 @@ def test_attempts_have_a_bound_and_are_not_made_without_a_pause() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        events.JobBuried("q", "a" * 200, "t" * 300_000, 1, "\u202e\x1b" * 100_000, "dead"),
-        events.JobBuried("q", "a", "\udc80", 1, "\udcff", "dead"),
-        events.Requeued("q", "w", ["\x00" * 200] * 999, "died", "it died"),
-        events.CallRefused("janitor", "q", "x" * 1_000_000),
+        events.JobBuried(
+            queue="q", id="a" * 200, task="t" * 300_000, attempt=1, reason="\u202e\x1b" * 100_000, outcome="dead"
+        ),
+        events.JobBuried(queue="q", id="a", task="\udc80", attempt=1, reason="\udcff", outcome="dead"),
+        events.Requeued(queue="q", worker="w", ids=["\x00" * 200] * 999, cause="died", reason="it died"),
+        events.CallRefused(who="janitor", queue="q", reason="x" * 1_000_000),
     ],
     ids=range(4),
 )

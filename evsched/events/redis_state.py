@@ -1,0 +1,54 @@
+"""How Redis answers: whether it can be reached, serves, and accepts what is asked."""
+
+from __future__ import annotations
+
+from evsched.events.event import Event
+
+
+class RedisUnsafe(Event, frozen=True, kw_only=True):
+    """Redis is configured so that it may lose jobs. Emitted once, at the start."""
+
+    what: str
+    mend: str
+    """The command that sets this right."""
+
+
+class RedisFailed(Event, frozen=True, kw_only=True):
+    """A command failed; `kind` is that of the StoreError."""
+
+    kind: str
+
+
+class RedisDown(Event, frozen=True, kw_only=True):
+    """Redis cannot be reached, or cannot serve. Each loop emits it once, at the first failure."""
+
+    who: str
+    reason: str
+    kind: str = "connection"
+    """That of the StoreError: it tells a Redis that is absent from one that answers and cannot serve."""
+
+
+class RedisUp(Event, frozen=True, kw_only=True):
+    """Redis serves again. Each loop emits it once."""
+
+    who: str
+    seconds: float
+    """How long it was down."""
+
+
+class CallRefused(Event, frozen=True, kw_only=True):
+    """Redis serves, but refuses what a loop asks: bad data, a missing right, or a bug. Emitted once."""
+
+    who: str
+    queue: str = ""
+    """Empty = the call concerns no single queue."""
+    reason: str
+
+
+class CallAccepted(Event, frozen=True, kw_only=True):
+    """Redis accepts what it had refused. Emitted once."""
+
+    who: str
+    queue: str = ""
+    seconds: float
+    """How long it refused."""

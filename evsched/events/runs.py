@@ -1,0 +1,107 @@
+"""What happens to the jobs that workers run. Lists of one event run parallel to its `ids`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import field
+
+from evsched.events.event import Event
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """A worker fetched jobs, and each handler has made its first step."""
+
+    queue: str
+    worker: str
+    ids: list[str]
+    tasks: list[str]
+    """The task's name in each payload, registered or not; "?" where the payload cannot be read."""
+    lateness: list[float]
+    """Seconds from the due to the handler."""
+    attempts: list[int] = field(default_factory=list[int])
+
+
+class Completed(Event, frozen=True, kw_only=True):
+    """Handlers returned, and Redis has recorded it."""
+
+    queue: str
+    worker: str
+    ids: list[str]
+    tasks: list[str]
+    seconds: list[float]
+    """How long each ran."""
+    attempts: list[int] = field(default_factory=list[int])
+
+
+class Retrying(Event, frozen=True, kw_only=True):
+    """A run failed; its job runs again after `delay` seconds."""
+
+    queue: str
+    id: str
+    task: str
+    attempt: int
+    delay: float
+    reason: str
+    seconds: float | None = None
+    """How long the run took; None = unknown."""
+    traceback: str = ""
+
+
+class JobBuried(Event, frozen=True, kw_only=True):
+    """A job was given up (`dead`), or not started before the time at which it expires (`expired`)."""
+
+    queue: str
+    id: str
+    task: str = "?"
+    attempt: int = 0
+    """0 = no worker ever fetched it."""
+    reason: str
+    outcome: Literal["dead", "expired"] = "dead"
+    seconds: float | None = None
+    """How long its last run took; None = no handler ran."""
+    traceback: str = ""
+
+
+class JobAborted(Event, frozen=True, kw_only=True):
+    """A run ended because its job was cancelled."""
+
+    queue: str
+    id: str
+    task: str
+    attempt: int
+    seconds: float | None = None
+    """How long it ran; None = no handler ran."""
+
+
+class JobDeferred(Event, frozen=True, kw_only=True):
+    """A job's window is closed: the job is scheduled for the next opening."""
+
+    queue: str
+    id: str
+    task: str
+    due: float
+    """When the window opens, Unix seconds."""
+
+
+Cause = Literal["died", "stopped", "busy"]
+
+
+class Requeued(Event, frozen=True, kw_only=True):
+    """A worker's jobs went back to ready: the worker died, stops, or had no free slot for a job it had fetched."""
+
+    queue: str
+    worker: str
+    ids: list[str]
+    cause: Cause
+    reason: str
+
+
+class RunLost(Event, frozen=True, kw_only=True):
+    """A run ended after its worker's lease was lost: its outcome was discarded."""
+
+    queue: str
+    worker: str
+    id: str
+    task: str
+    attempt: int

@@ -1,0 +1,76 @@
+"""What a worker does, apart from its runs: it starts and stops, fetches, and keeps its lease."""
+
+from __future__ import annotations
+
+from evsched.events.event import Event
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True):
+    worker: str
+    queues: list[str]
+    slots: int
+    tasks: list[str]
+
+
+class WorkerDraining(Event, frozen=True, kw_only=True):
+    """A worker fetches no more jobs, and waits for those that run."""
+
+    worker: str
+    running: int
+    shutdown_grace: float
+
+
+class WorkerStopped(Event, frozen=True, kw_only=True):
+    worker: str
+    handed_back: int = 0
+    """How many jobs went back to ready."""
+
+
+class WorkerStuck(Event, frozen=True, kw_only=True):
+    """A job ignored its timeout and the kill grace: the process ends."""
+
+    worker: str
+    queue: str
+    id: str
+    task: str
+    attempt: int
+
+
+class WorkerBlocked(Event, frozen=True, kw_only=True):
+    """A worker was asked to end, but one of its jobs blocks the event loop: the process ends."""
+
+    worker: str
+    running: list[str]
+    handed_back: int = 0
+
+
+class LeaseLost(Event, frozen=True, kw_only=True):
+    """A worker sent no heartbeat for longer than its lease: it cancels its runs."""
+
+    queue: str
+    worker: str
+
+
+class ControlOpened(Event, frozen=True, kw_only=True):
+    """A worker has subscribed to its control channels, at its start or after it lost the connection."""
+
+
+class RecurrenceDeclared(Event, frozen=True, kw_only=True):
+    """A worker brought a recurrence in Redis in step with the app's code."""
+
+    queue: str
+    name: str
+    done: str
+    """What was done: made, changed or removed."""
+
+
+class ReadyLeft(Event, frozen=True, kw_only=True):
+    """A worker fetched all that it has room for, and more jobs are ready."""
+
+    queue: str
+
+
+class ReadyDrained(Event, frozen=True, kw_only=True):
+    """A worker fetched all jobs that were ready."""
+
+    queue: str
