@@ -65,6 +65,7 @@ def set_window(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
+        redis.send(Store(queue).count_deferred(name))  # refused before anything is written
         redis.send(Store(queue).set_window(name, window))
         back = _reopen(redis, Store(queue), name)
     print(f"{name} is {window}" + (f"; {back} jobs that waited for it are judged anew" if back else ""))
@@ -76,6 +77,7 @@ def remove_window(
 ) -> None:
     """Delete a named window. Jobs that wait for it go to dead, as those do that name it and fall due."""
     with client(url) as redis:
+        redis.send(Store(queue).count_deferred(name))  # refused before anything is written
         if not redis.send(Store(queue).set_window(name, None)):
             raise JobMissing(f"queue {queue} has no window {name}")
         back = _reopen(redis, Store(queue), name)

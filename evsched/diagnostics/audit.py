@@ -55,6 +55,7 @@ _TYPES_OF_MANY: Final = {
     "arrival:": "string",
     "backlog:": "zset",
     "declared:": "set",
+    "deferred:": "zset",
     "processing:": "list",
     "recurrence:": "hash",
     "reply:": "list",

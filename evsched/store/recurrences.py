@@ -80,6 +80,10 @@ class Recurrences(Queue):
 
         return self._verb("reopen", counts, self._stamp(now), window, limit)
 
+    def count_deferred(self, window: str) -> Call[int]:
+        """Count the notes of jobs that wait for a named window: refused when its key is of a wrong type."""
+        return Call(("ZCARD", f"{self._root}deferred:{window}"), int)
+
     def set_window(self, name: str, window: str | None) -> Call[int]:
         """Keep a named window, None = no more; the reply is 1 when there was none, or when it was deleted."""
         key = f"{self._root}windows"

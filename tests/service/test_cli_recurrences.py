@@ -114,6 +114,17 @@ def test_windows_are_kept_by_name(cli: Cli, queue: str, raw: Any) -> None:
     assert cli.run("windows", "remove", "customer-a", *of).returncode == 1
 
 
+def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    cli.run("windows", "set", "night", "22:00-06:00 UTC", *of)
+    raw.set(f"evsched:{{{queue}}}:deferred:night", "x")
+    for command in (("set", "night", "00:00-24:00 UTC"), ("remove", "night")):
+        done = cli.run("windows", *command, *of)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert "`evsched doctor` names it" in done.stderr
+        assert cli.json("windows", *of) == {"night": "22:00-06:00 UTC"}
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [

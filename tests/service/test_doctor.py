@@ -354,7 +354,7 @@ def test_a_connection_that_is_refused_is_told_in_one_line(tmp_path: Path, passwo
     [
         *("schedule", "backlog", "ready", "dead", "leases", "limits", "in_flight", "throttled", "fair", "recurrences"),
         *("arrival", "canary", "windows", "recurrence:x", "arrival:alice", "backlog:alice", "processing:w"),
-        *("declared:app", "reply:42"),
+        *("declared:app", "deferred:night", "reply:42"),
     ],
 )
 async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: str, raw: Any, place: str) -> None:
