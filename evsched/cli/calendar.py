@@ -13,6 +13,7 @@ from cyclopts import App, Parameter
 from evsched.cli import output
 from evsched.cli.recurrences import Zone, in_zone, kept
 from evsched.cli.root import Json, Queue, Url, UsageError, client
+from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_time
 from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -37,15 +38,17 @@ def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url =
     if json:
         output.as_json(found)
         return
-    shown = list[tuple[str, str, str]]()
+    shown = list[tuple[str, str, Moment, str]]()
     for name, text in sorted(found.items()):
+        opens: float | None = None
         try:
             opens = parse_window(text).next_open(now)
-            state = "open" if opens == now else f"opens {output.moment(opens)}" if opens else "does not open again"
+            state = "open" if opens == now else "closed" if opens else "does not open again"
         except ConfigError as error:
-            state = str(error)
-        shown.append((name, text, state))
-    output.table(("name", "window", "now"), shown, f"queue {queue} has no named windows")
+            state = f"not valid: {error}"
+        shown.append((name, state, Moment(opens if state == "closed" else None), text))
+    columns = (Column("name"), Column("now", 2), Column("opens", 3), Column("window", 1, prose=True))
+    table(columns, shown, f"queue {queue} has no named windows")
 
 
 @windows.command(name="set")
@@ -119,15 +122,17 @@ def simulate(
         output.as_json([{"due": due, "name": name} for due, name in runs])
         return
     if by == "run":
-        output.table(("due", "name"), [(in_zone(due, local), name) for due, name in runs], "nothing will run")
+        columns = (Column("due", 1), Column("name"))
+        table(columns, [(in_zone(due, local), name) for due, name in runs], "nothing will run")
         return
     hours = Counter(due // 3600 * 3600 for due, _ in runs)
-    shown = list[tuple[str, int, str, str]]()
+    shown = list[tuple[str, int, str | None, str]]()
     for hour in sorted(hours):
         names = Counter(name for due, name in runs if due // 3600 * 3600 == hour)
         told = ", ".join(f"{name} {count}" for name, count in names.most_common(5))
-        shown.append((in_zone(hour, local), hours[hour], told, _clock_is_set(hour, local)))
-    output.table(("hour", "runs", "of", "DST"), shown, "nothing will run")
+        shown.append((in_zone(hour, local), hours[hour], _clock_is_set(hour, local), told))
+    columns = (Column("hour"), Column("runs", 1), Column("DST", 3), Column("of", 2, prose=True))
+    table(columns, shown, "nothing will run")
 
 
 def _given(rules: list[str], zone: str) -> list[Recurrence]:
@@ -157,10 +162,10 @@ def _runs(recurrence: Recurrence, first: float, last: float) -> list[tuple[float
     return found
 
 
-def _clock_is_set(hour: float, zone: Any) -> str:
+def _clock_is_set(hour: float, zone: Any) -> str | None:
     """Say so when the clock on the wall is set on this day."""
     day = datetime.fromtimestamp(hour, zone).replace(hour=0, minute=0, second=0)
     before, after = day.utcoffset(), (day + timedelta(days=1)).utcoffset()
     if before == after or before is None or after is None:
-        return ""
+        return None
     return f"clock set {'forward' if after > before else 'back'}"

@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 
 from evsched.cli import output
 from evsched.cli.root import Ids, Json, Queue, Url, UsageError, client
+from evsched.cli.table import Column, Moment, table
 from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreRefused
@@ -50,8 +51,9 @@ def list_dead(
             ]
         )
         return
-    shown = [(job, output.moment(died), task, reason) for job, died, task, reason in rows]
-    output.table(("job", "died", "task", "reason"), shown, f"no dead jobs in queue {queue}")
+    shown = [(job, Moment(died), task, reason) for job, died, task, reason in rows]
+    columns = (Column("job"), Column("died", 3), Column("task", 2), Column("reason", 1, prose=True))
+    table(columns, shown, f"no dead jobs in queue {queue}")
 
 
 def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | None]:

@@ -11,9 +11,10 @@ import msgspec
 from cyclopts import Parameter
 
 from evsched import keys
-from evsched.cli import output
+from evsched.cli import output, table
 from evsched.cli.jobs import Id
 from evsched.cli.root import Json, Queue, Url, client, settings
+from evsched.cli.table import Moment
 from evsched.client.client import Client, SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.explain import explain as say
@@ -59,13 +60,13 @@ def show(
     traceback = fields.pop("traceback", "")
     for name in ("due", "started", "finished"):
         if name in fields:
-            fields[name] = output.moment(fields[name])
+            fields[name] = Moment(fields[name])
     for name in ("payload", "progress"):
         if name in fields:
             fields[name] = msgspec.json.encode(fields[name]).decode()
     if status.outcome == "done":  # 0, false, "" and null are results too
         fields["result"] = msgspec.json.encode(status.result).decode()
-    output.table(("field", "value"), list(fields.items()), "")
+    table.fields(fields.items())
     if traceback:
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
 
@@ -86,8 +87,8 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     if json:
         output.as_json(told)
     else:
-        print(escape(f"{job}: {told.sentence}"))
-        output.table(("fact", "value"), list(told.facts.items()), "")
+        table.sentence(f"{job}: {told.sentence}")
+        table.fields(told.facts.items())
     return int(facts.status is None)
 
 

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from evsched.cli import output
 from evsched.cli.root import Json, Queue, Url, UsageError, client
+from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due
 from evsched.client.client import Options, new_job
 from evsched.config import DEFAULT_QUEUE
@@ -123,5 +124,5 @@ def jobs(
     if json:
         output.as_json([{"place": of, "id": job, "at": at if of != "backlog" else None} for of, job, at in rows])
     else:
-        shown = [(of, job, output.moment(at) if of in ("schedule", "dead") else "") for of, job, at in rows]
-        output.table(("place", "job", "due / died"), shown, f"no jobs in queue {queue}")
+        shown = [(of, job, Moment(at if of in ("schedule", "dead") else None)) for of, job, at in rows]
+        table((Column("place", 1), Column("job"), Column("due / died", 2)), shown, f"no jobs in queue {queue}")

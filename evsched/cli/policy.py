@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from evsched.cli import output
 from evsched.cli.queues import missing
 from evsched.cli.root import Json, Url, UsageError, client
+from evsched.cli.table import Column, Moment, table
 from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue
 from evsched.store import limits
@@ -84,11 +85,11 @@ def limit(
     if json:
         output.as_json(found)
         return
-    rows = [("", name, f"{value:g}") for name, value in found.queue.items()]
+    rows: list[tuple[str, str, object]] = [("", name, f"{value:g}") for name, value in found.queue.items()]
     rows += [(of, name, f"{value:g}") for of, ruled in found.groups.items() for name, value in ruled.items()]
     if found.paused is not None:
-        rows.append(("", "paused since", output.moment(found.paused)))
-    output.table(("group", "limit", "value"), rows, f"queue {queue} has no limits")
+        rows.append(("", "paused since", Moment(found.paused)))
+    table((Column("group", 1), Column("limit"), Column("value")), rows, f"queue {queue} has no limits")
 
 
 def _number(name: str, text: str) -> float | None:

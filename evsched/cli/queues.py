@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from evsched import keys
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, client
+from evsched.cli.table import Column, Moment, table
 from evsched.client.client import SyncClient
 from evsched.errors import StoreRefused
 from evsched.store import server
@@ -18,6 +19,18 @@ from evsched.transport.call import Call
 T = TypeVar("T")
 
 _PLACES = ("schedule", "backlog", "ready", "processing", "dead")
+
+_QUEUE_COLUMNS = (
+    Column("queue"),
+    Column("schedule", 1),
+    Column("backlog", 5),
+    Column("ready", 2),
+    Column("processing", 3),
+    Column("dead", 4),
+    Column("workers", 7),
+    Column("next due", 8),
+    Column("paused since", 6),
+)
 
 
 def find_queues(redis: SyncClient, named: list[str] | None) -> list[str]:
@@ -85,17 +98,15 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     if json:
         output.as_json(rows)
     else:
-        counts = (*_PLACES, "workers")
-        times = ("next_due", "paused")
         shown = [
             [
                 row["queue"],
-                *("?" if row["error"] else row[name] for name in counts),
-                *(output.moment(row[name]) for name in times),
+                *("?" if row["error"] else row[name] for name in (*_PLACES, "workers")),
+                *(Moment(row[name]) for name in ("next_due", "paused")),
             ]
             for row in rows
         ]
-        output.table(("queue", *counts, "next due", "paused since"), shown, "no queues: nothing has been scheduled yet")
+        table(_QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
     return _tell(refused)
 
 
@@ -113,7 +124,8 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
         output.as_json(rows)
     else:
         shown = [(row["worker"], row["queue"], row["held"], f"{row['lease_left']:.1f} s") for row in rows]
-        output.table(("worker", "queue", "holds", "lease left"), shown, "no workers")
+        columns = (Column("worker"), Column("queue", 1), Column("holds", 2), Column("lease left", 3))
+        table(columns, shown, "no workers")
     return _tell(refused)
 
 

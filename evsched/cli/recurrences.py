@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from evsched.cli import output
 from evsched.cli.jobs import argument
 from evsched.cli.root import Json, Queue, Url, UsageError, client
+from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
 from evsched.client.client import Options, SyncClient, new_job
 from evsched.config import DEFAULT_QUEUE
@@ -24,6 +25,19 @@ Name = Annotated[str, Parameter(help="The recurrence's name.")]
 Zone = Annotated[str, Parameter(help="An IANA zone, such as Europe/Berlin.")]
 
 _SLICE = 500
+
+_COLUMNS = (
+    Column("name"),
+    Column("rule", 3),
+    Column("zone", 5),
+    Column("next", 1),
+    Column("runs", 6),
+    Column("missed", 7),
+    Column("last", 4),
+    Column("finished", 8),
+    Column("late", 9),
+    Column("state", 2, prose=True),
+)
 
 
 def kept(redis: SyncClient, queue: str) -> list[tuple[str, float, dict[str, bytes]]]:
@@ -72,13 +86,13 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
         return
     shown = list[tuple[object, ...]]()
     for row in rows:
-        stands = "paused" if row["paused"] else output.moment(row["next"]) or "over, or about to begin"
-        state = row["reason"] or stands
+        state = row["reason"] or ("paused" if row["paused"] else "" if row["next"] else "over, or about to begin")
         late = "" if row["last_lateness"] is None else f"{row['last_lateness'] * 1e3:.0f} ms"
-        last = f"{row['last_outcome']} {output.moment(row['last_finished'])}" if row["last_outcome"] else ""
-        shown.append((row["name"], row["rule"], row["zone"] or "UTC", state, row["runs"], row["missed"], last, late))
-    columns = ("name", "rule", "zone", "next on the schedule", "runs", "missed", "last", "late")
-    output.table(columns, shown, f"queue {queue} has no recurrences")
+        next_ = Moment(None if state else row["next"])
+        finished = Moment(row["last_finished"] if row["last_outcome"] else None)
+        counts = (row["runs"], row["missed"], row["last_outcome"], finished, late)
+        shown.append((row["name"], row["rule"], row["zone"] or "UTC", next_, *counts, state))
+    table(_COLUMNS, shown, f"queue {queue} has no recurrences")
 
 
 @app.command(name="next")
@@ -110,17 +124,17 @@ def next_times(
     if json:
         output.as_json({"words": recurrence.rule.words(), "times": found})
         return
-    print(recurrence.rule.words() + (f"; window {recurrence.window.text}" if recurrence.window else ""))
+    sentence(recurrence.rule.words() + (f"; window {recurrence.window.text}" if recurrence.window else ""))
     zone = recurrence.rule.zone
     shown = [
         (
             in_zone(one["planned"], zone),
-            output.moment(one["planned"]),
-            output.moment(one["due"]) or "never: no opening",
+            Moment(one["planned"]),
+            "never: the window does not open" if one["due"] is None else Moment(one["due"]),
         )
         for one in found
     ]
-    output.table((f"in {zone.key}", "here", "due"), shown, "it does not recur any more")
+    table((Column(f"in {zone.key}", 1), Column("here", 2), Column("due")), shown, "it does not recur any more")
 
 
 def in_zone(moment: float, zone: Any) -> str:

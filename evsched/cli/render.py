@@ -7,11 +7,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from evsched.cli.output import moment
+from evsched.cli.table import Column, fit
 from evsched.telemetry.log import escape
 from evsched.top.snapshot import Page, QueueRow, Sample, WorkerRow
 
@@ -22,8 +24,32 @@ _STEPS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _WIDE: Final = 100
 """Columns from which there is room for two between those of a table."""
 
-_FRAME: Final = 14
-"""Lines of a page besides the rows of its two tables."""
+_FRAME: Final = 16
+"""Lines of a page besides the rows of its two tables, with a line under each that says which columns are left out."""
+
+_NAME_LEAST: Final = 12
+"""Columns that the beginning of a name needs to be recognised."""
+
+_QUEUE_COLUMNS: Final = (
+    Column("queue"),
+    Column("schedule", 2),
+    Column("overdue", 5),
+    Column("backlog", 6),
+    Column("ready", 1),
+    Column("processing", 3),
+    Column("dead", 4),
+    Column("start/s", 7),
+    Column("next due", 8),
+)
+_WORKER_COLUMNS: Final = (
+    Column("worker"),
+    Column("busy", 1),
+    Column("queue", 5),
+    Column("job", 2),
+    Column("task", 3),
+    Column("attempt", 6),
+    Column("for", 4),
+)
 
 
 def draw(page: Page, title: str, width: int, height: int | None) -> RenderableType:
@@ -39,12 +65,12 @@ def draw(page: Page, title: str, width: int, height: int | None) -> RenderableTy
     parts = [
         *_title(page, title),
         Text(),
-        _queues(queues, page.now, width) if queues else Text("no queues: nothing has been scheduled yet"),
+        *(_queues(queues, page.now, width) if queues else [Text("no queues: nothing has been scheduled yet")]),
         _rest(len(page.queues) - len(queues), "queues: name those to be seen with --queue"),
         _speed(page),
         *_lateness(page.lateness, width),
         Text(),
-        _workers(workers, runs, width) if workers else Text("no workers: start one with `evsched worker MODULE:APP`"),
+        *(_workers(workers, runs, width) if workers else [Text("no workers: start one: evsched worker MODULE:APP")]),
         _rest(len(page.workers) - len(workers), "workers"),
     ]
     return Group(*parts)
@@ -107,27 +133,31 @@ def _rest(count: int, of: str) -> Text:
     return Text(f"and {count} more {of}" if count > 0 else "")
 
 
-def _table(*columns: str, names: int, width: int) -> Table:
-    """Make a table whose first columns are names, which are cut where the terminal is too narrow, and then numbers."""
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[object]], names: int, width: int) -> list[RenderableType]:
+    """Draw a table and, where the terminal is too narrow for some columns, a line that names them.
+
+    The first columns are names, which are cut where they are longer than the room for them; the others are numbers.
+    """
     gap = 2 if width >= _WIDE else 1
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for n, column in enumerate(columns):
+    cells = [[escape("" if cell is None else str(cell)) for cell in row] for row in rows]
+    widest = [max(map(cell_len, [column.name, *(row[n] for row in cells)])) for n, column in enumerate(columns)]
+    needs = [min(wide, _NAME_LEAST) if n < names else wide for n, wide in enumerate(widest)]
+    kept = fit(needs, [column.rank for column in columns], width, gap)
+    drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for n in kept:
         if n < names:
-            table.add_column(column, no_wrap=True, overflow="ellipsis")
+            drawn.add_column(columns[n].name, no_wrap=True, overflow="ellipsis")
         else:
-            table.add_column(column, no_wrap=True, justify="right", min_width=len(column))
-    return table
+            drawn.add_column(columns[n].name, no_wrap=True, justify="right", min_width=needs[n])
+    for row in cells:
+        drawn.add_row(*(Text(row[n]) for n in kept))
+    left_out = ", ".join(column.name for n, column in enumerate(columns) if n not in kept)
+    return [drawn, Text(f"(no room for: {left_out}; --json shows all)", no_wrap=True)] if left_out else [drawn]
 
 
-def _cells(*cells: object) -> list[Text]:
-    return [Text(escape("" if cell is None else str(cell))) for cell in cells]
-
-
-def _queues(rows: Sequence[QueueRow], now: float | None, width: int) -> Table:
-    columns = ("queue", "schedule", "overdue", "backlog", "ready", "processing", "dead", "start/s", "next due")
-    table = _table(*columns, names=1, width=width)
-    for row in rows:
-        cells = _cells(
+def _queues(rows: Sequence[QueueRow], now: float | None, width: int) -> list[RenderableType]:
+    shown = [
+        (
             row.queue,
             row.schedule,
             row.overdue,
@@ -140,8 +170,9 @@ def _queues(rows: Sequence[QueueRow], now: float | None, width: int) -> Table:
             if row.paused is None
             else f"paused {length(max((now or row.paused) - row.paused, 0.0))}",
         )
-        table.add_row(*cells)
-    return table
+        for row in rows
+    ]
+    return _table(_QUEUE_COLUMNS, shown, 1, width)
 
 
 def _speed(page: Page) -> Text:
@@ -166,20 +197,20 @@ def _lateness(samples: Sequence[Sample | None], width: int) -> list[Text]:
     ]
 
 
-def _workers(rows: Sequence[WorkerRow], runs: int | None, width: int) -> Table:
-    table = _table("worker", "busy", "queue", "job", "task", "attempt", "for", names=5, width=width)
+def _workers(rows: Sequence[WorkerRow], runs: int | None, width: int) -> list[RenderableType]:
+    shown = list[tuple[object, ...]]()
     for row in rows:
         busy = f"{row.busy}/{row.slots}" if row.answered else f"no answer, holds {row.busy}"
-        lines = [
-            _cells(job.queue, job.id, job.task, job.attempt, length(max(job.seconds, 0.0))) for job in row.runs[:runs]
+        lines: list[tuple[object, ...]] = [
+            (job.queue, job.id, job.task, job.attempt, length(max(job.seconds, 0.0))) for job in row.runs[:runs]
         ]
         if runs is not None and 1 < runs < len(row.runs):
             lines.pop()
         if row.answered and row.busy > len(lines) and (runs is None or len(lines) < runs):
-            lines.append(_cells("", f"and {row.busy - len(lines)} more", "", "", ""))
-        for n, line in enumerate(lines or [_cells("", "", "", "", "")]):
-            table.add_row(*(_cells(row.worker, busy) if n == 0 else _cells("", "")), *line)
-    return table
+            lines.append(("", f"and {row.busy - len(lines)} more", "", "", ""))
+        for n, line in enumerate(lines or [("",) * 5]):
+            shown.append((*((row.worker, busy) if n == 0 else ("", "")), *line))
+    return _table(_WORKER_COLUMNS, shown, 5, width)
 
 
 def _fullest(rows: list[QueueRow], count: int) -> list[QueueRow]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TextIO
 from unittest.mock import patch
 
 from evsched.cli.main import main
@@ -43,19 +47,30 @@ class Cli:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._call, words, {**self.environment, **environment}).result(PATIENCE)
 
-    def _call(self, words: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    def _call(
+        self, words: tuple[str, ...], environment: dict[str, str], stdout: TextIO | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        out, err = StringIO(), StringIO()
         with (
             patch.dict(os.environ, environment, clear=True),
             patch.object(sys, "argv", ["evsched", *words]),
-            redirect_stdout(StringIO()) as out,
-            redirect_stderr(StringIO()) as err,
+            redirect_stdout(stdout or out),
+            redirect_stderr(err),
         ):
             code: Any = 0
             try:
                 main()
             except SystemExit as ended:
                 code = ended.code or 0
+            if stdout is not None:
+                stdout.close()  # the last of what it has written
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+    def terminal(self, columns: int, *words: str) -> str:
+        """Run a command whose stdout is a terminal of so many columns; return what it printed there."""
+        with ThreadPoolExecutor(1) as thread, Terminal(columns) as terminal:
+            done = thread.submit(self._call, words, {**self.environment, "TERM": "xterm"}, terminal.stdout)
+            return terminal.read_until_end(done)
 
     def process(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, in a process of its own."""
@@ -96,6 +111,39 @@ class Cli:
             child.kill()
             child.wait()
             child.stderr.close()
+
+
+class Terminal:
+    """A pseudo-terminal of so many columns, to which a command of this process prints."""
+
+    def __init__(self, columns: int) -> None:
+        self._ours, its = os.openpty()
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        self.stdout = os.fdopen(its, "w")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stdout.close()
+        os.close(self._ours)
+
+    def read_until_end(self, done: Future[subprocess.CompletedProcess[str]]) -> str:
+        """Return all that is printed until the command has closed its stdout."""
+        said = b""
+        while True:
+            try:
+                part = os.read(self._ours, 65536)
+            except OSError:  # Linux says so that nobody has the other end any more
+                part = b""
+            if not part:
+                break
+            said += part
+        ended = done.result(PATIENCE)
+        assert ended.returncode == 0, ended.stderr
+        return said.decode().replace("\r\n", "\n")
 
 
 class Log:

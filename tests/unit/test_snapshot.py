@@ -200,7 +200,7 @@ def test_a_page_is_drawn() -> None:
 def test_an_empty_page_says_what_to_do() -> None:
     text = "\n".join(drawn(Page(None, [], None, [], [])))
     assert "nothing has been scheduled yet" in text
-    assert "start one with `evsched worker MODULE:APP`" in text
+    assert "start one: evsched worker MODULE:APP" in text
 
 
 def test_what_redis_holds_does_not_steer_the_terminal() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched import Retry, events
-from evsched.cli import output
+from evsched.cli.table import fields
 from evsched.errors import ConfigError
 from evsched.jobs.job import read_status
 from evsched.jobs.retry import ATTEMPTS_MOST, least_delay
@@ -187,9 +187,12 @@ def test_a_line_of_the_log_is_bounded_whatever_is_in_it(
 
 
 @pytest.mark.usefixtures("in_time")
-def test_a_table_shows_the_beginning_of_what_is_long(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_shows_the_beginning_of_a_long_value(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status = read_status("q", "a", "finished", "1", {"result": b"\xff" * 4_000_000})
-    output.table(("field", "value"), [("result", status.result), ("reason", "x" * 2000)], "")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    fields([("result", status.result), ("reason", "x" * 2000)])
     shown = capsys.readouterr().out.split()
     text = "".join(word for word in shown if set(word) <= set("\\xf"))
     assert text.count("\\xff") == 500

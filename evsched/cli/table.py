@@ -1,0 +1,188 @@
+"""Tables: laid out for the terminal's width, or tab-separated for the program that reads a pipe.
+
+On a terminal that is too narrow, times are first shortened to seconds, then whole columns are left out, the least
+important first. A word or a time is never broken.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from rich.cells import cell_len
+
+from evsched.cli import output
+from evsched.telemetry.log import escape
+
+_CELL_MOST: Final = 2000
+"""Characters of a cell that a terminal shows: as many as the reason of a dead job has."""
+
+_GAP: Final = 2
+"""Blanks between two columns."""
+
+_PROSE_LEAST: Final = 24
+"""Columns below which a sentence becomes a tower of single words."""
+
+_DATE_AND_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d) (?=\d\d:)")
+
+
+class Column(NamedTuple):
+    """One column. Rank 0 is always shown; the others get room in the order of their ranks."""
+
+    name: str
+    rank: int = 0
+    prose: bool = False
+    """Its cells are sentences, which may go over several lines. Only the last column can be prose."""
+
+
+class Moment(NamedTuple):
+    """A cell that is a time, in Unix seconds. None is an empty cell."""
+
+    unix: float | None
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """Print rows, or the sentence `empty` when there are none.
+
+    A terminal gets aligned columns that fit. Anything else gets a header line and one line a row, with tabs between
+    all columns; `empty` goes to stderr then.
+    """
+    listed = list(rows)
+    if not sys.stdout.isatty():
+        if not listed:
+            output.note(empty)
+        _print_tabs([column.name for column in columns], listed)
+    elif listed:
+        _print_table(columns, listed, _terminal_width())
+    else:
+        print(empty)
+
+
+def fields(named: Iterable[tuple[str, object]]) -> None:
+    """Print names and values: one below the other on a terminal, as a table of two columns elsewhere."""
+    rows = list(named)
+    if not sys.stdout.isatty():
+        _print_tabs(["field", "value"], rows)
+        return
+    indent = max((len(name) for name, _ in rows), default=0) + _GAP
+    for name, value in rows:
+        first, *more = _wrap(_text(value, short=False), _terminal_width() - indent)
+        print(_bold(name) + " " * (indent - len(name)) + first)
+        for line in more:
+            print(" " * indent + line)
+
+
+def sentence(text: str) -> None:
+    """Print a sentence: on a terminal, over as many lines as it needs."""
+    for line in _wrap(escape(text), _terminal_width()) if sys.stdout.isatty() else [escape(text)]:
+        print(line)
+
+
+def fit(needs: Sequence[int], ranks: Sequence[int], width: int, gap: int = _GAP) -> list[int]:
+    """Return the places of the columns that are shown: those of rank 0, then each that there is still room for."""
+    kept = [n for n, rank in enumerate(ranks) if rank == 0]
+    room = width - sum(needs[n] + gap for n in kept) + gap
+    for n in sorted(range(len(ranks)), key=lambda n: ranks[n]):
+        if ranks[n] and needs[n] + gap <= room:
+            kept.append(n)
+            room -= needs[n] + gap
+    return sorted(kept)
+
+
+def _print_tabs(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    lines = ["\t".join(header), *("\t".join(escape(_plain(cell)) for cell in row) for row in rows)]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], width: int) -> None:
+    cells = [[_text(cell, short=False) for cell in row] for row in rows]
+    widest = _widest(columns, cells)
+    if sum(widest) + _GAP * (len(columns) - 1) > width:
+        cells = [[_text(cell, short=True) for cell in row] for row in rows]
+        widest = _widest(columns, cells)
+    needs = [min(wide, _PROSE_LEAST) if column.prose else wide for wide, column in zip(widest, columns, strict=True)]
+    # A column without a single value says the least of all.
+    ranks = [
+        column.rank and column.rank + (0 if any(row[n] for row in cells) else len(columns))
+        for n, column in enumerate(columns)
+    ]
+    kept = fit(needs, ranks, width)
+    widths = [needs[n] for n in kept]
+    if columns[kept[-1]].prose:
+        widths[-1] = max(width - sum(widths[:-1]) - _GAP * (len(kept) - 1), widths[-1])
+    numbers = [all(isinstance(row[n], int | float | None) for row in rows) for n in kept]
+    _print_row([columns[n].name for n in kept], widths, numbers, bold=True)
+    for row in cells:
+        _print_row([row[n] for n in kept], widths, numbers, wrap=columns[kept[-1]].prose)
+    if left_out := [column.name for n, column in enumerate(columns) if n not in kept]:
+        sentence(f"({width} columns are too few for: {', '.join(left_out)}; --json shows all)")
+
+
+def _widest(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_len, [column.name, *(row[n] for row in cells)])) for n, column in enumerate(columns)]
+
+
+def _print_row(
+    cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool], *, wrap: bool = False, bold: bool = False
+) -> None:
+    last, *more = _wrap(cells[-1], widths[-1]) if wrap else [cells[-1]]
+    line = "".join(
+        (_pad(cell, wide) + cell if number else cell + _pad(cell, wide)) + " " * _GAP
+        for cell, wide, number in zip(cells[:-1], widths, numbers, strict=False)
+    )
+    line += _pad(last, widths[-1]) + last if numbers[-1] else last
+    print(_bold(line.rstrip()) if bold else line.rstrip())
+    for part in more:
+        print(" " * (sum(widths[:-1]) + _GAP * (len(widths) - 1)) + part)
+
+
+def _pad(cell: str, width: int) -> str:
+    return " " * max(width - cell_len(cell), 0)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Return the lines of a text; a word that is wider than a line has one of its own and sticks out."""
+    lines, line = list[str](), ""
+    for word in _DATE_AND_TIME.sub("\\1\N{NO-BREAK SPACE}", text).split(" "):
+        longer = f"{line} {word}" if line else word
+        if line and cell_len(longer) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = longer
+    return [part.replace("\N{NO-BREAK SPACE}", " ") for part in [*lines, line]]
+
+
+def _plain(cell: object) -> str:
+    if isinstance(cell, Moment):
+        return output.moment(cell.unix)
+    return "" if cell is None else str(cell)
+
+
+def _text(cell: object, *, short: bool) -> str:
+    """Return a cell for the terminal: what Redis holds cannot steer it, nor fill it with megabytes."""
+    if short and isinstance(cell, Moment) and cell.unix is not None:
+        try:
+            return datetime.fromtimestamp(cell.unix).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        except (ValueError, OverflowError, OSError):
+            return f"{cell.unix}"
+    text = _plain(cell)
+    more = len(text) - _CELL_MOST
+    return escape(text if more <= 0 else f"{text[:_CELL_MOST]} ... and {more} characters more: --json shows all")
+
+
+def _bold(text: str) -> str:
+    return text if os.environ.get("TERM", "dumb") == "dumb" else f"\x1b[1m{text}\x1b[0m"
+
+
+def _terminal_width() -> int:
+    if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
+        return int(asked)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except OSError:
+        return 80

@@ -1,0 +1,108 @@
+"""Every command that prints a table, on a terminal of 80 and of 60 columns, and into a pipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+import pytest
+
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.cli import Cli
+
+REASON = "ValueError: the mail server at mail.example.org has not answered since 2026-01-02 03:04:05"
+
+TASKS = f"""
+from evsched import App, Retry
+
+app = App()
+
+@app.task(retry=Retry(attempts=1))
+async def send_a_mail() -> None:
+    raise ValueError({REASON.removeprefix("ValueError: ")!r})
+"""
+
+COMMANDS = {
+    "jobs": ("place", "job", "due / died"),
+    "dead": ("job", "died", "task", "reason"),
+    "queues": ("queue", "schedule", "backlog", "ready", "processing", "dead", "workers", "next due", "paused since"),
+    "workers": ("worker", "queue", "holds", "lease left"),
+    "recurrences": ("name", "rule", "zone", "next", "runs", "missed", "last", "finished", "late", "state"),
+    "recurrences next nightly-report-of-all-customers": ("in Europe/Berlin", "here", "due"),
+    "windows": ("name", "now", "opens", "window"),
+    "simulate": ("hour", "runs", "DST", "of"),
+    "simulate --by run": ("due", "name"),
+    "limit QUEUE": ("group", "limit", "value"),
+    "show dead-1": ("field", "value"),
+    "explain dead-1": ("field", "value"),
+}
+
+
+QUEUE = "tables"
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cli]:
+    """Yield the commands while a worker runs and each table has rows."""
+    folder, of = tmp_path_factory.mktemp("tables"), ("--queue", QUEUE)
+    (folder / "tasks.py").write_text(TASKS)
+    with EmbeddedRedis() as server:
+        cli = Cli(server.url, folder)
+        _fill(cli, *of)
+        with cli.running("worker", "tasks:app", *of, until="slots"):
+            yield cli
+
+
+def _fill(cli: Cli, *of: str) -> None:
+    def run(*words: str) -> None:
+        done = cli.run(*words, *of)
+        assert done.returncode == 0, done.stderr
+
+    run("enqueue", "send_a_mail", "--id", "dead-1")
+    run("worker", "tasks:app", "--burst")
+    run("enqueue", "send_a_mail", "--id", "a-job-with-a-long-name-of-fifty-characters-0123456", "--in", "1h")
+    rule = ("--rule", "*/5 0-23 * * mon-fri,sat,sun", "--zone", "Europe/Berlin")
+    run("recurrences", "add", "nightly-report-of-all-customers", "send_a_mail", *rule)
+    run("windows", "set", "nights", "mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26")
+    assert cli.run("limit", QUEUE, "--concurrency", "5", "--rate", "200/s").returncode == 0
+
+
+def _words(command: str) -> list[str]:
+    words = command.replace("QUEUE", QUEUE).split()
+    return words if "QUEUE" in command else [*words, "--queue", QUEUE]
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_terminal_shows_what_fits_and_breaks_nothing(cli: Cli, command: str, columns: int) -> None:
+    piped, printed = cli.run(*_words(command)).stdout, cli.terminal(columns, *_words(command))
+    shown = re.sub(r"\x1b\[[01]m", "", printed)
+    assert "\x1b" not in shown, "bold is all that steers the terminal"
+    assert "\t" not in shown
+    shown = shown.partition("\nTraceback")[0]
+    left_out = re.findall(rf"\({columns} columns are too few for: (.*);\s--json\sshows\sall\)", shown, re.DOTALL)
+    shown = shown.partition("\n(")[0]
+    for line in shown.splitlines():
+        # Only a single word may be wider than the terminal.
+        assert len(line) <= columns or len(line.strip().rpartition("  ")[2].split()) == 1, line
+        assert not re.search(r"\d{4}-\d\d-\d\d$", line.replace("2026-12-24..2026-12-26", "")), "a time is on one line"
+    known = {QUEUE, *piped.split(), *(word for names in COMMANDS.values() for word in " ".join(names).split())}
+    for word in shown.split():
+        assert word in known or re.fullmatch(r"[\d:.+-]+", word), f"{word} is a part of a word"
+    header = next((f" {line} " for line in shown.splitlines() if line.startswith(COMMANDS[command][0])), "")
+    lacking = [name for name in COMMANDS[command] if f" {name} " not in header]
+    if "value" not in COMMANDS[command]:
+        assert [" ".join(names.split()) for names in left_out] == ([", ".join(lacking)] if lacking else [])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_pipe_gets_a_header_and_one_line_a_row(cli: Cli, command: str) -> None:
+    lines = cli.run(*_words(command), COLUMNS="20").stdout.splitlines()
+    header = "\t".join(COMMANDS[command])
+    rows = lines[lines.index(header) :]
+    if command.startswith("show"):
+        rows = rows[: rows.index("")]  # the traceback follows
+        assert f": {REASON} (" in "\n".join(rows)
+    assert len(rows) > 1
+    assert {row.count("\t") for row in rows} == {len(COMMANDS[command]) - 1}
+    assert all(row.replace("\t", "").isprintable() for row in rows)
