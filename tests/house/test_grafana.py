@@ -116,9 +116,9 @@ def test_a_dashboard_has_its_panels_side_by_side(dashboard: dict[str, Any]) -> N
 
 
 def test_every_alert_has_its_section_in_the_runbook() -> None:
-    text = (ROOT / "docs/operations.md").read_text()
+    text = (ROOT / "docs/alerts.md").read_text()
     anchors = {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.M)}
-    books = re.findall(r"runbook: docs/operations\.md#(\S+)", (RULES / "alerts.yml").read_text())
+    books = re.findall(r"runbook: docs/alerts\.md#(\S+)", (RULES / "alerts.yml").read_text())
     alerts = re.findall(r"alert: (\w+)", (RULES / "alerts.yml").read_text())
     assert len(books) == len(alerts)
     assert set(books) <= anchors

@@ -1,0 +1,76 @@
+"""The documentation: its links lead somewhere, and its tables of commands and findings are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+import evsched.cli.main  # registers the commands
+from evsched.cli.root import root
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), ROOT / "lua/README.md", ROOT / "grafana/README.md"]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_table_is_whole(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for block in re.split(r"\n\s*\n", text):
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        if rows:
+            assert re.fullmatch(r"\|(-+\|)+", rows[1].replace(" ", "")), f"a table without a head: {rows[0]}"
+            assert {len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row))) for row in rows} == {rows[1].count("|")}
+
+
+def test_the_index_names_every_page() -> None:
+    pages = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text())) == pages
+
+
+def commands_of(app: App, *before: str) -> set[str]:
+    """Return the names of all commands below an app, those that only group others left out."""
+    found = set[str]()
+    for name in app:
+        if not name.startswith("-"):
+            below = commands_of(app[name], *before, name)
+            found |= below or {" ".join([*before, name])}
+    return found
+
+
+def test_the_commands_in_the_docs_are_the_commands() -> None:
+    assert evsched.cli.main.root is root
+    rows = re.findall(r"^\| `evsched ([a-z -]+?)(?: [A-Z\[].*)?` \|", (DOCS / "commands.md").read_text(), re.M)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == commands_of(root)
+
+
+def test_the_findings_in_the_docs_are_those_of_the_doctor() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "evsched/diagnostics").glob("*.py"))
+    rows = re.findall(r"^\| (`[^|]+`) \| (?:fault|warning|info)", (DOCS / "doctor.md").read_text(), re.M)
+    told = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    made = set(re.findall(r'Finding\(\s*"([\w-]+)"', sources)) | set(
+        re.findall(r'^    "([\w-]+)": _Rule\(', sources, re.M)
+    )
+    assert made <= told
+    assert {name for name in told if f'"{name}"' not in sources} == set()
