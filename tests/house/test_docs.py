@@ -66,7 +66,8 @@ def test_the_commands_in_the_docs_are_the_commands() -> None:
 
 
 def test_the_findings_in_the_docs_are_those_of_the_doctor() -> None:
-    sources = "\n".join(path.read_text() for path in (ROOT / "evsched/diagnostics").glob("*.py"))
+    files = [*(ROOT / "evsched/diagnostics").glob("*.py"), ROOT / "evsched/cli/doctor.py"]
+    sources = "\n".join(path.read_text() for path in files)
     rows = re.findall(r"^\| (`[^|]+`) \| (?:fault|warning|info)", (DOCS / "doctor.md").read_text(), re.M)
     told = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
     made = set(re.findall(r'Finding\(\s*"([\w-]+)"', sources)) | set(
