@@ -142,8 +142,7 @@ class Supervisor:
         living = [child for child in self._children if child.process is not None and child.process.returncode is None]
         for child in living:
             if child.process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.process.pid, signal.SIGKILL)
+                _signal(child.process, signal.SIGKILL)
         return living
 
     def _bind(self, number: int) -> socket.socket | None:
@@ -183,7 +182,7 @@ class Supervisor:
         child.wanted = False
         self._write_targets()
         if child.process is not None and child.process.returncode is None:
-            child.process.terminate()
+            _signal(child.process, signal.SIGTERM)
 
     async def _keep(self, child: Child) -> None:
         """Run a process while one is wanted here; one that ends by itself is started anew."""
@@ -220,8 +219,17 @@ class Supervisor:
         theirs.close()
         self._emit(ChildStarted(number=child.number, pid=process.pid))
         if not child.wanted:
-            process.terminate()
-        reader, writer = await asyncio.open_connection(sock=ours)
+            _signal(process, signal.SIGTERM)
+        # The process itself says when it has ended: what it started may hold its end of the link for long after.
+        hearing = asyncio.ensure_future(self._hear(child, ours))
+        code = await process.wait()
+        hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
+        self._emit(ChildEnded(number=child.number, pid=process.pid, code=code))
+        return code
+
+    async def _hear(self, child: Child, link: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=link)
         try:
             while word := await reader.read(1):
                 self._heard(child, word)
@@ -229,9 +237,6 @@ class Supervisor:
             pass
         finally:
             writer.close()
-        code = await process.wait()
-        self._emit(ChildEnded(number=child.number, pid=process.pid, code=code))
-        return code
 
     def _heard(self, child: Child, word: bytes) -> None:
         running = [one for one in self._children if one.wanted]
@@ -245,3 +250,12 @@ class Supervisor:
                 self._begin(free[0])
         elif word == child_link.IDLE and len(running) > self._span.least:
             self._end(child)
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    """Send a signal.
+
+    asyncio's own methods may take the exit code of a process that has just ended, which is then reported as 255.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)

@@ -196,6 +196,28 @@ else:
         assert ended(child) == 0
 
 
+def test_the_death_of_one_is_seen_while_what_it_started_holds_its_link(cli: Cli, queue: str, folder: Path) -> None:
+    started = f"""
+import os, subprocess
+from pathlib import Path
+link = os.dup(int(os.environ["_EVSCHED_LINK_FD"]))
+sleeper = subprocess.Popen(["sleep", "600"], pass_fds=[link], stderr=subprocess.DEVNULL)
+Path({str(folder)!r}, f"{{sleeper.pid}}.pid").touch()
+"""
+    (folder / "tasks.py").write_text(started + TASKS)
+    child = start(cli, "--queue", queue, "--processes", "1")
+    log = Log(child)
+    try:
+        log.until("WorkerStarted")
+        os.kill(log.until("ChildStarted")["pid"], signal.SIGKILL)
+        assert log.until("ChildEnded")["code"] == -signal.SIGKILL
+        log.until("WorkerStarted", count=2)
+    finally:
+        assert ended(child) == 0
+        for file in folder.glob("*.pid"):
+            os.kill(int(file.stem), signal.SIGKILL)
+
+
 @pytest.mark.parametrize(("text", "span"), [("4", Span(4, 4)), ("2:8", Span(2, 8)), ("1:1", Span(1, 1))])
 def test_a_span(text: str, span: Span) -> None:
     assert read_span(text) == span
