@@ -339,6 +339,14 @@ end
 
 if #places > 0 then
   redis.call('ZADD', backlog, 'NX', unpack(places))
+  if redis.call('ZCARD', dead) > 0 then
+    -- An id used again whose record was deleted first: nothing of it says that it was dead.
+    local ids = {}
+    for i = 2, #places, 2 do
+      ids[#ids + 1] = places[i]
+    end
+    redis.call('ZREM', dead, unpack(ids))
+  end
   for name, turn in pairs(turns) do
     redis.call('HSET', fair, 'last:' .. name, turn.last)
   end

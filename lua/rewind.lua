@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- rewind: what recurrences have ahead on the schedule -> gone, where a clock that has been set back since put it there.
+-- Groups that wait for a moment of that clock are looked at again.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -8,7 +9,7 @@
 --        limit     how many to look at
 -- REPLY  how many were looked at; the names of those that recur from now on
 -- FAILS  none
--- TWICE  the second call finds that they stand at 0, or were moved on by the right clock
+-- TWICE  the second call finds that they stand at 0, or were moved on by the right clock; groups are looked at again
 --
 -- A recurrence says when it was moved on. If that is ahead of now, it stands where nobody would put it now, and would
 -- stand still until the clock comes there again.
@@ -27,6 +28,17 @@ for _, name in ipairs(found) do
 end
 -- This read also refuses a key of the wrong type before anything is written.
 redis.call('ZCARD', schedule)
+
+-- A group that its rate holds back waits for a moment, which may be one of the clock that was ahead. To look at it too
+-- early costs little.
+local GROUPS_MOST = 1000
+local groups = redis.pcall('ZRANGE', throttled, '(' .. seconds(now), '(+inf', 'BYSCORE', 'LIMIT', 0, GROUPS_MOST)
+for _, group in ipairs(groups) do -- none, when the key is of another type
+  redis.call('ZADD', throttled, 0, group)
+end
+if #groups > 0 then
+  redis.call('PUBLISH', root .. 'gate', seconds(now))
+end
 
 for _, name in ipairs(wrong) do
   local key = recurrence(name)

@@ -138,6 +138,8 @@ def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
 def _limited(what: str, limits: dict[str, float], in_flight: float, opens: float | None, now: float) -> str:
     if opens is not None:
         return f"{what} by the rate limit {limits.get('rate', 0):g}/s: it opens in {length(max(opens - now, 0.0))}"
+    if in_flight < limits.get("concurrency", 0.0) or "concurrency" not in limits:
+        return f"{what} no longer: it passes when a dispatcher looks at the group again"
     return f"{what} by the concurrency limit: {in_flight:g} of {limits.get('concurrency', 0):g}"
 
 

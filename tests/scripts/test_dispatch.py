@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.errors import StoreRefused
-from evsched.jobs.job import Done
+from evsched.jobs.job import Buried, Done
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -55,6 +55,20 @@ def test_it_is_bounded_and_says_that_more_is_due(send: Send, store: Store, state
     step = send(dispatch(store, limit=10))
     assert (len(step.moved), step.sleep) == (10, 0)
     assert len(state()["schedule"]) == 20
+
+
+def test_the_id_of_a_dead_job_whose_record_was_deleted_is_used_again(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    send(store.enqueue(jobs("a", "b")))
+    send(dispatch(store))
+    runs = send(store.start("w", (), hold=2, lease=15, now=NOW)).jobs
+    send(store.bury("w", [(run, Buried("no luck", False)) for run in runs], now=NOW))
+    assert set(state()["dead"]) == {"a", "b"}
+    raw.delete(f"evsched:{{{store.queue}}}:job:a")
+    send(store.enqueue(jobs("a")))
+    send(dispatch(store))
+    assert (state()["ready"], set(state()["dead"])) == (["a"], {"b"})
 
 
 def test_ready_is_kept_short(send: Send, store: Store, state: State) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evsched.diagnostics.explain import explain
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob
 from evsched.store.limits import Limits
@@ -147,6 +148,21 @@ def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(s
     assert fetch(send, store) == []
     assert len(fetch(send, store, now=NOW - 7200)) == 2
     assert fetch(send, store, now=NOW - 7200) == []
+
+
+def test_a_group_that_waits_for_a_moment_of_a_clock_that_was_set_back_is_looked_at_again(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.limit({"rate:alice": 5, "burst:alice": 1}, now=NOW))
+    due(send, store, names(9), group="alice")
+    assert len(fetch(send, store)) == 1
+    assert fetch(send, store, now=NOW - 3600) == []  # the group is looked at an hour later, by this clock
+    told = explain("a008", store.queue, send(store.explain("a008", now=NOW - 3600))).sentence
+    assert told == "the gate is closed to group alice no longer: it passes when a dispatcher looks at the group again"
+    send(store.rewind(15.0, 0, 10, now=NOW - 3600))
+    assert state()["throttled"] == {"alice": 0.0}
+    assert send(store.dispatch(limit=9, cap=1000, now=NOW - 3600)).sleep < 1
+    assert len(fetch(send, store, now=NOW - 3600)) == 1
 
 
 def test_a_group_has_its_own_rate(send: Send, store: Store, state: State) -> None:
