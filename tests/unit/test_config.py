@@ -148,3 +148,24 @@ def test_a_warning_names_a_few_variables_of_very_many() -> None:
     told = warning({f"EVSCHED_{name * 7}": "" for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"})
     assert told is not None
     assert told.endswith("EVSCHED_HHHHHHH, 18 more")
+
+
+def test_settings_come_from_flags_then_environment_then_defaults() -> None:
+    found = load({"EVSCHED_LEASE": "30", "EVSCHED_QUEUES": "a,b", "PATH": "x"}, lease=None, concurrency=7)
+    assert (found.lease, found.queues, found.concurrency, found.heartbeat) == (30.0, ("a", "b"), 7, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("EVSCHED_LEASE", "soon", "EVSCHED_LEASE is 'soon'"),
+        ("EVSCHED_LEASE", "6", "two heartbeats"),
+        ("EVSCHED_CONCURRENCY", "1000", "from 1 to 999"),
+        ("EVSCHED_PROCESS_POOL", "0", "from 1 to 999: processes"),
+        ("EVSCHED_QUEUES", ",", "a queue's name is empty"),
+        ("EVSCHED_QUEUES", "a b", "a queue's name is"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(variable: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load({variable: value})

@@ -101,3 +101,8 @@ def test_a_long_reason_keeps_its_beginning_and_its_end() -> None:
     assert short.startswith("begin")
     assert short.endswith("end")
     assert shorten("short") == "short"
+
+
+def test_a_stored_reason_is_valid_utf8_and_short() -> None:
+    assert shorten("\udcff" + "x" * 10_000).encode()
+    assert len(shorten("x" * 10_000)) < 2100

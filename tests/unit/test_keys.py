@@ -97,3 +97,10 @@ def test_every_name_is_used() -> None:
     text = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "keys.py")
     public = [name for name, _ in inspect.getmembers(keys, inspect.isfunction) if not name.startswith("_")]
     assert [name for name in public if not re.search(rf"\bkeys\.{name}\b", text)] == []
+
+
+def test_keys_that_show_a_queue() -> None:
+    assert keys.parse(b"evsched:{q}:schedule") == ("q", None)
+    assert keys.parse(b"evsched:{q}:processing:w-1") == ("q", "w-1")
+    for other in (b"evsched:{q}:job:1", b"evsched:{a b}:schedule", b"x:{q}:schedule", b"evsched:{q}:processing:a\n"):
+        assert keys.parse(other) is None

@@ -18,6 +18,7 @@ from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import FetchedJob
 from evsched.jobs.tasks import Tasks, define
 from evsched.telemetry import log
+from evsched.telemetry.log import escape, json_text
 from evsched.worker.executor import Executor
 from evsched.worker.program import Program
 from evsched.worker.run import Run
@@ -250,3 +251,13 @@ def test_a_job_that_goes_to_another_worker_at_once_is_a_detail(out: Terminal) ->
     logging.getLogger("evsched").setLevel("INFO")
     log.Log().on_event(events.Requeued(queue="q", worker="w", ids=["a"], cause="busy", reason="no slot was free"))
     assert out.getvalue() == ""
+
+
+def test_what_a_job_says_cannot_steer_a_terminal() -> None:
+    assert escape("a\x1b[31m\nb\u202e") == "a\\x1b[31m\\nb\\u202e"
+
+
+def test_json_for_a_terminal_is_printable_and_says_the_same() -> None:
+    value = {"a": "\x1b\x7f\x9b[31m\u202e\u2028\U000e0001\n", "ü": [1, None]}
+    assert json_text(value).isprintable()
+    assert json.loads(json_text(value)) == value

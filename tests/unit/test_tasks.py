@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
 from evsched.errors import ConfigError, UnknownTask
-from evsched.jobs.job import Payload, RetryFields
+from evsched.jobs.job import Payload, RetryFields, decode_payload
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Tasks, define
 
@@ -124,3 +125,42 @@ def test_an_unknown_name_is_told_what_there_is() -> None:
     with pytest.raises(UnknownTask) as caught:
         tasks.find("x" * 1_000_000)
     assert len(str(caught.value)) < 1000
+
+
+def bind_json(payload: bytes, handler: Any) -> Any:
+    return define(handler).bind(decode_payload(payload))
+
+
+def test_arguments_are_converted_to_the_annotations() -> None:
+    def handler(at: datetime, *more: int, flag: bool = False) -> None: ...
+
+    args, kwargs = bind_json(b'{"task":"t","args":["2030-01-01T00:00:00Z",1,2],"kwargs":{"flag":true}}', handler)
+    assert (args, kwargs) == ([datetime(2030, 1, 1, tzinfo=UTC), 1, 2], {"flag": True})
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b'{"task":"t","args":["x"]}', r"Expected `int`, got `str` - at `\$\.args\[0\]`"),
+        (b'{"task":"t","args":[1,["x"]]}', r"at `\$\.args\[1\]\[0\]`"),
+        (b'{"task":"t","args":[1,[],3]}', "takes 2 arguments, got 3"),
+        (b'{"task":"t"}', "needs 'a'"),
+        (b'{"task":"t","args":[1],"kwargs":{"a":1}}', "got 'a' twice"),
+        (b'{"task":"t","args":[1],"kwargs":{"bb":1}}', "did you mean 'b'"),
+        (b'{"task":"t","args":[1],"kwargs":{"b":7}}', r"at `\$\.kwargs\.b`"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_with_their_path(payload: bytes, words: str) -> None:
+    def handler(a: int, b: list[int] | None = None) -> None: ...
+
+    with pytest.raises(msgspec.ValidationError, match=words):
+        bind_json(payload, handler)
+
+
+def test_tasks_are_found_by_name_alone() -> None:
+    tasks = Tasks()
+    tasks.add(define(lambda: None, name="send_mail"))
+    with pytest.raises(UnknownTask, match="did you mean 'send_mail'"):
+        tasks.find("send_mial")
+    with pytest.raises(ConfigError, match="registered twice"):
+        tasks.add(define(lambda: None, name="send_mail"))

@@ -1,0 +1,36 @@
+"""A retry policy: the delay between two attempts, and the longest time that all of them take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched.errors import ConfigError
+from evsched.jobs.retry import Retry
+
+
+def test_a_delay_doubles_up_to_its_bound_with_jitter_on_top() -> None:
+    policy = Retry(attempts=9, interval=0.2, max_interval=1.0, jitter=0)
+    assert [policy.delay(n) for n in range(1, 6)] == [0.2, 0.4, 0.8, 1.0, 1.0]
+    assert policy.delay(10_000) == 1.0
+    assert all(0.2 <= Retry(interval=0.2, jitter=0.5).delay(1) <= 0.7 for _ in range(100))
+
+
+@pytest.mark.parametrize("field", [{"attempts": 0}, {"interval": -1}, {"factor": 0.5}, {"jitter": float("nan")}])
+def test_a_policy_that_makes_no_sense_is_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(field))):
+        Retry(**field)
+
+
+@pytest.mark.parametrize(
+    ("policy", "worst"),
+    [
+        (Retry(attempts=3, interval=0.2, jitter=0.5), 2.9),
+        (Retry(attempts=1, interval=7, jitter=0), 7.0),
+        (Retry(attempts=4, interval=10, max_interval=25, jitter=1), 10 + 20 + 25 + 25 + 4),
+        (Retry(attempts=1000, interval=1, factor=1, jitter=0), 1000),
+    ],
+)
+def test_the_worst_case_of_a_policy(policy: Retry, worst: float) -> None:
+    assert policy.worst_case() == pytest.approx(worst)
