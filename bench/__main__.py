@@ -17,7 +17,7 @@ from bench.place import Place, cpu, fill, percentile, place
 from bench.speed import due_jobs, sparse, throughput
 from bench.tasks import app, noop
 from evsched import App, Retry
-from evsched.client.client import Options, new_job
+from evsched.client.new_job import JobOptions, new_job
 from evsched.demo import count_commands
 from evsched.recurrence.recurrence import Declared
 from evsched.store.replies import New
@@ -111,8 +111,8 @@ def recurrences(count: int = 10_000) -> list[str]:
         now = time.time()
         minute = (now + 50) // 60 * 60 + (60 if now % 60 > 20 else 0)
         rule = f"{int(minute // 60 % 60)} * * * *"
-        noop_payload = new_job("noop", (), {}, Options(retry=Retry(attempts=1))).payload
-        late_payload = new_job("lateness", (), {}, Options()).payload
+        noop_payload = new_job("noop", (), {}, JobOptions(retry=Retry(attempts=1))).payload
+        late_payload = new_job("lateness", (), {}, JobOptions()).payload
         _declare(where, [Declared(name=f"r{n}", rule=rule, payload=noop_payload) for n in range(count)])
         dues = [minute - 20 + n * 0.1 for n in range(300)]
         fill(where, "default", [New(f"s-{n}", late_payload, due=due) for n, due in enumerate(dues)])

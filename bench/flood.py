@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from bench.place import Place, fill, percentile, place
-from evsched.client.client import Options, new_job
+from evsched.client.new_job import JobOptions, new_job
 from evsched.store.replies import New
 
 _SECONDS: Final = 5.0
@@ -44,7 +44,7 @@ def _crowd(where: Place, count: int) -> Generator[_Crowd]:
 
 def _produce(where: Place, rate: float, pipelined: int, begin: float) -> int:
     """Schedule far jobs at a rate, and now and then one that is due; return how many far ones there were."""
-    key, payload = "evsched:{default}:schedule", new_job("lateness", (), {}, Options()).payload
+    key, payload = "evsched:{default}:schedule", new_job("lateness", (), {}, JobOptions()).payload
     sent, number = 0, 1
     while (now := time.time()) < begin + _SECONDS:
         if now >= begin + number * _EVERY:
@@ -67,7 +67,7 @@ def _run(count: int, rate: float, pipelined: int) -> str:
         where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
         crowd.counts()
         time.sleep(3)
-        payload = new_job("lateness", (), {}, Options()).payload
+        payload = new_job("lateness", (), {}, JobOptions()).payload
         begin, jobs = time.time() + 1, int(_SECONDS / _EVERY)
         fill(where, "default", [New(f"f-{i}", payload, due=begin + i * _EVERY) for i in range(0, jobs, 2)])
         before = crowd.counts()

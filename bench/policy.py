@@ -13,7 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.place import Place, fill, percentile, place
-from evsched.client.client import Options, SyncClient, new_job
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.sync_client import SyncClient
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -28,7 +29,7 @@ class _Stage:
         self._oracle = oracle
 
     def job(self, name: str, seconds: float, group: str | None = None, priority: int | None = None) -> New:
-        payload = new_job("note", (name, seconds), {}, Options(retention=0)).payload
+        payload = new_job("note", (name, seconds), {}, JobOptions(retention=0)).payload
         return New(name, payload, priority, group)
 
     def lines(self) -> list[tuple[str, float]]:

@@ -9,7 +9,7 @@ import sys
 import time
 
 from bench.place import Place, fill, percentile, place
-from evsched.client.client import Options, new_job
+from evsched.client.new_job import JobOptions, new_job
 from evsched.store.replies import New
 
 _RUNS = 3
@@ -17,7 +17,7 @@ _RUNS = 3
 
 def due_jobs(count: int, prefix: str, task: str = "noop", due: float = 1.0) -> list[New]:
     """Return jobs that do nothing, all of one due."""
-    payload = new_job(task, (), {}, Options()).payload
+    payload = new_job(task, (), {}, JobOptions()).payload
     return [New(f"{prefix}{i}", payload, due=due) for i in range(count)]
 
 
@@ -45,7 +45,7 @@ def sparse_lateness(where: Place, count: int, prefix: str = "s-") -> list[float]
     """Run sparse jobs, and return how late each was, in seconds; dispatcher and worker are there."""
     now, jobs = time.time() + 0.5, list[New]()
     rng = random.Random(1)
-    payload = new_job("lateness", (), {}, Options()).payload
+    payload = new_job("lateness", (), {}, JobOptions()).payload
     for i in range(count):
         now += rng.uniform(0.01, 0.05)
         jobs.append(New(f"{prefix}{i}", payload, due=now))

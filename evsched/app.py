@@ -3,69 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
-from typing import Any, Final, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from evsched import config
-from evsched.client.client import Client, Options, Sending, SyncClient, new_job, seconds, unix
-from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, SyncSession, TaskHandle
+from evsched.client.client import Client
+from evsched.client.declared import RecurringOptions, declared
+from evsched.client.job_handle import Job
+from evsched.client.new_job import Sending
+from evsched.client.sync_client import SyncClient
+from evsched.client.sync_session import SyncSession
+from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle
 from evsched.errors import ConfigError
-from evsched.jobs.arguments import check
-from evsched.jobs.retry import Retry
-from evsched.jobs.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Task, Tasks, define
+from evsched.jobs.option_names import refuse_unknown
+from evsched.jobs.tasks import TaskOptions, Tasks, define
 from evsched.keys import check_queue
-from evsched.recurrence.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
 from evsched.worker.program import Lifespan, Middleware, Program, no_lifespan
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _SETTINGS: Final = ("EVSCHED_URL", "EVSCHED_PAYLOAD_CAP")
-
-
-def _declared(
-    task: Task,
-    payload_cap: int,
-    rule: str | None,
-    *,
-    every: timedelta | float | None,
-    name: str | None,
-    args: Sequence[Any],
-    kwargs: dict[str, Any] | None,
-    start: datetime | float | None,
-    end: datetime | float | None,
-    spread: timedelta | float,
-    overlap: Overlap,
-    priority: int | None,
-    group: str | None,
-    window: str | None,
-    **more: Any,
-) -> Declared:
-    """Build a recurrence of a task, and see that it can be."""
-    if (rule is None) is (every is None):
-        raise ConfigError(f"recurrence of task {task.name}: give a rule or every=, and one of them")
-    options = Options(priority=priority, group=group, window=window)
-    payload = new_job(task.name, args, kwargs or {}, options, payload_cap).payload
-    check(task, args, kwargs or {}, payload)
-    declared = Declared(
-        name=name or task.name,
-        rule=rule or f"every {seconds(cast('timedelta | float', every)):.12g}",
-        payload=payload,
-        priority=priority,
-        group=group,
-        start=None if start is None else unix(start),
-        end=None if end is None else unix(end),
-        spread=seconds(spread),
-        overlap=overlap,
-        window=window,
-        **more,
-    )
-    recurrence = read_recurrence(declared)
-    if overlap != "allow":
-        check_interval(declared.name, recurrence.rule, task.retry)
-    return declared
 
 
 class App:
@@ -113,67 +72,29 @@ class App:
         self.program.middleware.append(function)
         return function
 
-    def recurring(
-        self,
-        rule: str | None = None,
-        *,
-        every: timedelta | float | None = None,
-        zone: str = "UTC",
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-        start: datetime | float | None = None,
-        end: datetime | float | None = None,
-        count: int | None = None,
-        spread: timedelta | float = 0.0,
-        misfire: Misfire = "once",
-        most: int = 100,
-        overlap: Overlap = "skip",
-        window: str | None = None,
-        priority: int | None = None,
-        group: str | None = None,
-        queue: str | None = None,
-    ) -> Recur:
+    def recurring(self, rule: str | None = None, **options: Unpack[RecurringOptions]) -> Recur:
         """Declare that a task recurs: by a cron `rule` in a `zone`, or `every` so many seconds.
 
-        Put it above `@app.task(...)`, or above a function, which becomes a task. Workers keep what is declared here and
-        what is in Redis in step when they start. `name`: else the task's. `spread`: each occurrence is moved by a
-        stable part of it. `misfire`: what becomes of those that nobody could schedule: "skip", "once", or "all" up to
-        `most`. `overlap`: what becomes of one that falls due while the one before has not ended: "skip", "wait",
-        "allow".
+        Put it above `@app.task(...)`, or above a function, which becomes a task. When a worker starts, it makes the
+        recurrences in Redis agree with what the app declares. `name`: else the task's. `spread`: each occurrence is
+        moved by a stable part of it. `misfire`: what happens to missed occurrences: "skip", "once", or "all" up to
+        `most`. `overlap`: what happens to an occurrence that falls due before the one before it has ended: "skip",
+        "wait" or "allow".
 
-        Raises:
-            ConfigError: the rule, zone or window is none; or the interval is shorter than the retries may take.
+        Raises (when the function is decorated):
+            ConfigError: the rule, zone or window is not valid; or the interval is shorter than the retries may take.
             BadArguments: the task cannot be called with `args` and `kwargs`.
         """
+        refuse_unknown("recurring", options, RecurringOptions.__optional_keys__)
 
         def declare(function: Callable[..., Any]) -> Any:
-            task = cast("TaskHandle[..., Any]", function if isinstance(function, TaskHandle) else self.task(function))
-            declared = _declared(
-                task.task,
-                self.payload_cap,
-                rule,
-                every=every,
-                zone=zone,
-                name=name,
-                args=args,
-                kwargs=kwargs,
-                start=start,
-                end=end,
-                count=count,
-                spread=spread,
-                misfire=misfire,
-                most=most,
-                overlap=overlap,
-                window=window,
-                priority=priority,
-                group=group,
-            )
-            of = check_queue(queue or self.queue)
-            if any(there == of and one.name == declared.name for there, one in self.program.recurrences):
-                raise ConfigError(f"recurrence {declared.name!r} is declared twice: give one of them another name=")
-            self.program.recurrences.append((of, declared))
-            return task
+            handle = cast("TaskHandle[..., Any]", function if isinstance(function, TaskHandle) else self.task(function))
+            recurrence = declared(handle.task, rule, options, self.payload_cap)
+            queue = check_queue(options.get("queue") or self.queue)
+            if any(of == queue and other.name == recurrence.name for of, other in self.program.recurrences):
+                raise ConfigError(f"recurrence {recurrence.name!r} is declared twice: give one of them another name=")
+            self.program.recurrences.append((queue, recurrence))
+            return handle
 
         return cast("Recur", declare)
 
@@ -193,55 +114,43 @@ class App:
         if self._client is not None:
             await self._client.close()
 
+    def job(self, id: str, *, queue: str | None = None) -> Job[Any]:  # noqa: A002 - the contract's name
+        """Return a handle for a job whose id you know; `queue`: else the app's.
+
+        It asks nothing of Redis: if there is no such job, the handle's methods raise JobMissing.
+        """
+        return Job(id, check_queue(queue or self.queue), None, self.client)
+
     @contextmanager
     def sync(self) -> Generator[SyncSession]:
-        """Yield a session for a program without an event loop, or for a thread; one for each thread."""
+        """Yield a session for a program without an event loop, or for a thread. Each thread needs its own."""
         client = SyncClient(self.url)
         try:
-            yield SyncSession(client)
+            yield SyncSession(client, self.queue)
         finally:
             client.close()
 
-    @overload  # the overlap is meant: what is async is async first
+    @overload  # the overlap is meant: the first match wins
     def task(self, handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
     def task(self, handler: Callable[P, R], /) -> PlainTask[P, R]: ...
     @overload
-    def task(
-        self,
-        handler: None = None,
-        /,
-        *,
-        name: str | None = None,
-        retry: Retry | None = None,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        retention: float = DEFAULT_RETENTION,
-        on: Literal["thread", "process"] | None = None,
-    ) -> Register: ...
-    def task(
-        self,
-        handler: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        retry: Retry | None = None,
-        timeout: float | None = DEFAULT_TIMEOUT,
-        retention: float = DEFAULT_RETENTION,
-        on: Literal["thread", "process"] | None = None,
-    ) -> Any:
-        """Register a function as a task, async or plain (a plain one runs in a thread, or with `on` in a process).
+    def task(self, handler: None = None, /, **options: Unpack[TaskOptions]) -> Register: ...
+    def task(self, handler: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
+        """Register a function as a task. An async function runs in the worker's event loop, a plain one in a thread.
 
         `name`: else the function's. `timeout`: seconds that a run may take, None = no limit. `retention`: seconds for
-        which the result is kept, 0 = not at all.
+        which the result is kept, 0 = not at all. `on="process"`: run a plain function in a process of its own.
 
         Raises:
-            ConfigError: the name is taken, or a limit makes no sense.
+            ConfigError: the name is taken, or an option is not valid.
         """
 
         def register(function: Callable[..., Any]) -> Any:
-            task = define(function, name=name, retry=retry, timeout=timeout, retention=retention, on=on)
+            task = define(function, **options)
             self.tasks.add(task)
             kind = AsyncTask[..., Any] if task.on == "loop" else PlainTask[..., Any]
             return kind(self, task)
 
+        refuse_unknown("task", options, TaskOptions.__optional_keys__)
         return register if handler is None else register(handler)

@@ -20,7 +20,8 @@ import redis
 
 from evsched import keys
 from evsched.app import App
-from evsched.client.client import Options, SyncClient, new_job
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.sync_client import SyncClient
 from evsched.errors import EvschedError
 from evsched.jobs.current_job import current_job
 from evsched.process.child_link import LINK
@@ -89,7 +90,7 @@ def run_demo(url: str, jobs: int, seconds: float, idle: float) -> int:
 
 
 def _wait_until_ready(ours: SyncClient, *children: subprocess.Popen[bytes]) -> None:
-    job = new_job(lateness.name, (), {}, Options())
+    job = new_job(lateness.name, (), {}, JobOptions())
     ours.enqueue(app.queue, [job])
     end = time.monotonic() + _READY
     while True:
@@ -115,7 +116,7 @@ def _schedule(client: Any, ours: SyncClient, jobs: int, seconds: float) -> dict[
         door = ("Python", "inline", "record")[n % 3]
         payload: dict[str, Any] = {"task": lateness.name, "reply": True}
         if door == "Python":
-            ours.enqueue(app.queue, [new_job(lateness.name, (), {}, Options(id=job_id, due=due, reply=True))])
+            ours.enqueue(app.queue, [new_job(lateness.name, (), {}, JobOptions(id=job_id, due=due, reply=True))])
         elif door == "inline":
             client.zadd(schedule, {msgspec.json.encode({**payload, "id": job_id}): due})
         else:

@@ -10,8 +10,7 @@ EvschedError
 │   ├── JobExists
 │   ├── JobMissing
 │   ├── JobRunning
-│   ├── JobDead        `result()` of a job that was given up, or cancelled
-│   └── LeaseLost
+│   └── JobDead        `result()` of a job that was given up, or cancelled
 └── StoreError         Redis
     ├── StoreDown      wait, then try again
     └── StoreRefused   a bug, or the wrong Redis
@@ -67,10 +66,6 @@ class JobRunning(JobError):
 
 class JobDead(JobError):
     """The job was given up."""
-
-
-class LeaseLost(JobError):
-    """The job is not this worker's any more: forget it."""
 
 
 class StoreError(EvschedError):

@@ -33,14 +33,15 @@ import pytest
 from msgspec import Struct
 
 from evsched import App, keys
-from evsched.client.client import Client, unix
+from evsched.client.client import Client
+from evsched.client.operations import Send, Step
+from evsched.client.times import unix
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.jobs.job import Outcome
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.server import flush, scan
 from evsched.store.store import Store
-from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from evsched.worker.executor import Executor
@@ -82,8 +83,8 @@ class _Client(Client):
     def store(self, queue: str) -> Store:
         return Store(queue, lambda: self._clock.now)
 
-    async def send(self, call: Call[T]) -> T:
-        return self._sync.send(call)
+    async def perform(self, step: Step) -> Any:
+        return self._sync.send(step.call) if isinstance(step, Send) else await super().perform(step)
 
     async def result(self, queue: str, job_id: str, timeout: float) -> Any:
         """Return a job's result as `Client.result`; one that has not ended will not, until the clock is moved."""

@@ -17,11 +17,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
 from evsched import __version__
 from evsched.app import App
-from evsched.client.client import Options, random_id
+from evsched.client.new_job import JobOptions, random_id
 from evsched.errors import ConfigError
 from evsched.jobs.current_job import CurrentJob, RetryLater
 
@@ -76,15 +74,16 @@ def _about(operation: str, kind: str, task: str, queue: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _send(tracer: Tracer, task: str, queue: str, options: Options, many: int | None) -> Generator[Options]:
+def _send(tracer: Tracer, task: str, queue: str, options: JobOptions, many: int | None) -> Generator[JobOptions]:
     """Put a span around an enqueue, and its context into the job."""
     attributes = _about("enqueue", "send", task, queue)
     if many is None:
-        options = msgspec.structs.replace(options, id=options.id or random_id())
-        attributes["messaging.message.id"] = options.id
+        job_id = options.get("id") or random_id()
+        options = {**options, "id": job_id}
+        attributes["messaging.message.id"] = job_id
     else:
         attributes["messaging.batch.message_count"] = many
-    meta = options.meta or {}
+    meta = options.get("meta") or {}
     given = _CONTEXT in meta
     with tracer.start_as_current_span(
         f"enqueue {task}",
@@ -98,7 +97,7 @@ def _send(tracer: Tracer, task: str, queue: str, options: Options, many: int | N
         if not given:
             carrier = dict[str, str]()
             _W3C.inject(carrier)
-            options = msgspec.structs.replace(options, meta={**carrier, **meta})
+            options = {**options, "meta": {**carrier, **meta}}
         try:
             yield options
         except Exception as error:

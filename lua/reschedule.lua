@@ -4,16 +4,17 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        id        of the job
---        due       Unix seconds, '' = now
+--        due       Unix seconds, '' = `delay` from now
+--        delay     seconds
 -- REPLY  the due, seconds
 -- FAILS  MISSING   no job of that id waits: it has ended, is dead, or never was
 --        RUNNING   a worker holds it
--- TWICE  the second call sets the same due
+-- TWICE  the second call sets the same due, or the delay from the later now
 
-local now, id, due = unpack(ARGV, 1, 3)
+local now, id, due, delay = unpack(ARGV, 1, 4)
 now = clock(now)
 if due == '' then
-  due = seconds(now)
+  due = seconds(now + tonumber(delay))
 end
 
 expect_gate()

@@ -15,7 +15,7 @@ from evsched.cli.recurrences import Zone, in_zone, kept
 from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_time
-from evsched.client.client import SyncClient
+from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence.cron import parse_rule

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from evsched.cli import output
 from evsched.cli.root import Ids, Json, Queue, Url, UsageError, client
 from evsched.cli.table import Column, Moment, table
-from evsched.client.client import SyncClient
+from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreRefused
 from evsched.store.store import Store

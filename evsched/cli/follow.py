@@ -15,7 +15,8 @@ from evsched.cli import output, table
 from evsched.cli.jobs import Id
 from evsched.cli.root import Json, Queue, Url, client, settings
 from evsched.cli.table import Moment
-from evsched.client.client import Client, SyncClient
+from evsched.client.client import Client
+from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.explain import explain as say
 from evsched.diagnostics.explain import nowhere, window_of

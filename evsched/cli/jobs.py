@@ -12,7 +12,7 @@ from evsched.cli import output
 from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due
-from evsched.client.client import Options, new_job
+from evsched.client.new_job import JobOptions, new_job
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.jobs.job import OnConflict
@@ -46,7 +46,7 @@ def enqueue(
             task,
             [argument(text) for text in arguments or ()],
             {},
-            Options(id=id, due=due, delay=delay, priority=priority, group=group),
+            JobOptions(id=id, due=due, delay=delay, priority=priority, group=group),
         )
     except ConfigError as error:
         raise UsageError(str(error)) from None

@@ -10,7 +10,7 @@ from evsched import keys
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, client
 from evsched.cli.table import Column, Moment, table
-from evsched.client.client import SyncClient
+from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreRefused
 from evsched.store import server
 from evsched.store.store import Store

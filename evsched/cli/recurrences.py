@@ -12,7 +12,8 @@ from evsched.cli.jobs import argument
 from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
-from evsched.client.client import Options, SyncClient, new_job
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.jobs.untrusted import number, whole
@@ -165,7 +166,7 @@ def add(
 ) -> None:
     """Make a recurrence, or change the one of that name."""
     try:
-        options = Options(priority=priority, group=group, window=window)
+        options = JobOptions(priority=priority, group=group, window=window)
         declared = Declared(
             name=name,
             rule=rule,

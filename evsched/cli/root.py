@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched import config
-from evsched.client.client import SyncClient
+from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError, EvschedError
 from evsched.telemetry.log import escape

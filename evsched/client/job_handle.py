@@ -1,35 +1,46 @@
-"""A job that was enqueued: ask for it, wait for it, move it, stop it; with an event loop and without one."""
+"""A handle for a job: look it up, wait for it, move it, stop it; with an event loop and without one."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 
-from evsched.client.client import Client, SyncClient
+from evsched.client.client import Client
+from evsched.client.sync_client import SyncClient
 from evsched.errors import JobMissing
 from evsched.jobs.job import JobStatus, Place
-from evsched.jobs.tasks import Task
 
 R = TypeVar("R")
 
 
-def _convert(task: Task, value: Any) -> Any:
-    return value if task.returns is None else msgspec.convert(value, task.returns)
-
-
-class _Ref(Struct, frozen=True):
-    """Which job: its id and queue."""
+class _Handle(Struct, frozen=True):
+    """Which job: its id and queue, and the type of its result."""
 
     id: str
     queue: str
-    task: Task
+    _returns: Any
+    """The result is converted to this type; None = any."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, queue={self.queue!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("id", self.id), ("queue", self.queue)]
+
+    def _convert(self, value: Any) -> Any:
+        return value if self._returns is None else msgspec.convert(value, self._returns)
+
+    def _known(self, status: JobStatus | None) -> JobStatus:
+        if status is None:
+            raise JobMissing(f"{self.id}: there is no such job in queue {self.queue}, or its retention is over")
+        return status
 
 
-class Job(_Ref, Generic[R], frozen=True):
-    """A job that was enqueued."""
+class Job(_Handle, Generic[R], frozen=True):
+    """A job, as `enqueue` returns it; `app.job(id)` makes a handle for an id that you know."""
 
     _client: Client
 
@@ -37,63 +48,62 @@ class Job(_Ref, Generic[R], frozen=True):
         """Return where the job is, and what its record says.
 
         Raises:
-            JobMissing: it has ended, and its retention too.
+            JobMissing: there is no such job, or it ended and its retention is over.
         """
-        return _there(await self._client.status(self.queue, self.id), self.id)
+        return self._known(await self._client.status(self.queue, self.id))
 
     async def result(self, timeout: float = 60.0) -> R:
-        """Wait for the job's end, at most `timeout` seconds, and return its result.
+        """Wait until the job has ended, at most `timeout` seconds, and return its result.
 
         Raises:
-            JobDead: it was given up or cancelled; the message has the reason.
-            JobMissing: it ended longer ago than its retention.
+            JobDead: the job was given up, with the reason, or cancelled.
+            JobMissing: there is no such job, or it ended and its retention is over.
             TimeoutError: it did not end in time.
         """
-        return cast(R, _convert(self.task, await self._client.result(self.queue, self.id, timeout)))
+        return cast(R, self._convert(await self._client.result(self.queue, self.id, timeout)))
 
     async def cancel(self) -> Place:
-        """Take the job away if it waits, or stop it if it runs; return the place where it was.
+        """Delete the job if it waits, or stop it if it runs; return the place where it was.
 
-        "processing": its worker is told at once, and the outcome will be "cancelled". An async handler is cancelled
-        where it waits, a process is ended, a thread has to look at `current_job().cancelled`.
+        "processing" means that its worker was told to stop it; the outcome will be "cancelled". An async handler is
+        cancelled at its next await, a process is ended; a function in a thread must check `current_job().cancelled`.
 
         Raises:
-            JobMissing: it has ended.
+            JobMissing: there is no such job, or it has ended.
         """
         return await self._client.cancel(self.queue, self.id)
 
-    async def reschedule(self, due: datetime | float | None = None) -> float:
-        """Give the job another due if it waits, None = now; return it in Unix seconds.
+    async def reschedule(self, due: datetime | float | None = None, *, delay: timedelta | float | None = None) -> float:
+        """Give the job another `due`, or a `delay` from now, if it waits; without either it is due now.
+
+        `due` is an aware datetime or Unix seconds, `delay` a timedelta or seconds from Redis's now. Return the due in
+        Unix seconds.
 
         Raises:
-            JobMissing, JobRunning
+            JobMissing: there is no such job, or it has ended.
+            JobRunning: a worker runs it.
+            ConfigError: both are given, or the time is not valid.
         """
-        return await self._client.reschedule(self.queue, self.id, due)
+        return await self._client.reschedule(self.queue, self.id, due, delay=delay)
 
 
-class SyncJob(_Ref, Generic[R], frozen=True):
-    """A job that was enqueued by a program without an event loop. As `Job`, without await."""
+class SyncJob(_Handle, Generic[R], frozen=True):
+    """A job, as `Job`, for programs without an event loop: without await."""
 
     _client: SyncClient
 
     def status(self) -> JobStatus:
         """Return where the job is, as `Job.status`."""
-        return _there(self._client.status(self.queue, self.id), self.id)
+        return self._known(self._client.status(self.queue, self.id))
 
     def result(self, timeout: float = 60.0) -> R:
-        """Wait for the job's end, as `Job.result`."""
-        return cast(R, _convert(self.task, self._client.result(self.queue, self.id, timeout)))
+        """Wait until the job has ended, as `Job.result`."""
+        return cast(R, self._convert(self._client.result(self.queue, self.id, timeout)))
 
     def cancel(self) -> Place:
-        """Take the job away if it waits, or stop it, as `Job.cancel`."""
+        """Delete the job if it waits, or stop it, as `Job.cancel`."""
         return self._client.cancel(self.queue, self.id)
 
-    def reschedule(self, due: datetime | float | None = None) -> float:
-        """Give the job another due if it waits, as `Job.reschedule`."""
-        return self._client.reschedule(self.queue, self.id, due)
-
-
-def _there(status: JobStatus | None, job_id: str) -> JobStatus:
-    if status is None:
-        raise JobMissing(f"{job_id}: there is no such job, or it has ended and its retention too")
-    return status
+    def reschedule(self, due: datetime | float | None = None, *, delay: timedelta | float | None = None) -> float:
+        """Give the job another due, as `Job.reschedule`."""
+        return self._client.reschedule(self.queue, self.id, due, delay=delay)

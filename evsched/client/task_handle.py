@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from evsched.client.client import Client, Options, Sending, SyncClient, new_job
+from evsched.client.client import Client
 from evsched.client.job_handle import Job, SyncJob
+from evsched.client.new_job import JobOptions, Sending, new_job
+from evsched.client.sync_client import SyncClient
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
-from evsched.jobs.job import OnConflict
-from evsched.jobs.retry import Retry
+from evsched.jobs.option_names import refuse_unknown
 from evsched.jobs.tasks import Task
 from evsched.store.replies import New
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Q = ParamSpec("Q")
-S = TypeVar("S")
 
 
 class Outlet(Protocol):
-    """Where jobs go: an app."""
+    """What an enqueuer needs of an app: where its jobs go."""
 
     queue: str
     payload_cap: int
@@ -36,43 +34,43 @@ class Outlet(Protocol):
 class Enqueuer(Generic[P, R]):
     """A task with options: what `using` returns."""
 
-    def __init__(self, app: Outlet, task: Task, options: Options) -> None:
+    def __init__(self, app: Outlet, task: Task, options: JobOptions) -> None:
         self._app = app
         self._task = task
         self._options = options
-        self._queue = options.queue or app.queue
+        self._queue = options.get("queue") or app.queue
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job on the schedule.
 
         Raises:
-            BadArguments: the task cannot be called with these.
-            ConfigError: an option cannot be, or the payload is larger than workers take.
+            BadArguments: the task cannot be called with these arguments.
+            ConfigError: an option is not valid, or the payload is too large.
             JobExists: a job of that id has not ended.
             StoreDown: Redis stayed away for 5 s; the job may have been written.
         """
         with self._sending() as options:
             job = self._new(args, kwargs, options)
-            await self._app.client.enqueue(self._queue, [job], options.on_conflict)
-        return Job(job.id, self._queue, self._task, self._app.client)
+            await self._app.client.enqueue(self._queue, [job], options.get("on_conflict"))
+        return Job(job.id, self._queue, self._task.returns, self._app.client)
 
     async def enqueue_many(self, calls: Sequence[tuple[Any, ...] | Arguments[P]]) -> list[Job[R]]:
-        """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip. As `enqueue`.
+        """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip.
 
-        Nothing is sent when one of the calls cannot be; the message has its number, from 0. A tuple is checked when
-        this runs; `task.arguments(...)` instead of it takes arguments by name too, and is seen by type checkers.
+        Raises as `enqueue` does. If one of the calls is wrong, nothing is sent; the message has its number, from 0.
+        Instead of a tuple you can pass `task.arguments(...)`: it takes arguments by name too, and type checkers see it.
         """
         with self._sending(len(calls)) as options:
             jobs = self._new_many(calls, options)
-            await self._app.client.enqueue(self._queue, jobs, options.on_conflict)
-        return [Job(job.id, self._queue, self._task, self._app.client) for job in jobs]
+            await self._app.client.enqueue(self._queue, jobs, options.get("on_conflict"))
+        return [Job(job.id, self._queue, self._task.returns, self._app.client) for job in jobs]
 
     def enqueue_sync(self, client: SyncClient, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Put a job on the schedule through a client without an event loop."""
         with self._sending() as options:
             job = self._new(args, kwargs, options)
-            client.enqueue(self._queue, [job], options.on_conflict)
-        return SyncJob(job.id, self._queue, self._task, client)
+            client.enqueue(self._queue, [job], options.get("on_conflict"))
+        return SyncJob(job.id, self._queue, self._task.returns, client)
 
     def enqueue_many_sync(
         self, client: SyncClient, calls: Sequence[tuple[Any, ...] | Arguments[P]]
@@ -80,27 +78,27 @@ class Enqueuer(Generic[P, R]):
         """Put many jobs on the schedule through a client without an event loop."""
         with self._sending(len(calls)) as options:
             jobs = self._new_many(calls, options)
-            client.enqueue(self._queue, jobs, options.on_conflict)
-        return [SyncJob(job.id, self._queue, self._task, client) for job in jobs]
+            client.enqueue(self._queue, jobs, options.get("on_conflict"))
+        return [SyncJob(job.id, self._queue, self._task.returns, client) for job in jobs]
 
-    def _new(self, args: Sequence[Any], kwargs: dict[str, Any], options: Options) -> New:
+    def _new(self, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions) -> New:
         job = new_job(self._task.name, args, kwargs, options, self._app.payload_cap)
         check(self._task, args, kwargs, job.payload)
         return job
 
-    def _new_many(self, calls: Sequence[tuple[Any, ...] | Arguments[P]], options: Options) -> list[New]:
+    def _new_many(self, calls: Sequence[tuple[Any, ...] | Arguments[P]], options: JobOptions) -> list[New]:
         jobs = list[New]()
         for call in calls:
             args, kwargs = (call.args, call.kwargs) if isinstance(call, Arguments) else (call, {})
             try:
-                if isinstance(args, str):  # a forgotten comma: its letters would be taken for arguments
-                    raise BadArguments(f"task {self._task.name}: {args!r} is no tuple of arguments")
+                if isinstance(args, str):  # a forgotten comma: its letters would become the arguments
+                    raise BadArguments(f"task {self._task.name}: {args!r} is not a tuple of arguments")
                 jobs.append(self._new(args, kwargs, options))
             except BadArguments as error:
                 raise BadArguments(f"call {len(jobs)}: {error}") from None
         return jobs
 
-    def _sending(self, many: int | None = None) -> AbstractContextManager[Options]:
+    def _sending(self, many: int | None = None) -> AbstractContextManager[JobOptions]:
         around = self._app.sending
         if around is None:
             return nullcontext(self._options)
@@ -108,10 +106,10 @@ class Enqueuer(Generic[P, R]):
 
 
 class TaskHandle(Enqueuer[P, R]):
-    """A registered task, async or plain: enqueue it, or call it as the function that it is (see the subclasses)."""
+    """A registered task: enqueue it, or call it as the function that it is (see the subclasses)."""
 
     def __init__(self, app: Outlet, task: Task) -> None:
-        super().__init__(app, task, Options())
+        super().__init__(app, task, JobOptions())
         self.name = task.name
         self.task = task
 
@@ -121,62 +119,27 @@ class TaskHandle(Enqueuer[P, R]):
         return self.task.handler
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> Arguments[P]:
-        """Return arguments as a value, for `enqueue_many`."""
+        """Return the arguments of one call, for `enqueue_many`."""
         return Arguments(args, kwargs)
 
-    def using(
-        self,
-        *,
-        delay: timedelta | float | None = None,
-        due: datetime | float | None = None,
-        priority: int | None = None,
-        group: str | None = None,
-        id: str | None = None,  # noqa: A002 - the contract's name
-        queue: str | None = None,
-        timeout: float | None = None,
-        retry: Retry | None = None,
-        retention: float | None = None,
-        expires: datetime | float | None = None,
-        reply: bool = False,
-        meta: dict[str, Any] | None = None,
-        window: str | None = None,
-        on_conflict: OnConflict | None = None,
-    ) -> Enqueuer[P, R]:
+    def using(self, **options: Unpack[JobOptions]) -> Enqueuer[P, R]:
         """Return this task with options for its jobs.
 
-        `due` is an aware datetime or Unix seconds, `delay` a timedelta or seconds from Redis's now; lengths are in
-        seconds. An `id` makes a second job of that id fail with JobExists until the first has ended; with `on_conflict`
-        the first one's payload and time are replaced, or it is kept and the second is not made. To replace with a later
-        due is to debounce. A job does not start outside its `window`, such as "mon-fri 22:00-06:00 Europe/Berlin", or
-        the name of one that `evsched windows` keeps.
+        `due` is an aware datetime or Unix seconds, `delay` a timedelta or seconds from Redis's now; `timeout` and
+        `retention` are seconds. With an `id`, a second job of that id fails with JobExists until the first has ended;
+        with `on_conflict`, the first one's payload and time are replaced ("replace", with a later due: debounce), or
+        the first is kept and the second is dropped ("keep"). A job does not start outside its `window`, such as
+        "mon-fri 22:00-06:00 Europe/Berlin", or the name of a window that `evsched windows` keeps.
         """
-        return Enqueuer(
-            self._app,
-            self._task,
-            Options(
-                delay=delay,
-                due=due,
-                priority=priority,
-                group=group,
-                id=id,
-                queue=queue,
-                timeout=timeout,
-                retry=retry,
-                retention=retention,
-                expires=expires,
-                reply=reply,
-                meta=meta,
-                window=window,
-                on_conflict=on_conflict,
-            ),
-        )
+        refuse_unknown("using", options, JobOptions.__optional_keys__)
+        return Enqueuer(self._app, self._task, options)
 
 
 class AsyncTask(TaskHandle[P, R]):
     """A task of an async function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call the function itself, here and now; await what it returns."""
+        """Call the function itself, without a job; await what it returns."""
         return self.task.handler(*args, **kwargs)
 
 
@@ -184,14 +147,14 @@ class PlainTask(TaskHandle[P, R]):
     """A task of a plain function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, here and now."""
+        """Call the function itself, without a job."""
         return self.task.handler(*args, **kwargs)
 
 
 class Register:
-    """The type of `app.task(...)`: makes a task of a function."""
+    """The type of `app.task(...)`: turns a function into a task."""
 
-    @overload  # the overlap is meant: what is async is async first
+    @overload  # the overlap is meant: the first match wins
     def __call__(self, handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
     def __call__(self, handler: Callable[P, R], /) -> PlainTask[P, R]: ...
@@ -202,27 +165,12 @@ H = TypeVar("H", bound=TaskHandle[..., Any])
 
 
 class Recur:
-    """The type of `app.recurring(...)`: stands above a task, which it leaves as it is, or above a function."""
+    """The type of `app.recurring(...)`: returns a task as it is, and turns a function into a task."""
 
     @overload
     def __call__(self, handler: H, /) -> H: ...
-    @overload  # the overlap is meant: what is async is async first
+    @overload  # the overlap is meant: the first match wins
     def __call__(self, handler: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
     def __call__(self, handler: Callable[P, R], /) -> PlainTask[P, R]: ...
     def __call__(self, handler: Any, /) -> Any: ...
-
-
-class SyncSession:
-    """What `App.sync` yields: enqueue from a program without an event loop."""
-
-    def __init__(self, client: SyncClient) -> None:
-        self._client = client
-
-    def enqueue(self, task: Enqueuer[Q, S], *args: Q.args, **kwargs: Q.kwargs) -> SyncJob[S]:
-        """Put a job of a task, or of `task.using(...)`, on the schedule. Raises as `Enqueuer.enqueue`."""
-        return task.enqueue_sync(self._client, *args, **kwargs)
-
-    def enqueue_many(self, task: Enqueuer[Q, S], calls: Sequence[tuple[Any, ...] | Arguments[Q]]) -> list[SyncJob[S]]:
-        """Put many jobs on the schedule, as `Enqueuer.enqueue_many`."""
-        return task.enqueue_many_sync(self._client, calls)

@@ -1,4 +1,4 @@
-"""The arguments of a task as a value, and whether a task can be called with them: refused where the call is made."""
+"""The arguments of one call of a task, and the check that the task can be called with them."""
 
 from __future__ import annotations
 
@@ -12,55 +12,56 @@ from msgspec import Struct
 
 from evsched.errors import BadArguments
 from evsched.jobs.job import decode_payload
+from evsched.jobs.signature import Signature
 from evsched.jobs.tasks import Task
 
 P = ParamSpec("P")
 
 
 class Arguments(Struct, Generic[P], frozen=True):
-    """What a task is to be called with: `task.arguments(...)` makes one, and type checkers see that it fits."""
+    """The arguments of one call. `task.arguments(...)` makes them, and type checkers check that they fit."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
-_AS_THEY_ARE: Final = frozenset((str, bool))
-"""JSON gives them back as they were."""
+_UNCHANGED: Final = frozenset((str, bool))
+"""Types that JSON gives back as they were."""
 
 _WHOLE: Final = range(-(2**63), 2**63)
-"""Integers of which the same is true, whoever reads them."""
+"""Integers that JSON gives back as they were, whatever reads them."""
 
 _PATH: Final = re.compile(r" - at `\$\.(args|kwargs)(?:\[(\d+)\]|\.([^.\[`]+))?(.*?)`$", re.DOTALL)
 
 
 def check(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any], payload: bytes) -> None:
-    """Refuse a call that could not run: its arguments do not fit, as the worker will find them in the payload.
+    """Refuse a call whose arguments do not fit the task, as the worker will find them in the payload.
 
-    Most calls pass plain values of the very types that are wanted: those are seen at a glance, 0.6 us for none and 1.1
-    for two. All others are taken from the JSON again and converted, as the worker does: 4 us for three of them, and
-    more for what is large. A thousand in one round trip cost 10 us each, so all are checked.
+    Most calls pass plain values of exactly the annotated types, which a short test accepts: 0.6 us without arguments,
+    1.1 with two. All others are decoded from the JSON and converted, as the worker does: 4 us for three arguments, and
+    more for large ones. To enqueue a job costs about 10 us even in a batch, so all are checked.
 
     Raises:
-        BadArguments: which of them, and what is expected.
+        BadArguments: which argument is wrong, and what is expected.
     """
-    if _surely_fit(task, args, kwargs):
+    if _surely_fit(task.signature, args, kwargs):
         return
     try:
         task.bind(decode_payload(payload))
     except msgspec.ValidationError as error:
-        raise BadArguments(f"task {task.name}: {_explain(task, str(error))}") from None
+        raise BadArguments(f"task {task.name}: {_explain(task.signature, str(error))}") from None
 
 
-def _surely_fit(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether it takes no closer look: False says nothing."""
+def _surely_fit(of: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the arguments certainly fit; False means that it takes a closer look."""
     count = len(args)
-    if count > len(task.positional) or (task.required and not task.required.issubset((*task.order[:count], *kwargs))):
+    if count > len(of.positional) or (of.required and not of.required.issubset((*of.order[:count], *kwargs))):
         return False
-    for value, wanted in zip(args, task.positional, strict=False):
+    for value, wanted in zip(args, of.positional, strict=False):
         if not _surely_fits(value, wanted):
             return False
     for name, value in kwargs.items():
-        if name not in task.named or name in task.order[:count] or not _surely_fits(value, task.named[name]):
+        if name not in of.named or name in of.order[:count] or not _surely_fits(value, of.named[name]):
             return False
     return True
 
@@ -70,12 +71,12 @@ def _surely_fits(value: Any, wanted: Any) -> bool:
         return True
     if type(value) is not wanted:
         return False
-    # JSON knows no infinity, and its null is no number.
-    return wanted in _AS_THEY_ARE or (wanted is int and value in _WHOLE) or (wanted is float and math.isfinite(value))
+    # JSON has no infinity and no NaN.
+    return wanted in _UNCHANGED or (wanted is int and value in _WHOLE) or (wanted is float and math.isfinite(value))
 
 
-def _explain(task: Task, wrong: str) -> str:
-    """Say what is wrong of a call: the worker's words name places of a payload, a caller's are arguments."""
+def _explain(of: Signature, wrong: str) -> str:
+    """Say what is wrong with a call by the names of arguments; a worker's message has paths in the payload."""
     found = _PATH.search(wrong)
     if found is None:
         return wrong
@@ -85,7 +86,7 @@ def _explain(task: Task, wrong: str) -> str:
         return message
     if position is not None:
         at = int(position)
-        name = repr(task.order[at]) if at < len(task.order) else str(at + 1)
+        name = repr(of.order[at]) if at < len(of.order) else str(at + 1)
     else:
         name = repr(name)
     if not message.startswith(("Expected", "Invalid", "Object")):

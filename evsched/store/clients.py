@@ -61,13 +61,16 @@ class Clients(Queue):
         """
         return self._verb("cancel", _place, self._stamp(now), job_id)
 
-    def reschedule(self, job_id: str, due: float | None, *, now: float | None = None) -> Call[float]:
-        """Give a job that waits another due, None = now; the reply is the due.
+    def reschedule(
+        self, job_id: str, due: float | None, *, delay: float = 0.0, now: float | None = None
+    ) -> Call[float]:
+        """Give a waiting job another due, None = `delay` seconds from now; the reply is the due.
 
         Raises (when sent):
             JobMissing, JobRunning: nothing was written.
         """
-        return self._verb("reschedule", float, self._stamp(now), job_id, "" if due is None else repr(due))
+        moment = "" if due is None else repr(due)
+        return self._verb("reschedule", float, self._stamp(now), job_id, moment, repr(delay))
 
     def revive(
         self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500, now: float | None = None

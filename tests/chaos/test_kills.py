@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from evsched.client.client import Options, SyncClient, new_job
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.sync_client import SyncClient
 from evsched.transport.embedded import EmbeddedRedis
 from tests.chaos.conftest import Fleet
 
@@ -26,7 +27,7 @@ JOBS = 2000
 def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient) -> None:
     fleet.start("dispatcher")
     workers = [fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10") for _ in range(2)]
-    jobs = [new_job("work", (0.2,), {}, Options(id=f"k{n}")) for n in range(JOBS)]
+    jobs = [new_job("work", (0.2,), {}, JobOptions(id=f"k{n}")) for n in range(JOBS)]
     client.enqueue("chaos", jobs)
     killed: dict[int, float] = {}
     rng = random.Random(7)
@@ -72,7 +73,7 @@ def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient) -> None:
 def test_a_job_that_kills_its_worker_ends_in_dead_after_its_attempts(fleet: Fleet, client: SyncClient) -> None:
     short = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
     fleet.start("dispatcher", **short)
-    client.enqueue("chaos", [new_job("suicide", (), {}, Options(id="s"))])
+    client.enqueue("chaos", [new_job("suicide", (), {}, JobOptions(id="s"))])
     end = time.monotonic() + 60
     while (status := client.status("chaos", "s")) is None or status.place != "dead":
         assert time.monotonic() < end
@@ -114,7 +115,7 @@ def test_a_stopped_worker_completes_nothing_when_it_wakes(fleet: Fleet, client: 
     short = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
     fleet.start("dispatcher", **short)
     first = fleet.start("worker", "tests.chaos.app:app", **short)
-    client.enqueue("chaos", [new_job("work", (1.0,), {}, Options(id="w"))])
+    client.enqueue("chaos", [new_job("work", (1.0,), {}, JobOptions(id="w"))])
     until = time.monotonic() + 20
     while not fleet.lines():
         assert time.monotonic() < until
@@ -139,7 +140,7 @@ def test_ten_thousand_jobs_and_none_early(fleet: Fleet, client: SyncClient, serv
     rng, now = random.Random(3), client.now() + 2
     client.enqueue(
         "chaos",
-        [new_job("lateness", (), {}, Options(id=f"e{n}", due=now + rng.uniform(0, 20))) for n in range(10_000)],
+        [new_job("lateness", (), {}, JobOptions(id=f"e{n}", due=now + rng.uniform(0, 20))) for n in range(10_000)],
     )
     end = time.monotonic() + 60
     pipe = raw.pipeline(transaction=False)

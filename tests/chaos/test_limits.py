@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from evsched.client.client import Options, SyncClient, new_job
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.sync_client import SyncClient
 from evsched.store.store import Store
 from tests.chaos.conftest import Fleet
 
@@ -20,7 +21,7 @@ def test_a_concurrency_limit_over_three_workers_one_of_which_is_killed(fleet: Fl
     fleet.start("dispatcher")
     workers = [fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10") for _ in range(3)]
     client.send(Store("chaos").limit({"concurrency": LIMIT}))
-    client.enqueue("chaos", [new_job("work", (0.2,), {}, Options(id=f"k{n}")) for n in range(JOBS)])
+    client.enqueue("chaos", [new_job("work", (0.2,), {}, JobOptions(id=f"k{n}")) for n in range(JOBS)])
     end = time.monotonic() + 10
     # A worker that holds some of the five.
     while len(held := [pid for what, _, _, pid, _ in fleet.lines() if what == "start"]) < 40:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from evsched import Retry
-from evsched.client.client import Options, SyncClient, new_job
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.sync_client import SyncClient
 from tests.chaos.conftest import Fleet
 
 SHORT = {"EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
@@ -67,8 +68,10 @@ def test_one_poison_among_a_thousand_dies_alone(
     rng = random.Random(seed)
     concurrency = str(rng.choice([4, 32, 256]))
     place = rng.randrange(HARMLESS)
-    jobs = [new_job("harmless", (rng.choice([0.0, 0.0, 0.01, 0.2]),), {}, Options(id=f"h{n}")) for n in range(HARMLESS)]
-    jobs.insert(place, new_job("poison", (), {}, Options(id="poison")))
+    jobs = [
+        new_job("harmless", (rng.choice([0.0, 0.0, 0.01, 0.2]),), {}, JobOptions(id=f"h{n}")) for n in range(HARMLESS)
+    ]
+    jobs.insert(place, new_job("poison", (), {}, JobOptions(id="poison")))
     fleet.start("dispatcher", **SHORT)
     client.enqueue("chaos", jobs)
     supervised = Supervised(fleet, workers, "--concurrency", concurrency)

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from evsched.client.client import Options, SyncClient, new_job
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.sync_client import SyncClient
 from evsched.recurrence.recurrence import Declared
 from evsched.store.store import Store
 from tests.chaos.conftest import Fleet
@@ -21,7 +22,7 @@ def test_every_second_for_a_minute_while_all_are_killed(fleet: Fleet, client: Sy
 
     children = [fleet.start("dispatcher", **short) for _ in range(2)]
     children += [fleet.start("worker", "tests.chaos.app:app", **short) for _ in range(2)]
-    payload = new_job("slot", (), {}, Options(retention=600)).payload
+    payload = new_job("slot", (), {}, JobOptions(retention=600)).payload
     declared = Declared(name="s", rule="every 1", payload=payload, overlap="allow", misfire="skip")
     client.send(Store("chaos").declare(declared))
     rng, began = random.Random(3), time.time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsched import App, events
-from evsched.client.client import Options, new_job
+from evsched.client.new_job import JobOptions, new_job
 from evsched.config import Config
 from evsched.store import batch_size
 from evsched.store.replies import New
@@ -34,7 +34,7 @@ def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def enqueue_due(url: str, queue: str) -> None:
-    payload = new_job("nothing", (), {}, Options()).payload
+    payload = new_job("nothing", (), {}, JobOptions()).payload
     sender, store = BatchingSender(url), Store(queue)
     jobs = [New(f"j{n}", payload, due=1.0 + n) for n in range(MANY)]
     for first in range(0, MANY, 500):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from evsched import App, JobDead, JobMissing, Retry, current_job, events
-from evsched.client.client import SyncClient
+from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.store import server
 from evsched.store.store import Store

@@ -116,6 +116,8 @@ def test_reschedule_of_what_waits(send: Send, store: Store, state: State, place:
     assert "a" not in state().get("ready", [])
     assert "a" not in state().get("backlog", {})
     assert send(store.reschedule("a", None, now=NOW)) == NOW
+    assert send(store.reschedule("a", None, delay=90.5, now=NOW)) == NOW + 90.5
+    assert state()["schedule"]["a"] == NOW + 90.5
 
 
 def test_revive_and_drop_are_whole_or_nothing_and_bounded(send: Send, store: Store, state: State) -> None:

@@ -103,7 +103,7 @@ import os, sys, time
 
 class Held:
     def find_spec(self, name, *_):
-        if name == "evsched.client.client":
+        if name == "evsched.client.sync_client":
             os.write(os.open("pipe", os.O_WRONLY), b"imports\\n")  # nothing that a signal would find halfway
             time.sleep(3600)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evsched.client.client import SyncClient
+from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError
 from evsched.process.supervisor import Span, read_span
 from evsched.store.store import Store

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched import App, BadArguments
-from evsched.client.client import Options, new_job
+from evsched.client.new_job import JobOptions, new_job
 from evsched.errors import ConfigError
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.job import Payload, encode
@@ -57,7 +57,7 @@ ID = UUID(int=1)
 
 def see(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     task = define(handler)
-    check(task, args, kwargs, new_job(task.name, args, kwargs, Options()).payload)
+    check(task, args, kwargs, new_job(task.name, args, kwargs, JobOptions()).payload)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ async def test_every_way_to_enqueue_refuses(app: App) -> None:
         await task.using(delay=1).enqueue_many([(1, 1.0, ID), ("x", 1.0, ID)])
     with pytest.raises(BadArguments, match="call 0: task measure: argument 'number'"):
         await task.enqueue_many([Arguments(("x", 1.0, ID), {})])
-    with pytest.raises(BadArguments, match="call 0: task measure: 'bob' is no tuple of arguments"):
+    with pytest.raises(BadArguments, match="call 0: task measure: 'bob' is not a tuple of arguments"):
         await task.enqueue_many(["bob"])  # pyright: ignore[reportArgumentType]
     with app.sync() as client:
         with pytest.raises(BadArguments, match="'ratio'"):

@@ -70,7 +70,15 @@ async def enqueued() -> None:
     assert_type(await (await report.enqueue()).result(), str)
     assert_type(await (await remind.using(delay=10, id="x").enqueue("bob")).result(), bool)
     await send_mail.using(due=datetime.now(UTC), expires=1.5, on_conflict="keep").enqueue("bob")
+    await send_mail.using(queue="typed", timeout=5, retry=Retry(attempts=1), retention=0, window="nights").enqueue(
+        "bob"
+    )
+    await send_mail.using(group="a", reply=True, meta={"trace": [1]}, delay=timedelta(hours=1)).enqueue("bob")
     assert_type(await all_of(send_mail), Job[int])
+    known = app.job("welcome-42", queue="typed")
+    assert_type(known, Job[Any])
+    assert_type(await known.reschedule(delay=timedelta(hours=1)), float)
+    assert_type(await known.reschedule(due=datetime.now(UTC)), float)
     await all_of(index)  # refused
     await send_mail.enqueue(3)  # refused
     await send_mail.enqueue()  # refused
@@ -82,6 +90,14 @@ async def enqueued() -> None:
     await remind.using(priority=1).enqueue(1)  # refused
     send_mail.using(delay="10 s")  # refused
     send_mail.using(on_conflict="drop")  # refused
+    send_mail.using(prioriti=3)  # refused
+    send_mail.using(priority="high")  # refused
+    send_mail.using(10)  # refused
+    send_mail.using(retry=5)  # refused
+    send_mail.using(meta=["x"])  # refused
+    await known.reschedule(delay="1h")  # refused
+    await known.reschedule(timedelta(hours=1))  # refused
+    app.job(42)  # refused
 
 
 async def enqueued_many() -> None:
@@ -116,6 +132,8 @@ def without_a_loop() -> None:
         assert_type(job.result(), int)
         assert_type(client.enqueue(index.using(priority=7), UUID(int=1)).result(), list[float])
         assert_type(client.enqueue_many(remind, [("bob",), remind.arguments("eve")]), list[SyncJob[bool]])
+        assert_type(client.job("welcome-42"), SyncJob[Any])
+        assert_type(client.job("welcome-42").reschedule(delay=60), float)
         client.enqueue(send_mail, 3)  # refused
         client.enqueue(ping, "x")  # refused
         client.enqueue_many(send_mail, [index.arguments(UUID(int=1))])  # refused
@@ -128,7 +146,14 @@ async def tested(clock: Clock) -> None:
 
 
 def declared() -> None:
+    app.recurring("@daily", start=datetime.now(UTC), count=3, spread=timedelta(minutes=5), misfire="all", most=5)
+    app.task(name="other", timeout=None, retention=0, on="process")
     app.recurring(5)  # refused
+    app.recurring("@daily", zon="UTC")  # refused
+    app.recurring("@daily", zone=5)  # refused
+    app.recurring(every="hour")  # refused
+    app.task(time_out=30)  # refused
+    app.task(on="loop")  # refused
     app.recurring("@daily", overlap="maybe")  # refused
     app.task(timeout="30")  # refused
     app.task(3)  # refused

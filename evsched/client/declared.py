@@ -1,0 +1,84 @@
+"""What `App.recurring` takes, and the recurrence that it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TypedDict, cast
+
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.times import seconds, unix
+from evsched.errors import ConfigError
+from evsched.jobs.arguments import check
+from evsched.jobs.tasks import Task
+from evsched.recurrence.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
+
+
+class RecurringOptions(TypedDict, total=False):
+    """How a task recurs."""
+
+    every: timedelta | float | None
+    """The interval, instead of a rule: a timedelta, or seconds."""
+    zone: str
+    """The IANA time zone of the rule, default UTC."""
+    name: str | None
+    """Else the task's name."""
+    args: Sequence[Any]
+    """Arguments of each occurrence."""
+    kwargs: dict[str, Any] | None
+    start: datetime | float | None
+    """No occurrence before this moment."""
+    end: datetime | float | None
+    """No occurrence after this moment."""
+    count: int | None
+    """How many occurrences there are in all."""
+    spread: timedelta | float
+    """Each occurrence is moved by a stable part of this, so that many recurrences do not start at once."""
+    misfire: Misfire
+    """What happens to occurrences that were missed: "skip", "once" (the default: the last one runs), or "all"."""
+    most: int
+    """How many missed occurrences "all" makes up for, default 100."""
+    overlap: Overlap
+    """What happens when the occurrence before has not ended: "skip" (the default), "wait" or "allow"."""
+    window: str | None
+    priority: int | None
+    group: str | None
+    queue: str | None
+
+
+_AS_GIVEN: Final = ("zone", "priority", "group", "count", "misfire", "most", "overlap", "window")
+"""Options that are fields of the declaration, under the same name."""
+
+
+def declared(task: Task, rule: str | None, options: RecurringOptions, payload_cap: int) -> Declared:
+    """Build the recurrence of a task, and check it.
+
+    Raises:
+        ConfigError: the rule, zone or window is not valid, or the interval is shorter than the retries may take.
+        BadArguments: the task cannot be called with these arguments.
+    """
+    every, name = options.get("every"), options.get("name") or task.name
+    if (rule is None) is (every is None):
+        raise ConfigError(f"recurrence of task {task.name}: give either a rule or every=")
+    start, end = options.get("start"), options.get("end")
+    found = Declared(
+        name=name,
+        rule=rule or f"every {seconds(cast('timedelta | float', every)):.12g}",
+        payload=_payload(task, options, payload_cap),
+        start=None if start is None else unix(start),
+        end=None if end is None else unix(end),
+        spread=seconds(options.get("spread", 0.0)),
+        **{option: value for option, value in cast("dict[str, Any]", options).items() if option in _AS_GIVEN},
+    )
+    recurrence = read_recurrence(found)
+    if found.overlap != "allow":
+        check_interval(name, recurrence.rule, task.retry)
+    return found
+
+
+def _payload(task: Task, options: RecurringOptions, payload_cap: int) -> bytes:
+    args, kwargs = options.get("args", ()), options.get("kwargs") or {}
+    of_each = JobOptions(priority=options.get("priority"), group=options.get("group"), window=options.get("window"))
+    payload = new_job(task.name, args, kwargs, of_each, payload_cap).payload
+    check(task, args, kwargs, payload)
+    return payload

@@ -1,0 +1,138 @@
+"""What a client does with Redis, written once for programs with an event loop and without one.
+
+An operation is a generator. It yields steps: send a call, wait in Redis for a reply, pause. Each step gives it back a
+value or an error, and in the end it returns its result. `Client` and `SyncClient` perform the steps, each in its own
+way; the operations decide what is sent, and when it is sent again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from evsched.client.times import due_and_delay
+from evsched.errors import JobDead, JobMissing, StoreDown
+from evsched.jobs.job import OnConflict, decode
+from evsched.recurrence.recurrence import Declared, read_recurrence
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.backoff import reconnect_delay
+from evsched.transport.call import Call, T
+
+MANY: Final = 1000
+"""Jobs in one round trip: about 3 ms of Redis's time."""
+
+_PATIENCE: Final = 5.0
+"""Seconds for which a call is sent again while Redis is away: a failover takes about that long."""
+
+_BLOCK: Final = 10.0
+"""Seconds of one blocking call. Then the waiter asks again, so a connection that died silently costs no more."""
+
+REPLY_TIMEOUT: Final = 1.5
+"""Seconds after the end of a blocking call within which Redis must have answered."""
+
+
+class Send(Struct, frozen=True):
+    """Send a call; returns its value."""
+
+    call: Call[Any]
+
+
+class Wait(Struct, frozen=True):
+    """Send a call that Redis answers within `block` seconds; returns its value."""
+
+    call: Call[Any]
+    block: float
+
+
+class Pause(Struct, frozen=True):
+    """Do nothing for so many seconds."""
+
+    seconds: float
+
+
+Step = Send | Wait | Pause
+Operation = Generator[Step, Any, T]
+
+
+def send(call: Call[T]) -> Operation[T]:
+    """Send a call, and send it again while Redis is away: every script may run twice.
+
+    Raises:
+        StoreDown: Redis stayed away for 5 s; the call may have been done all the same.
+    """
+    until, failures = time.monotonic() + _PATIENCE, 0
+    while True:
+        try:
+            return (yield Send(call))
+        except StoreDown:
+            failures += 1
+            delay = reconnect_delay(failures)
+            if time.monotonic() + delay > until:
+                raise
+            yield Pause(delay)
+
+
+def enqueue(store: Store, jobs: Sequence[New], on_conflict: OnConflict | None) -> Operation[list[float]]:
+    """Put jobs on the schedule, 1,000 in one round trip; return their dues."""
+    dues = list[float]()
+    for at in range(0, len(jobs), MANY):
+        some = jobs[at : at + MANY]
+        call = store.replace(some) if on_conflict == "replace" else store.enqueue(some, keep=on_conflict == "keep")
+        dues += yield from send(call)
+    return dues
+
+
+def declare(store: Store, recurrence: Declared) -> Operation[Literal["made", "changed", "same"]]:
+    """Create a recurrence, or change the one of that name."""
+    read_recurrence(recurrence)
+    return (yield from send(store.declare(recurrence)))
+
+
+def reschedule(
+    store: Store, job_id: str, due: datetime | float | None, delay: timedelta | float | None
+) -> Operation[float]:
+    """Give a waiting job another due; return it."""
+    moment, length = due_and_delay(due, delay)
+    return (yield from send(store.reschedule(job_id, moment, delay=length)))
+
+
+def result(store: Store, job_id: str, timeout: float) -> Operation[Any]:
+    """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends."""
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            outcome, value, reason = yield from send(store.ask(job_id))
+        except JobMissing:  # it may have ended with no retention, and left its reply
+            reply = yield from send(store.replied(job_id))
+            if reply is None:
+                raise
+            return _read_reply(job_id, reply)
+        if outcome:
+            return _result_of(job_id, outcome, decode(value) if value else None, reason)
+        block = min(until - time.monotonic(), _BLOCK)
+        if block <= 0:
+            raise TimeoutError(f"{job_id} did not end within {timeout:g} s")
+        try:
+            reply = yield Wait(store.wait_reply(job_id, block), block)
+        except StoreDown:
+            # Ask again: the reply may have come while the connection was lost.
+            yield Pause(reconnect_delay(1))
+            continue
+        if reply is not None:
+            return _read_reply(job_id, reply)
+
+
+def _read_reply(job_id: str, reply: bytes) -> Any:
+    fields = decode(reply)
+    return _result_of(job_id, fields["outcome"], fields["result"], fields.get("reason"))
+
+
+def _result_of(job_id: str, outcome: str, result: Any, reason: str | None) -> Any:
+    if outcome == "done":
+        return result
+    raise JobDead(f"{job_id} was {outcome}" if outcome == "cancelled" else f"{job_id} is {outcome}: {reason}")

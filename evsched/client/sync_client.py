@@ -1,0 +1,99 @@
+"""The client of programs without an event loop: as `Client`, without await."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from evsched.client import operations
+from evsched.client.operations import Operation, Pause, Send, Step
+from evsched.errors import EvschedError
+from evsched.jobs.job import JobStatus, OnConflict, Place
+from evsched.recurrence.recurrence import Declared
+from evsched.store.replies import New
+from evsched.store.server import clock
+from evsched.store.store import Store
+from evsched.transport.call import Call, T
+from evsched.transport.senders import SyncSender
+
+
+class SyncClient:
+    """For programs without an event loop, one thread at a time. Raises as `Client` does."""
+
+    def __init__(self, url: str) -> None:
+        self._sender = SyncSender(url)
+
+    def store(self, queue: str) -> Store:
+        """Return the calls of a queue."""
+        return Store(queue)
+
+    def run(self, operation: Operation[T]) -> T:
+        """Perform the steps of an operation, and return its result."""
+        value: Any = None
+        error: EvschedError | None = None
+        while True:
+            try:
+                step = operation.send(value) if error is None else operation.throw(error)
+            except StopIteration as end:
+                return end.value
+            try:
+                value, error = self.perform(step), None
+            except EvschedError as failure:
+                value, error = None, failure
+
+    def perform(self, step: Step) -> Any:
+        """Perform one step."""
+        if isinstance(step, Send):
+            return self._sender.send(step.call)
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
+        return self._sender.send(step.call, step.block)
+
+    def send(self, call: Call[T]) -> T:
+        """Send a call of the store, as `Client.send`."""
+        return self.run(operations.send(call))
+
+    def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> list[float]:
+        """Put jobs on a queue's schedule, as `Client.enqueue`."""
+        return self.run(operations.enqueue(self.store(queue), jobs, on_conflict))
+
+    def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
+        """Create or change a recurrence, as `Client.declare`."""
+        return self.run(operations.declare(self.store(queue), recurrence))
+
+    def remove(self, queue: str, name: str) -> None:
+        """Delete a recurrence, as `Client.remove`."""
+        self.send(self.store(queue).remove(name))
+
+    def status(self, queue: str, job_id: str) -> JobStatus | None:
+        """Return where a job is and what its record says, as `Client.status`."""
+        return self.send(self.store(queue).look(job_id))
+
+    def cancel(self, queue: str, job_id: str) -> Place:
+        """Delete a waiting job, or have its worker stop it, as `Client.cancel`."""
+        return self.send(self.store(queue).cancel(job_id))
+
+    def reschedule(
+        self,
+        queue: str,
+        job_id: str,
+        due: datetime | float | None = None,
+        *,
+        delay: timedelta | float | None = None,
+    ) -> float:
+        """Give a waiting job another due, as `Client.reschedule`."""
+        return self.run(operations.reschedule(self.store(queue), job_id, due, delay))
+
+    def result(self, queue: str, job_id: str, timeout: float) -> Any:
+        """Wait until a job has ended, and return its result, as `Client.result`."""
+        return self.run(operations.result(self.store(queue), job_id, timeout))
+
+    def now(self) -> float:
+        """Return Redis's clock, in Unix seconds."""
+        return self.send(clock())
+
+    def close(self) -> None:
+        """Close the connection. A later call opens a new one."""
+        self._sender.close()

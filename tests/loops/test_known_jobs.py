@@ -1,0 +1,72 @@
+"""Handles for jobs whose ids are known, of programs with an event loop and without one."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from evsched import App, ConfigError, JobMissing
+from evsched.config import Config
+from tests.support.patience import PATIENCE
+from tests.support.system import system
+
+
+async def test_a_handle_for_a_known_id_does_what_that_of_enqueue_does(config: Config, app: App) -> None:
+    @app.task
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    async with system(config, app):
+        await add.using(id="known", delay=3600).enqueue(1, 2)
+        job = app.job("known")
+        assert (await job.status()).place == "schedule"
+        await job.reschedule()
+        assert await job.result(PATIENCE) == 3
+        await add.using(id="unwanted", delay=3600).enqueue(1, 2)
+        assert await app.job("unwanted").cancel() == "schedule"
+        for wrong in (app.job("unwanted"), app.job("known", queue=f"{app.queue}-other")):
+            with pytest.raises(JobMissing):
+                await wrong.status()
+
+
+async def test_reschedule_takes_a_due_or_a_delay(config: Config, app: App) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app):
+        job = await noop.using(delay=60).enqueue()
+        due = (await job.status()).due
+        assert due is not None
+        later = await job.reschedule(delay=timedelta(hours=2))
+        assert 7100 < later - due < 7200
+        assert (await job.status()).due == later
+        assert await job.reschedule(delay=3600.5) < later
+        moment = datetime(2100, 1, 1, tzinfo=UTC)
+        assert await job.reschedule(moment) == moment.timestamp()
+        with pytest.raises(ConfigError, match="due and delay: give one of them"):
+            await job.reschedule(moment, delay=1)
+        with pytest.raises(ConfigError, match="delay is nan"):
+            await job.reschedule(delay=float("nan"))
+        assert (await job.status()).due == moment.timestamp()
+
+
+async def test_a_program_without_an_event_loop_has_the_same_handles(config: Config, app: App) -> None:
+    @app.task
+    async def noop() -> str:
+        return "done"
+
+    def without_a_loop() -> None:
+        with app.sync() as client:
+            due = client.enqueue(noop.using(id="sync", delay=60)).status().due
+            job = client.job("sync")
+            assert due is not None
+            assert 7100 < job.reschedule(delay=timedelta(hours=2)) - due < 7200
+            job.reschedule()
+            assert job.result(PATIENCE) == "done"
+            with pytest.raises(JobMissing):
+                client.job("other").cancel()
+
+    async with system(config, app):
+        await asyncio.to_thread(without_a_loop)

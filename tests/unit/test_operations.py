@@ -1,0 +1,110 @@
+"""The operations of a client: what is sent, when it is sent again, and what becomes of the replies. Without Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from evsched.client import operations
+from evsched.client.operations import MANY, Operation, Pause, Send, Step, Wait
+from evsched.errors import JobDead, JobExists, JobMissing, StoreDown
+from evsched.store.replies import New
+from evsched.store.store import Store
+
+STORE = Store("q")
+RUNNING = ("", b"", "")
+"""What `ask` returns for a job that has not ended."""
+
+
+def run(operation: Operation[Any], replies: Iterable[Any]) -> tuple[Any, list[Step]]:
+    """Perform an operation with made-up replies, an error among them being raised; return its result and its steps."""
+    steps, left = list[Step](), iter(replies)
+    try:
+        step = next(operation)
+        while True:
+            steps.append(step)
+            reply = None if isinstance(step, Pause) else next(left)
+            step = operation.throw(reply) if isinstance(reply, Exception) else operation.send(reply)
+    except StopIteration as end:
+        assert list(left) == []
+        return end.value, steps
+
+
+def kinds(steps: list[Step]) -> list[str]:
+    """Name each step: the verb or command, or `pause`."""
+    return ["pause" if isinstance(step, Pause) else step.call.name for step in steps]
+
+
+def test_a_call_is_sent_again_while_redis_is_away() -> None:
+    value, steps = run(operations.send(STORE.look("a")), [StoreDown(), StoreDown(), "there"])
+    assert value == "there"
+    assert kinds(steps) == ["look", "pause", "look", "pause", "look"]
+    assert all(0 < step.seconds <= 1 for step in steps if isinstance(step, Pause))
+
+
+def test_a_call_is_not_sent_again_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "_PATIENCE", 0.0)
+    with pytest.raises(StoreDown):
+        run(operations.send(STORE.look("a")), [StoreDown()])
+
+
+def test_a_refusal_is_raised_at_once() -> None:
+    with pytest.raises(JobExists):
+        run(operations.enqueue(STORE, [New("a", b"{}")], None), [JobExists()])
+
+
+@pytest.mark.parametrize(("on_conflict", "verb"), [(None, "enqueue"), ("keep", "enqueue"), ("replace", "replace")])
+def test_many_jobs_go_in_slices(on_conflict: Any, verb: str) -> None:
+    jobs = [New(f"j{n}", b"{}") for n in range(2 * MANY + 1)]
+    dues, steps = run(operations.enqueue(STORE, jobs, on_conflict), [[1.0] * MANY, [2.0] * MANY, [3.0]])
+    assert dues == [1.0] * MANY + [2.0] * MANY + [3.0]
+    assert kinds(steps) == [verb] * 3
+
+
+def test_the_result_of_a_job_that_has_ended_is_read_at_once() -> None:
+    assert run(operations.result(STORE, "a", 5), [("done", b"[1]", "")])[0] == [1]
+    with pytest.raises(JobDead, match="a is dead: ValueError"):
+        run(operations.result(STORE, "a", 5), [("dead", b"", "ValueError")])
+    with pytest.raises(JobDead, match="a was cancelled"):
+        run(operations.result(STORE, "a", 5), [("cancelled", b"", "")])
+
+
+def test_a_result_is_waited_for_in_redis() -> None:
+    value, steps = run(operations.result(STORE, "a", 5), [RUNNING, b'{"outcome":"done","result":7}'])
+    assert value == 7
+    assert kinds(steps) == ["ask", "BLMOVE"]
+    assert isinstance(steps[1], Wait)
+    assert 4 < steps[1].block <= 5
+
+
+def test_no_wait_is_longer_than_its_cap_and_then_the_job_is_asked_for_again() -> None:
+    value, steps = run(operations.result(STORE, "a", 1e6), [RUNNING, None, ("done", b"1", "")])
+    assert value == 1
+    assert kinds(steps) == ["ask", "BLMOVE", "ask"]
+    assert isinstance(steps[1], Wait)
+    assert steps[1].block == 10
+
+
+def test_a_wait_whose_connection_is_lost_asks_again_since_the_reply_may_have_come() -> None:
+    value, steps = run(operations.result(STORE, "a", 5), [RUNNING, StoreDown(), ("done", b"1", "")])
+    assert value == 1
+    assert kinds(steps) == ["ask", "BLMOVE", "pause", "ask"]
+
+
+def test_a_job_without_retention_leaves_its_reply() -> None:
+    reply = b'{"outcome":"done","result":7}'
+    value, steps = run(operations.result(STORE, "a", 5), [JobMissing(), reply])
+    assert (value, kinds(steps)) == (7, ["ask", "LINDEX"])
+    with pytest.raises(JobMissing):
+        run(operations.result(STORE, "a", 5), [JobMissing(), None])
+
+
+def test_a_wait_ends_in_time() -> None:
+    with pytest.raises(TimeoutError, match="a did not end within 0 s"):
+        run(operations.result(STORE, "a", 0), [RUNNING])
+
+
+def test_a_send_is_a_value() -> None:
+    assert next(operations.send(call := STORE.replied("a"))) == Send(call)
