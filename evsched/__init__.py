@@ -99,7 +99,7 @@ _WHERE: Final = {
         "JobExists",
         "JobMissing",
         "JobRunning",
-            "StoreDown",
+        "StoreDown",
         "StoreError",
         "StoreRefused",
         "UnknownTask",
