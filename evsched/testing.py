@@ -45,7 +45,8 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from evsched.worker.executor import Executor
-from evsched.worker.run import Run
+from evsched.worker.run import Delivery, Run
+from evsched.worker.run_store import NoRunStore
 
 __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
 
@@ -94,6 +95,17 @@ class _Client(Client):
         return await super().result(queue, job_id, timeout)
 
 
+class _Windows(NoRunStore):
+    """Reads the windows that are kept in Redis."""
+
+    def __init__(self, sender: SyncSender) -> None:
+        self._sender = sender
+
+    async def read_window(self, queue: str, name: str) -> str | None:
+        """Return a window, as `RunStore.read_window`."""
+        return self._sender.send(Store(queue).window(name))
+
+
 class Clock:
     """The clock of a test, and what runs as it moves."""
 
@@ -103,7 +115,7 @@ class Clock:
         self._config = Config(url=url)
         self._program = app.program
         self._sender = SyncSender(url)
-        self._executor = Executor(app.program, 1, 1, self._window_of)
+        self._executor = Executor(app.program, 1, 1, _Windows(self._sender))
         app.move_to(url, _Client(self, self._sender, url))
         self._sender.send(flush())
         for queue, declared in app.program.recurrences:
@@ -128,7 +140,7 @@ class Clock:
         if not end >= self.now:  # nor NaN
             raise ConfigError(f"the clock stands at {self.now}, and does not go back to {end}")
         ran = list[Ran]()
-        async with self._program.lifespan() as self._executor.state:
+        async with self._program.lifespan() as self._executor.handlers.state:
             while True:
                 rest = min([await self._run_due(queue, ran) for queue in self._queues()], default=float("inf"))
                 if rest <= 0:
@@ -142,9 +154,6 @@ class Clock:
     def close(self) -> None:
         """Close the connection."""
         self._sender.close()
-
-    async def _window_of(self, queue: str, name: str) -> str | None:
-        return self._sender.send(Store(queue).window(name))
 
     def _queues(self) -> list[str]:
         found, cursor = set[str](), 0
@@ -162,7 +171,7 @@ class Clock:
         worked = bool(step.moved or step.buried or recurs <= 0)
         while jobs := self._sender.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
             (job,) = jobs
-            run = Run(queue, job, self.now, time.monotonic())
+            run = Run(job, Delivery(queue, self.now, time.monotonic()))
             outcome = await self._executor.run(run)
             for call, _ in of.end_runs(_WORKER, [(run, outcome)]):
                 self._sender.send(call)

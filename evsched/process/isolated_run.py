@@ -1,6 +1,7 @@
-"""A run apart: one job in a process of its own, which imports the app, runs the handler and says what came of it.
+"""An isolated run: one job in a process of its own, which imports the app, runs the handler and returns the outcome.
 
-For a job that may kill its process: then that death names it, its worker lives, and no other job is cut short.
+It is for a job that may kill its process. The worker survives that, knows which job did it, and no other job is cut
+short. `worker/isolation.py` has the worker's side.
 """
 
 from __future__ import annotations
@@ -15,44 +16,55 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Buried, FetchedJob, Outcome
 from evsched.process.locate_app import find_app
 from evsched.worker import process_pool
-from evsched.worker.executor import Executor
 from evsched.worker.failure import Failure, failure_of
-from evsched.worker.preparation import prepare
-from evsched.worker.run import Run
+from evsched.worker.handlers import Handlers
+from evsched.worker.prepare import Prepared, prepare, read_payload
+from evsched.worker.program import Program
+from evsched.worker.run import Delivery, Run
 from evsched.worker.verdict import Failed, judge
 
 
-async def run_apart(app: str, queue: str, job: FetchedJob, now: float, heard: Callable[[Progress], object]) -> Outcome:
+async def run_isolated(
+    app: str, queue: str, job: FetchedJob, now: float, on_progress: Callable[[Progress], object]
+) -> Outcome:
     """Run a job of the app MODULE:APP in a process of its own; `now` by Redis's clock. Cancelling ends the process.
 
-    `heard` is called with how far it is.
+    `on_progress` is called with how far it is.
 
     Raises:
         ProcessDied: the process did.
     """
-    return await process_pool.call(heard, _run, app, queue, job, now)
+    return await process_pool.call(on_progress, _run, app, queue, job, now)
 
 
-def _run(tell: Callable[[Progress], None], app: str, queue: str, job: FetchedJob, now: float) -> Outcome:
+def _run(report: Callable[[Progress], None], app: str, queue: str, job: FetchedJob, now: float) -> Outcome:
     """Run a job; runs in the process."""
-    run = Run(queue, job, now, time.monotonic(), lambda: tell(cast(Progress, run.progress)))
-    return asyncio.run(_perform(app, run))
+    delivery = Delivery(queue, now, time.monotonic())
+    run = Run(job, delivery, lambda: report(cast(Progress, run.progress)))
+    return asyncio.run(_find_and_call(app, run))
 
 
-async def _perform(app: str, run: Run) -> Outcome:
-    executor, prepared = None, None
+async def _find_and_call(app: str, run: Run) -> Outcome:
+    prepared = None
     try:
         program = find_app(app).program
-        executor = Executor(program, threads=1)
-        prepared = prepare(program.tasks, run)
+        prepared = _prepare(program, run)
         if isinstance(prepared, Buried):
             return prepared
-        async with program.lifespan() as executor.state:
-            return await executor.perform(run, prepared)
+        handlers = Handlers(program, threads=1)
+        async with program.lifespan() as handlers.state:
+            handlers.make_current(run, prepared)
+            return judge(run.job, prepared, await handlers.call(run, prepared), run.stop_reason)
     # A module or lifespan that fails here, though it did not in the worker: the run has failed, not the worker.
     except Exception as error:  # noqa: BLE001
         if prepared is None or isinstance(prepared, Buried):
-            return Buried(f"it could not run apart: {error}", False)
+            return Buried(f"it could not run in a process of its own: {error}", False)
         told = Failure(str(error)) if isinstance(error, ConfigError) else failure_of(error, app.partition(":")[0])
-        failed = Failed(told.reason, traceback=told.traceback)
-        return judge(run.job, prepared.policy, failed, reply=prepared.payload.reply)
+        return judge(run.job, prepared, Failed(told.reason, traceback=told.traceback))
+
+
+def _prepare(program: Program, run: Run) -> Prepared | Buried:
+    payload = read_payload(run.job)
+    if isinstance(payload, Buried):
+        return payload
+    return prepare(program.tasks, run.job, payload, run.delivery.redis_now())

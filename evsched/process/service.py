@@ -19,7 +19,7 @@ from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events, RedisUnsafe
 from evsched.process.child_link import LINK, METRICS, ChildLink, inherited
-from evsched.process.isolated_run import run_apart
+from evsched.process.isolated_run import run_isolated
 from evsched.process.supervisor import Span, Supervisor
 from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
@@ -194,8 +194,8 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
     queues = list(config.queues or (app.queue,))
-    apart = None if app.origin is None else partial(run_apart, app.origin)
-    worker = Worker(process.runtime, app.program, queues, apart=apart)
+    isolated = None if app.origin is None else partial(run_isolated, app.origin)
+    worker = Worker(process.runtime, app.program, queues, run_isolated=isolated)
     process.telemetry.of_worker(worker)
     load = None
     if process.link is not None:

@@ -32,9 +32,9 @@ from evsched.worker.executor import Executor
 from evsched.worker.fetcher import Fetcher
 from evsched.worker.notes import Notes
 from evsched.worker.outcomes import Ended, events_of
-from evsched.worker.run import Run
+from evsched.worker.run import Delivery, Run
 from evsched.worker.slots import Slots
-from evsched.worker.verdict import Failed, judge
+from evsched.worker.verdict import TIMED_OUT, Failed, judge
 
 _Outgoing = tuple[Call[Any], Ended | None]
 """A call, and the runs whose end it writes; None is the start of the next."""
@@ -195,7 +195,7 @@ class QueueConsumer:
 
     def _reserve(self) -> int:
         """Take the free slots that are this queue's; return how many."""
-        wants = self._more and not self._closed and not self._waits and not self._executor.turnstile.closed
+        wants = self._more and not self._closed and not self._waits and not self._executor.lock.closed
         self._share.want(wants)
         return self._share.reserve(min(self._width, self._batch.limit)) if wants else 0
 
@@ -279,13 +279,14 @@ class QueueConsumer:
         queue, held, create, report = self.store.queue, self.held, self._loop.create_task, self._notes.progressed
         was_busy = bool(held)
         # By id: one that Redis names twice is one run.
-        found = {job.id: Run(queue, job, reply.now, handed, report) for job in reply.jobs if job.id not in held}
+        delivery = Delivery(queue, reply.now, handed)
+        found = {job.id: Run(job, delivery, report) for job in reply.jobs if job.id not in held}
         runs = list(found.values())
         for run in runs:
             held[run.job.id] = run
             run.work = create(self._run(run))
             if run.job.id in self._cancelled:
-                run.abort()
+                run.stop("cancelled")
         self._running += len(runs)
         if runs:
             self._width = min(2 * self._width, _WIDEST)
@@ -305,7 +306,7 @@ class QueueConsumer:
         begun = list[Run]()
         for run in runs:
             if run.began or (run.work is not None and run.work.done()):
-                if not run.came_back:
+                if type(run.outcome) is not Returned:
                     begun.append(run)
             else:
                 run.on_begin = partial(self._started_late, offset)
@@ -331,7 +332,7 @@ class QueueConsumer:
         outcome: Outcome | None = None
         try:
             outcome = await self._executor.run(run)
-            run.came_back = type(outcome) is Returned
+            run.outcome = outcome
         except asyncio.CancelledError:
             raise
         # A run without an outcome would keep its slot for ever.
@@ -339,10 +340,10 @@ class QueueConsumer:
             why = f"its run came to no outcome, which is a bug of evsched: {type(error).__name__}: {error}"
             outcome = Buried(shorten(why), run.reply)
         finally:
-            if not run.abandoned:
+            if run.stop_reason != "lost":
                 self._running -= 1
-            self._share.end(time.monotonic() - run.handed)
-            if outcome is not None and not run.abandoned:
+            self._share.end(time.monotonic() - run.delivery.received)
+            if outcome is not None and run.stop_reason != "lost":
                 self._ended.append((run, outcome))
             self._news.set()
 
@@ -361,9 +362,9 @@ class QueueConsumer:
         run = self.held.get(job_id)
         if run is None:
             self._cancelled.add(job_id)
-        if run is None or run.aborted:
+        if run is None or run.stop_reason in ("cancelled", "lost"):
             return False
-        run.abort()
+        run.stop("cancelled")
         return True
 
     def counted(self, count: int) -> None:
@@ -376,7 +377,7 @@ class QueueConsumer:
     def lose(self) -> None:
         """Stop and forget what was held: the lease had ended, and it is others' now."""
         for run in self.held.values():
-            run.abandon()
+            run.stop("lost")
         self.held.clear()
         self._running = 0
         self._ended.clear()
@@ -405,9 +406,9 @@ class QueueConsumer:
         """
         ended = list[tuple[Run, Outcome]]()
         for run in list(self.held.values()):
-            if run.policy is not None and (run is stuck or run.only_attempt):
-                why = "timeout: it ran longer than its limit and did not yield" if run is stuck else reason
-                ended.append((run, judge(run.job, run.policy, Failed(why), reply=run.reply)))
+            if run.prepared is not None and (run is stuck or run.in_only_attempt):
+                why = f"{TIMED_OUT} and did not yield" if run is stuck else reason
+                ended.append((run, judge(run.job, run.prepared, Failed(why))))
         return self.store.end_runs(self._worker, ended)
 
     async def hand_back(self) -> int:
@@ -419,7 +420,7 @@ class QueueConsumer:
         reason, put, rest = f"worker {self._worker} was stopped", 0, "more"
         calls = self.store.end_runs(self._worker, self._ended) + self.cut_short(reason + " while it ran")
         for run in self.held.values():
-            run.abandon()
+            run.stop("lost")
         for call, runs in calls:
             self._written(runs, await self._sender.send(call))
         self.held.clear()

@@ -72,7 +72,7 @@ class Notes:
             if run.began and run.began <= now - _MARK_AFTER:
                 run.marked = True
                 begun.append(run)
-            elif run.began or run.handed > now - _BEGINS_WITHIN:
+            elif run.began or run.delivery.received > now - _BEGINS_WITHIN:
                 more = True
         if begun:
             task = self._loop.create_task(self._write_marks(begun))

@@ -1,111 +1,118 @@
-"""A run: one job in a worker's hands, from when it was handed out to its outcome."""
+"""A run: one job in a worker, from the reply that handed it out to its outcome."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Final, Literal
+
+from msgspec import Struct
 
 from evsched.jobs.current_job import CurrentJob, Progress
-from evsched.jobs.job import FetchedJob
-from evsched.jobs.retry import Retry
+from evsched.jobs.job import FetchedJob, Outcome
+from evsched.worker.prepare import Prepared
+
+StopReason = Literal["timeout", "cancelled", "lost"]
+"""Why a run is to stop: its timeout has passed; its job was cancelled; its job is not this worker's any more."""
+
+_PRECEDENCE: Final[dict[StopReason | None, int]] = {None: 0, "timeout": 1, "cancelled": 2, "lost": 3}
+
+
+class Delivery(Struct, frozen=True):
+    """One reply of `start`: what the runs that it handed out have in common."""
+
+    queue: str
+    now: float
+    """When Redis handed them out, by its clock."""
+    received: float
+    """The same by this host's monotonic clock."""
+
+    def redis_now(self) -> float:
+        """Return the present time by Redis's clock."""
+        return self.now + time.monotonic() - self.received
 
 
 class Run:
-    """A run in a worker's hands: `(job.id, job.attempt)` names it."""
+    """A run; `(job.id, job.attempt)` names it. One object for each job, so it is as small as it can be.
+
+    Each attribute has one writer. `job`, `delivery` and `on_progress` are what was handed out, and do not change. The
+    executor writes `task` to `cancellable`, the consumer `work`, `outcome` and `on_begin`, and the handler, from any
+    thread, `progress` alone. Whoever stops the run calls `stop`, in the event loop's thread.
+    """
 
     __slots__ = (
-        "abandoned",
-        "aborted",
         "began",
-        "came_back",
+        "cancellable",
         "current",
-        "deadline",
-        "ends",
-        "handed",
+        "delivery",
         "job",
-        "late",
         "marked",
-        "now",
         "on_begin",
-        "policy",
+        "on_progress",
+        "outcome",
+        "prepared",
         "progress",
-        "queue",
-        "reply",
-        "report",
+        "stop_reason",
         "task",
         "took",
         "work",
     )
 
-    def __init__(
-        self, queue: str, job: FetchedJob, now: float, handed: float, report: Callable[[], None] | None = None
-    ) -> None:
-        self.queue = queue
-        self.job = job
-        self.now = now
-        """When Redis handed it out, by Redis's clock."""
-        self.handed = handed
-        """The same by this host's monotonic clock."""
+    def __init__(self, job: FetchedJob, delivery: Delivery, on_progress: Callable[[], None] | None = None) -> None:
+        self.job: Final = job
+        self.delivery: Final = delivery
+        self.on_progress: Final = on_progress
+        """Called when there is new progress, from any thread."""
+
         self.task = "?"
-        self.began = 0.0
-        """When its handler did, by the monotonic clock; 0 = it has not."""
-        self.marked = False
-        """Redis knows that it has begun."""
-        self.policy: Retry | None = None
-        """The job's, once its payload is read."""
-        self.reply = False
-        """Its payload asks for one."""
-        self.on_begin: Callable[[Run], None] | None = None
-        """Called when its handler begins, if it did not at once."""
-        self.came_back = False
-        """There was no room for it to begin."""
-        self.took: float | None = None
-        """Seconds that the handler ran, once it has ended."""
-        self.ends = True
-        """Cancelling its asyncio task ends it; not so with a thread."""
-        self.report = report
-        self.progress: Progress | None = None
+        """The name of the task; "?" until the payload is read."""
+        self.prepared: Prepared | None = None
         self.current: CurrentJob | None = None
+        self.marked = False
+        """Redis knows, or will soon, that the run has begun. `ProgressWriter` writes this too."""
+        self.began = 0.0
+        """When the handler began, by the monotonic clock; 0 = it has not."""
+        self.took: float | None = None
+        """Seconds that the handler ran; None until it has ended."""
+        self.cancellable = True
+        """Cancelling `work` ends the handler. False for a thread."""
+
         self.work: asyncio.Task[None] | None = None
-        self.deadline = float("inf")
-        """By the monotonic clock: when the timeout passes."""
-        self.late: str | None = None
-        """The timeout has passed: what to say of it."""
-        self.aborted = False
-        """The job was cancelled: that is what comes of the run."""
-        self.abandoned = False
-        """The job is not this worker's any more: whatever comes of the run is forgotten."""
+        self.outcome: Outcome | None = None
+        self.on_begin: Callable[[Run], None] | None = None
+        """Called when the handler begins, if that is not at once."""
+
+        self.progress: Progress | None = None
+        """What the handler reported last. `ProgressWriter` sets it back to None when that is written."""
+        self.stop_reason: StopReason | None = None
 
     @property
-    def only_attempt(self) -> bool:
-        """Its handler has begun, and must not be begun again by itself: the job has one attempt."""
-        return self.policy is not None and self.policy.attempts == 1 and self.began > 0 and self.took is None
+    def reply(self) -> bool:
+        """Whether the payload asks for a reply."""
+        return self.prepared is not None and self.prepared.payload.reply
 
-    def tell(self, progress: Progress) -> None:
+    @property
+    def in_only_attempt(self) -> bool:
+        """The handler is running, and the job has one attempt: it must not be run again."""
+        return self.prepared is not None and self.prepared.policy.attempts == 1 and self.began > 0 and self.took is None
+
+    def report_progress(self, progress: Progress) -> None:
         """Note how far the run is. For any thread."""
         self.progress = progress
-        if self.report is not None:
-            self.report()
+        if self.on_progress is not None:
+            self.on_progress()
 
-    def stop(self) -> None:
-        """Tell the run to stop.
+    def stop(self, reason: StopReason) -> None:
+        """Tell the run to stop. "lost" takes precedence over "cancelled", and that over "timeout".
 
-        An async handler is cancelled where it waits, a process is ended, a thread must look at `cancelled`. A run that
-        has not begun sees it when it begins.
+        An async handler is cancelled where it waits, a process is ended, and a thread must look at `cancelled`. A run
+        that has not begun looks at `stop_reason` before it begins.
         """
+        if _PRECEDENCE[reason] > _PRECEDENCE[self.stop_reason]:
+            self.stop_reason = reason
         if self.current is None:
             return
-        self.current.stopped = "lost" if self.abandoned else "cancelled" if self.aborted else "timeout"
-        if self.work is not None and self.ends:
+        self.current.stopped = self.stop_reason
+        if self.work is not None and self.cancellable:
             self.work.cancel()
-
-    def abort(self) -> None:
-        """Stop the run: its job was cancelled."""
-        if not self.aborted:
-            self.aborted = True
-            self.stop()
-
-    def abandon(self) -> None:
-        """Stop the run, and forget what comes of it."""
-        self.abandoned = True
-        self.stop()

@@ -1,56 +1,56 @@
-"""The runs that have begun and not ended, and their timeouts."""
+"""The runs whose handlers are running, and their timeouts."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
-from typing import Final
 
 from evsched.worker.run import Run
 
-_LATE: Final = "timeout: it ran longer than its limit"
-
 
 class RunningRuns:
-    """The runs whose handler has begun and not ended, those abandoned included. Stops each when its timeout passes.
+    """The runs whose handler has begun and not ended, lost ones included. Stops each when its timeout passes.
 
     One timer serves all runs, at the earliest deadline: a timer for each would cost more than a short job.
     """
 
     def __init__(self) -> None:
-        self._runs: set[Run] = set()
+        self._deadlines: dict[Run, float] = {}
+        """By the monotonic clock; inf = no timeout."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = float("inf")
+        self._timer_at = math.inf
+        self._checked = -math.inf
+        """When the timer fired last: earlier deadlines have been dealt with."""
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._deadlines)
 
     def __iter__(self) -> Iterator[Run]:
         """Walk a copy. For any thread."""
-        return iter(list(self._runs))
+        return iter(self._deadlines.copy())
 
     def add(self, run: Run, timeout: float | None) -> None:
         """Note that a run has begun; `timeout` in seconds, None = no limit."""
-        self._runs.add(run)
-        if timeout is not None:
-            run.deadline = run.began + timeout
-            self._wake_at(run.deadline)
+        if timeout is None:
+            self._deadlines[run] = math.inf
+        else:
+            self._deadlines[run] = deadline = run.began + timeout
+            self._wake_at(deadline)
 
-    def discard(self, run: Run) -> None:
-        """Note that a run has ended."""
-        self._runs.discard(run)
+    def remove(self, run: Run, now: float) -> None:
+        """Note that a run has ended, at `now` by the monotonic clock.
 
-    def late(self, run: Run) -> str | None:
-        """Return what to say of a run whose timeout has passed, also when it kept the loop from noticing; else None."""
-        if run.late is None and run.deadline <= time.monotonic():
-            run.late = _LATE
-        return run.late
+        If its timeout had passed, that is its stop reason, even if it blocked the event loop and no timer fired.
+        """
+        if self._deadlines.pop(run, math.inf) <= now and run.stop_reason is None:
+            run.stop_reason = "timeout"
 
     def stuck(self, kill_grace: float) -> Run | None:
         """Return a run that went on for `kill_grace` seconds past its timeout, if there is one. For any thread."""
         now = time.monotonic()
-        return next((run for run in self if run.deadline + kill_grace < now), None)
+        return next((run for run, end in self._deadlines.copy().items() if end + kill_grace < now), None)
 
     def _wake_at(self, deadline: float) -> None:
         if deadline < self._timer_at:
@@ -61,9 +61,8 @@ class RunningRuns:
 
     def _time_out(self) -> None:
         now = time.monotonic()
-        self._timer, self._timer_at = None, float("inf")
-        for run in self._runs:
-            if run.late is None and run.deadline <= now:
-                run.late = _LATE
-                run.stop()
-        self._wake_at(min((run.deadline for run in self._runs if run.late is None), default=float("inf")))
+        late = [run for run, deadline in self._deadlines.items() if self._checked < deadline <= now]
+        self._timer, self._timer_at, self._checked = None, math.inf, now
+        for run in late:
+            run.stop("timeout")
+        self._wake_at(min((end for end in self._deadlines.values() if end > now), default=math.inf))

@@ -1,33 +1,64 @@
-"""The verdict on a run that failed: another attempt, or none."""
+"""The verdict on a run: from what its handler did to its outcome. Pure."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
-from evsched.jobs.job import Buried, FetchedJob, Retried, shorten
-from evsched.jobs.retry import Retry, least_delay
+from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried, shorten
+from evsched.jobs.retry import least_delay
+from evsched.worker.prepare import Prepared
+from evsched.worker.run import StopReason
+
+RESULT_MOST: Final = 1_048_576
+"""Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
+
+TIMED_OUT: Final = "timeout: it ran longer than its limit"
 
 
 class Failed(Struct, frozen=True):
-    """How a run failed. `delay`: as its handler asked; None = as the policy says."""
+    """How a run failed."""
 
     reason: str
     delay: float | None = None
+    """Seconds that the handler asked for; None = as the policy says."""
     given_up: bool = False
     killed: bool = False
-    """It ended the process that ran it alone."""
+    """It ended the process that it ran in, alone."""
     traceback: str = ""
 
 
-def judge(job: FetchedJob, policy: Retry, failure: Failed, *, reply: bool) -> Retried | Buried:
-    """Return what becomes of a job whose run failed. `reply`: somebody waits for its end."""
+def judge(
+    job: FetchedJob, prepared: Prepared, result: bytes | Failed, stop_reason: StopReason | None = None
+) -> Outcome:
+    """Return the outcome of a run. `result`: the JSON that its handler returned, or how it failed."""
+    if stop_reason == "cancelled":
+        return aborted(prepared)
+    if isinstance(result, Failed):
+        return _judge_failure(job, prepared, result)
+    if stop_reason == "timeout":
+        return _judge_failure(job, prepared, Failed(TIMED_OUT))
+    if len(result) > RESULT_MOST:
+        why = f"the result has {len(result)} bytes, more than {RESULT_MOST}: return a reference"
+        return _judge_failure(job, prepared, Failed(why, given_up=True))
+    return Done(result, prepared.retention, prepared.payload.reply)
+
+
+def aborted(prepared: Prepared) -> Aborted:
+    """Return the outcome of a run whose job was cancelled."""
+    return Aborted(prepared.retention, prepared.payload.reply)
+
+
+def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retried | Buried:
+    policy, reply = prepared.policy, prepared.payload.reply
     if failure.given_up:
         return Buried(shorten(failure.reason), reply, traceback=failure.traceback)
-    # What kills its process now killed those before too: the runs of which nobody knew whether they had begun.
+    # A job that kills its process now most likely killed those of its doubtful runs too, so they count as attempts.
     attempt = job.attempt + (job.doubts if failure.killed else 0)
     reason = shorten(f"attempt {attempt} of {policy.attempts}: {failure.reason}")
     if attempt >= policy.attempts:
         return Buried(reason, reply, killed=failure.killed, traceback=failure.traceback)
-    # NaN: the least.
+    # max() with the least delay first returns that for NaN.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
     return Retried(wait, reason, killed=failure.killed, traceback=failure.traceback)

@@ -11,30 +11,29 @@ import os
 import re
 import secrets
 import socket
-from functools import partial
 from itertools import compress
 from typing import Any, Final
 
 from msgspec import structs
 
 from evsched import events
-from evsched.errors import NO_ENTRY, CannotStart, StoreError, StoreRefused
+from evsched.errors import CannotStart, StoreError, StoreRefused
 from evsched.events import Events
 from evsched.runtime.loops import ended_loop, returned
 from evsched.runtime.pulse import Pulse
-from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import FORCED
 from evsched.store.store import Store
 from evsched.transport.senders import SyncSender
-from evsched.worker.care import Mark
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
-from evsched.worker.executor import Apart, Executor
+from evsched.worker.executor import Executor
 from evsched.worker.heartbeat import Heartbeat
+from evsched.worker.isolation import RunIsolated
 from evsched.worker.opening import Opening
 from evsched.worker.program import Program
 from evsched.worker.run import Run
+from evsched.worker.run_store import RedisRunStore
 from evsched.worker.slots import Slots
 from evsched.worker.status_reporter import StatusReporter
 
@@ -49,7 +48,7 @@ def new_id() -> str:
 
 
 class Worker:
-    """Runs the jobs of `queues` with the registered tasks. `apart` runs one in a process of its own."""
+    """Runs the jobs of `queues` with the registered tasks. `run_isolated` runs one in a process of its own."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Worker:
         program: Program,
         queues: list[str],
         *,
-        apart: Apart | None = None,
+        run_isolated: RunIsolated | None = None,
     ) -> None:
         self.id = new_id()
         self._config, self._sender, self._emit = runtime.config, runtime.sender, runtime.emit
@@ -67,15 +66,11 @@ class Worker:
             program,
             config.concurrency,
             config.process_pool,
-            self._window_of,
-            mark=self._mark,
-            apart=apart,
+            RedisRunStore(runtime, self.id),
+            run_isolated=run_isolated,
             kill_grace=config.kill_grace,
         )
-        self._windows = Reconnects("worker, windows", emit)
-        self._asked = dict[tuple[str, str], asyncio.Future[str | None]]()
         slots = Slots(config.concurrency)
-        self._reconnect = Reconnect("worker", emit)
         self._opening = Opening(runtime, program, self.id)
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
@@ -125,7 +120,7 @@ class Worker:
             if self._stop.is_set():
                 return False
             try:
-                self._executor.state = await stack.enter_async_context(self._program.lifespan())
+                self._executor.handlers.state = await stack.enter_async_context(self._program.lifespan())
             # Whatever a user's lifespan does before anything runs is the user's mistake, told in one line.
             except Exception as error:  # noqa: BLE001
                 raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
@@ -177,7 +172,7 @@ class Worker:
     @property
     def lingering(self) -> bool:
         """Handlers go on that were given up: plain functions, whose threads cannot be ended."""
-        return len(self._executor.running) > 0
+        return len(self._executor.handlers.running) > 0
 
     @property
     def pulses(self) -> list[Pulse]:
@@ -213,7 +208,7 @@ class Worker:
         if self._heartbeat.is_alive():
             self._heartbeat.join(2 * self._config.reply_timeout)  # it would begin anew the leases that end here
         sender = SyncSender(self._config.url, reply_timeout=self._config.reply_timeout)
-        running = [run.job.id for run in self._executor.running]
+        running = [run.job.id for run in self._executor.handlers.running]
         back = self._hand_back_by(sender, f"worker {self.id} was stopped, and a job blocked it")
         self._emit(events.WorkerBlocked(worker=self.id, running=running, handed_back=back))
         return True
@@ -241,46 +236,6 @@ class Worker:
         """
         calls = [consumer.store.queue_stats() for consumer in self.consumers.values()]
         return any(queue_stats.places["ready"] for queue_stats in await self._sender.send_all(calls))
-
-    async def _mark(self, run: Run, mark: Mark) -> bool:
-        """Have Redis know that a run begins; return whether it is still this worker's."""
-        while True:  # while Redis is away it cannot begin
-            async with self._reconnect:
-                return not await self._sender.send(self.consumers[run.queue].store.begin(self.id, [(run.job, mark)]))
-
-    async def _window_of(self, queue: str, name: str) -> str | None:
-        """Read a named window: one question for all the runs that ask it together.
-
-        Raises:
-            StoreRefused: it cannot be read. While Redis is away, that is waited for.
-        """
-        asked = self._asked.get((queue, name))
-        if asked is None:
-            asked = self._asked[queue, name] = asyncio.ensure_future(self._ask_window(queue, name))
-            asked.add_done_callback(partial(self._answered, queue, name))
-        return await asyncio.shield(asked)  # a run that is stopped leaves the others their answer
-
-    def _answered(self, queue: str, name: str, asked: asyncio.Future[str | None]) -> None:
-        del self._asked[queue, name]
-        if not asked.cancelled():
-            asked.exception()  # the runs that asked may all have been stopped: then nobody looks at it
-
-    async def _ask_window(self, queue: str, name: str) -> str | None:
-        refused = self._windows.of(queue)
-        error: StoreRefused
-        while True:  # while Redis is away there is nothing to be done but to wait
-            async with self._reconnect:
-                try:
-                    window = await self._sender.send(self.consumers[queue].store.window(name))
-                except StoreRefused as met:
-                    if met.kind in NO_ENTRY:
-                        raise
-                    error = met
-                    break
-                refused.passed()
-                return window
-        refused.failed(error)
-        raise error
 
     async def _drain(self, running: list[asyncio.Future[Any]]) -> None:
         held = sum(len(consumer.held) for consumer in self.consumers.values())
@@ -339,12 +294,12 @@ class Worker:
             self._control.renew()
 
     def _watch(self, sender: SyncSender) -> None:
-        stuck = self._executor.running.stuck(self._config.kill_grace)
+        stuck = self._executor.handlers.running.stuck(self._config.kill_grace)
         if stuck is None:
             return
         self._emit(
             events.WorkerStuck(
-                worker=self.id, queue=stuck.queue, id=stuck.job.id, task=stuck.task, attempt=stuck.job.attempt
+                worker=self.id, queue=stuck.delivery.queue, id=stuck.job.id, task=stuck.task, attempt=stuck.job.attempt
             )
         )
         reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"

@@ -15,15 +15,16 @@ from evsched.jobs.current_job import RetryLater, current_job
 from evsched.jobs.job import Buried, Done, FetchedJob, Outcome, Retried, encode
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
-from evsched.worker.executor import RESULT_MOST, Executor
+from evsched.worker.executor import Executor
 from evsched.worker.program import Program
-from evsched.worker.run import Run
+from evsched.worker.run import Delivery, Run
+from evsched.worker.verdict import RESULT_MOST
 
 
 async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) -> Outcome:
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=9, jitter=0)))
-    found = Run("q", FetchedJob("a", attempt, 1.0, payload), 1.0, time.monotonic())
+    found = Run(FetchedJob("a", attempt, 1.0, payload), Delivery("q", 1.0, time.monotonic()))
     found.work = work = asyncio.ensure_future(Executor(Program(tasks), 1).run(found))  # pyright: ignore[reportAttributeAccessIssue]
     return await work
 
@@ -95,7 +96,7 @@ async def test_progress_is_what_json_can_hold() -> None:
 
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=1)))
-    found = Run("q", FetchedJob("a", 1, 1.0, b'{"task":"t"}'), 1.0, time.monotonic())
+    found = Run(FetchedJob("a", 1, 1.0, b'{"task":"t"}'), Delivery("q", 1.0, time.monotonic()))
     assert isinstance(await Executor(Program(tasks), 1).run(found), Done)
     assert [(one.done, one.note) for one in told] == [
         (3, "half"),
@@ -154,7 +155,7 @@ async def test_what_a_handler_raises_is_told_by_its_own_frame_with_the_traceback
         assert outcome.reason.startswith("attempt 1 of 9: JSONDecodeError: ")
         assert f"({__file__}:{charge.__code__.co_firstlineno + 1} in charge)" in outcome.reason
         assert "json/decoder.py" in outcome.traceback
-        assert "evsched/worker/executor.py" not in outcome.traceback
+        assert "evsched/worker/" not in outcome.traceback
         last = await run(handler, attempt=9)
         assert isinstance(last, Buried)
         assert last.traceback == outcome.traceback

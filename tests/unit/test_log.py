@@ -21,7 +21,7 @@ from evsched.telemetry import log
 from evsched.telemetry.log import escape, json_text
 from evsched.worker.executor import Executor
 from evsched.worker.program import Program
-from evsched.worker.run import Run
+from evsched.worker.run import Delivery, Run
 
 
 class Terminal(io.StringIO):
@@ -168,7 +168,7 @@ async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_t
         executor = Executor(Program(tasks), 1)
         for task in ("loop", "thread"):
             payload = b'{"task":"%s"}' % task.encode()
-            run = Run("q", FetchedJob(f"job-{task}", 3, 1.0, payload), 1.0, time.monotonic())
+            run = Run(FetchedJob(f"job-{task}", 3, 1.0, payload), Delivery("q", 1.0, time.monotonic()))
             await asyncio.create_task(executor.run(run))
         logger.warning("outside")
     finally:

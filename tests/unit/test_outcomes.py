@@ -13,7 +13,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Returned
 from evsched.store.store import Store
 from evsched.worker.outcomes import event_of, events_of
-from evsched.worker.run import Run
+from evsched.worker.run import Delivery, Run
 
 DONE, RETRIED, BURIED = Done(b"1", 60.0, False), Retried(2.0, "no luck"), Buried("too late", False, "expired")
 ABORTED, DEFERRED, RETURNED = Aborted(60.0, False), Deferred(9.0, "closed"), Returned()
@@ -41,7 +41,7 @@ CASES: list[tuple[Outcome, str, Event]] = [
 
 
 def run(job_id: str = "a") -> Run:
-    found = Run("q", FetchedJob(job_id, 3, 1.0, b""), 1.0, time.monotonic())
+    found = Run(FetchedJob(job_id, 3, 1.0, b""), Delivery("q", 1.0, time.monotonic()))
     found.task, found.took = "t", 0.5
     return found
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError, UnknownTask
-from evsched.jobs.job import Buried, Payload, decode_payload, shorten
+from evsched.jobs.job import Buried, FetchedJob, Payload, decode_payload, shorten
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Task, Tasks
-from evsched.worker.run import Run
 
 
 class Prepared(Struct, frozen=True):
@@ -33,14 +31,16 @@ class Prepared(Struct, frozen=True):
         return self.task.timeout if self.payload.timeout is None else self.payload.timeout
 
 
-def prepare(tasks: Tasks, run: Run) -> Prepared | Buried:
-    """Read what is to be run, or why it cannot or must not be."""
-    job = run.job
+def read_payload(job: FetchedJob) -> Payload | Buried:
+    """Read the payload of a job, or return why that cannot be done."""
     try:
-        payload = decode_payload(job.payload)
+        return decode_payload(job.payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         return Buried(shorten(f"the payload is no job: {error}: mend it and schedule it again"), False)
-    run.task = payload.task
+
+
+def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prepared | Buried:
+    """Return what is to be run, or why it cannot or must not be. `now` by Redis's clock."""
     try:
         task = tasks.find(payload.task)
         policy = task.policy(payload)
@@ -52,10 +52,9 @@ def prepare(tasks: Tasks, run: Run) -> Prepared | Buried:
     if payload.timeout is not None and payload.timeout <= 0:
         wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: mend the payload"
         return Buried(wrong, payload.reply)
-    if payload.expires is not None:
-        late = run.now + time.monotonic() - run.handed - payload.expires
-        if late > 0:
-            return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
+    if payload.expires is not None and now > payload.expires:
+        late = now - payload.expires
+        return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
     if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
         # An only attempt is marked before it begins, so the worker may have died in between.
         only = "its only attempt began, or was about to, and never ended"

@@ -1,0 +1,136 @@
+"""Calling handlers: on the event loop, in a thread or in a process, through the app's middleware."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
+
+import anyio
+import anyio.to_thread
+
+from evsched.jobs.current_job import CurrentJob, GiveUp, RetryLater, set_current_job
+from evsched.jobs.job import encode
+from evsched.jobs.tasks import Task
+from evsched.worker import process_pool
+from evsched.worker.failure import Failure, failure_of, message, where
+from evsched.worker.prepare import Prepared
+from evsched.worker.process_pool import HandlerFailed
+from evsched.worker.program import Program
+from evsched.worker.run import Run
+from evsched.worker.timeouts import RunningRuns
+from evsched.worker.verdict import TIMED_OUT, Failed
+
+
+class Handlers:
+    """Calls the handlers of an app. `threads` bounds the plain functions that run at one time."""
+
+    def __init__(self, program: Program, threads: int) -> None:
+        self._middleware = program.middleware
+        self._threads = anyio.CapacityLimiter(threads)
+        self.state: Any = None
+        """What the app's lifespan yields."""
+        self.running = RunningRuns()
+
+    def make_current(self, run: Run, prepared: Prepared) -> None:
+        """Make a run's job what `current_job` returns in the run's own asyncio task."""
+        job, delivery = run.job, run.delivery
+        run.current = CurrentJob(
+            job.id,
+            delivery.queue,
+            prepared.task.name,
+            job.attempt,
+            job.due,
+            job.planned,
+            delivery.redis_now() - job.due,
+            prepared.payload.meta,
+            self.state,
+            run.report_progress,
+        )
+        set_current_job(run.current)
+
+    async def call(self, run: Run, prepared: Prepared) -> bytes | Failed:
+        """Call the handler of a run; return its result as JSON, or how it failed.
+
+        Raises:
+            asyncio.CancelledError: the run is lost.
+        """
+        run.cancellable = prepared.task.on != "thread"
+        try:
+            return encode(await self._call_through(run, prepared))
+        except asyncio.CancelledError as error:
+            if run.stop_reason == "lost":
+                raise
+            return _stopped(run, error, prepared.task)
+        except GiveUp as error:
+            told = failure_of(error, prepared.task.module)
+            return Failed(message(error), given_up=True, traceback=told.traceback)
+        except RetryLater as error:
+            return Failed(message(error), delay=error.delay)
+        # The one place that catches all: what a handler does must not end its worker, nor keep its slot for ever.
+        except BaseException as error:  # noqa: BLE001
+            return _raised(run, error, prepared.task)
+        finally:
+            self.end(run)
+
+    def begin(self, run: Run, timeout: float | None) -> None:
+        """Note that the handler of a run begins; `timeout` in seconds, None = no limit."""
+        run.began = time.monotonic()
+        self.running.add(run, timeout)
+        if run.on_begin is not None:
+            run.on_begin(run)
+
+    def end(self, run: Run) -> None:
+        """Note that the handler of a run has ended, if it had begun."""
+        if run.began:
+            now = time.monotonic()
+            self.running.remove(run, now)
+            run.took = now - run.began
+
+    def _call_through(self, run: Run, prepared: Prepared) -> Awaitable[Any]:
+        """Call the handler, through the middleware if there is any."""
+        if prepared.task.on == "loop" and not self._middleware:
+            self.begin(run, prepared.timeout)
+            return prepared.task.handler(*prepared.args, **prepared.kwargs)
+        call: Callable[[], Awaitable[Any]] = partial(self._call, run, prepared)
+        for middleware in reversed(self._middleware):
+            call = partial(middleware, cast(CurrentJob, run.current), call)
+        return call()
+
+    async def _call(self, run: Run, prepared: Prepared) -> Any:
+        """Call the handler where its task says."""
+        task, args, kwargs = prepared.task, prepared.args, prepared.kwargs
+        if task.on == "process":
+            await process_pool.ready(task.module)  # the wait for a process does not count as running time
+        self.begin(run, prepared.timeout)
+        if task.on == "process":
+            return await process_pool.run(task.handler, args, kwargs, cast(CurrentJob, run.current))
+        if task.on == "thread":
+            # There is a thread for each slot, so none waits.
+            return await anyio.to_thread.run_sync(_in_thread, task, args, kwargs, limiter=self._threads)
+        return await task.handler(*args, **kwargs)
+
+
+def _in_thread(task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return task.handler(*args, **kwargs)
+    except GeneratorExit as error:
+        # It would close the coroutines that wait for the thread, where none of them could catch it.
+        told = failure_of(error, task.module)
+        raise HandlerFailed(told.reason, told.traceback) from None
+
+
+def _stopped(run: Run, error: asyncio.CancelledError, task: Task) -> Failed:
+    """Say where a handler waited when it was cancelled."""
+    place = where(error, task.module)
+    reason = TIMED_OUT if run.stop_reason == "timeout" else "the handler was cancelled from inside"
+    return Failed(reason + place, traceback=failure_of(error, task.module).traceback if place else "")
+
+
+def _raised(run: Run, error: BaseException, task: Task) -> Failed:
+    """Say what a handler raised."""
+    told = Failure(str(error), error.traceback) if isinstance(error, HandlerFailed) else failure_of(error, task.module)
+    late = run.stop_reason == "timeout"
+    return Failed(TIMED_OUT + where(error, task.module) if late else told.reason, traceback=told.traceback)

@@ -1,0 +1,46 @@
+"""Whether a job may run now, by its window."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from evsched.errors import ConfigError, StoreRefused
+from evsched.jobs.job import Buried, Deferred, shorten
+from evsched.recurrence.windows import WINDOW_NAME, read_window
+from evsched.worker.run import Run
+from evsched.worker.run_store import RunStore
+
+_UNREAD: Final = 5.0
+"""Seconds after which a job comes back whose window Redis refuses to tell: few rounds of a job that cannot start, and a
+short wait for who has mended the key."""
+
+
+async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
+    """Return what becomes of a job whose window is closed now; None = it is open.
+
+    `window` is what its payload says: a window, or the name of one that is kept in Redis. `reply`: it asks for one.
+    """
+    if not WINDOW_NAME.fullmatch(window):
+        return judge_window(window, "", run.delivery.redis_now(), reply)
+    try:
+        text = await store.read_window(run.delivery.queue, window)
+    except StoreRefused as error:  # deferred without the window's name, since `defer` could not compare the text
+        back = run.delivery.redis_now() + _UNREAD * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
+        return Deferred(back, shorten(f"its window {window!r} cannot be read: {error}"))
+    if text is None:
+        return Buried(f"there is no window {window!r}: `evsched windows set {window} ...`, then revive it", reply)
+    return judge_window(text, window, run.delivery.redis_now(), reply)
+
+
+def judge_window(text: str, name: str, now: float, reply: bool) -> Deferred | Buried | None:
+    """Return what becomes of a job by the text of its window; `name`, if it has one, is kept with a deferred job."""
+    try:
+        opens = read_window(text).next_open(now)
+    except ConfigError as error:
+        return Buried(shorten(str(error)), reply)
+    if opens is None:
+        return Buried(shorten(f"window {text!r} does not open again within two years"), reply)
+    if opens <= now:
+        return None
+    return Deferred(opens, shorten(f"outside its window {text}"), name, text if name else "")

@@ -1,0 +1,61 @@
+"""The verdict on a run: what its handler did, and why it was stopped, is its outcome."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Payload, Retried
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import define
+from evsched.worker.prepare import Prepared
+from evsched.worker.run import StopReason
+from evsched.worker.verdict import RESULT_MOST, TIMED_OUT, Failed, judge
+
+
+def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> FetchedJob:
+    return FetchedJob("a", attempt, 1.0, b"", 1.0, deaths, doubts)
+
+
+def prepared(attempts: int = 3, *, reply: bool = False) -> Prepared:
+    task = define(lambda: None, name="t", retention=60.0)
+    payload = Payload(task="t", reply=reply)
+    return Prepared(payload, task, Retry(attempts=attempts, interval=0, jitter=0), [], {})
+
+
+LONG = b"x" * (RESULT_MOST + 1)
+TOO_LONG = f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: return a reference"
+
+
+@pytest.mark.parametrize(
+    ("result", "reason", "outcome"),
+    [
+        (b"7", None, Done(b"7", 60.0, False)),
+        (b"7", "timeout", Retried(0, f"attempt 1 of 3: {TIMED_OUT}")),
+        (b"7", "cancelled", Aborted(60.0, False)),
+        (LONG, None, Buried(TOO_LONG, False)),
+        (Failed("no luck"), None, Retried(0, "attempt 1 of 3: no luck")),
+        (Failed("no luck"), "timeout", Retried(0, "attempt 1 of 3: no luck")),
+        (Failed("no luck"), "cancelled", Aborted(60.0, False)),
+        (Failed("later", delay=7.0), None, Retried(7.0, "attempt 1 of 3: later")),
+        (Failed("never", given_up=True, traceback="where"), None, Buried("never", False, traceback="where")),
+    ],
+)
+def test_the_result_and_the_stop_reason_decide(
+    result: bytes | Failed, reason: StopReason | None, outcome: Outcome
+) -> None:
+    assert judge(job(), prepared(), result, reason) == outcome
+
+
+def test_the_last_attempt_that_fails_is_the_end_of_the_job() -> None:
+    assert judge(job(3), prepared(reply=True), Failed("no luck")) == Buried("attempt 3 of 3: no luck", True)
+    assert judge(job(1), prepared(1), b"7", "timeout") == Buried(f"attempt 1 of 1: {TIMED_OUT}", False)
+
+
+def test_a_job_that_killed_its_process_is_charged_for_the_doubtful_runs() -> None:
+    assert judge(job(1, 2, 2), prepared(), Failed("no luck")) == Retried(0, "attempt 1 of 3: no luck")
+    assert judge(job(1, 2, 1), prepared(), Failed("it died", killed=True)) == Retried(
+        0, "attempt 2 of 3: it died", killed=True
+    )
+    assert judge(job(1, 2, 2), prepared(reply=True), Failed("it died", killed=True)) == Buried(
+        "attempt 3 of 3: it died", True, killed=True
+    )
