@@ -2,21 +2,36 @@ std = "lua51"
 max_line_length = 120
 
 -- What Redis gives to a script.
-read_globals = { "redis", "cjson", "cmsgpack", "bit", "struct", "KEYS", "ARGV" }
+read_globals = { "redis", "cjson", "KEYS", "ARGV" }
 
--- These stand before every verb, so their locals are known there: read them from the files.
-local before = { "lua/_prelude.lua", "lua/_limits.lua", "lua/_gate.lua", "lua/_recurring.lua", "lua/_audit.lua" }
-for _, name in ipairs(before) do
-  local file = io.open(name)
-  if file then
-    for line in file:lines() do
-      local list = line:match("^local function ([%w_]+)") or line:match("^local ([%w_, ]+)")
-      for found in (list or ""):gmatch("[%w_]+") do
-        read_globals[#read_globals + 1] = found
-      end
-    end
-    file:close()
+-- A script sees the shared names that its header declares (`-- USES`), besides the names of the keys; a shared file
+-- (`_*.lua`) sees those of all shared files. See evsched/transport/scripts.py.
+local function names_in(text, found)
+  for name in text:gmatch("[%w_]+") do
+    found[#found + 1] = name
   end
-  -- They do not use all that they define themselves.
-  files[name].ignore = { "211", "431" }
+end
+
+local paths, text_of, shared = {}, {}, {}
+for path in io.popen("ls lua/*.lua"):lines() do
+  local file = assert(io.open(path))
+  paths[#paths + 1], text_of[path] = path, "\n" .. file:read("*a")
+  file:close()
+  if path:find("lua/_", 1, true) then
+    for names in text_of[path]:gmatch("\nlocal (%f[%w_][%w_, ]+)") do
+      names_in(names:gsub("^function ", ""), shared)
+    end
+  end
+end
+
+for _, path in ipairs(paths) do
+  if path:find("lua/_", 1, true) then
+    -- 211: it does not use all that it defines itself. 431: its own names are shared ones.
+    files[path] = { read_globals = shared, ignore = { "211", "431" } }
+  else
+    local seen = { "root", "schedule", "backlog", "ready", "dead", "leases", "recurrences" }
+    local uses = text_of[path]:match("\n%-%- USES +(.-)\n%-%-\n") or text_of[path]:match("\n%-%- USES +(.-)\n\n")
+    names_in(uses or "", seen)
+    files[path] = { read_globals = seen }
+  end
 end

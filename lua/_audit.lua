@@ -7,6 +7,7 @@
 local lists_read = {}
 
 -- The ids in a list, as a set. O(n) once, instead of O(n) for each id.
+-- USES lists_read
 local function listed_in(list)
   local found = lists_read[list]
   if not found then
@@ -29,6 +30,7 @@ local function list_owners(strays)
 end
 
 -- Is the id in any worker's list? Asked for the few that are nowhere else: taken a moment ago, or lost.
+-- USES list_owners, listed_in, processing
 local function held_by_any(id, strays)
   for _, worker in ipairs(list_owners(strays)) do
     if listed_in(processing(worker))[id] then
@@ -39,6 +41,7 @@ local function held_by_any(id, strays)
 end
 
 -- An occurrence that waits for an end that has been, or that nobody will tell of.
+-- USES recurrence, unended
 local function waits_in_vain(id, name)
   local found = redis.pcall('HMGET', recurrence(name), 'waiting', 'current')
   return found[1] == id and not (found[2] and unended(found[2]))
@@ -49,7 +52,9 @@ end
 --
 -- Legitimate, and so not told: an id on the schedule while it is anywhere else (it was scheduled again); an id in two
 -- workers' lists, or in one and in line, until the second `start`; in dead and on the schedule, until dispatch.
-local function wrongs_of(id, from, strays, now)
+-- USES record, worker_of, moment_of, group_of, recurrence_of, throttled_in, group_backlog, listed_in, processing,
+--      held_by_any, seconds, waits_in_vain
+local function violations_of(id, from, strays, now)
   local key, wrongs = record(id), {}
   local function wrong(code, where)
     wrongs[#wrongs + 1] = { code, where }
@@ -64,7 +69,7 @@ local function wrongs_of(id, from, strays, now)
   local due, parked, name = moment_of(run[4]), group_of(run[5]), recurrence_of(id, run[6])
   local ttl = redis.call('PTTL', key) -- -2: there is no record
   local scheduled, buried = redis.call('ZSCORE', schedule, id), redis.call('ZSCORE', dead, id)
-  local aside = aside_in(id)
+  local aside = throttled_in(id)
   -- Where it is in line, and where it is held.
   local line = {}
   if redis.call('ZSCORE', backlog, id) then
@@ -124,6 +129,7 @@ local function wrongs_of(id, from, strays, now)
 end
 
 -- Does the worker run the job, by its record?
+-- USES record
 local function runs_here(worker, id)
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished')
   return run[1] == worker and not run[2]
@@ -133,6 +139,7 @@ end
 -- are when that is more than `most`, since it must be one moment.
 -- What strays hold may count or not: `keep_count` does not see them. So may what a worker has taken and not started: if
 -- it lies in two lists, the end of the run in the other takes it out of the count, until `start`.
+-- USES in_flight, size_of, processing, listed_in, runs_here, group_of, field_of
 local function miscounts(strays, most)
   local owners, total = redis.call('ZRANGE', leases, 0, -1), redis.call('HLEN', in_flight) + redis.call('LLEN', ready)
   for _, worker in ipairs(owners) do
@@ -196,7 +203,8 @@ end
 
 -- Is the group's backlog one that nobody will open ('stranded'), or its entry in `throttled` one without a backlog
 -- ('throttled')?
-local function wrong_of_group(group)
+-- USES throttled, group_backlog
+local function group_violation(group)
   local is_throttled = redis.call('ZSCORE', throttled, group)
   local waits = redis.call('EXISTS', group_backlog(group)) == 1
   if waits ~= (is_throttled and true or false) then

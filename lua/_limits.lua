@@ -22,6 +22,7 @@ local function limit_of(text)
 end
 
 -- What is ruled. Its first read refuses a key of the wrong type before any verb has written.
+-- USES limits, limit_of
 local policy
 local function read_policy()
   policy = {}
@@ -39,9 +40,11 @@ end
 read_policy()
 
 -- This read refuses a key of the wrong type as well.
+-- USES in_flight
 local counting = redis.call('HLEN', in_flight) > 0
 
 -- Count a job that passes.
+-- USES in_flight
 local function enter(id, group)
   if redis.call('HSETNX', in_flight, id, group) == 1 then
     redis.call('HINCRBY', in_flight, '*', 1)
@@ -50,6 +53,7 @@ local function enter(id, group)
 end
 
 -- A job that had passed is outside again: it ended, waits for another attempt, or was taken away.
+-- USES counting, in_flight, throttled
 local function leave(id)
   local group = counting and redis.call('HGET', in_flight, id)
   if group then
@@ -63,6 +67,7 @@ local function leave(id)
 end
 
 -- Count just while a limit needs it. To begin is O(n) in ready and in the workers' hands: once, when it is first set.
+-- USES policy, counting, in_flight, processing, enter, group_of, field_of
 local function keep_count()
   local needed = policy.concurrency or policy.grouped
   if counting and not needed then
@@ -92,6 +97,7 @@ local function arrival_of(key, rate, most, now)
 end
 
 -- How many may pass at once at the most, and how many a packet has.
+-- USES BURST, PACKET
 local function sizes(rate, burst)
   local most = math.max(1, burst or rate * BURST)
   return most, math.max(1, math.floor(math.min(most, rate * PACKET)))
@@ -100,6 +106,7 @@ end
 -- How many may pass a rate now; and when that is none, the moment at which a packet may. The generic cell rate
 -- algorithm (ITU-T I.371). Moments are kept in microseconds: two of them are forgiven, so that what is whole is not
 -- missed by a rounding.
+-- USES sizes, arrival_of
 local function tokens(key, rate, burst, now)
   local most, packet = sizes(rate, burst)
   local tat = arrival_of(key, rate, most, now)
@@ -110,6 +117,7 @@ local function tokens(key, rate, burst, now)
   return 0, tat - (most - packet) / rate
 end
 
+-- USES arrival_of, sizes, seconds, milliseconds
 local function spend(key, rate, burst, count, now)
   local tat = arrival_of(key, rate, (sizes(rate, burst)), now) + count / rate
   -- It says nothing once it has passed.
@@ -117,6 +125,7 @@ local function spend(key, rate, burst, count, now)
 end
 
 -- What a group's own limits leave room for: `room`, and `opens`, when it is none by its rate.
+-- USES limits, limit_of, in_flight, RATE_LEAST, tokens
 local rules = {}
 local function rule_of(group, now)
   local rule = rules[group]
@@ -139,6 +148,7 @@ local function rule_of(group, now)
 end
 
 -- So many jobs of a group have passed: take them off its rate.
+-- USES spend, tokens
 local function spend_rule(rule, count, now)
   spend(rule.arrival, rule.rate, rule.burst, count, now)
   if rule.room < 1 then

@@ -7,12 +7,14 @@
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 
 -- Is an occurrence on its way, or does it run?
+-- USES record, place_of
 local function unended(id)
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'payload')
   return not run.err and run[3] and not run[2] and place_of(id, run[1], run[2])
 end
 
 -- The ids of the occurrences that are on the schedule ahead of their time.
+-- USES recurrence, occurrence_of
 local function ahead_of(name)
   local ids = {}
   for id in (redis.call('HGET', recurrence(name), 'ahead') or ''):gmatch('%S+') do
@@ -23,12 +25,8 @@ local function ahead_of(name)
   return ids
 end
 
--- How many occurrences it has made: 0 for what is no count.
-local function made_of(text)
-  return text and #text < 16 and text:find('^%d+$') and tonumber(text) or 0
-end
-
 -- Take those off the schedule again: the recurrence has changed, or is no more.
+-- USES ahead_of, record, recurrence
 local function withdraw(name)
   for _, id in ipairs(ahead_of(name)) do
     redis.call('ZREM', schedule, id)
@@ -39,7 +37,8 @@ end
 
 -- An occurrence falls due: 'go', 'skip' (it was missed, or the one before has not ended) or 'wait' for that end.
 -- One that has run before, and is tried again or revived, was judged then.
-local function falls_due(name, id, due, now)
+-- USES recurrence, record, moment_of, attempt_of, occurrence_of, unended, field_of
+local function judge_occurrence(name, id, due, now)
   local key = recurrence(name)
   local found = redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
   local of = redis.call('HMGET', record(id), 'planned', 'misfire_grace', 'attempt')

@@ -9,6 +9,7 @@
 --        as a list of field, value, ...; an empty one is of a key that is gone, or of another type
 -- FAILS  none
 -- TWICE  it only reads
+-- USES   clock, seconds, recurrence
 
 local now, ahead, limit = unpack(ARGV, 1, 3)
 now = clock(now)
@@ -19,8 +20,8 @@ local agenda = {}
 for i = 1, #found, 2 do
   local at = #agenda
   agenda[at + 1], agenda[at + 2] = found[i], found[i + 1]
-  local record = redis.pcall('HGETALL', recurrence(found[i]))
-  agenda[at + 3] = record.err and {} or record
+  local fields = redis.pcall('HGETALL', recurrence(found[i]))
+  agenda[at + 3] = fields.err and {} or fields
 end
 local rank = #found / 2
 local beyond = redis.call('ZRANGE', recurrences, rank, rank, 'WITHSCORES')[2] or ''

@@ -6,6 +6,7 @@
 -- REPLY  the outcome, '' = not ended; the result, JSON or ''; the reason or ''
 -- FAILS  MISSING   no job of that id, or its retention has ended
 -- TWICE  the second call changes nothing
+-- USES   record, fail
 
 local id = unpack(ARGV, 1, 1)
 local key = record(id)

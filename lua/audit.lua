@@ -9,6 +9,7 @@
 -- REPLY  for each thing that is wrong: id; code, see diagnostics/audit_rules.py; where, or a detail
 -- FAILS  none
 -- TWICE  it only reads
+-- USES   clock, rows, violations_of
 --
 -- About 5 us an id, and O(n) in ready and in the lists of the workers that the records name.
 
@@ -17,7 +18,7 @@ now = clock(now)
 
 local reply = {}
 for id in rows(4, 1) do
-  for _, wrong in ipairs(wrongs_of(id, from, strays, now)) do
+  for _, wrong in ipairs(violations_of(id, from, strays, now)) do
     local at = #reply
     reply[at + 1], reply[at + 2], reply[at + 3] = id, wrong[1], wrong[2]
   end

@@ -6,9 +6,10 @@
 -- ROWS   id        of the job
 --        attempt   of the run
 --        mark      '1', or 'alone' = no other run is in its process
--- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
+-- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call writes the same
+-- USES   processing, rows, owns, record
 --
 -- Most runs are shorter than the delay after which they are marked, and never are.
 
@@ -17,7 +18,7 @@ local list = processing(worker)
 
 local lost = {}
 for id, attempt, mark in rows(2, 3) do
-  if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
+  if owns(worker, id, attempt) and redis.call('LPOS', list, id) then
     redis.call('HSET', record(id), 'begun', mark)
   else
     lost[#lost + 1] = id

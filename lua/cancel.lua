@@ -7,6 +7,8 @@
 -- REPLY  the place where it was; 'processing' = its worker is told, by a message and by its next heartbeat
 -- FAILS  MISSING   there is no such job, or it has ended or is dead
 -- TWICE  the second call fails with MISSING, or tells the worker again
+-- USES   clock, record, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
+--        release_waiting, admit
 --
 -- Who waits for a reply is told. All there is of the id goes: a run, and the next run that was scheduled meanwhile. The
 -- mark `stop` in the record sees to it that a run ends as cancelled whatever becomes of its worker.
@@ -41,12 +43,12 @@ end
 if not holder and not redis.call('ZSCORE', dead, id) then
   local good, payload = pcall(cjson.decode, size <= PAYLOAD_READ and redis.call('HGET', key, 'payload') or '')
   if run[3] or (good and type(payload) == 'table' and payload.reply == true) then
-    answer(id, 'cancelled', 'null', nil, 0)
+    push_reply(id, 'cancelled', 'null', nil, 0)
   end
   redis.call('DEL', key)
   local name = recurrence_of(id, run[4])
   if name then
-    release(name)
+    release_waiting(name)
   end
 end
 admit(0, now)

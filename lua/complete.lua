@@ -9,51 +9,39 @@
 --        result     JSON
 --        retention  seconds that the record is kept, '0' = not at all
 --        reply      '1' = push the outcome to the job's reply list
--- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
+-- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
+-- USES   clock, seconds, abort, note_end, push_reply, record, begin_anew, milliseconds, end_runs
 --
 -- A run that was told to stop ends as cancelled, whatever came of it.
 -- About 5 us a job: a job is near the head of its worker's short list.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
-local list, moment = processing(worker), seconds(now)
-expect('LLEN', list)
-expect_gate()
+local moment = seconds(now)
 
-local lost = {}
-for id, attempt, result, retention, reply in rows(3, 5) do
+local function finish(id, run, result, retention, reply)
+  if run[5] then
+    return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
+  end
+  if run[6] then
+    note_end(id, 'done', now)
+  end
+  if reply == '1' or run[3] then
+    push_reply(id, 'done', result, nil, tonumber(retention))
+  end
   local key = record(id)
-  -- pcall: see runs()
-  local run = redis.pcall('HMGET', key, 'worker', 'attempt', 'reply', 'again', 'recurrence', 'stop')
-  local ours = (run[1] == worker and run[2] == attempt) or runs_despite(worker, id, attempt, run[1], run[2])
-  if ours and redis.call('LREM', list, 1, id) == 1 then
-    leave(id)
-    if run[6] then
-      abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
-    else
-      if run[5] then
-        note_end(id, 'done', now)
-      end
-      if reply == '1' or run[3] then
-        answer(id, 'done', result, nil, tonumber(retention))
-      end
-      if run[4] or redis.call('ZSCORE', schedule, id) then
-        renew(id, run[4])
-      elseif retention == '0' then
-        redis.call('DEL', key)
-      else
-        redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
-        if attempt ~= '1' then
-          redis.call('HDEL', key, 'traceback') -- of the run before: only then can there be one
-        end
-        redis.call('PEXPIRE', key, milliseconds(tonumber(retention)))
-      end
-    end
+  if run[4] or redis.call('ZSCORE', schedule, id) then
+    begin_anew(id, run[4])
+  elseif retention == '0' then
+    redis.call('DEL', key)
   else
-    lost[#lost + 1] = id
+    redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
+    if run[2] ~= '1' then
+      redis.call('HDEL', key, 'traceback') -- of an earlier run
+    end
+    redis.call('PEXPIRE', key, milliseconds(tonumber(retention)))
   end
 end
-admit(0, now)
-return lost
+return end_runs(3, 5, worker, now, finish)

@@ -9,6 +9,7 @@
 -- REPLY  'made', 'changed', or 'same': then nothing was written
 -- FAILS  none
 -- TWICE  the second call finds it the same
+-- USES   recurrence, expect, rows, withdraw
 --
 -- Its next planned time is 0, which a dispatcher reads as "from now on". What came of it before is kept.
 

@@ -10,9 +10,10 @@
 --        reason    why not now
 --        window    the name of the window that is closed, '' = it has none
 --        text      of that window, as the worker read it
--- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
+-- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
+-- USES   clock, seconds, milliseconds, send_back, count_attempts, record, end_runs
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. One that was to stop is
 -- not deferred: it ends as cancelled.
@@ -23,9 +24,6 @@
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
-local list = processing(worker)
-expect('LLEN', list)
-expect_gate()
 
 -- Note that a job waits for a window. pcall: a note that cannot be written must not keep the job from its place.
 local function note_deferred(window, id, due)
@@ -42,13 +40,10 @@ local function note_deferred(window, id, due)
   end
 end
 
-local lost = {}
-for id, attempt, due, reason, window, text in rows(3, 6) do
+local function finish(id, run, due, reason, window, text)
   local changed = window ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
   due = changed and seconds(now) or due
-  if not (runs(worker, id, attempt) and redis.call('LPOS', list, id)) then
-    lost[#lost + 1] = id
-  elseif send_back(list, id, due, reason, now) then
+  if send_back(id, run, due, reason, now) then
     count_attempts(id, -1)
     redis.call('HDEL', record(id), 'started')
     if window ~= '' and not changed then
@@ -56,5 +51,4 @@ for id, attempt, due, reason, window, text in rows(3, 6) do
     end
   end
 end
-admit(0, now)
-return lost
+return end_runs(3, 6, worker, now, finish)

@@ -8,6 +8,7 @@
 -- REPLY  ids of what was dropped
 -- FAILS  MISSING   an id is not dead; then none is dropped
 -- TWICE  the second call fails with MISSING, or drops the next oldest
+-- USES   expect, pick_dead, record
 
 local before, limit = unpack(ARGV, 1, 2)
 

@@ -14,6 +14,7 @@
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; then no row is written
 -- TWICE  the second call fails with EXISTS: to a caller that had no reply to the first, that is its own job; or it
 --        keeps what the first wrote
+-- USES   clock, rows, fail, record, moment_of, field_of, seconds, write_record
 --
 -- All rows are checked before the first is written. The only script, with replace, that Redis refuses when its memory
 -- is full: all others make room or finish what was begun. One ZADD for all rows, so one keyspace event.
@@ -27,17 +28,17 @@ for id, _, _, _, due, delay in rows(3, 6) do
     return fail('EXISTS', id .. ' stands twice in this call')
   end
   seen[id] = true
-  local unended
+  local refusal
   if redis.call('EXISTS', record(id)) == 1 then
     if redis.call('ZSCORE', dead, id) then
-      unended = id .. ' is dead: revive or drop it'
+      refusal = id .. ' is dead: revive or drop it'
     elseif redis.call('HEXISTS', record(id), 'finished') == 0 or redis.call('ZSCORE', schedule, id) then
-      unended = id .. ' has not ended yet'
+      refusal = id .. ' has not ended yet'
     end
   end
-  if unended and conflict == '' then
-    return fail('EXISTS', unended)
-  elseif unended then
+  if refusal and conflict == '' then
+    return fail('EXISTS', refusal)
+  elseif refusal then
     kept[id] = true
     due = redis.call('ZSCORE', schedule, id) or moment_of(field_of(id, 'due')) or seconds(now)
   else

@@ -12,13 +12,15 @@
 --        lease ends
 -- FAILS  none
 -- TWICE  it only reads
+-- USES   clock, field_of, group_of, priority_of, throttled_in, place_of, fair, limit_of, limits, seconds,
+--        group_backlog, in_flight, policy, RATE_LEAST, tokens, rule_of, holder_of, readable_record
 --
 -- O(log n), and O(n) in the groups that wait, if those are not too many to be counted.
 
 local now, id = unpack(ARGV, 1, 2)
 now = clock(now)
 local worker, group = field_of(id, 'worker'), group_of(field_of(id, 'group')) or ''
-local priority, parked = priority_of(field_of(id, 'priority')) or 5, (aside_in(id))
+local priority, parked = priority_of(field_of(id, 'priority')) or 5, (throttled_in(id))
 local place, score = place_of(id, worker, field_of(id, 'finished'))
 
 local facts = { 'workers', redis.call('ZCARD', leases), 'waiting', redis.call('ZCARD', backlog) }
@@ -66,4 +68,4 @@ elseif place == 'processing' then
   fact('holder', holder)
   fact('lease', holder and redis.call('ZSCORE', leases, holder))
 end
-return { seconds(now), place or '', score or '', told(id), redis.call('HGETALL', limits), facts }
+return { seconds(now), place or '', score or '', readable_record(id), redis.call('HGETALL', limits), facts }

@@ -10,6 +10,7 @@
 --        how many jobs the worker's list holds; ids of those among them that are to stop
 -- FAILS  none
 -- TWICE  the second call renews once more
+-- USES   clock, processing, field_of, seconds
 
 local now, worker, lease, fresh = unpack(ARGV, 1, 4)
 now = clock(now)

@@ -8,6 +8,7 @@
 -- REPLY  '1'
 -- FAILS  MISSING   there is none of that name
 -- TWICE  the second call does the same
+-- USES   clock, recurrence, expect, fail, withdraw, seconds
 --
 -- The times that pass meanwhile are not missed: nobody wanted them.
 

@@ -8,6 +8,7 @@
 -- REPLY  all limits as field, value, ...
 -- FAILS  none
 -- TWICE  the second call sets the same
+-- USES   clock, expect_gate, rows, limits, throttled, read_policy, admit, seconds
 --
 -- Jobs that have passed already stay: a lower concurrency holds once enough of them have ended. Without rows it reads.
 

@@ -7,8 +7,9 @@
 -- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...
 -- FAILS  none
 -- TWICE  it only reads
+-- USES   seconds, clock, place_of, field_of, readable_record
 
 local now, id = unpack(ARGV, 1, 2)
 now = seconds(clock(now))
 local place, score = place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
-return { now, place or '', score or '', told(id) }
+return { now, place or '', score or '', readable_record(id) }

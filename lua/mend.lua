@@ -11,6 +11,8 @@
 -- REPLY  for each thing that was mended: id, code
 -- FAILS  none
 -- TWICE  the second call finds nothing wrong
+-- USES   clock, expect, expect_gate, record, release_waiting, is_id, bury, remove_waiting, group_backlog, tidy,
+--        miscounts, in_flight, throttled, group_violation, violations_of, rows, admit
 --
 -- Each row is judged again here: what is not wrong any more is left alone, and so is what only a person can decide.
 
@@ -42,11 +44,11 @@ local mends = {
     redis.call('PERSIST', record(id))
   end,
   stuck = function(_, name)
-    release(name)
+    release_waiting(name)
   end,
   -- To dead, as dispatch or start would when it is its turn; what a worker holds is start's.
   ['no-record'] = function(id, place)
-    if place == 'processing' or #id > 200 or not id:find('^[%w._:@-]+$') then
+    if place == 'processing' or not is_id(id) then
       return false
     end
     bury(id, 'dead', 'it had no payload: HSET one into its record and revive it, or drop it', now)
@@ -86,7 +88,7 @@ local function mend(id, code, from)
   if code == 'in_flight' then
     return count_again()
   elseif code == 'stranded' or code == 'throttled' then
-    if wrong_of_group(id) ~= code then
+    if group_violation(id) ~= code then
       return false
     elseif code == 'stranded' then
       redis.call('ZADD', throttled, 0, id)
@@ -95,7 +97,7 @@ local function mend(id, code, from)
     end
     return true
   end
-  for _, wrong in ipairs(wrongs_of(id, from, strays, now)) do
+  for _, wrong in ipairs(violations_of(id, from, strays, now)) do
     if wrong[1] == code and mends[code] then
       return mends[code](id, wrong[2]) ~= false
     end

@@ -7,6 +7,7 @@
 -- REPLY  since when the queue is paused, seconds; how many went back to the backlog; how many are still ready
 -- FAILS  none
 -- TWICE  the second call keeps the first moment
+-- USES   clock, expect_gate, limits, seconds, return_to_backlog, moment_of
 --
 -- What stood in ready stands at the front of the backlog, in its order.
 
@@ -16,6 +17,6 @@ expect_gate()
 
 redis.call('HSETNX', limits, 'paused', seconds(now))
 local ids = redis.call('LRANGE', ready, 0, limit - 1)
-step_back(ids)
+return_to_backlog(ids)
 redis.call('LTRIM', ready, #ids, -1)
 return { moment_of(redis.call('HGET', limits, 'paused')) or seconds(now), #ids, redis.call('LLEN', ready) }

@@ -9,12 +9,13 @@
 -- REPLY  how many runs were still this worker's; nothing is written for the others
 -- FAILS  none
 -- TWICE  the second call writes the same
+-- USES   rows, owns, record
 
 local worker = unpack(ARGV, 1, 1)
 
 local kept = 0
 for id, attempt, progress in rows(2, 3) do
-  if runs(worker, id, attempt) then
+  if owns(worker, id, attempt) then
     redis.call('HSET', record(id), 'progress', progress)
     redis.call('PUBLISH', root .. 'progress:' .. id, progress)
     kept = kept + 1

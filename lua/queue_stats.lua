@@ -8,6 +8,7 @@
 --        the front of ready, or of the backlog when ready is empty, seconds or ''
 -- FAILS  none
 -- TWICE  it only reads
+-- USES   clock, throttled, size_of, group_backlog, processing, seconds, policy, moment_of, field_of
 --
 -- A place may be several keys: what groups' own limits hold back has a backlog for each group. O(log n), and O(n) in
 -- the workers and in the groups that are held back.

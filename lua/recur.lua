@@ -15,6 +15,7 @@
 -- REPLY  ids of what was put on the schedule; false when the recurrence does not stand where the caller saw it
 -- FAILS  none
 -- TWICE  the second call finds that it has moved on
+-- USES   clock, recurrence, made_of, expect, ahead_of, rows, record, write_record, seconds, tally
 --
 -- Any number of dispatchers may call this for the same occurrences: one of them moves the recurrence.
 

@@ -6,6 +6,7 @@
 -- REPLY  '1'
 -- FAILS  MISSING   there is none of that name
 -- TWICE  the second call fails with MISSING
+-- USES   recurrence, expect, fail, withdraw
 
 local name = unpack(ARGV, 1, 1)
 local key = recurrence(name)

@@ -8,6 +8,7 @@
 -- REPLY  how many jobs are due now; how many notes are left
 -- FAILS  none
 -- TWICE  the second call goes on with the next notes
+-- USES   clock, seconds
 --
 -- The notes are those of `defer`. One whose job is not on the schedule at that due any more (it was rescheduled,
 -- cancelled or has run) is only taken away. The jobs are judged by workers, who know the windows, as any job is.

@@ -12,6 +12,7 @@
 -- REPLY  for each row the due, seconds
 -- FAILS  none
 -- TWICE  the second call writes the same, with a `delay` that much later
+-- USES   clock, rows, seconds, expect, expect_gate, record, remove_waiting, holds, worker_of, write_record, admit
 --
 -- What waits for the job's end goes on waiting. A job that runs goes on running, and runs again after; attempts begin
 -- anew. Redis refuses this when its memory is full, as it does enqueue.

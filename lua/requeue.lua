@@ -12,6 +12,9 @@
 -- REPLY  'moved' when the lease is not the judged one any more, else 'more' or 'all'; list of the ids put back
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
+-- USES   clock, processing, expect, expect_gate, record, convict, suspicion_of, field_of, mark_suspect,
+--        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter, group_of,
+--        return_to_backlog, admit
 --
 -- While the queue is paused they go to the backlog, to its front. A job that was to stop ends there, as cancelled.
 -- When all was asked for and the list is empty, the lease goes too.
@@ -44,7 +47,7 @@ local function cut_short(id, begun)
   elseif died then
     local deaths, doubts = suspicion_of(field_of(id, 'suspect'))
     if not only or deaths > 0 then
-      suspect(id, deaths + 1, (begun or only) and doubts or doubts + 1)
+      mark_suspect(id, deaths + 1, (begun or only) and doubts or doubts + 1)
     end
   end
   if not died or not (begun or only) then
@@ -95,7 +98,7 @@ for i = #ids, 1, -1 do
   end
   redis.call('LREM', list, -1, id)
 end
-step_back(back)
+return_to_backlog(back)
 admit(0, now)
 
 if redis.call('EXISTS', list) == 1 then

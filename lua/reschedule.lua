@@ -10,6 +10,7 @@
 -- FAILS  MISSING   no job of that id waits: it has ended, is dead, or never was
 --        RUNNING   a worker holds it
 -- TWICE  the second call sets the same due, or the delay from the later now
+-- USES   clock, seconds, expect_gate, waiting_place, holder_of, field_of, fail, remove_waiting, admit
 
 local now, id, due, delay = unpack(ARGV, 1, 4)
 now = clock(now)

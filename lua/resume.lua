@@ -6,6 +6,7 @@
 -- REPLY  since when the queue was paused, seconds; '' = it was not
 -- FAILS  none
 -- TWICE  the second call finds it open
+-- USES   clock, expect_gate, limits, read_policy, admit, seconds, moment_of
 
 local now = unpack(ARGV, 1, 1)
 now = clock(now)

@@ -10,33 +10,25 @@
 --        reason    why this attempt did not do it
 --        killed    '1' = it ended the process that ran it alone, '' = it came to an end: then it is no suspect any more
 --        trace     the traceback of what the handler raised, '' = none
--- REPLY  ids of the runs that were not this worker's any more: LOST, nothing was written for them
+-- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
+-- USES   clock, convict, record, send_back, seconds, end_runs
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one ends. One that was to stop
 -- is not run again: it ends as cancelled.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
-local list = processing(worker)
-expect('LLEN', list)
-expect_gate()
 
-local lost = {}
-for id, attempt, delay, reason, killed, trace in rows(3, 6) do
-  if runs(worker, id, attempt) and redis.call('LPOS', list, id) then
-    if killed == '1' then
-      convict(id)
-    else
-      redis.call('HDEL', record(id), 'suspect')
-    end
-    if send_back(list, id, seconds(now + tonumber(delay)), reason, now) and trace ~= '' then
-      redis.call('HSET', record(id), 'traceback', trace)
-    end
+local function finish(id, run, delay, reason, killed, trace)
+  if killed == '1' then
+    convict(id)
   else
-    lost[#lost + 1] = id
+    redis.call('HDEL', record(id), 'suspect')
+  end
+  if send_back(id, run, seconds(now + tonumber(delay)), reason, now) and trace ~= '' then
+    redis.call('HSET', record(id), 'traceback', trace)
   end
 end
-admit(0, now)
-return lost
+return end_runs(3, 6, worker, now, finish)

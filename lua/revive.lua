@@ -9,6 +9,7 @@
 -- REPLY  ids of what was revived
 -- FAILS  MISSING   an id is not dead; then none is revived
 -- TWICE  the second call fails with MISSING, or revives the next oldest
+-- USES   clock, expect, pick_dead, seconds, size_of, record, reuse
 
 local now, before, limit = unpack(ARGV, 1, 3)
 now = clock(now)
@@ -21,7 +22,7 @@ end
 for _, id in ipairs(ids) do
   redis.call('ZADD', schedule, seconds(now), id)
   if size_of('HLEN', record(id)) > 0 then -- a key of another type is judged by dispatch
-    clear_ended(id)
+    reuse(id)
   end
   redis.call('ZREM', dead, id)
 end

@@ -10,6 +10,7 @@
 -- REPLY  how many were looked at; the names of those that recur from now on
 -- FAILS  none
 -- TWICE  the second call finds that they stand at 0, or were moved on by the right clock; groups are looked at again
+-- USES   clock, seconds, recurrence, throttled, made_of, ahead_of, withdraw
 --
 -- A recurrence says when it was moved on. If that is ahead of now, it stands where nobody would put it now, and would
 -- stand still until the clock comes there again.
@@ -29,7 +30,7 @@ end
 -- This read also refuses a key of the wrong type before anything is written.
 redis.call('ZCARD', schedule)
 
--- A group that its rate holds back waits for a moment, which may be one of the clock that was ahead. To look at it too
+-- A group that its rate holds back waits for a moment, which may be one of the clock that was ahead. Looking at it too
 -- early costs little.
 local GROUPS_MOST = 1000
 local groups = redis.pcall('ZRANGE', throttled, '(' .. seconds(now), '(+inf', 'BYSCORE', 'LIMIT', 0, GROUPS_MOST)

@@ -16,6 +16,9 @@
 -- FAILS  none
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
+-- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of,
+--        NOT_A_HASH, keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
+--        group_of, field_of, attempt_of, suspicion_of
 --
 -- About 3 us a job. The payloads of a call have a bound of their own: what is beyond it stays in ready or, of the rows,
 -- in the worker's list. A job in two lists (its id was scheduled again and dispatched between BLMOVE and start) runs in
@@ -96,11 +99,9 @@ for i, id in ipairs(ids) do
   if not payload then
     local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
     if not size then
-      reason = 'the key of its record is not a hash: DEL it and schedule the job again'
-      kept = 'bad-' .. redis.sha1hex(id)
-      redis.call('HSET', record(kept), 'member', id)
+      reason, kept = 'the key of its record is ' .. NOT_A_HASH, keep_misnamed(id)
     elseif size > cap then
-      reason = 'its payload has ' .. size .. ' bytes, more than ' .. cap .. ', since it was due: do not HSET it then'
+      reason = TOO_LONG:format(size, cap) .. ', since it was due: do not HSET it then'
     end
     redis.call('LREM', list, 1, id)
     leave(id)
@@ -119,9 +120,7 @@ for i, id in ipairs(ids) do
     redis.call('LREM', list, -1, id)
   else
     if finished then
-      redis.call('PERSIST', key)
-      clear_ended(id)
-      redis.call('ZREM', dead, id)
+      reuse(id)
       attempt, suspected = nil, nil
     end
     if i <= given and holder ~= worker and remove_waiting(id) then

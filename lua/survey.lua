@@ -6,6 +6,7 @@
 -- REPLY  for each worker: its id; its lease end as it is stored; seconds until then; how many jobs its list holds
 -- FAILS  none
 -- TWICE  it only reads
+-- USES   clock, seconds, size_of, processing
 --
 -- O(n) in the workers of the queue, about 1 us each.
 

@@ -1,20 +1,33 @@
-"""The Lua files, one per verb: from the checkout when there is one, else from the installed package.
+"""The Lua files, one per verb, each linked with the shared blocks that its header declares (`-- USES`).
 
-An editable install copies lua/ too, and that copy goes stale: so the checkout comes first.
+The files are those of the checkout when there is one, else of the installed package: an editable install copies lua/
+too, and that copy goes stale.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha1
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from evsched.transport.call import Script
 
-BEFORE: Final = ("_prelude.lua", "_limits.lua", "_gate.lua", "_recurring.lua", "_audit.lua")
-"""What stands before each verb, in this order."""
+ALWAYS: Final = "root"
+"""The name whose block stands before every script without being declared: it defines the names of the keys."""
+
+_DEFINED: Final = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
+_USES: Final = re.compile(r"^-- USES +((?:.*,\n-- +)*.*)$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A part of a shared file, between blank lines: the names that it defines, and those of other blocks it uses."""
+
+    names: tuple[str, ...]
+    uses: tuple[str, ...]
+    text: str
 
 
 @cache
@@ -25,29 +38,46 @@ def folder() -> Path:
     return checkout if (checkout / "_prelude.lua").is_file() else package / "lua"
 
 
-_DECLARED: Final = re.compile(r"^local (?:function )?([\w, ]+)", re.MULTILINE)
-_COMMENT: Final = re.compile(r"--.*")
+def declared(text: str) -> tuple[str, ...]:
+    """Return the shared names that a script or a block declares with `-- USES`."""
+    found = _USES.search(text)
+    return tuple(re.findall(r"\w+", found[1])) if found else ()
+
+
+@cache
+def shared() -> dict[str, Block]:
+    """Return the blocks of all shared files (`_*.lua`) by the names that they define."""
+    blocks: dict[str, Block] = {}
+    for path in sorted(folder().glob("_*.lua")):
+        for text in re.split(r"\n\n+", path.read_text(encoding="utf-8")):
+            names = tuple(re.findall(r"\w+", " ".join(_DEFINED.findall(text))))
+            blocks.update(dict.fromkeys(names, Block(names, declared(text), text.strip())))
+    return blocks
 
 
 @cache
 def script(verb: str) -> Script:
-    """Return the script of a verb: its first line (the flags), what it needs of what stands before all, the rest."""
+    """Return the script of a verb: its first line (the flags), the shared blocks that it needs, and the rest.
+
+    It carries no others: Redis creates each function anew in every call, which takes 0.1 us.
+    """
     flags, _, body = (folder() / f"{verb}.lua").read_text(encoding="utf-8").partition("\n")
-    before = "\n".join((folder() / name).read_text(encoding="utf-8") for name in BEFORE)
-    source = f"{flags}\n{_needed(before, body)}"
+    blocks = needed((ALWAYS, *declared(body)))
+    source = "\n\n".join([flags, *(block.text for block in blocks), body])
     return Script(verb, source, sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
-def _needed(before: str, body: str) -> str:
-    """Return the blocks of `before` whose names are used: Redis makes each function anew in every call, 0.1 us each.
+def needed(names: Iterable[str]) -> list[Block]:
+    """Return the blocks that define these names and, before each, the blocks that it uses itself."""
+    found: dict[Block, None] = {}
 
-    Blocks are parted by blank lines. From the last to the first: a block uses only what stands before it.
-    """
-    used = set(re.findall(r"\w+", _COMMENT.sub("", body)))
-    kept = [body]
-    for block in reversed(re.split(r"\n\n+", before)):
-        code = _COMMENT.sub("", block)
-        if used.intersection(re.findall(r"\w+", " ".join(_DECLARED.findall(code)))):
-            used.update(re.findall(r"\w+", code))
-            kept.append(block)
-    return "\n\n".join(reversed(kept))
+    def add(name: str) -> None:
+        block = shared()[name]
+        if block not in found:
+            for used in block.uses:
+                add(used)
+            found[block] = None
+
+    for name in names:
+        add(name)
+    return list(found)

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from evsched.store.store import Store
-from evsched.transport.scripts import folder
+from evsched.transport.scripts import declared, folder, shared
 
 VERBS = sorted(path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_"))
-PRELUDE = (folder() / "_prelude.lua").read_text()
 FAIL = r"fail\('(\w+)'"
 MARKS = ("KEYS", "ARGV", "ROWS", "REPLY", "FAILS", "TWICE")
 
@@ -46,13 +45,12 @@ def test_a_header_is_whole_and_true(verb: str) -> None:
     assert unpacked
     assert unpacked[1].split(", ") == names["ARGV"]
     assert int(unpacked[2]) == len(names["ARGV"])
-    for start, width in re.findall(r"rows\((\d+), (\d+)\)", code):
+    for start, width in re.findall(r"(?:rows|end_runs)\((\d+), (\d+)", code):
         assert int(start) == len(names["ARGV"]) + 1
         assert int(width) == len(names["ROWS"])
     codes = set(re.findall(FAIL, code))
-    for name, body in re.findall(r"^local function (\w+)(.*?)^end", PRELUDE, re.MULTILINE | re.DOTALL):
-        if re.search(rf"\b{name}\(", code):
-            codes.update(re.findall(FAIL, body))
+    for name in declared("\n".join(lines)):
+        codes.update(re.findall(FAIL, shared()[name].text))
     assert codes == set(names["FAILS"]) - {"none"}
     assert not re.search(r"\b(KEYS|ARGV)\[", code)
 

@@ -1,0 +1,144 @@
+-- The ends of jobs and of their runs: the record and the reply that they leave, and what recurrences learn of them.
+
+-- The dead set is bounded, so that a broken producer cannot fill Redis: beyond either bound the oldest jobs go.
+local DEAD_MOST = 100000
+local DEAD_AGE = 180 * 86400
+-- How long the record of a job is kept that ends without a worker to name a time, in seconds: the default of tasks.
+local RETENTION = 300
+
+-- Write what a client says of a job; '' is not said.
+-- USES record
+local function write_record(id, payload, priority, group)
+  local fields = { 'payload', payload }
+  if priority ~= '' then
+    fields[#fields + 1] = 'priority'
+    fields[#fields + 1] = priority
+  end
+  if group ~= '' then
+    fields[#fields + 1] = 'group'
+    fields[#fields + 1] = group
+  end
+  redis.call('HSET', record(id), unpack(fields))
+end
+
+-- Push a job's outcome to its reply list. `result` is JSON text. The list is kept as long as the record, and at least
+-- 10 s, so that a client that comes late or reconnects still finds it.
+-- USES milliseconds
+local function push_reply(id, outcome, result, reason, retention)
+  local text = '{"id":"' .. id .. '","outcome":"' .. outcome .. '","result":' .. result
+  if reason then
+    text = text .. ',"reason":' .. cjson.encode(reason)
+  end
+  local reply = root .. 'reply:' .. id
+  -- pcall: nobody can wait on a key of another type, and the job must end all the same.
+  if type(redis.pcall('RPUSH', reply, text .. '}')) == 'number' then
+    redis.call('PEXPIRE', reply, milliseconds(math.max(retention, 10)))
+  end
+end
+
+-- Raise a count in a recurrence's record, which is a hash. A malformed count begins anew: a refused HINCRBY would stop
+-- the end of a job.
+-- USES recurrence
+local function tally(name, field, more)
+  if type(redis.pcall('HINCRBY', recurrence(name), field, more)) ~= 'number' then
+    redis.call('HSET', recurrence(name), field, more)
+  end
+end
+
+-- An occurrence has ended: dispatch the one that waits for its end.
+-- USES occurrence_of, recurrence, moment_of, field_of
+local function release_waiting(name)
+  local waiting = occurrence_of(name, redis.pcall('HGET', recurrence(name), 'waiting'))
+  if waiting then
+    redis.call('ZADD', schedule, 'XX', moment_of(field_of(waiting, 'planned')) or '0', waiting)
+  end
+end
+
+-- A job has ended for good. If it is an occurrence, its recurrence keeps the outcome.
+-- USES record, recurrence_of, moment_of, recurrence, tally, seconds, release_waiting
+local function note_end(id, outcome, now)
+  local run = redis.call('HMGET', record(id), 'recurrence', 'due', 'started')
+  local name, due, started = recurrence_of(id, run[1]), moment_of(run[2]), moment_of(run[3])
+  local key = recurrence(name or '')
+  if not name or redis.call('TYPE', key).ok ~= 'hash' then
+    return
+  end
+  tally(name, 'runs', 1)
+  redis.call('HSET', key, 'last_id', id, 'last_outcome', outcome, 'last_finished', seconds(now))
+  if due and started then
+    redis.call('HSET', key, 'last_lateness', seconds(started - due))
+  end
+  release_waiting(name)
+end
+
+-- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller then removes it from the place it was in.
+-- USES note_end, record, seconds, DEAD_MOST, DEAD_AGE
+local function bury(id, outcome, reason, now)
+  note_end(id, outcome, now)
+  redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
+  redis.call('HDEL', record(id), 'traceback') -- of an earlier run; the verb `bury` writes that of the last
+  redis.call('PERSIST', record(id))
+  redis.call('ZADD', dead, seconds(now), id)
+  local oldest = redis.call('ZRANGE', dead, 0, 0, 'WITHSCORES')
+  if redis.call('ZCARD', dead) > DEAD_MOST or tonumber(oldest[2]) < now - DEAD_AGE then
+    if not redis.call('ZSCORE', schedule, oldest[1]) then
+      redis.call('DEL', record(oldest[1]))
+    end
+    redis.call('ZREM', dead, oldest[1])
+  end
+end
+
+-- The dead jobs that revive and drop move: those in the rows from `first` on, or without rows the oldest that died up
+-- to `before` ('' = no bound). If a row names a job that is not dead: nil and the refusal.
+-- USES rows, fail
+local function pick_dead(first, before, limit)
+  local ids = {}
+  for id in rows(first, 1) do
+    if not redis.call('ZSCORE', dead, id) then
+      return nil, fail('MISSING', id .. ' is not dead')
+    end
+    ids[#ids + 1] = id
+  end
+  if #ids == 0 then
+    ids = redis.call('ZRANGE', dead, '-inf', before == '' and '+inf' or before, 'BYSCORE', 'LIMIT', 0, limit)
+  end
+  return ids
+end
+
+-- The id of a job that has ended is used again: remove what is left of that job.
+-- USES record
+local function reuse(id)
+  redis.call('PERSIST', record(id))
+  redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
+  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'suspect', 'traceback')
+  redis.call('ZREM', dead, id)
+end
+
+-- Make the record that of the next run: a run has ended, and its id was scheduled again meanwhile. `again` is the due
+-- of a job that was dispatched during the run.
+-- USES record, again_of
+local function begin_anew(id, again)
+  redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
+  redis.call('HDEL', record(id), 'begun', 'suspect', 'traceback')
+  if again then
+    redis.call('ZADD', schedule, 'LT', again_of(again), id)
+  end
+end
+
+-- End a job as cancelled. Its record is kept; it becomes that of the next run when the id was scheduled again. The
+-- caller then removes the job from the place it was in.
+-- USES note_end, record, push_reply, begin_anew, seconds, milliseconds
+local function abort(id, reason, retention, reply, now)
+  note_end(id, 'cancelled', now)
+  local extra = redis.call('HMGET', record(id), 'reply', 'again')
+  if reply == '1' or extra[1] then
+    push_reply(id, 'cancelled', 'null', reason, retention)
+  end
+  if extra[2] or redis.call('ZSCORE', schedule, id) then
+    begin_anew(id, extra[2])
+  else
+    redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
+    redis.call('HDEL', record(id), 'traceback')
+    redis.call('PEXPIRE', record(id), milliseconds(retention))
+  end
+end

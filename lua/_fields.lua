@@ -1,0 +1,118 @@
+-- The fields of a job's record, which is untrusted input: each is returned as a valid value, or as nil.
+--
+-- Whoever may schedule jobs may write any field of a record, by mistake or on purpose. So apart from the payload, the
+-- priority and the group, which dispatch checks, a field reaches a command, a key's name or a reply only through these
+-- functions. A producer can set a field but not delete one, and it has no access to workers' lists.
+
+-- A field of a job's record; nil when it is absent or the record is not a hash.
+-- USES record
+local function field_of(id, field)
+  local value = redis.pcall('HGET', record(id), field)
+  return type(value) == 'string' and value or nil
+end
+
+-- Is this text valid as a job's id?
+local function is_id(text)
+  return #text <= 200 and text:find('^[%w._:@-]+$') ~= nil
+end
+
+-- Unix seconds, as the text that they are. tonumber() would accept '0x10', 'nan' and ' 1', which ZADD or Python refuse.
+local function moment_of(text)
+  if text and #text < 32 and text:find('^%d+%.?%d*$') then
+    -- Up to 1e11, the year 5138. Counting digits is 40 % cheaper than converting to a number.
+    return (text:find('.', 1, true) or #text + 1) < 13 and text or nil
+  end
+  return nil
+end
+
+-- When an id runs again after its run: nil = it does not. A malformed time means '0', at once.
+-- USES moment_of
+local function again_of(text)
+  return text and (text == 'inf' and text or moment_of(text) or '0') or nil
+end
+
+-- How many attempts were counted. A malformed count means 0.
+local function attempt_of(text)
+  return text and #text < 10 and text:find('^%d+$') and tonumber(text) or 0
+end
+
+-- A suspect is a job that workers held when they died. The field has two numbers: how many workers died, and in how
+-- many of those runs it is not known whether the job had begun. A malformed field means 0 and 0.
+local function suspicion_of(text)
+  local deaths, doubts = (text or ''):match('^(%d%d?%d?) (%d%d?%d?)$')
+  return tonumber(deaths or 0), tonumber(doubts or 0)
+end
+
+-- The name of a worker. A name with `}:` in it would lead to a key that a producer may write.
+local function worker_of(text)
+  return text and #text <= 200 and text:find('^[%w._:@-]+$') and text or nil
+end
+
+local function priority_of(text)
+  return text and text:find('^%d$') and tonumber(text) or nil
+end
+
+-- The name of a group, '' = no group. A `}` is refused for the same reason as in a worker's name.
+local function group_of(text)
+  return text and #text <= 200 and not text:find('}', 1, true) and text or nil
+end
+
+-- The recurrence that an id is an occurrence of: the id is `<name>@<planned>`.
+local function recurrence_of(id, text)
+  return text and #text < #id and id:sub(1, #text + 1) == text .. '@' and text or nil
+end
+
+-- The id of an occurrence, as a recurrence's record names it; nil when it is not an occurrence of that recurrence.
+-- USES recurrence_of
+local function occurrence_of(name, id)
+  return type(id) == 'string' and recurrence_of(id, name) and id or nil
+end
+
+-- How many occurrences a recurrence has made. A malformed count means 0.
+local function made_of(text)
+  return text and #text < 16 and text:find('^%d+$') and tonumber(text) or 0
+end
+
+-- Bounds on what readers get of one record.
+-- USES moment_of, again_of, worker_of, group_of, priority_of, attempt_of
+local FIELDS_READ, BYTES_READ = 100, 8388608
+-- How readers get the fields that have a form.
+local valid_field = {
+  due = moment_of,
+  started = moment_of,
+  finished = moment_of,
+  planned = moment_of,
+  awaited = moment_of,
+  again = again_of,
+  worker = worker_of,
+  parked = group_of,
+  group = group_of,
+  priority = function(text)
+    return priority_of(text) and text
+  end,
+  attempt = function(text)
+    return tostring(attempt_of(text))
+  end,
+}
+
+-- A record for readers, as field, value, ...: without malformed values, and within the bounds. A record that is not a
+-- hash is empty.
+-- USES record, BYTES_READ, size_of, FIELDS_READ, valid_field
+local function readable_record(id)
+  local key, fields, left = record(id), {}, BYTES_READ
+  if size_of('HLEN', key) > FIELDS_READ then
+    return { 'reason', 'its record has more than ' .. FIELDS_READ .. ' fields: DEL it and schedule the job again' }
+  end
+  for _, field in ipairs(redis.pcall('HKEYS', key)) do
+    left = left - #field - redis.call('HSTRLEN', key, field)
+    local value = left >= 0 and redis.call('HGET', key, field)
+    if value and valid_field[field] then
+      value = valid_field[field](value)
+    end
+    if value then
+      fields[#fields + 1] = field
+      fields[#fields + 1] = value
+    end
+  end
+  return fields
+end

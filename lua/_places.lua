@@ -1,0 +1,107 @@
+-- Places: where a job is, and how a due job is taken out of the place where it waits.
+
+-- Does the worker hold the job? Only its list proves it: a record may contain anything.
+-- USES processing
+local function holds(worker, id)
+  return worker and type(redis.pcall('LPOS', processing(worker), id)) == 'number'
+end
+
+-- The worker that holds the job in its list, or nil; `named` is the one in the record. A job that was fetched and not
+-- started yet has no worker in its record: then all lists are searched, O(workers).
+-- USES worker_of, holds
+local function holder_of(id, named)
+  named = worker_of(named)
+  if holds(named, id) then
+    return named
+  end
+  for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+    if worker ~= named and holds(worker, id) then
+      return worker
+    end
+  end
+end
+
+-- The group in whose backlog the job waits, and its order there; nil when it is in none.
+-- USES group_of, field_of, group_backlog
+local function throttled_in(id)
+  local group = group_of(field_of(id, 'parked'))
+  local score = group and redis.pcall('ZSCORE', group_backlog(group), id)
+  if type(score) == 'string' then
+    return group, score
+  end
+end
+
+-- Delete what describes jobs that have left: a group's entry in `throttled` once its backlog is empty, and the state of
+-- the fair queueing once no job waits.
+-- USES group_backlog, throttled, fair
+local function tidy(group)
+  if group and redis.call('EXISTS', group_backlog(group)) == 0 then
+    redis.call('ZREM', throttled, group)
+  end
+  if redis.call('EXISTS', backlog, throttled) == 0 then
+    redis.call('DEL', fair)
+  end
+end
+
+-- Where a due job waits: 'backlog', 'ready' or nil.
+-- USES throttled_in
+local function waiting_place(id)
+  if redis.call('ZSCORE', backlog, id) or throttled_in(id) then
+    return 'backlog'
+  end
+  return redis.call('LPOS', ready, id) and 'ready' or nil
+end
+
+-- Remove a due job from where it waits. Returns that place, or nil.
+-- USES field_of, throttled_in, record, group_backlog, tidy, leave
+local function remove_waiting(id)
+  if field_of(id, 'parked') then
+    local group = throttled_in(id)
+    redis.call('HDEL', record(id), 'parked')
+    if group then
+      redis.call('ZREM', group_backlog(group), id)
+      tidy(group)
+      return 'backlog'
+    end
+  end
+  if redis.call('ZREM', backlog, id) == 1 then
+    tidy()
+    return 'backlog'
+  end
+  if redis.call('LREM', ready, 1, id) == 1 then
+    leave(id)
+    return 'ready'
+  end
+end
+
+-- Return jobs that had passed the gate to the backlog, before all others of their priority and in their order.
+-- USES priority_of, field_of, STRIDE, leave
+local function return_to_backlog(ids)
+  for i, id in ipairs(ids) do
+    local priority = priority_of(field_of(id, 'priority')) or 5
+    redis.call('ZADD', backlog, 'NX', -priority * STRIDE + i / (#ids + 1), id)
+    leave(id)
+  end
+end
+
+-- The place of a job and its score there; nil when it is nowhere. Processing is asked before the schedule: an id that
+-- runs may be scheduled again already. `worker` and `finished` are fields of its record.
+-- USES holds, worker_of, waiting_place, throttled_in, holder_of
+local function place_of(id, worker, finished)
+  if holds(worker_of(worker), id) then
+    return 'processing'
+  end
+  for place, zset in pairs({ schedule = schedule, dead = dead }) do
+    local score = redis.call('ZSCORE', zset, id)
+    if score then
+      return place, score
+    end
+  end
+  local place = waiting_place(id)
+  if place == 'backlog' then
+    local _, score = throttled_in(id)
+    return place, score or redis.call('ZSCORE', backlog, id)
+  end
+  -- Last, a job that a worker has fetched and not started yet.
+  return place or (finished and 'finished') or (holder_of(id, worker) and 'processing')
+end

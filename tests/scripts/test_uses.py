@@ -1,0 +1,64 @@
+"""What the Lua files declare with USES is what their code uses, so each script carries just what it needs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from evsched.transport.scripts import ALWAYS, Block, declared, folder, needed, script, shared
+
+SCRIPTS = {path.name: path.read_text() for path in sorted(folder().glob("[a-z]*.lua"))}
+PARTS = {
+    **{name: Block((), declared(text), text) for name, text in SCRIPTS.items()},
+    **{block.names[0]: block for block in shared().values()},
+}
+KEY_NAMES = set(shared()[ALWAYS].names)
+LOCALS = r"\blocal function (\w+)|\blocal (?!function)([\w, ]+)|\bfor ([\w, ]+?) (?:=|in)\b"
+PARAMETERS = r"\bfunction ?\w*\(([\w, ]*)\)"
+
+
+def code_of(text: str) -> str:
+    """Return Lua code without its comments and without the contents of its strings."""
+    return re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", "''", re.sub(r"--.*", "", text))
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_shared_names_that_are_declared_are_those_that_are_used(name: str) -> None:
+    part = PARTS[name]
+    words = set(re.findall(r"(?<![.\w])\w+", code_of(part.text)))  # not fields: `rule.burst`
+    assert sorted(part.uses) == sorted(words & shared().keys() - KEY_NAMES - set(part.names))
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_no_local_name_hides_a_shared_one(name: str) -> None:
+    """Otherwise a word in the code would be no proof of a use."""
+    code = code_of(PARTS[name].text)
+    local = ["".join(found) for found in re.findall(LOCALS, code)] + re.findall(PARAMETERS, code)
+    words = re.findall(r"\w+", " ".join(local))
+    assert not set(words) & shared().keys() - set(PARTS[name].names)
+
+
+def test_a_name_is_defined_once() -> None:
+    defined = [
+        name
+        for path in folder().glob("_*.lua")
+        for names in re.findall(r"^local (?:function )?([\w, ]+)", path.read_text(), re.MULTILINE)
+        for name in re.findall(r"\w+", names)
+    ]
+    assert sorted(defined) == sorted(shared())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_block_stands_once_and_before_those_that_use_it(name: str) -> None:
+    source = script(name.removesuffix(".lua")).source
+    seen = set[str]()
+    for block in needed((ALWAYS, *declared(SCRIPTS[name]))):
+        assert source.count(block.text) == 1
+        assert set(block.uses) <= seen
+        seen.update(block.names)
+
+
+def test_each_shared_block_is_needed_by_a_script() -> None:
+    used = {block for text in SCRIPTS.values() for block in needed((ALWAYS, *declared(text)))}
+    assert used == set(shared().values())
