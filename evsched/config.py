@@ -1,6 +1,7 @@
 """The settings: one frozen value, from the environment and from flags.
 
-Every field can be set as EVSCHED_<NAME>. Lengths are in seconds.
+A setting is a field of `Config`: its name, type, default, range and help are said there and nowhere else. Each can be
+set as EVSCHED_<NAME> and by a flag of the services. Lengths are in seconds.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -22,65 +23,151 @@ DEFAULT_QUEUE: Final = "default"
 PAYLOAD_CAP: Final = 256 * 1024
 
 _KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
-"""What Kubernetes makes of the name of each Service, for all containers beside it: EVSCHED_REDIS_SERVICE_HOST."""
+"""The variables that Kubernetes makes for each Service of a namespace, such as EVSCHED_REDIS_SERVICE_HOST."""
 
 _NAMED_MOST: Final = 8
-"""Variables that are named in a warning."""
+"""How many variables a warning names at the most."""
+
+
+_DAY: Final = 86400.0
+"""The longest length: a longer one is a slip, and an infinite one no timer takes."""
+
+_SHORT: Final = 0.01
+"""The shortest length of what repeats: below it a loop would be busy with nothing else."""
+
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+LOG_LEVELS: Final = get_args(LogLevel)
+
+Command = Literal["dispatcher", "worker", "dev"]
+_SERVICES: Final[tuple[Command, ...]] = ("dispatcher", "worker", "dev")
+_WORKERS: Final[tuple[Command, ...]] = ("worker", "dev")
+_DISPATCHERS: Final[tuple[Command, ...]] = ("dispatcher", "dev")
+
+
+class Range(NamedTuple):
+    """The least and the largest value of a setting, both allowed. Whole numbers when these are."""
+
+    least: float
+    most: float
+
+
+_LENGTH: Final = Range(0.0, _DAY)
+_PERIOD: Final = Range(_SHORT, _DAY)
+
+
+class Setting(NamedTuple):
+    """What is known of a setting besides its type and its default, which are those of its field of `Config`."""
+
+    help: str
+    """For `--help`: a phrase with its unit, without its default."""
+    commands: tuple[Command, ...]
+    """The services that have a flag for it."""
+    range: Range | None = None
+    """None: it is not a number."""
+    tuning: bool = False
+    """Its default is right for nearly everybody."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a process of evsched may be told."""
+    """The settings of a process.
 
-    url: str = "redis://localhost:6379/0"
-    queues: tuple[str, ...] = ()
-    require_redis: bool = False
-    """A service exits when Redis is absent at its start, instead of waiting: for who starts it anew, or a test."""
+    Each field makes a flag of the services (cli/settings.py) and a variable, and has a line in docs/settings.md.
+    """
+
+    url: Annotated[str, Setting("The Redis to connect to", _SERVICES)] = "redis://localhost:6379/0"
+    queues: Annotated[
+        tuple[str, ...],
+        Setting(
+            "A queue to serve; repeat the flag for several. A worker takes NAME:WEIGHT too, such as mail:3", _SERVICES
+        ),
+    ] = ()
+    """Empty: a dispatcher serves all queues, a worker the queue of its app."""
+    require_redis: Annotated[
+        bool, Setting("Exit with 1 when Redis is absent at the start, instead of waiting for it", _SERVICES)
+    ] = False
     weights: dict[str, float] = {}
     """Of queues that a worker serves, when its slots are not enough for all; else 1. Set with `queues`."""
 
-    concurrency: int = 256
-    """Slots of a worker process: enough that a batch of short jobs hides the round trips."""
-    process_pool: int = os.cpu_count() or 1
-    """Processes for the tasks that run on processes."""
-    shutdown_grace: float = 10.0
-    """How long running jobs may go on after SIGTERM; what is left is then handed back."""
-    kill_grace: float = 10.0
-    """How long a job may go on after its timeout, if it does not yield; then its worker process ends."""
+    concurrency: Annotated[
+        int,
+        Setting("Jobs that a worker process runs at one time; for more, start more processes", _WORKERS, Range(1, 999)),
+    ] = 256
+    """Enough that a batch of short jobs hides the round trips."""
+    process_pool: Annotated[
+        int, Setting("Processes for tasks with on='process', in each worker process", _WORKERS, Range(1, 999))
+    ] = os.cpu_count() or 1
+    shutdown_grace: Annotated[
+        float, Setting("Seconds for which jobs may go on after SIGTERM; the rest is handed back", _WORKERS, _LENGTH)
+    ] = 10.0
+    kill_grace: Annotated[
+        float,
+        Setting("Seconds for which a job may ignore its timeout; then its worker process ends", _WORKERS, _LENGTH),
+    ] = 10.0
 
-    batch: int = 250
-    """Jobs that one script moves at the most: about 2 ms of Redis's time. See store/batch_size.py."""
-    payload_cap: int = PAYLOAD_CAP
-    """Bytes of a payload; a larger one goes to dead unread."""
+    batch: Annotated[
+        int, Setting("Jobs that one script call moves at the most", _SERVICES, Range(1, 999), tuning=True)
+    ] = 250
+    """About 2 ms of Redis's time. See store/batch_size.py."""
+    # Under 64 bytes hardly a payload has room; Redis takes no value over 512 MiB.
+    payload_cap: Annotated[
+        int,
+        Setting(
+            "Bytes of a payload at the most; a larger one goes to the dead set",
+            _SERVICES,
+            Range(64, 512 * 1024 * 1024),
+            tuning=True,
+        ),
+    ] = PAYLOAD_CAP
 
-    metrics_port: int | None = None
-    """Where /metrics, /healthz and /readyz are; 0 = any free port, None = nowhere."""
-    metrics_host: str = "127.0.0.1"
-    log_jobs: bool = False
-    """Log the start and the end of each job: two lines a job."""
-    scale_down_after: float = 30.0
-    """How long a process above the least of `--processes` has no job before it ends; to start one takes 0.5 s."""
+    metrics_port: Annotated[
+        int | None,
+        Setting("Port on which to serve /metrics, /healthz and /readyz; 0 is any free one", _SERVICES, Range(0, 65535)),
+    ] = None
+    """None: nowhere."""
+    metrics_host: Annotated[str, Setting("Address on which to serve them", _SERVICES)] = "127.0.0.1"
+    log_level: Annotated[LogLevel, Setting("The least severe lines that are logged", _SERVICES)] = "INFO"
+    log_jobs: Annotated[bool, Setting("Log the start and the end of each job", _WORKERS)] = False
+    scale_down_after: Annotated[
+        float,
+        Setting("Seconds without a job after which a process above MIN of --processes ends", ("worker",), _LENGTH),
+    ] = 30.0
+    """To start one again takes 0.5 s."""
 
-    safety_cap: float = 30.0
-    """The longest sleep of a dispatcher: what a lost event costs at the most."""
-    probe_interval: float = 13.0
-    """How often an idle connection is proved. With `reply_timeout` it is under the 15 s in which a half-open link is
-    noticed, and seldom enough for 0.2 commands a second of a whole idle fleet."""
-    reply_timeout: float = 1.5
-    """How long an answer may take before the connection counts as dead."""
+    safety_cap: Annotated[
+        float, Setting("Seconds that a dispatcher sleeps at the most", _DISPATCHERS, _PERIOD, tuning=True)
+    ] = 30.0
+    """What a lost event costs at the most."""
+    probe_interval: Annotated[
+        float, Setting("Seconds of silence after which a connection is checked", _SERVICES, _PERIOD, tuning=True)
+    ] = 13.0
+    """With `reply_timeout` under the 15 s in which a half-open link is noticed, and seldom enough for 0.2 commands a
+    second of a whole idle fleet."""
+    reply_timeout: Annotated[
+        float, Setting("Seconds to wait for the reply to that check", _SERVICES, _PERIOD, tuning=True)
+    ] = 1.5
 
-    lease: float = 14.0
-    """Of a worker that holds jobs. When it dies they start elsewhere within 15 s: the lease, and the janitor's step."""
-    heartbeat: float = 5.0
-    """How often that lease is renewed: twice may fail."""
-    idle_lease: float = 135.0
-    idle_heartbeat: float = 45.0
+    lease: Annotated[
+        float,
+        Setting("Seconds after which a silent worker's jobs start elsewhere", _SERVICES, _PERIOD, tuning=True),
+    ] = 14.0
+    """Such jobs start elsewhere within 15 s: the lease, and the janitor's step."""
+    heartbeat: Annotated[
+        float, Setting("Seconds between two renewals of that lease", _SERVICES, _PERIOD, tuning=True)
+    ] = 5.0
+    """Two may fail."""
+    idle_lease: Annotated[
+        float, Setting("The same lease, of a worker that holds no job", _SERVICES, _PERIOD, tuning=True)
+    ] = 135.0
+    idle_heartbeat: Annotated[
+        float, Setting("Seconds between two renewals of the idle lease", _SERVICES, _PERIOD, tuning=True)
+    ] = 45.0
 
     def __post_init__(self) -> None:
         for name in self.queues:
             keys.check_queue(name)
-        for name in RANGES:
+        for name, allowed in RANGES.items():
             value = getattr(self, name)
-            if value is not None and not RANGES[name].least <= value <= RANGES[name].most:  # nan is in no range
+            if value is not None and not allowed.least <= value <= allowed.most:  # nan is in no range
                 raise ConfigError(_out_of_range(name, value))
         for lease, heartbeat in (("lease", "heartbeat"), ("idle_lease", "idle_heartbeat")):
             lasts, every = getattr(self, lease), getattr(self, heartbeat)
@@ -89,75 +176,49 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{text}: a lease must outlive two heartbeats")
 
 
-class Range(NamedTuple):
-    """From where to where a setting may be, both included; of whole numbers when they are."""
-
-    least: float
-    most: float
-    hint: str = ""
+def _settings() -> dict[str, Setting]:
+    hints = get_type_hints(Config, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
-_DAY: Final = 86400.0
-"""The longest length: what is longer is a slip, and an infinite one no timer takes."""
+SETTINGS: Final = _settings()
+"""By their names."""
 
-_SHORT: Final = 0.01
-"""The shortest of what repeats: below it a loop would be busy with nothing else."""
-
-RANGES: Final = {
-    "concurrency": Range(1, 999, "; for more, start more worker processes"),
-    "process_pool": Range(1, 999, ": processes"),
-    "shutdown_grace": Range(0.0, _DAY),
-    "kill_grace": Range(0.0, _DAY),
-    # Under 64 bytes hardly a payload has room; over 512 MiB is no value that Redis takes.
-    "payload_cap": Range(64, 512 * 1024 * 1024, ": bytes"),
-    "batch": Range(1, 999),
-    "metrics_port": Range(0, 65535),
-    "scale_down_after": Range(0.0, _DAY),
-    "safety_cap": Range(_SHORT, _DAY),
-    "probe_interval": Range(_SHORT, _DAY),
-    "reply_timeout": Range(_SHORT, _DAY),
-    "lease": Range(_SHORT, _DAY),
-    "heartbeat": Range(_SHORT, _DAY),
-    "idle_lease": Range(_SHORT, _DAY),
-    "idle_heartbeat": Range(_SHORT, _DAY),
-}
-"""Every setting that is a number. They stand in docs/operations.md too."""
+RANGES: Final = {name: setting.range for name, setting in SETTINGS.items() if setting.range is not None}
 
 
 def variable(name: str) -> str:
-    """Return the environment's name of a setting."""
+    """Return the environment variable of a setting."""
     return f"EVSCHED_{name.upper()}"
 
 
 def _out_of_range(name: str, value: object) -> str:
-    least, most, hint = RANGES[name]
+    least, most = RANGES[name]
     whole = isinstance(least, int)
     bounds = f"a whole number from {least} to {most}" if whole else f"from {least:g} to {most:g} s"
-    return f"{variable(name)} is {value}: {bounds}{hint}"
+    return f"{variable(name)} is {value}: {bounds}"
 
 
 _AT: Final = re.compile(r"(.*) - at `\$\.(\w+).*`", re.DOTALL)
-"""How msgspec says what does not fit, and where."""
+"""A message of msgspec: what does not fit, and the field."""
 
 
 def _misfit(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
-    """Return the line about a value that is not of its setting's type."""
+    """Return the message about a value that is not of its setting's type."""
     found = _AT.fullmatch(str(error))
     if not found:
         return f"setting: {error}"
     words, name = found.groups()
     given = f"{values.get(name)!r:.60}"
+    if name == "log_level":
+        words = f"one of {', '.join(LOG_LEVELS)}"
     return _out_of_range(name, given) if name in RANGES else f"{variable(name)} is {given}: {words}"
-
-
-SETTINGS: Final = tuple(name for name in Config.__struct_fields__ if name != "weights")
-"""The fields that can be set by their names."""
 
 
 def load(environment: Mapping[str, str], **flags: Any) -> Config:
     """Return the settings: flags that are not None, else the environment, else the defaults.
 
-    A variable that is not a setting is passed over: `warning` tells of it.
+    A variable that is not a setting is ignored; `warning` names it.
 
     Raises:
         ConfigError: a value does not fit; the message names it.
@@ -167,6 +228,8 @@ def load(environment: Mapping[str, str], **flags: Any) -> Config:
         if _is_setting(name, value):
             values[name.lower()] = tuple(value.split(",")) if name.lower() == "queues" else value
     values.update({name: value for name, value in flags.items() if value is not None})
+    if isinstance(level := values.get("log_level"), str):
+        values["log_level"] = level.upper()
     if "queues" in values:
         values["queues"], values["weights"] = split_weights(values["queues"])
     try:
@@ -196,7 +259,7 @@ def warning(environment: Mapping[str, str]) -> str | None:
 
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in environment.items():
-        # EVSCHED_TEST_ is the tests' own.
+        # EVSCHED_TEST_... are read by the tests.
         if name.startswith("EVSCHED_") and not name.startswith("EVSCHED_TEST_"):
             yield name.removeprefix("EVSCHED_"), value
 
@@ -211,11 +274,10 @@ def _is_link(name: str, value: str) -> bool:
 
 
 def as_environment(config: Config) -> dict[str, str]:
-    """Return the environment from which `load` reads these settings; what is a default is left out."""
-    default = Config()
+    """Return the environment from which `load` reads these settings. Defaults too: they win over variables."""
     queues = ",".join(join_weights(config.queues, config.weights))
     return {
         variable(name): queues if name == "queues" else str(value)
-        for name in Config.__struct_fields__
-        if (value := getattr(config, name)) != getattr(default, name) and name != "weights"
+        for name in SETTINGS
+        if (value := getattr(config, name)) not in (None, ())
     }

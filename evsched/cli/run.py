@@ -9,133 +9,91 @@ from typing import Annotated
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched.cli.root import Queues, Url, UsageError, settings
+from evsched.cli.root import Url, UsageError, settings
+from evsched.cli.settings import takes_settings
 from evsched.config import Config
 from evsched.telemetry import log
 
-Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is, such as tasks:app.")]
-MetricsPort = Annotated[
-    int | None, Parameter(help="Serve /metrics, /healthz and /readyz on this port, 0 = any free one; else nowhere.")
-]
-MetricsHost = Annotated[str | None, Parameter(help="The address to serve them on; 127.0.0.1.")]
-RequireRedis = Annotated[
-    bool | None, Parameter(negative="", help="Exit when Redis is absent at the start, instead of waiting for it.")
-]
-LogJobs = Annotated[
-    bool | None, Parameter(negative="", help="Log the start and the end of each job, at INFO: two lines a job.")
-]
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-Level = Annotated[str, Parameter(help=f"One of {', '.join(_LEVELS)}.")]
+Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is: tasks:app is `app` in tasks.py.")]
 _DEFAULT = Config().url
 
 
-def dispatcher(
-    *,
-    queue: Queues = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = None,
-    url: Url = None,
-    require_redis: RequireRedis = None,
-    log_level: Level = "INFO",
-) -> None:
-    """Move due jobs on, and put back what dead workers held. Run any number of them."""
+@takes_settings
+def dispatcher(*, config: Config) -> None:
+    """Run a dispatcher: it moves jobs that are due to the workers, and recovers the jobs of workers that died.
+
+    At least one must run. Start a second on another machine for availability: they are equals.
+
+    Example: evsched dispatcher --url redis://localhost:6379/0
+    """
     from evsched.process.service import run_dispatcher
 
-    _log(log_level)
-    found = settings(
-        url, queues=_queues(queue), metrics_port=metrics_port, metrics_host=metrics_host, require_redis=require_redis
-    )
-    run_dispatcher(found)
+    log.configure(config.log_level)
+    run_dispatcher(config)
 
 
+@takes_settings
 def worker(
     module: Module,
     /,
     *,
-    queue: Queues = None,
-    concurrency: Annotated[int | None, Parameter(help="Jobs that run at one time, 1 to 999; 256.")] = None,
-    process_pool: Annotated[
-        int | None, Parameter(help="Processes for tasks on processes; the processors' number.")
+    burst: Annotated[bool, Parameter(negative="", help="Dispatch too, run what is due, and exit.")] = False,
+    processes: Annotated[
+        str | None, Parameter(help="Start this many worker processes: 4, or 2:8 for 2 and up to 8 as needed.")
     ] = None,
-    burst: Annotated[bool, Parameter(negative="", help="Run what is due, dispatching too, and end.")] = False,
-    processes: Annotated[str | None, Parameter(help="Worker processes: 4, or MIN:MAX such as 2:8.")] = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = None,
     metrics_targets: Annotated[
-        Path | None, Parameter(help="With --processes: the file that names their ports to Prometheus.")
+        Path | None, Parameter(help="With --processes: a file to write that lists their ports for Prometheus.")
     ] = None,
     url: Url = None,
-    require_redis: RequireRedis = None,
-    log_level: Level = "INFO",
-    log_jobs: LogJobs = None,
+    config: Config,
 ) -> int:
-    """Take jobs and run them. Run any number of them."""
+    """Run a worker: it runs the jobs of your app's tasks. Start any number, on any machines.
+
+    Example: evsched worker tasks:app --processes 4
+    """
     from evsched.process.locate_app import find_app
     from evsched.process.service import run_worker, run_workers
     from evsched.process.supervisor import read_span
 
-    found = settings(
-        url,
-        queues=_queues(queue),
-        concurrency=concurrency,
-        process_pool=process_pool,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        require_redis=require_redis,
-        log_jobs=log_jobs,
-    )
     if processes is None and metrics_targets is not None:
         raise UsageError("--metrics-targets names the ports of many: give --processes too")
-    if metrics_targets is not None and found.metrics_port is None:
+    if metrics_targets is not None and config.metrics_port is None:
         raise UsageError("--metrics-targets names ports: give the first of them with --metrics-port")
     if processes is not None and burst:
         raise UsageError("--burst runs in one process: leave --processes out")
-    _log(log_level)
+    log.configure(config.log_level)
     if processes is not None:
-        command = ["worker", module, "--log-level", log_level]  # all else is in the settings
-        return run_workers(found, read_span(processes), command, metrics_targets)
+        return run_workers(config, read_span(processes), ["worker", module], metrics_targets)
     app = find_app(module)
     if url is None and "EVSCHED_URL" not in os.environ:
-        found = replace(found, url=app.url)
-    run_worker(found, app, burst=burst)
+        config = replace(config, url=app.url)
+    run_worker(config, app, burst=burst)
     return 0
 
 
-def dev(
-    module: Module,
-    /,
-    *,
-    queue: Queues = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = None,
-    url: Url = None,
-    require_redis: RequireRedis = None,
-    log_level: Level = "INFO",
-    log_jobs: LogJobs = None,
-) -> None:
-    """Run a dispatcher and a worker in one process; with a private Redis when none is named."""
+@takes_settings
+def dev(module: Module, /, *, url: Url = None, config: Config) -> None:
+    """Run everything in one process while you develop: a dispatcher, a worker and, if no URL is set, a private Redis.
+
+    It prints a line to copy into other terminals, so that your program and `evsched` commands there find that Redis.
+    The private Redis and its jobs are gone when `dev` ends; its address stays the same.
+
+    Example: evsched dev tasks:app
+    """
     from evsched.process.locate_app import find_app
     from evsched.process.service import run_dev
     from evsched.transport.embedded import EmbeddedRedis
 
-    found = settings(
-        url,
-        queues=_queues(queue),
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        require_redis=require_redis,
-        log_jobs=log_jobs,
-    )
-    _log(log_level)
+    log.configure(config.log_level)
     app = find_app(module)
     if url is not None or "EVSCHED_URL" in os.environ:
-        run_dev(found, app)
+        run_dev(config, app)
     elif app.url != _DEFAULT:
-        run_dev(replace(found, url=app.url), app)
+        run_dev(replace(config, url=app.url), app)
     else:
         with EmbeddedRedis() as server:
             print(f"private Redis: for another terminal, export EVSCHED_URL='{server.url}'", flush=True)
-            run_dev(replace(found, url=server.url), app)
+            run_dev(replace(config, url=server.url), app)
 
 
 def demo(
@@ -153,13 +111,3 @@ def demo(
         return run_demo(settings(url).url, jobs, seconds, idle)
     with EmbeddedRedis() as server:
         return run_demo(server.url, jobs, seconds, idle)
-
-
-def _queues(names: list[str] | None) -> tuple[str, ...] | None:
-    return tuple(names) if names else None
-
-
-def _log(level: str) -> None:
-    if level.upper() not in _LEVELS:
-        raise UsageError(f"--log-level {level}: one of {', '.join(_LEVELS)}")
-    log.configure(level.upper())

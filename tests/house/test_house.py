@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import evsched
-import evsched.config
 from evsched import events
 from evsched.process.locate_app import find_app
 
@@ -48,9 +47,3 @@ def test_the_example_is_an_app() -> None:
         patch.syspath_prepend(ROOT / "examples")
         app = find_app("tasks:app")
     assert set(app.program.tasks) == {"send_mail", "mail_all"}
-
-
-def test_the_settings_in_the_docs_are_the_settings() -> None:
-    table = (ROOT / "docs/operations.md").read_text().partition("## Settings")[2].partition("## ")[0]
-    told = {name.lower() for name in re.findall(r"`([A-Z_]+)`", table)}
-    assert told == set(evsched.config.SETTINGS)

@@ -1,0 +1,86 @@
+"""The flags of the services, one for each setting: made from the fields of `Config`, not written by hand."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
+
+from cyclopts import Group, Parameter, Token
+
+from evsched.cli.root import settings
+from evsched.config import SETTINGS, Config, variable
+
+R = TypeVar("R")
+
+_SETTINGS_PANEL: Final = Group("Settings", sort_key=1)
+_TUNING_PANEL: Final = Group("Tuning (the defaults are right for nearly everybody)", sort_key=2)
+
+_TYPES: Final = get_type_hints(Config)
+_DEFAULTS: Final = Config()
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return "--queue" if name == "queues" else f"--{name.replace('_', '-')}"
+
+
+def default(name: str) -> str:
+    """Return the default of a setting as its help says it."""
+    if name == "queues":
+        return "a dispatcher: all queues; a worker: the queue of its app"
+    if name == "process_pool":
+        return "the number of processors"
+    value = getattr(_DEFAULTS, name)
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a service a flag for each setting that it has, in place of its parameter `config`.
+
+    A flag that the service declares by itself is a setting too: it also gets what was given for it.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        one.replace(annotation=hints[one.name])
+        for one in inspect.signature(command).parameters.values()
+        if one.name != "config"
+    ]
+    declared = [one.name for one in own if one.name in SETTINGS]
+    names = [
+        name for name, setting in SETTINGS.items() if command.__name__ in setting.commands and name not in declared
+    ]
+    made = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name))
+        for name in names
+    ]
+
+    def with_flags(*args: object, **given: Any) -> R:
+        flags = {name: given.pop(name, None) for name in names} | {name: given.get(name) for name in declared}
+        return command(*args, **given, config=settings(**flags))
+
+    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
+    with_flags.__annotations__ = {one.name: one.annotation for one in (*own, *made)}
+    setattr(with_flags, "__signature__", inspect.Signature([*own, *made]))  # noqa: B010 - pyright knows no such field
+    return with_flags
+
+
+def _annotation(name: str) -> Any:
+    setting, kind = SETTINGS[name], _TYPES[name]
+    if get_origin(kind) is tuple:
+        kind = list[str]
+    described = Parameter(
+        name=flag(name),
+        help=f"{setting.help}. {variable(name)}; default: {default(name)}.",
+        negative="",
+        show_default=False,
+        group=_TUNING_PANEL if setting.tuning else _SETTINGS_PANEL,
+        converter=_upper if name == "log_level" else None,
+    )
+    return Annotated[kind | None, described]
+
+
+def _upper(_kind: Any, tokens: Sequence[Token]) -> str:
+    return tokens[0].value.upper()

@@ -1,0 +1,42 @@
+"""The table of docs/settings.md against the code: it names every setting, and nothing else, as it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.cli.main import root
+from evsched.cli.settings import default, flag
+from evsched.config import SETTINGS, Setting, variable
+
+TABLE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def _row(name: str, setting: Setting) -> list[str]:
+    """Return what the table must say of a setting, but for its meaning."""
+    bounds = "" if setting.range is None else f"{setting.range.least:.12g} to {setting.range.most:.12g}"
+    return [f"`{flag(name)}`", f"`{variable(name)}`", default(name), bounds, ", ".join(setting.commands)]
+
+
+def test_the_table_in_the_docs_has_each_setting_as_it_is_in_the_code() -> None:
+    rows = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| `--")]
+    told = {cells[1]: [cell.strip().strip("`") for cell in cells[:5]] for cells in rows}
+    expected = {
+        f"`{variable(name)}`": [cell.strip("`") for cell in _row(name, setting)] for name, setting in SETTINGS.items()
+    }
+    assert told == expected
+    assert len(rows) == len(SETTINGS), "one line each"
+    assert all(len(cells) == 6 and cells[5] for cells in rows), "each has a meaning"
+
+
+@pytest.mark.parametrize("service", ["dispatcher", "worker", "dev"])
+def test_each_service_has_a_flag_for_each_of_its_settings(service: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told: Any = root([service, "--help"], exit_on_error=False, result_action="return_value")
+    assert told is None
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, setting in SETTINGS.items():
+        assert bool(re.search(rf"{flag(name)}(?![a-z-])", shown)) == (service in setting.commands), name
+        assert (variable(name) in shown.replace("│ ", "")) or service not in setting.commands
