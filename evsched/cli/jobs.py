@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 from evsched.cli import output
 from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.table import Column, Moment, table
-from evsched.cli.time_args import parse_due
+from evsched.cli.time_args import parse_due, parse_length
 from evsched.client.new_job import JobOptions, new_job
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
@@ -29,25 +30,28 @@ def enqueue(
     arguments: Annotated[list[str] | None, Parameter(help="Its arguments, each as JSON.", negative="")] = None,
     /,
     *,
+    arg: Annotated[list[str] | None, Parameter(help="A keyword argument, NAME=JSON; repeat it.", negative="")] = None,
     after: In = None,
     at: At = None,
     queue: Queue = DEFAULT_QUEUE,
     id: Annotated[str | None, Parameter(help="The job's id; else a random one.")] = None,  # noqa: A002
     priority: Annotated[int | None, Parameter(help="0 to 9, higher first.")] = None,
     group: Annotated[str | None, Parameter(help="A group that gets a fair share.")] = None,
-    on_conflict: Annotated[OnConflict | None, Parameter(help="What of a job of that id that has not ended.")] = None,
+    window: Annotated[str | None, Parameter(help="When it may start; or the name of a window.")] = None,
+    timeout: Annotated[
+        str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h; else the task's limit.")
+    ] = None,
+    on_conflict: Annotated[OnConflict | None, Parameter(help="If a job of this id has not ended.")] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
     """Schedule a job: now, at a time, or in a while."""
     due, delay = parse_due(at, after)
+    options = JobOptions(id=id, due=due, delay=delay, priority=priority, group=group, window=window)
+    if timeout is not None:
+        options["timeout"] = parse_length(timeout)
     try:
-        job = new_job(
-            task,
-            [argument(text) for text in arguments or ()],
-            {},
-            JobOptions(id=id, due=due, delay=delay, priority=priority, group=group),
-        )
+        job = new_job(task, [argument(text) for text in arguments or ()], keyword_arguments(arg or ()), options)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
@@ -70,6 +74,23 @@ def argument(text: str) -> Any:
         raise UsageError(f"argument {text!r} is not JSON ({error}): write a string as '\"text\"'") from None
 
 
+def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
+    """Read keyword arguments of a task, each as NAME=JSON.
+
+    Raises:
+        UsageError: one has no name, is named twice, or is not JSON.
+    """
+    found = dict[str, Any]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--arg {text!r}: write NAME=JSON, such as subject='\"hello\"'")
+        if name in found:
+            raise UsageError(f"--arg {name} is given twice: give it once")
+        found[name] = argument(value)
+    return found
+
+
 def cancel(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
     """Take a job away that waits, or stop it if it runs."""
     with client(url) as redis:
@@ -85,15 +106,13 @@ def reschedule(job: Id, /, *, at: At = None, after: In = None, queue: Queue = DE
     if due is None and delay is None:
         raise UsageError("reschedule: say when with --at or --in; `evsched run-now` is at once")
     with client(url) as redis:
-        if delay is not None:
-            due = redis.now() + delay
-        print(f"{job} is due {output.moment(redis.reschedule(queue, job, due))}")
+        print(f"{job} is due {output.moment(redis.reschedule(queue, job, due, delay=delay))}")
 
 
 def run_now(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
     """Make a job that waits due at once."""
     with client(url) as redis:
-        print(f"{job} is due {output.moment(redis.reschedule(queue, job, None))}")
+        print(f"{job} is due {output.moment(redis.reschedule(queue, job))}")
 
 
 def jobs(

@@ -57,6 +57,21 @@ def test_a_job_from_the_command_line_to_its_end(cli: Cli, queue: str) -> None:
     assert "finished" in cli.run("show", "one", *of).stdout
 
 
+def test_a_job_with_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    options = ("--window", "00:00-24:00 UTC", "--timeout", "2m")
+    cli.run("enqueue", "add", "--arg", "b=3", "--arg", "a=2", "--id", "named", *options, *of)
+    assert cli.json("show", "named", *of)["payload"] == {
+        "task": "add",
+        "kwargs": {"b": 3, "a": 2},
+        "timeout": 120.0,
+        "window": "00:00-24:00 UTC",
+    }
+    cli.run("enqueue", "add", "4", "--arg=b=5", "--id", "both", *of)
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
+    assert [cli.json("show", job, *of)["result"] for job in ("named", "both")] == [5, 9]
+
+
 def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     for job in ("a", "b", "c"):
@@ -193,6 +208,11 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "one of DEBUG, INFO", ("dispatcher", "--log-level", "foo")),
     (2, "one of DEBUG, INFO", ("dev", "tasks:app", "--log-level", "foo")),
     (2, "write a string as", ("enqueue", "add", "text")),
+    (2, "--arg 'b': write NAME=JSON", ("enqueue", "add", "1", "--arg", "b")),
+    (2, "--arg b is given twice", ("enqueue", "add", "1", "--arg", "b=1", "--arg", "b=2")),
+    (2, "write a string as", ("enqueue", "add", "1", "--arg", "b=text")),
+    (2, "more than 0", ("enqueue", "add", "1", "--timeout", "0")),
+    (2, "window 'never: 1'", ("enqueue", "add", "1", "--window", "never: 1")),
     (2, "is no time", ("enqueue", "add", "1", "--at", "soon")),
     (2, "is no length", ("enqueue", "add", "1", "--in", "soon")),
     (2, "give one of them", ("enqueue", "add", "1", "--in", "1s", "--at", "0")),
