@@ -135,9 +135,13 @@ ROWS = [
             ),
             Panel(
                 "Missed occurrences",
-                "Planned times of this queue's recurrences that passed without a job.",
-                "dispatchers were away, or the occurrence before still ran: `evsched recurrences` says whose.",
-                [Query(f"sum(increase(evsched_recurrences_missed_total{{{OF}}}[{RATE}]))", "missed")],
+                "Planned times of this queue's recurrences that passed without a job; recurrences that cannot recur.",
+                "dispatchers were away, or the occurrence before still ran: `evsched recurrences` says whose. Broken: "
+                "`evsched doctor` names the recurrence, and how to mend it.",
+                [
+                    Query(f"sum(increase(evsched_recurrences_missed_total{{{OF}}}[{RATE}]))", "missed"),
+                    Query(f"sum(increase(evsched_recurrences_broken_total{{{OF}}}[{RATE}]))", "broken"),
+                ],
                 bad=1,
             ),
         ],

@@ -16,6 +16,7 @@ from evsched.cli.root import Json, Queues, Url, settings
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.audit import Audit, Told
+from evsched.diagnostics.broken_recurrences import broken_recurrences
 from evsched.diagnostics.doctor import Doctor
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.standstill import Standstill
@@ -58,7 +59,9 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
         try:
             with _bar() as told:
                 wrong = await audit.run(repair=repair, told=told)
-            found += await Standstill(sender, audit.queues).run() + wrong
+            found += await Standstill(sender, audit.queues).run()
+            found += await broken_recurrences(sender, audit.queues)
+            found += wrong
         except StoreRefused as error:
             what = f"the queues were not looked at: {error}"
             mend = "use an administrator, or the user `doctor` of redis.conf"

@@ -53,6 +53,9 @@ class Metrics:
         self._missed = self._counter(
             "recurrences_missed", "Planned times of recurrences that passed without a job.", "queue"
         )
+        self._broken = self._counter(
+            "recurrences_broken", "Recurrences that were found unable to recur: a bad rule, zone or record.", "queue"
+        )
         self._jumps = self._counter("redis_clock_jumps", "Times that Redis's clock was set, by a second or more.", "to")
         self._lost = self._counter("leases_lost", "Leases that ended while their worker lived.", "queue")
         self._errors = self._counter("redis_errors", "Commands of loops that failed.", "kind")
@@ -108,6 +111,7 @@ class Metrics:
             events.RunLost: self._on_lost_run,
             events.Requeued: lambda event: self._count(self._requeued, event.queue, event.cause, by=len(event.ids)),
             events.Missed: lambda event: self._count(self._missed, event.queue, by=event.count),
+            events.RecurrenceBroken: lambda event: self._count(self._broken, event.queue),
             events.ClockJumped: lambda event: self._jumps.labels("ahead" if event.seconds > 0 else "back").inc(),
             events.LeaseLost: lambda event: self._count(self._lost, event.queue),
             events.RedisFailed: lambda event: self._errors.labels(event.kind).inc(),
@@ -195,6 +199,7 @@ class Metrics:
     def _on_queue(self, queue: str) -> None:
         self._count(self._dispatched, queue, by=0)
         self._count(self._missed, queue, by=0)
+        self._count(self._broken, queue, by=0)
         self._count(self._requeued, queue, "died", by=0)
 
     def _on_woken(self, event: events.Woken) -> None:

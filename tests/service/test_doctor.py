@@ -20,6 +20,7 @@ from evsched.config import Config
 from evsched.diagnostics import acl, server_checks
 from evsched.diagnostics.acl import ROLES, Role
 from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.broken_recurrences import broken_recurrences
 from evsched.diagnostics.doctor import Doctor
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.standstill import Standstill
@@ -368,3 +369,38 @@ async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: 
     assert finding.mend == f"RENAME or DEL evsched:{{{queue}}}:{place}"
     raw.delete(f"evsched:{{{queue}}}:{place}")
     assert not [one for one in await Audit(sender, [queue], pause=0).run() if one.check.endswith("-type")]
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"rule": "61 * * * *", "payload": "{}"}, "the minute"),
+        ({"rule": "0 0 30 2 *", "payload": "{}"}, "it never comes"),
+        ({"rule": "@daily", "zone": "Europe/Berln", "payload": "{}"}, "did you mean Europe/Berlin?"),
+        ({"rule": "@daily"}, "no payload"),
+        ({"rule": "@daily", "payload": "{}", "count": "many"}, "$.count"),
+        (None, "no record"),
+    ],
+)
+async def test_a_recurrence_that_cannot_recur_is_found(
+    sender: BatchingSender, queue: str, raw: Any, record: dict[str, str] | None, words: str
+) -> None:
+    root = f"evsched:{{{queue}}}:"
+    for name, fields in (("good", {"rule": "@daily", "payload": "{}"}), ("bad", record)):
+        raw.zadd(root + "recurrences", {name: 0})
+        if fields:
+            raw.hset(f"{root}recurrence:{name}", mapping=fields)
+    raw.zadd(root + "recurrences", {"typed": 0})
+    raw.set(root + "recurrence:typed", "of a wrong type: the audit reports it")
+    (found,) = await broken_recurrences(sender, [queue], pause=0)
+    assert (found.check, found.level, found.where) == ("recurrence-broken", "fault", f"queue {queue}, bad")
+    assert words in found.what
+    assert f"ZADD {root}recurrences 0 bad" in found.mend
+    # What the finding says mends it.
+    raw.hset(f"{root}recurrence:bad", mapping={"rule": "@daily", "zone": "UTC", "payload": "{}", "count": 9})
+    assert await broken_recurrences(sender, [queue], pause=0) == []
+
+
+async def test_recurrences_of_a_wrong_type_are_left_to_the_audit(sender: BatchingSender, queue: str, raw: Any) -> None:
+    raw.set(f"evsched:{{{queue}}}:recurrences", "x")
+    assert await broken_recurrences(sender, [queue], pause=0) == []

@@ -94,6 +94,7 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     metrics.on_event(events.Dispatched(queue="q", lateness=[0.0, 400.0]))
     metrics.on_event(events.Requeued(queue="q", worker="w", ids=["a", "b"], cause="died", reason="worker w died"))
     metrics.on_event(events.Missed(queue="q", name="nightly", count=4))
+    metrics.on_event(events.RecurrenceBroken(queue="q", name="nightly", reason="its rule"))
     metrics.on_event(events.LeaseLost(queue="q", worker="w"))
     metrics.on_event(events.RedisFailed(kind="timeout"))
     told = page(metrics)
@@ -104,6 +105,7 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     assert told("dispatch_lateness_seconds_bucket", queue="q", le="300.0") == 1
     assert told("jobs_requeued_total", queue="q", reason="died") == 2
     assert told("recurrences_missed_total", queue="q") == 4
+    assert told("recurrences_broken_total", queue="q") == 1
     assert told("leases_lost_total", queue="q") == 1
     assert told("redis_errors_total", kind="timeout") == 1
     assert told("build_info", version="1.2") == 1

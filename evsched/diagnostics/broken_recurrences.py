@@ -1,0 +1,88 @@
+"""Recurrences that cannot recur: a bad rule, an unknown zone, a field that cannot be read, no payload or no record.
+
+A dispatcher logs such a recurrence once, when it reaches it; here each is found for as long as it is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from evsched import keys
+from evsched.diagnostics.finding import Finding
+from evsched.errors import ConfigError, StoreRefused
+from evsched.recurrence.recurrence import read_declared, read_recurrence
+from evsched.store.store import Store
+from evsched.transport.call import Call
+from evsched.transport.senders import BatchingSender
+
+_SLICE: Final = 250
+"""Recurrences that are read in one round trip: about 1 ms of Redis's time."""
+
+_PAUSE: Final = 2.0
+"""Seconds before the second look at one without a record: a client may write the record after its ZADD."""
+
+_WRONG_TYPE: Final = "wrongtype"
+"""The kind of a refusal that the audit reports, with the key."""
+
+
+async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, pause: float = _PAUSE) -> list[Finding]:
+    """Return a finding for each recurrence of the queues that cannot recur. It waits only when a record is missing.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    found, missing = list[Finding](), list[tuple[str, str]]()
+    for queue in queues:
+        for name, fields in await _read_all(sender, queue):
+            if not fields:
+                missing.append((queue, name))
+            elif reason := _why_not(name, fields):
+                found.append(_describe(queue, name, reason))
+    if missing:
+        await asyncio.sleep(pause)
+    for queue, name in missing:
+        if (fields := await _ask(sender, Store(queue).recurrence(name))) == {}:
+            found.append(_describe(queue, name, f"recurrence {name}: it has no record"))
+    return found
+
+
+async def _read_all(sender: BatchingSender, queue: str) -> list[tuple[str, dict[str, bytes] | None]]:
+    """Return the recurrences of a queue with their records; None = the key is of a wrong type."""
+    store, found = Store(queue), list[tuple[str, dict[str, bytes] | None]]()
+    while True:
+        names = [name for name, _ in await _ask(sender, store.recurrences(len(found), _SLICE)) or ()]
+        records = await asyncio.gather(*(_ask(sender, store.recurrence(name)) for name in names))
+        found += zip(names, records, strict=True)
+        if len(names) < _SLICE:
+            return found
+
+
+async def _ask(sender: BatchingSender, call: Call[Any]) -> Any:
+    """Send a call; None when its key is of a wrong type."""
+    try:
+        return await sender.send(call)
+    except StoreRefused as error:
+        if error.kind != _WRONG_TYPE:
+            raise
+        return None
+
+
+def _why_not(name: str, fields: dict[str, bytes]) -> str:
+    """Return why a recurrence cannot recur, '' = it can."""
+    try:
+        read_recurrence(read_declared(name, fields))
+    except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # the latter: no date is that far
+        return str(error)
+    return ""
+
+
+def _describe(queue: str, name: str, reason: str) -> Finding:
+    root = keys.root(queue)
+    mend = (
+        f"evsched recurrences add {name} TASK --rule ... --queue {queue} makes it anew; or HSET the field of "
+        f"{root}recurrence:{name} that is wrong, then ZADD {root}recurrences 0 {name}; or evsched recurrences remove "
+        f"{name} --queue {queue}"
+    )
+    return Finding("recurrence-broken", "fault", f"it does not recur: {reason}", f"queue {queue}, {name}", mend)
