@@ -16,6 +16,9 @@ from evsched.store.store import Store
 from evsched.transport.senders import BlockingSender, SyncSender
 from evsched.worker.slots import Share
 
+_BRIEF: Final = 1.0
+"""Seconds that the first BLMOVE after a failure blocks: one that is accepted answers only at its end."""
+
 _UNBLOCK: Final = 0.05
 """Seconds between two tries to end a BLMOVE that waits."""
 
@@ -105,12 +108,11 @@ class Fetcher:
             self.reconnect.passed()  # Redis is back: that is not told only when a BLMOVE of 13 s returns
         if self._stopping:
             return
-        client = self._blocking.client
+        client, block = self._blocking.client, self._runtime.config.probe_interval
+        if self.reconnect.failures:
+            block = min(block, _BRIEF)
         try:
-            fetched = await self._blocking.send(
-                self._store.fetch(self._worker, self._runtime.config.probe_interval),
-                self._runtime.config.probe_interval,
-            )
+            fetched = await self._blocking.send(self._store.fetch(self._worker, block), block)
         except StoreError as error:
             self.full = error.kind == "oom"
             self._unsure()

@@ -6,12 +6,17 @@ import asyncio
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from evsched import App, StoreRefused, events
 from evsched.config import Config
+from evsched.runtime.runtime import Runtime
+from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from evsched.worker.fetcher import Fetcher
+from evsched.worker.slots import Slots
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
@@ -156,3 +161,24 @@ async def test_a_queue_that_redis_refuses_keeps_nothing_from_being_handed_back_t
     assert stopped.handed_back == 1
     for key in raw.keys(f"evsched:{{{bad}}}*"):
         raw.delete(key)
+
+
+async def test_an_idle_fetcher_knows_within_seconds_that_redis_writes_again() -> None:
+    """Without the replicas that it needs, Redis refuses a BLMOVE at once; one that it accepts answers at its end."""
+    recorder = Recorder()
+    with EmbeddedRedis(min_replicas_to_write="1") as server, Redis.from_url(server.url) as raw:
+        config = Config(url=server.url, probe_interval=3600)
+        runtime = Runtime(config, BatchingSender(server.url), recorder)
+        share = Slots(1).join(1.0, lambda: None)
+        fetcher = Fetcher(runtime, Store("q"), "w", share, fetched=lambda _: None, unsure=lambda: None)
+        fetcher.feed(hungry=True)
+        fetching = asyncio.create_task(fetcher.run())
+        try:
+            assert (await recorder.wait(events.RedisDown)).kind == "noreplicas"
+            raw.config_set("min-replicas-to-write", 0)
+            await recorder.wait(events.RedisUp)
+        finally:
+            await fetcher.stop()
+            await fetching
+            await fetcher.close()
+            await runtime.sender.close()
