@@ -32,15 +32,16 @@ from typing import Any, Final
 import pytest
 from msgspec import Struct
 
-from evsched import App, keys
+from evsched import App
 from evsched.client.client import Client
+from evsched.client.find_queues import find_queues
 from evsched.client.operations import Send, Step
 from evsched.client.times import unix
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.jobs.job import Outcome
 from evsched.recurrence.recurrence import read_declared, read_recurrence
-from evsched.store.server import flush, scan
+from evsched.store.server import flush
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
@@ -156,12 +157,7 @@ class Clock:
         self._sender.close()
 
     def _queues(self) -> list[str]:
-        found, cursor = set[str](), 0
-        while True:
-            cursor, names = self._sender.send(scan(cursor))
-            found.update(parsed[0] for name in names if (parsed := keys.parse(name)))
-            if cursor == 0:
-                return sorted(found)
+        return find_queues(self._sender)
 
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
         """Run what is due now in a queue; return the seconds until there is more, a tick at least; 0 = look again."""

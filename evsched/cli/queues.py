@@ -6,13 +6,12 @@ import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from evsched import keys
 from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, client
 from evsched.cli.table import Column, Moment, table
+from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreRefused
-from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.call import Call
 
@@ -33,18 +32,6 @@ _QUEUE_COLUMNS = (
 )
 
 
-def find_queues(redis: SyncClient, named: list[str] | None) -> list[str]:
-    """Return the queues that are named, else all that there are, by one SCAN."""
-    if named:
-        return named
-    found, cursor = set[str](), 0
-    while True:
-        cursor, slice_ = redis.send(server.scan(cursor))
-        found.update(parsed[0] for key in slice_ if (parsed := keys.parse(key)))
-        if cursor == 0:
-            return sorted(found)
-
-
 def missing(redis: SyncClient, queue: str) -> str | None:
     """Return what to say when nothing is known of a queue, None when there is one of that name."""
     store = Store(queue)
@@ -61,9 +48,9 @@ def missing(redis: SyncClient, queue: str) -> str | None:
         return None
     try:
         # It may have keys, such as limits, and is no name for itself.
-        others = [name for name in find_queues(redis, None) if name != queue]
+        others = [name for name in find_queues(redis) if name != queue]
         near = difflib.get_close_matches(queue, others, n=3)
-    except StoreRefused:  # the ACL user `client` may not SCAN
+    except StoreRefused:  # the ACL user `client` may not look for queues
         near = []
     hint = f": did you mean {', '.join(near)}?" if near else ""
     return f"queue {queue} has no jobs, no workers and no recurrences{hint}"
@@ -74,7 +61,7 @@ def _each(
 ) -> list[tuple[str, T | StoreRefused]]:
     """Ask it of each queue for itself: one that cannot be read hides no other."""
     found = list[tuple[str, T | StoreRefused]]()
-    for name in find_queues(redis, named):
+    for name in named or find_queues(redis):
         try:
             found.append((name, redis.send(call(Store(name)))))
         except StoreRefused as error:

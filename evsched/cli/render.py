@@ -14,6 +14,7 @@ from rich.text import Text
 
 from evsched.cli.output import moment
 from evsched.cli.table import Column, fit
+from evsched.durations import format_duration
 from evsched.telemetry.log import escape
 from evsched.top.snapshot import Page, QueueRow, Sample, WorkerRow
 
@@ -76,20 +77,6 @@ def draw(page: Page, title: str, width: int, height: int | None) -> RenderableTy
     return Group(*parts)
 
 
-def length(seconds: float) -> str:
-    """Return a length as a person reads it."""
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 99.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600}h"
-
-
 def sparkline(lateness: Sequence[float | None]) -> str:
     """Return a bar for each lateness, in steps of half a decade from 1 ms to 1 s; a gap for None."""
     return "".join(" " if late is None else _BARS[bisect_left(_STEPS, late)] for late in lateness)
@@ -110,14 +97,14 @@ def due(next_due: float | None, now: float | None) -> str:
         return "never"
     left = next_due - now
     if left > 0:
-        return f"in {length(left)}"
-    return f"{length(-left)} ago" if next_due > 0 else "now"
+        return f"in {format_duration(left)}"
+    return f"{format_duration(-left)} ago" if next_due > 0 else "now"
 
 
 def _title(page: Page, title: str) -> list[Text]:
     lines = [Text.assemble(("evsched top", "bold"), escape(f"  {moment(page.now)}  {title}"))]
     if page.down is not None:
-        reason = escape(f"Redis is down for {length(page.down.seconds)}: {page.down.reason}")
+        reason = escape(f"Redis is down for {format_duration(page.down.seconds)}: {page.down.reason}")
         lines.append(Text(reason, style="bold red"))
         lines.append(Text("What stands below is from before. It is tried again each second.", style="red"))
     if page.refused:
@@ -168,7 +155,7 @@ def _queues(rows: Sequence[QueueRow], now: float | None, width: int) -> list[Ren
             rate(row.rates and row.rates.started),
             due(row.next_due, now)
             if row.paused is None
-            else f"paused {length(max((now or row.paused) - row.paused, 0.0))}",
+            else f"paused {format_duration(max((now or row.paused) - row.paused, 0.0))}",
         )
         for row in rows
     ]
@@ -190,7 +177,7 @@ def _lateness(samples: Sequence[Sample | None], width: int) -> list[Text]:
     )
     return [
         Text(
-            f"late {name} {sparkline(values):{min(len(shown), 60)}} {'-' if value is None else length(value)}",
+            f"late {name} {sparkline(values):{min(len(shown), 60)}} {'-' if value is None else format_duration(value)}",
             no_wrap=True,
         )
         for name, values, value in rows
@@ -202,7 +189,8 @@ def _workers(rows: Sequence[WorkerRow], runs: int | None, width: int) -> list[Re
     for row in rows:
         busy = f"{row.busy}/{row.slots}" if row.answered else f"no answer, holds {row.busy}"
         lines: list[tuple[object, ...]] = [
-            (job.queue, job.id, job.task, job.attempt, length(max(job.seconds, 0.0))) for job in row.runs[:runs]
+            (job.queue, job.id, job.task, job.attempt, format_duration(max(job.seconds, 0.0)))
+            for job in row.runs[:runs]
         ]
         if runs is not None and 1 < runs < len(row.runs):
             lines.pop()

@@ -45,7 +45,10 @@ _OWN: Final[dict[Role, str]] = {
     "dispatcher": """
         SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues
     """,
-    "observer": "SCAN 0 · INFO server · PUBLISH {root}status x · SUBSCRIBE {root}status:x",
+    "observer": """
+        SCAN 0 · INFO server · SMEMBERS evsched:{}:queues · PUBSUB CHANNELS evsched:canary:*
+        PUBLISH {root}status x · SUBSCRIBE {root}status:x
+    """,
     "doctor": """
         SCAN 0 · INFO server · DBSIZE · ZSCAN schedule 0 · CONFIG GET notify-keyspace-events · ZADD canary 0 x
         DEL canary · SUBSCRIBE {canary} · PUBSUB CHANNELS evsched:canary:*

@@ -1,4 +1,4 @@
-"""Why a job has not run yet: one sentence, and the facts under it. Pure: what Redis knows comes in as a value."""
+"""Why a job has not run yet: one sentence, and the facts behind it. Pure: the state in Redis is passed in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from evsched.durations import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs.job import JobStatus
 from evsched.recurrence.windows import WINDOW_NAME, read_window
@@ -20,25 +21,16 @@ class Explanation(Struct, frozen=True):
     facts: dict[str, str]
 
 
-def length(seconds: float) -> str:
-    """Return a length as a person reads it, such as `3.0 min`."""
-    sign, rest = ("-", -seconds) if seconds < 0 else ("", seconds)
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if rest >= size:
-            return f"{sign}{rest / size:.1f} {unit}"
-    return f"{sign}{rest:.1f} s"
-
-
 def nowhere(job_id: str, queue: str) -> str:
     """Say that there is no such job."""
     return (
-        f"no job {job_id} in queue {queue}: it never was, it ended longer ago than its retention, or its payload lies "
-        "in the schedule itself, where a job has no id until it is dispatched"
+        f"no job {job_id} in queue {queue}: it never existed, it ended and its retention is over, or its payload "
+        "is in the schedule itself, where a job has no id until it is dispatched"
     )
 
 
 def window_of(status: JobStatus | None) -> str | None:
-    """Return the name of the window that a job names, if it names one that is kept in Redis."""
+    """Return the name of the job's window, if it names one that is kept in Redis."""
     payload: Any = None if status is None else status.payload
     window = cast("dict[str, Any]", payload).get("window") if isinstance(payload, dict) else None
     return window if isinstance(window, str) and WINDOW_NAME.fullmatch(window) else None
@@ -49,8 +41,8 @@ def explain(
 ) -> Explanation:
     """Say why a job has not run yet.
 
-    `nearest`: ids that are like it, when there is none of that id. `window`: what is now kept under the name of the
-    window that it names.
+    `nearest`: similar ids, if there is no job of that id. `window`: the present definition of the window that the job
+    names.
     """
     status = facts.status
     if status is None:
@@ -72,47 +64,50 @@ def explain(
 def _no_worker(status: JobStatus, facts: Facts) -> str | None:
     if facts.counts.get("workers"):
         return None
-    return f"no worker is on this queue: start one with `evsched worker MODULE:APP --queue {status.queue}`"
+    return f"no worker serves this queue: start one with `evsched worker MODULE:APP --queue {status.queue}`"
 
 
 def _scheduled(status: JobStatus, facts: Facts) -> str:
     wait = (status.due or 0.0) - facts.now
     if status.payload is None:
-        return "its record has not come yet: HSET its payload within 2 s of the ZADD"
+        return "its record is missing: HSET its payload within 2 s of the ZADD"
     if wait < -0.5:
-        return f"due {length(-wait)} ago and still on the schedule: no dispatcher looks at this queue"
+        return f"due {format_duration(-wait)} ago and still on the schedule: no dispatcher serves this queue"
     if status.reason and status.reason.startswith("outside its window"):
-        return f"{status.reason}: it opens in {length(max(wait, 0.0))}"
+        return f"{status.reason}: it opens in {format_duration(max(wait, 0.0))}"
     if status.reason and status.reason.startswith("its window"):  # and cannot be read
-        return f"{status.reason}: it is tried again in {length(max(wait, 0.0))}"
+        return f"{status.reason}: it is tried again in {format_duration(max(wait, 0.0))}"
     if wait == float("inf"):
-        return "it waits for the end of the occurrence before it, or is never due"
+        return "it waits for the previous occurrence to end, or its due is +inf"
     again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"
-    return f"{again} in {length(max(wait, 0.0))}"
+    return f"{again} in {format_duration(max(wait, 0.0))}"
 
 
 def _outside(status: JobStatus, facts: Facts, window: str) -> str | None:
-    """Say what a job waits for that was deferred, by the window as it is now: the reason in its record may be old."""
+    """Say what a deferred job waits for, by its window's present definition: the reason in its record may be old."""
     if not (status.reason or "").startswith("outside its window") or (status.due or 0.0) <= facts.now:
         return None
-    due = length((status.due or 0.0) - facts.now)
+    due = format_duration((status.due or 0.0) - facts.now)
     try:
         opens = read_window(window).next_open(facts.now)
     except ConfigError as error:
-        return f"{error}: it is judged again in {due}"
+        return f"{error}: it is checked again in {due}"
     if opens is None:
-        return f"outside its window {window}, which does not open again within two years: it is judged again in {due}"
+        return f"outside its window {window}, which does not open again within two years: it is checked again in {due}"
     if opens <= facts.now:
-        return f"its window {window} is open, and was not when the job was deferred: it is judged again in {due}"
-    return f"outside its window {window}: it opens in {length(opens - facts.now)}"
+        return (
+            f"its window {window} is open now, but was closed when the job was deferred: it is checked again in {due}"
+        )
+    return f"outside its window {window}: it opens in {format_duration(opens - facts.now)}"
 
 
 def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
     limits, counts = facts.limits, facts.counts
     no_worker = _no_worker(status, facts)
     if limits.paused is not None:
-        paused = f"the queue is paused since {length(facts.now - limits.paused)}: `evsched resume` lets it pass"
-        return f"{paused}; no worker is on it either" if no_worker else paused
+        since = format_duration(facts.now - limits.paused)
+        paused = f"the queue has been paused for {since}: resume it with `evsched resume`"
+        return f"{paused}; no worker serves it either" if no_worker else paused
     if no_worker:
         return f"due, but {no_worker}"
     if facts.parked is not None:
@@ -137,7 +132,8 @@ def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
 
 def _limited(what: str, limits: dict[str, float], in_flight: float, opens: float | None, now: float) -> str:
     if opens is not None:
-        return f"{what} by the rate limit {limits.get('rate', 0):g}/s: it opens in {length(max(opens - now, 0.0))}"
+        wait = format_duration(max(opens - now, 0.0))
+        return f"{what} by the rate limit {limits.get('rate', 0):g}/s: it opens in {wait}"
     if in_flight < limits.get("concurrency", 0.0) or "concurrency" not in limits:
         return f"{what} no longer: it passes when a dispatcher looks at the group again"
     return f"{what} by the concurrency limit: {in_flight:g} of {limits.get('concurrency', 0):g}"
@@ -146,39 +142,41 @@ def _limited(what: str, limits: dict[str, float], in_flight: float, opens: float
 def _ready(status: JobStatus, facts: Facts) -> str:
     if no_worker := _no_worker(status, facts):
         return f"ready, but {no_worker}"
-    return f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when a worker here has a free slot"
+    return f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when a worker has a free slot"
 
 
 def _held(status: JobStatus, facts: Facts) -> str:
     lease = facts.counts.get("lease")
     left = None if lease is None else lease - facts.now
     if left is None:
-        lasts = "which has no lease any more: the janitor puts the job back soon"
+        lasts = "which has no lease any more: the janitor requeues the job soon"
     elif left <= 0:
-        lasts = f"whose lease ended {length(-left)} ago: the janitor puts the job back soon"
+        lasts = f"whose lease ended {format_duration(-left)} ago: the janitor requeues the job soon"
     else:
-        lasts = f"lease for {length(left)} more"
+        lasts = f"whose lease ends in {format_duration(left)}"
     if status.worker != facts.holder or status.started is None:
-        return f"taken by worker {facts.holder} and not started yet, {lasts}"
-    told = "; it was told to stop" if status.stopping else ""
-    since = length(facts.now - status.started)
-    return f"attempt {status.attempt} is held by worker {facts.holder} since {since}, {lasts}{told}"
+        return f"fetched by worker {facts.holder}, {lasts}; not started yet"
+    told = "; it was asked to stop" if status.stopping else ""
+    since = format_duration(facts.now - status.started)
+    return f"attempt {status.attempt} has run for {since} on worker {facts.holder}, {lasts}{told}"
 
 
 def _finished(status: JobStatus, facts: Facts) -> str:
-    ago = length(facts.now - (status.finished or facts.now))
+    ago = format_duration(facts.now - (status.finished or facts.now))
     if status.outcome == "cancelled":
         return f"cancelled {ago} ago"
-    return f"it ran: done {ago} ago, in attempt {status.attempt}"
+    return f"completed {ago} ago, in attempt {status.attempt}"
 
 
 def _dead(status: JobStatus, facts: Facts) -> str:
-    word = "expired" if status.outcome == "expired" else "dead"
-    return f"{word} since {length(facts.now - (status.finished or facts.now))}: {status.reason}"
+    since = format_duration(facts.now - (status.finished or facts.now))
+    return (
+        f"expired {since} ago: {status.reason}" if status.outcome == "expired" else f"dead for {since}: {status.reason}"
+    )
 
 
 def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:
-    """List what a person may want to check the sentence by."""
+    """List the facts by which a person can check the sentence."""
     known = {
         "place": status.place,
         "queue": status.queue,
@@ -192,7 +190,7 @@ def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:
     for name, moment in (("due", status.due), ("started", status.started), ("finished", status.finished)):
         if moment is not None:
             wait = moment - facts.now
-            found[name] = f"in {length(wait)}" if wait >= 0 else f"{length(-wait)} ago"
+            found[name] = f"in {format_duration(wait)}" if wait >= 0 else f"{format_duration(-wait)} ago"
     for name in ("workers", "ahead", "waiting", "groups", "in_flight", "in_flight_group"):
         if name in facts.counts:
             found[name] = f"{facts.counts[name]:g}"

@@ -13,8 +13,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.diagnostics.explain import length
 from evsched.diagnostics.finding import Finding
+from evsched.durations import format_duration
 from evsched.errors import StoreRefused
 from evsched.store import server
 from evsched.store.limits import Limits
@@ -66,7 +66,7 @@ class _Look(Struct, frozen=True):
 
     def late_by(self, moment: float) -> str:
         """Say how long ago something was due; who schedules at 0 means at once."""
-        return f", the first for {length(self.queue_stats.now - moment)}" if moment > 0 else ""
+        return f", the first for {format_duration(self.queue_stats.now - moment)}" if moment > 0 else ""
 
 
 class _Suspicion(Struct, frozen=True):
@@ -183,7 +183,7 @@ def _unrecovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
     """Find what workers hold whose lease has ended, and no janitor puts back."""
     lost = [lease for lease in look.leases if lease.held and lease.left < -_RECOVERED]
     if lost:
-        jobs, ago = sum(lease.held for lease in lost), length(max(-lease.left for lease in lost))
+        jobs, ago = sum(lease.held for lease in lost), format_duration(max(-lease.left for lease in lost))
         what = f"{_count(jobs, 'job')} held by {_count(len(lost), 'worker')} whose lease has ended, the first {ago} ago"
         mend = "a dispatcher puts them back: start one: evsched dispatcher"
         mark = {(lease.worker, lease.end) for lease in lost}
@@ -194,7 +194,8 @@ def _shut(queue: str, look: _Look) -> Iterator[_Suspicion]:
     """Find a gate that lets nothing pass: as somebody rules it, or though nobody does."""
     where, limits, waiting = f"queue {queue}", look.limits, look.late + look.queue_stats.due
     if waiting and limits.paused is not None:
-        what = f"it is paused for {length(look.queue_stats.now - limits.paused)}; {_count(waiting, 'due job')} waiting"
+        since = format_duration(look.queue_stats.now - limits.paused)
+        what = f"it has been paused for {since}; {_count(waiting, 'due job')} waiting"
         yield _Suspicion(Finding("paused", "info", what, where, f"evsched resume {queue}"))
     elif look.queue_stats.places["backlog"]:
         shut = [group for group, ruled in limits.groups.items() if ruled.get("concurrency", 1) < 1]

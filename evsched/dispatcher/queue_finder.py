@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from evsched import events, keys
+from evsched import events
 from evsched.errors import StoreRefused
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
@@ -105,7 +105,7 @@ class Finder:
     async def _write(self) -> None:
         names = sorted(self._unwritten)
         try:
-            await self._runtime.sender.send(server.enter_queues(names))
+            await self._runtime.sender.send(server.add_queues(names))
         except StoreRefused as error:
             self._runtime.emit(events.RedisFailed(kind=error.kind))
         self._known.update(names)
@@ -118,7 +118,7 @@ class Finder:
             return
         self._read_at = time.monotonic() + cap
         try:
-            names = await self._runtime.sender.send(server.entered_queues())
+            names = await self._runtime.sender.send(server.queue_names())
         except StoreRefused as error:
             # Somebody's key of another type, or no right to it: the walks find all, only later.
             self._runtime.emit(events.RedisFailed(kind=error.kind))
@@ -132,14 +132,12 @@ class Finder:
 
     async def _walk(self) -> None:
         """Look at one slice of the keys."""
-        self._cursor, found = await self._runtime.sender.send(server.scan(self._cursor))
-        lists = set[tuple[str, str]]()
-        for queue, worker in filter(None, map(keys.parse, found)):
-            if not self._runtime.config.queues or queue in self._runtime.config.queues:
-                self._find(queue)
-                if worker is not None:
-                    lists.add((queue, worker))
-        await self._lease(lists)
+        found = await self._runtime.sender.send(server.scan(self._cursor))
+        self._cursor = found.next
+        named = self._runtime.config.queues
+        for queue in sorted(found.queues.intersection(named) if named else found.queues):
+            self._find(queue)
+        await self._lease({(queue, worker) for queue, worker in found.held if not named or queue in named})
         now = time.monotonic()
         if self._cursor == 0:
             self._walks = max(self._walks - 1, 0)

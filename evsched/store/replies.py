@@ -69,6 +69,16 @@ class Agenda(Struct, frozen=True):
     """(name, score as it is stored, record)."""
 
 
+class QueueKeys(Struct, frozen=True):
+    """What a slice of the keys tells of queues."""
+
+    next: int
+    """The cursor of the next slice; 0 = this was the last."""
+    queues: set[str]
+    held: set[tuple[str, str]]
+    """(queue, worker) of each processing list."""
+
+
 class QueueStats(Struct, frozen=True):
     """How many jobs a queue has, by place. Times in Unix seconds."""
 

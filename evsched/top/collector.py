@@ -50,8 +50,8 @@ class Top:
         self._asker = secrets.token_hex(8)
         self._stores = {queue: Store(queue) for queue in queues}
         self._named = bool(queues)
-        self._cursor: int | None = None
-        """Where the SCAN for queues is; None before the first."""
+        self._cursor = 0
+        """Where the SCAN for queues goes on at the next look."""
         self._channels: dict[bytes, str] = {}
         """Those that are heard, and their queues."""
         self._subscription: Subscription | None = None
@@ -124,17 +124,17 @@ class Top:
         return queue_stats, leases, heard
 
     async def _find(self) -> None:
-        """Find the queues: all at the first look, then a slice of the keys at each, however many there are."""
+        """Read the set of all queues, and a slice of the keys for queues that no dispatcher has met."""
         if self._named:
             return
-        all_of_it = self._cursor is None
-        while True:
-            self._cursor, found = await self._sender.send(server.scan(self._cursor or 0))
-            for parsed in map(keys.parse, found):
-                if parsed is not None and parsed[0] not in self._stores:
-                    self._stores[parsed[0]] = Store(parsed[0])
-            if self._cursor == 0 or not all_of_it:
-                return
+        scanning = asyncio.ensure_future(self._sender.send(server.scan(self._cursor)))
+        names = list[str]()
+        with contextlib.suppress(StoreRefused):  # the key is of another type: the slices find all queues, only later
+            names = await self._sender.send(server.queue_names())
+        found = await scanning
+        self._cursor = found.next
+        for queue in sorted(found.queues.union(names).difference(self._stores)):
+            self._stores[queue] = Store(queue)
 
     async def _subscribe(self) -> None:
         """Have a subscription that hears the answers of all the queues."""

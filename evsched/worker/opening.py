@@ -67,7 +67,7 @@ class Opening:
     async def _declare(self, store: Store) -> None:
         """Keep what the app declares and what is in Redis in step: its own recurrences, and no others."""
         # Dispatchers that have not heard of the queue find it: now by the message, or later by the set.
-        await self._runtime.sender.send_all([server.enter_queues([store.queue]), store.wake()])
+        await self._runtime.sender.send_all([server.add_queues([store.queue]), store.wake()])
         own = [one for queue, one in self._program.recurrences if queue == store.queue]
         known = await self._runtime.sender.send(store.declared(self._program.owner))
         for one in own:

@@ -161,41 +161,41 @@ def nobody(scene: Scene) -> None:
 
 
 TABLE = [
-    (far, "due in 3.0 min"),
-    (overdue, "due 1.0 min ago and still on the schedule: no dispatcher looks at this queue"),
-    (awaited, "its record has not come yet: HSET its payload within 2 s of the ZADD"),
+    (far, "due in 3m 00s"),
+    (overdue, "due 60.0 s ago and still on the schedule: no dispatcher serves this queue"),
+    (awaited, "its record is missing: HSET its payload within 2 s of the ZADD"),
     (retried, "retried after attempt 1 of 5: ValueError: no luck; due again in 30.0 s"),
-    (unmanned, "ready, but no worker is on this queue: start one with `evsched worker MODULE:APP --queue {q}`"),
+    (unmanned, "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`"),
     (
         in_ready_unmanned,
-        "ready, but no worker is on this queue: start one with `evsched worker MODULE:APP --queue {q}`",
+        "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`",
     ),
-    (paused, "the queue is paused since 1.5 min: `evsched resume` lets it pass"),
+    (paused, "the queue has been paused for 90.0 s: resume it with `evsched resume`"),
     (
         paused_unmanned,
-        "the queue is paused since 1.5 min: `evsched resume` lets it pass; no worker is on it either",
+        "the queue has been paused for 90.0 s: resume it with `evsched resume`; no worker serves it either",
     ),
     (full, "the gate is closed by the concurrency limit: 5 of 5"),
     (full_group, "the gate is closed to group alice by the concurrency limit: 2 of 2"),
     (slow, "the gate is closed by the rate limit 0.1/s: it opens in 10.0 s"),
     (slow_group, "the gate is closed to group alice by the rate limit 0.1/s: it opens in 10.0 s"),
     (behind, "behind 10 of 26 jobs in the backlog; group alice has 75% of the gate among 2 groups"),
-    (in_ready, "ready, behind 1 more: it starts when a worker here has a free slot"),
-    (held, "attempt 1 is held by worker w since 0.0 s, lease for 15.0 s more"),
+    (in_ready, "ready, behind 1 more: it starts when a worker has a free slot"),
+    (held, "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s"),
     (
         held_too_long,
-        "attempt 1 is held by worker w since 0.0 s, whose lease ended 4.0 s ago: the janitor puts the job back soon",
+        "attempt 1 has run for 0 ms on worker w, whose lease ended 4.0 s ago: the janitor requeues the job soon",
     ),
     (
         told_to_stop,
-        "attempt 1 is held by worker w since 0.0 s, lease for 15.0 s more; it was told to stop",
+        "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s; it was asked to stop",
     ),
-    (taken, "taken by worker w and not started yet, lease for 15.0 s more"),
+    (taken, "fetched by worker w, whose lease ends in 15.0 s; not started yet"),
     (window_unread, "its window 'nights' cannot be read: HGET: WRONGTYPE: it is tried again in 5.0 s"),
-    (dead, "dead since 2.0 h: attempt 5 of 5: no luck"),
-    (expired, "expired since 10.0 s: expired 3 s before"),
+    (dead, "dead for 2h 00m: attempt 5 of 5: no luck"),
+    (expired, "expired 10.0 s ago: expired 3 s before"),
     (cancelled, "cancelled 5.0 s ago"),
-    (done, "it ran: done 5.0 s ago, in attempt 1"),
+    (done, "completed 5.0 s ago, in attempt 1"),
 ]
 
 

@@ -220,7 +220,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "an id is 1 to 200", ("enqueue", "add", "1", "--id", "a b")),
     (2, "with --at or --in", ("reschedule", "x")),
     (2, "all with --all", ("dead", "drop")),
-    (1, "it never was", ("show", "nobody")),
+    (1, "it never existed", ("show", "nobody")),
     (1, "does not wait and does not run", ("cancel", "nobody")),
     (1, "is not on the schedule", ("run-now", "nobody")),
 ]

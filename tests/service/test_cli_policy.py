@@ -61,11 +61,11 @@ def test_pause_and_resume(cli: Cli, queue: str) -> None:
     cli.run("enqueue", "noop", "--id", "a", *of)
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
     assert cli.json("show", "a", *of)["place"] == "backlog"
-    assert cli.run("explain", "a", *of).stdout.startswith("a: the queue is paused since")
+    assert cli.run("explain", "a", *of).stdout.startswith("a: the queue has been paused for")
     assert "it was paused since" in cli.run("resume", queue).stdout
     assert "it was not paused" in cli.run("resume", queue).stdout
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
-    assert "it ran: done" in cli.json("explain", "a", *of)["sentence"]
+    assert "completed" in cli.json("explain", "a", *of)["sentence"]
 
 
 def test_a_queue_of_which_nothing_is_known_is_not_paused_by_a_slip(cli: Cli, queue: str, raw: Any) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from evsched.cli.render import draw, due, length, rate, sparkline
+from evsched.cli.render import draw, due, rate, sparkline
 from evsched.store.replies import Lease, QueueStats
 from evsched.top.snapshot import (
     Count,
@@ -121,24 +121,6 @@ def test_a_job_that_was_due_at_0_is_not_late() -> None:
 def test_bars_are_steps_of_half_a_decade() -> None:
     assert sparkline([0, 0.001, 0.002, 0.003, 0.01, 0.02, 0.1, 0.3, 1, 1.1, 1e9, None]) == "▁▁▂▂▃▄▅▆▇██ "
     assert sparkline([-0.001]) == "▁"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 ms"),
-        (0.00041, "0.41 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1.0 s"),
-        (99.9, "99.9 s"),
-        (99.96, "1m 40s"),
-        (3599.6, "1h 00m"),
-        (86399.6, "1d 0h"),
-        (200_000, "2d 7h"),
-    ],
-)
-def test_lengths(seconds: float, text: str) -> None:
-    assert length(seconds) == text
 
 
 def test_rates_and_dues() -> None:

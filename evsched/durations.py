@@ -1,0 +1,19 @@
+"""How a duration is shown to a person."""
+
+from __future__ import annotations
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration with about three digits, such as `12.5 ms`, `3.0 s`, `4m 05s` or `2d 3h`."""
+    if seconds < 0:
+        return f"-{format_duration(-seconds)}"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"

@@ -1,0 +1,99 @@
+"""Commands find all queues: by their set while a dispatcher keeps it, else by the keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import redis
+
+from evsched import App, events
+from evsched.client.find_queues import T, find_queues
+from evsched.config import Config
+from evsched.errors import StoreRefused
+from evsched.transport.call import Call
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
+from tests.support.system import system
+
+SET = "evsched:{}:queues"
+
+
+class Counted:
+    """A sender that notes the commands that it sent."""
+
+    def __init__(self, url: str) -> None:
+        self.sender = SyncSender(url)
+        self.sent: list[str] = []
+
+    def send(self, call: Call[T]) -> T:
+        self.sent.append(call.name)
+        return self.sender.send(call)
+
+
+@pytest.fixture
+def own() -> Generator[EmbeddedRedis]:
+    with EmbeddedRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def client(own: EmbeddedRedis) -> Generator[Any]:
+    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def counted(own: EmbeddedRedis) -> Generator[Counted]:
+    counted = Counted(own.url)
+    yield counted
+    counted.sender.close()
+
+
+async def test_while_a_dispatcher_runs_the_set_is_read_and_no_key(
+    own: EmbeddedRedis, client: Any, app: App, counted: Counted
+) -> None:
+    async with system(Config(url=own.url), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        client.zadd("evsched:{made-by-zadd}:schedule", {'{"task":"t"}': 4e9})
+        await running.recorder.wait(events.QueueFound, lambda event: event.queue == "made-by-zadd")
+        finder = running.dispatcher._finder  # pyright: ignore[reportPrivateUsage]
+        await finder.step()
+        assert await asyncio.to_thread(find_queues, counted) == ["made-by-zadd"]
+    assert counted.sent == ["SMEMBERS", "PUBSUB"]
+
+
+def test_without_a_dispatcher_the_keys_tell_what_the_set_does_not_hold(client: Any, counted: Counted) -> None:
+    client.sadd(SET, "idle")
+    client.zadd("evsched:{made-by-zadd}:schedule", {'{"task":"t"}': 4e9})
+    client.hset("evsched:{only-a-record}:job:x", "payload", "{}")
+    assert find_queues(counted) == ["idle", "made-by-zadd"]
+    assert counted.sent == ["SMEMBERS", "PUBSUB", "SCAN"]
+
+
+def test_an_empty_redis_has_no_queues(counted: Counted) -> None:
+    assert find_queues(counted) == []
+
+
+def test_all_slices_of_many_keys_are_read(client: Any, counted: Counted) -> None:
+    with client.pipeline() as pipe:
+        for n in range(3000):
+            pipe.zadd(f"evsched:{{q{n}}}:schedule", {"x": 4e9})
+        pipe.execute()
+    assert len(find_queues(counted)) == 3000
+    assert counted.sent.count("SCAN") > 1
+
+
+def test_a_set_of_another_type_is_passed_over(client: Any, counted: Counted) -> None:
+    client.set(SET, "x")
+    client.zadd("evsched:{one}:schedule", {"x": 4e9})
+    assert find_queues(counted) == ["one"]
+
+
+def test_who_may_not_read_the_keys_is_refused(own: EmbeddedRedis, client: Any, counted: Counted) -> None:
+    client.execute_command("ACL", "SETUSER", "default", "-scan")
+    with pytest.raises(StoreRefused):
+        find_queues(counted)

@@ -1,0 +1,29 @@
+"""How durations are shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsched.durations import format_duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.00041, "0.41 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (99.9, "99.9 s"),
+        (99.96, "1m 40s"),
+        (3599.6, "1h 00m"),
+        (86399.6, "1d 0h"),
+        (200_000, "2d 7h"),
+    ],
+)
+def test_a_duration_is_shown_with_about_three_digits(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_a_negative_duration_has_a_minus_sign() -> None:
+    assert format_duration(-180) == "-3m 00s"
