@@ -70,6 +70,8 @@ def argument(text: str) -> Any:
     """
     try:
         return msgspec.json.decode(text)
+    except RecursionError:
+        raise UsageError(f"argument {text[:40]}... is nested too deeply") from None
     except msgspec.DecodeError as error:
         raise UsageError(f"argument {text!r} is not JSON ({error}): write a string as '\"text\"'") from None
 

@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line o
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from typing import Final, NoReturn
+from typing import Final
 
 from cyclopts import CycloptsError
 
@@ -19,6 +21,9 @@ __all__ = ["main"]
 
 ENDED: Final = 70
 """Exit code of a process of which a loop has ended: EX_SOFTWARE of sysexits, as of one that hangs."""
+
+_OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
+"""What a write to stdout may meet. The errors of connections never come here: they are StoreErrors."""
 
 root.command(run.dispatcher)
 root.command(run.worker)
@@ -46,27 +51,49 @@ root.command(doctor.doctor)
 
 def main() -> None:
     """Run what the command line says, and exit."""
+    _open_closed_streams()
+    code, message = _run()
     try:
-        said = root(
-            sys.argv[1:], print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"
-        )
-        sys.exit(said)
-    except CycloptsError as error:
-        _end(f"{error} (see evsched --help)", 2)
-    except (UsageError, ConfigError) as error:
-        _end(str(error), 1 if isinstance(error, CannotStart) else 2)
-    except LoopEnded as error:
-        _end(str(error), ENDED)
-    except EvschedError as error:
-        _end(str(error), 1)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        # Who read our output has gone: `evsched jobs | head`.
-        sys.stderr.close()
-        sys.exit(1)
-
-
-def _end(message: str, code: int) -> NoReturn:
-    print(f"evsched: {escape(' '.join(message.split()))}", file=sys.stderr)
+        sys.stdout.flush()
+    except OSError as error:
+        code, message = code or 1, message or _not_written(error)
+        # Python flushes what is left once more at its end, and would report that with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if message:
+        print(f"evsched: {escape(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
+
+
+def _run() -> tuple[int, str]:
+    """Run what the command line says; return the exit code, and the line for stderr, '' = none."""
+    try:
+        return root(
+            sys.argv[1:], print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"
+        ), ""
+    except CycloptsError as error:
+        return 2, f"{error} (see evsched --help)"
+    except (UsageError, ConfigError) as error:
+        return 1 if isinstance(error, CannotStart) else 2, str(error)
+    except LoopEnded as error:
+        return ENDED, str(error)
+    except EvschedError as error:
+        return 1, str(error)
+    except KeyboardInterrupt:
+        return 130, ""
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAILED or error.filename is not None:
+            raise
+        return 1, _not_written(error)
+
+
+def _not_written(error: OSError) -> str:
+    """Say why stdout could not be written; nothing when its reader has gone, as in `evsched jobs | head`."""
+    return "" if error.errno == errno.EPIPE else f"stdout cannot be written: {error.strerror}"
+
+
+def _open_closed_streams() -> None:
+    """Open what the shell closed (`>&-`): a command that prints then fails as on a full disk, and a service runs."""
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")

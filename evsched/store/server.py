@@ -78,6 +78,16 @@ def info(*sections: str) -> Call[dict[str, str]]:
     return Call(("INFO", *(sections or ("server",))), read)
 
 
+def takes_no_writes() -> Call[bool]:
+    """Tell whether this is a replica, which refuses every write: after a failover, for example."""
+
+    def read(reply: bytes) -> bool:
+        found = info().read(reply)
+        return found.get("role") == "slave" and found.get("slave_read_only") != "0"
+
+    return Call(("INFO", "replication"), read)
+
+
 def facts() -> Call[dict[str, str]]:
     """Read INFO, its default sections."""
     return Call(("INFO",), info().read)

@@ -27,6 +27,7 @@ from evsched.events import (
 )
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
+from evsched.store import server
 from evsched.store.store import Store
 from evsched.telemetry.http import HttpServer
 from evsched.telemetry.metrics import Metrics
@@ -125,6 +126,8 @@ class Telemetry:
         try:
             async with asyncio.timeout(DEADLINE):
                 await self._runtime.sender.send(Store(queue).queue_stats())  # a script, so scripts run
+                if await self._runtime.sender.send(server.takes_no_writes()):
+                    return "Redis is a replica: it takes no write"
         except StoreDown as error:
             return f"Redis does not answer: {error}"
         except StoreRefused as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from redis import Redis
 
 from evsched import App, Retry, events
 from evsched.config import Config
@@ -228,6 +229,21 @@ async def test_what_serves_no_queue_is_not_ready_though_redis_answers(
         raw.delete(f"evsched:{{{queue}}}:backlog")
         await running.recorder.wait(events.CallAccepted)
         assert await get(f"{url}/readyz") == (200, "ok\n")
+
+
+async def test_a_dispatcher_whose_redis_became_a_replica_is_not_ready(app: App) -> None:
+    """An idle one sends no write that Redis could refuse: so the probe asks."""
+    with EmbeddedRedis() as server, Redis.from_url(server.url) as raw:
+        config = Config(url=server.url, queues=("q",), probe_interval=3600, metrics_port=0)
+        async with system(config, app, workers=0, dispatch=False) as running, told(running) as url:
+            running.dispatch()
+            await running.recorder.wait(events.NotificationsProven)
+            assert await get(f"{url}/readyz") == (200, "ok\n")
+            raw.replicaof("127.0.0.1", "1")
+            status, why = await get(f"{url}/readyz")
+            assert (status, "is a replica" in why) == (503, True)
+            raw.replicaof("NO", "ONE")
+            assert await get(f"{url}/readyz") == (200, "ok\n")
 
 
 async def test_a_worker_that_waits_at_its_start_is_not_ready(config: Config, app: App) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -285,3 +287,34 @@ def test_json_cannot_steer_the_terminal(cli: Cli) -> None:
     done = cli.run("show", job, "--json")
     assert done.stdout.replace("\n", "").isprintable()
     assert json.loads(done.stdout)["payload"]["args"] == [words]
+
+
+@pytest.mark.parametrize("command", ["queues", "top --json", "doctor", "--help", "enqueue noop"])
+@pytest.mark.parametrize(("to", "words"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")])
+def test_a_stdout_that_cannot_be_written_is_told_in_one_line(cli: Cli, command: str, to: str, words: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {to}', "sh", *cli.command(*command.split())],
+        env=cli.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"evsched: stdout cannot be written: {words}" in done.stderr
+
+
+def test_a_reader_that_has_gone_is_no_error_to_tell(cli: Cli) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        cli.command("queues"), env=cli.environment, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("command", [("enqueue", "t"), ("recurrences", "add", "r", "t", "--rule", "@daily")])
+def test_an_argument_that_is_nested_too_deeply_is_bad_usage(cli: Cli, command: tuple[str, ...]) -> None:
+    done = cli.run(*command, "--", "[" * 3000 + "]" * 3000)
+    assert (done.returncode, done.stderr.count("\n"), "nested too deeply" in done.stderr) == (2, 1, True)
