@@ -31,6 +31,7 @@ from evsched.events.processes import (
     ChildStarted,
     EndedAtOnce,
     EndedByForce,
+    HandlersLeft,
     Listening,
 )
 from evsched.events.redis_state import CallAccepted, CallRefused, RedisDown, RedisFailed, RedisUnsafe, RedisUp
@@ -76,6 +77,7 @@ __all__ = [
     "EndedByForce",
     "Event",
     "Events",
+    "HandlersLeft",
     "JobAborted",
     "JobBuried",
     "JobDeferred",

@@ -22,6 +22,12 @@ class EndedAtOnce(Event, frozen=True, kw_only=True):
     """A second signal ends the process now: its jobs start elsewhere when its lease ends."""
 
 
+class HandlersLeft(Event, frozen=True, kw_only=True):
+    """Processes that handlers had started with `multiprocessing`, and not ended, were ended with their worker."""
+
+    processes: int
+
+
 class ChildStarted(Event, frozen=True, kw_only=True):
     """A parent started a worker process."""
 

@@ -29,9 +29,13 @@ _FULL_FOR: Final = 1.0
 
 
 def inherited(name: str) -> socket.socket | None:
-    """Return a socket that the parent handed on, if there is a parent that did."""
-    number = os.environ.get(name)
-    return None if number is None else socket.socket(fileno=int(number))
+    """Return a socket that the parent handed on, if there is a parent that did. What this process starts has none."""
+    number = os.environ.pop(name, None)
+    if number is None:
+        return None
+    handed_on = socket.socket(fileno=int(number))
+    handed_on.set_inheritable(False)
+    return handed_on
 
 
 class ChildLink:

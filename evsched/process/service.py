@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Final
 
 import evsched
+from evsched import forks
 from evsched.app import App
 from evsched.config import Config
 from evsched.diagnostics import server_checks
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, StoreDown, StoreRefused
-from evsched.events import DispatcherStarted, Events, RedisUnsafe
+from evsched.events import DispatcherStarted, Events, HandlersLeft, RedisUnsafe
 from evsched.process.child_link import LINK, METRICS, ChildLink, inherited
 from evsched.process.isolated_run import run_isolated
 from evsched.process.supervisor import Span, Supervisor
@@ -153,6 +154,8 @@ async def _live(process: _Process, work: _Work) -> None:
                 lingering = await work(process)
     finally:
         await process.runtime.sender.close()
+        if ended := forks.end_children(1.0):
+            process.runtime.emit(HandlersLeft(processes=ended))
     if lingering:
         os._exit(0)  # a job's thread goes on past its grace: Python would wait for it for ever
 

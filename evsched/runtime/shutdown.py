@@ -16,10 +16,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
+from evsched import forks
 from evsched.events import Emit, EndedAtOnce, EndedByForce
 
 FORCED: Final = 70
@@ -76,6 +77,8 @@ class Shutdown:
 
     def __enter__(self) -> Self:
         self._theirs.setblocking(False)
+        forks.hold(self)
+        forks.separate_children()
         signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         self._before = [signal.signal(number, self._pass_on) for number in _SIGNALS]
         self._thread.start()
@@ -92,6 +95,10 @@ class Shutdown:
         self._theirs.close()
         self._thread.join()
         self._ours.close()
+
+    def descriptors(self) -> Iterable[int]:
+        """Return the descriptors of its sockets: a forked child has no use for them."""
+        return [one.fileno() for one in (self._ours, self._theirs, self._parent) if one is not None]
 
     def attach(self) -> None:
         """Tell the running event loop, from now on."""
@@ -144,10 +151,10 @@ class Shutdown:
             began = time.monotonic()
             self._rest(began, began + self._grace + _LATE)
             if self._loop_is_blocked():
-                os._exit(FORCED)
+                self._end(FORCED)
             self._rest(began, began + self._grace + _LAST)
             _within(1.0, lambda: self._emit(EndedByForce(seconds=time.monotonic() - began)))
-            os._exit(FORCED)
+            self._end(FORCED)
         except EOFError:
             pass  # the service has ended by itself
 
@@ -172,7 +179,11 @@ class Shutdown:
             if self._parent is None and time.monotonic() - began > _TWICE:
                 _within(1.0, lambda: self._emit(EndedAtOnce()))
                 self.hurry()
-                os._exit(128 + numbers[0])
+                self._end(128 + numbers[0])
+
+    def _end(self, code: int) -> None:
+        _within(1.0, lambda: forks.end_children(0.5))
+        os._exit(code)
 
     def _loop_is_blocked(self) -> bool:
         answers = list[bool]()

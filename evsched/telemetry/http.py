@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Final
@@ -23,6 +23,7 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from evsched import forks
 from evsched.errors import CannotStart
 
 _PATIENCE: Final = 5.0
@@ -75,6 +76,7 @@ class HttpServer:
         self._scrape = asyncio.Lock()
         self._builder = ThreadPoolExecutor(1, "evsched-metrics")
         """A thread of its own: handlers may hold all those that the loop shares."""
+        forks.hold(self)
 
     async def open(self, host: str, port: int) -> str:
         """Listen on a port, 0 = any that is free; return the URL.
@@ -92,6 +94,10 @@ class HttpServer:
         """Listen on a socket that listens already; return the URL."""
         self._server = await asyncio.start_server(self._serve, sock=listening, limit=_LONGEST)
         return _url(self._server)
+
+    def descriptors(self) -> Iterable[int]:
+        """Return what it listens on: the port is free once this process has ended, whatever it forked."""
+        return [] if self._server is None else [one.fileno() for one in self._server.sockets]
 
     async def close(self) -> None:
         """Listen no more."""

@@ -48,6 +48,7 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.WorkerBlocked: (logging.CRITICAL, "worker {worker} ends, held by one of {running}: {handed_back} put back"),
     events.EndedByForce: (logging.CRITICAL, "ended by force {seconds:.0f} s after the signal: the app does not end"),
     events.EndedAtOnce: (logging.WARNING, "second signal: ends at once, its jobs start elsewhere when its lease ends"),
+    events.HandlersLeft: (logging.WARNING, "ended {processes} processes that handlers had started and left"),
     events.ChildStarted: (logging.INFO, "worker process {number} started: pid {pid}"),
     events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
     events.ChildCannotStart: (

@@ -8,7 +8,8 @@ a BLMOVE twice, silently.) `senders.py` puts calls on them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 import redis.asyncio.connection as async_redis
@@ -19,6 +20,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry as SyncRetry
 
+from evsched import forks
 from evsched.errors import EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
 from evsched.transport.address import parse
 from evsched.transport.call import Call, Word
@@ -113,6 +115,11 @@ def _new(url: str) -> async_redis.AbstractConnection:
     return _ASYNC[scheme](**options)
 
 
+def _descriptors(connection: async_redis.AbstractConnection) -> Iterable[int]:
+    writer = connection._writer  # pyright: ignore[reportPrivateUsage]
+    return [] if writer is None else [writer.get_extra_info("socket").fileno()]
+
+
 def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     """Return our error for one of redis-py's, with what failed in front."""
     what = "Redis" if call is None else call.name
@@ -156,6 +163,11 @@ class Connection:
 
     def __init__(self, url: str) -> None:
         self._connection = _new(url)
+        forks.hold(self)
+
+    def descriptors(self) -> Iterable[int]:
+        """Return the descriptor of its socket: a forked child that held it would keep the connection open."""
+        return _descriptors(self._connection)
 
     async def exchange(self, sender: Sequence[tuple[Word, ...]], reply_timeout: float) -> list[Any]:
         """Send commands, return their replies; an error reply stands in the list as an exception.
@@ -210,6 +222,13 @@ class SyncConnection:
         scheme, options = _options(url, socket_timeout=reply_timeout, retry=SyncRetry(NoBackoff(), 0))
         self._reply_timeout = reply_timeout
         self._connection: Any = _SYNC[scheme](**options)
+        self._process = os.getpid()
+        forks.hold(self)
+
+    def descriptors(self) -> Iterable[int]:
+        """Return the descriptor of its socket: a forked child that held it would keep the connection open."""
+        link = self._connection._sock
+        return [] if link is None else [link.fileno()]
 
     def exchange(self, words: tuple[Word, ...], block: float) -> Any:
         """Send one command, which may wait in Redis for `block` seconds; return its reply, or its error reply.
@@ -218,6 +237,9 @@ class SyncConnection:
             StoreDown, StoreRefused: as `Connection.exchange`.
         """
         link = self._connection
+        if self._process != os.getpid():  # this is a forked child, and the connection its parent's
+            link.disconnect()
+            self._process = os.getpid()
         try:
             link.connect()
             link.send_command(*words, check_health=False)
@@ -241,6 +263,11 @@ class Subscription:
 
     def __init__(self, url: str) -> None:
         self._connection = _new(url)
+        forks.hold(self)
+
+    def descriptors(self) -> Iterable[int]:
+        """Return the descriptor of its socket: a forked child that held it would keep the connection open."""
+        return _descriptors(self._connection)
 
     async def open(self, patterns: Sequence[str], channels: Sequence[str]) -> None:
         """Connect and subscribe; returns when Redis has confirmed all of it.

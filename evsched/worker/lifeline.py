@@ -17,6 +17,10 @@ _PR_SET_PDEATHSIG: Final = 1
 """Of prctl(2): the signal that the kernel sends to this process when the thread that started it ends."""
 
 _tied = False
+_process = 0
+"""The process that is tied; what it forks is tied to it in turn."""
+
+_by_main_thread = False
 
 
 def end_with(parent: int) -> None:
@@ -25,13 +29,26 @@ def end_with(parent: int) -> None:
     Linux minds the thread that started this process rather than the whole of its process: start such a child from the
     event loop's thread, which lives as long as there is anybody to work for.
     """
-    global _tied
+    global _tied, _process
+    _process = os.getpid()
     if not _tied:
         _tied = True
+        os.register_at_fork(before=_note_thread, after_in_child=_tie_fork)
         if not _ask_kernel():
             threading.Thread(target=_wait_for_end, args=(parent,), name="evsched-lifeline", daemon=True).start()
     if os.getppid() != parent:
         _end()  # it had ended before the kernel knew that we care
+
+
+def _note_thread() -> None:
+    global _by_main_thread
+    _by_main_thread = threading.current_thread() is threading.main_thread()
+
+
+def _tie_fork() -> None:
+    # A fork is not tied by itself. One that another thread makes would end with that thread, and is left alone.
+    if _by_main_thread and os.getppid() == _process and _ask_kernel() and os.getppid() != _process:
+        _end()
 
 
 def _ask_kernel() -> bool:

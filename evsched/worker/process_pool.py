@@ -11,13 +11,14 @@ import contextlib
 import importlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.to_process
 
+from evsched import forks
 from evsched.errors import EvschedError
 from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
 from evsched.jobs.job import decode, encode
@@ -137,9 +138,22 @@ def _belonging(
 def _belong_to(worker: int) -> None:
     """Let the worker alone end this process: Ctrl-C and many supervisors signal all processes of a group at once."""
     lifeline.end_with(worker)
+    forks.hold(_pipes)
+    forks.separate_children()
     for number in (signal.SIGINT, signal.SIGTERM):
         # Ignored by a function: what the handler starts inherits SIG_IGN, and a function not.
         signal.signal(number, _let_pass)
+
+
+class _Pipes:
+    """The pipes to the worker, which anyio has put in place of standard input and output."""
+
+    def descriptors(self) -> Iterable[int]:
+        """Return their descriptors: a forked child that held them would hide the end of its parent."""
+        return [0, 1]
+
+
+_pipes: Final = _Pipes()
 
 
 def _let_pass(number: int, frame: object) -> None:

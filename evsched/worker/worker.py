@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from evsched import events
+from evsched import events, forks
 from evsched.errors import CannotStart, StoreError, StoreRefused
 from evsched.events import Events
 from evsched.runtime.loops import ended_loop, returned
@@ -304,6 +304,7 @@ class Worker:
         )
         reason = f"worker {self.id} ended: job {stuck.job.id} outlived its timeout and did not yield"
         self._hand_back_by(sender, reason, stuck)
+        forks.end_children(0.5)
         os._exit(FORCED)
 
     def _hand_back_by(self, sender: SyncSender, reason: str, stuck: Run | None = None) -> int:

@@ -24,10 +24,12 @@ while True:
     pass
 """
 
+FORK = BY_KERNEL.replace("while True", "os.fork()\nwhile True")
+
 BY_THREAD = BY_KERNEL.replace("import lifeline", "import lifeline; lifeline._ask_kernel = lambda: False")
 
 
-@pytest.mark.parametrize("child", [BY_KERNEL, BY_THREAD], ids=["kernel", "thread"])
+@pytest.mark.parametrize("child", [BY_KERNEL, BY_THREAD, FORK], ids=["kernel", "thread", "fork"])
 def test_a_child_ends_with_a_parent_that_is_killed(child: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

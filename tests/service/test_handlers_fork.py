@@ -1,0 +1,118 @@
+"""Handlers that use `multiprocessing` with fork: their children end when told to, and their worker does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import Cli, Log, ended
+
+TASKS = """
+import multiprocessing, signal, subprocess
+from evsched import App, Retry
+
+app = App()
+fork = multiprocessing.get_context("fork")
+once = Retry(attempts=1)
+
+def square(number):
+    return number * number
+
+def squares():
+    with fork.Pool(2) as pool:  # which ends its processes by SIGTERM
+        return sum(pool.map(square, range(4)))
+
+@app.task(retry=once, retention=60)
+def in_thread():
+    return squares()
+
+@app.task(retry=once, retention=60)
+async def in_loop():
+    return squares()
+
+@app.task(on="process", retry=once, retention=60)
+def on_process():
+    return squares()
+
+@app.task(retry=once, retention=60)
+def leave():
+    child = fork.Process(target=signal.pause)
+    child.start()
+    return child.pid
+
+@app.task(on="process", retry=once, retention=60)
+def fork_and_die():
+    child = fork.Process(target=signal.pause)
+    child.start()
+    signal.raise_signal(signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def cli(server: Any, tmp_path: Path, queue: str) -> Cli:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    cli = Cli(server.url, tmp_path)
+    cli.environment |= {"EVSCHED_SHUTDOWN_GRACE": "0.3", "EVSCHED_QUEUES": queue}
+    return cli
+
+
+@pytest.fixture
+def worker(cli: Cli) -> Generator[tuple[subprocess.Popen[str], Log]]:
+    with subprocess.Popen(
+        cli.command("dev", "tasks:app", "--log-jobs"),
+        env=cli.environment,
+        cwd=cli.folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        log = Log(child)
+        log.until("WorkerStarted")
+        yield child, log
+        child.kill()
+
+
+def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
+    """Run a job of a task; return what became of it."""
+    job = cli.run("enqueue", task, "--queue", queue, "--id", task)
+    assert job.returncode == 0, job.stderr
+    log.until("Completed", "JobBuried")
+    return cli.json("show", task, "--queue", queue)
+
+
+@pytest.mark.parametrize("task", ["in_thread", "in_loop", "on_process"])
+def test_a_pool_in_a_handler_ends_its_processes_and_not_the_worker(
+    cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str, task: str
+) -> None:
+    child, log = worker
+    job = run(cli, log, queue, task)
+    assert (job["outcome"], job["result"], job["attempt"]) == ("done", 14, 1)
+    assert child.poll() is None
+    assert ended(child) == 0
+
+
+def test_a_process_that_a_handler_left_ends_with_the_worker(
+    cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str
+) -> None:
+    child, log = worker
+    left = run(cli, log, queue, "leave")["result"]
+    child.send_signal(signal.SIGTERM)
+    assert log.until("HandlersLeft")["processes"] == 1
+    assert ended(child) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(left, 0)
+
+
+def test_the_death_of_a_process_is_seen_while_it_has_children(
+    cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str
+) -> None:
+    child, log = worker
+    job = run(cli, log, queue, "fork_and_die")
+    assert "its process died" in json.dumps(job)
+    assert ended(child) == 0
