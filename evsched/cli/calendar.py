@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import App, Parameter
 
@@ -19,11 +19,15 @@ from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence.cron import parse_rule
+from evsched.recurrence.look_ahead import Standing, read_standing, times_ahead
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.store.store import Store
 
 windows = App(name="windows", help="Named windows, in which jobs may start: list, set, remove.")
+
+_LOOKED_MOST = 200_000
+"""Planned times that a simulation looks at: some 5 s, at 25 us for one with a window."""
 
 _KEPT = 35 * 86400.0
 """Seconds for which a window may have kept an occurrence that a simulation still sees."""
@@ -107,14 +111,17 @@ def simulate(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List what will run in a span of time, over all recurrences and their windows; nothing is written anywhere."""
+    """List what will run in a span of time, over all recurrences and their windows; nothing is written anywhere.
+
+    At most 400 days, and 200,000 planned times: what is more is refused.
+    """
     first = time.time() if since is None else parse_time(since)
     last = first + 86400 if until is None else parse_time(until)
     if not 0 < last - first <= 400 * 86400:
         raise UsageError("--to: after --from, by 400 days at the most")
     try:
         recurrences = _given(rule, zone) if rule else _kept(url, queue)
-        runs = sorted(run for one in recurrences for run in _runs(one, first, last))
+        runs = _runs(recurrences, first, last)
         local = parse_rule("@daily", zone).zone
     except ConfigError as error:
         raise UsageError(str(error)) from None
@@ -135,31 +142,49 @@ def simulate(
     table(columns, shown, "nothing will run")
 
 
-def _given(rules: list[str], zone: str) -> list[Recurrence]:
+class _Ahead(NamedTuple):
+    """A recurrence, where it stands, and the time at which that was read."""
+
+    recurrence: Recurrence
+    standing: Standing
+    now: float
+
+
+def _given(rules: list[str], zone: str) -> list[_Ahead]:
     declared = [Declared(name=f"rule-{n}", rule=rule, zone=zone, payload=b"{}") for n, rule in enumerate(rules, 1)]
-    return [read_recurrence(one) for one in declared]
+    return [_Ahead(read_recurrence(one), Standing(0.0), 0.0) for one in declared]
 
 
-def _kept(url: str | None, queue: str) -> list[Recurrence]:
+def _kept(url: str | None, queue: str) -> list[_Ahead]:
     with client(url) as redis:
+        now = redis.now()
         return [
-            read_recurrence(read_declared(name, fields))
-            for name, _, fields in kept(redis, queue)
+            _Ahead(read_recurrence(read_declared(name, fields)), read_standing(at, fields), now)
+            for name, at, fields in kept(redis, queue)
             if "paused" not in fields and "reason" not in fields
         ]
 
 
-def _runs(recurrence: Recurrence, first: float, last: float) -> list[tuple[float, str]]:
-    found = list[tuple[float, str]]()
-    # What a window has kept may be due long after its time.
-    back = recurrence.declared.spread + (_KEPT if recurrence.window else 0.0)
-    for planned in recurrence.walk(math.nextafter(first - back, 0.0)):
-        if planned > last:
-            break
-        one = recurrence.occurrence(planned)
-        if one is not None and first <= one.due <= last:
-            found.append((one.due, recurrence.declared.name))
-    return found
+def _runs(recurrences: list[_Ahead], first: float, last: float) -> list[tuple[float, str]]:
+    """Return the due and the name of each run in a span.
+
+    Raises:
+        UsageError: it would take too long to look.
+    """
+    found, looked = list[tuple[float, str]](), 0
+    for recurrence, standing, now in recurrences:
+        # What a window has kept may be due long after its time.
+        back = recurrence.declared.spread + (_KEPT if recurrence.window else 0.0)
+        for planned in times_ahead(recurrence, standing, now, math.nextafter(first - back, 0.0)):
+            if planned > last:
+                break
+            looked += 1
+            if looked > _LOOKED_MOST:
+                raise UsageError(f"more than {_LOOKED_MOST} planned times to look at: choose a shorter span, by --to")
+            one = recurrence.occurrence(planned)
+            if one is not None and first <= one.due <= last:
+                found.append((one.due, recurrence.declared.name))
+    return sorted(found)
 
 
 def _clock_is_set(hour: float, zone: Any) -> str | None:

@@ -49,6 +49,14 @@ class Recurrences(Queue):
 
         return Call(("ZRANGE", self._root + "recurrences", start, start + count - 1, "WITHSCORES"), read)
 
+    def next_planned(self, name: str) -> Call[float | None]:
+        """Read the planned time of a recurrence that goes on the schedule next; None = there is no such recurrence."""
+
+        def read(reply: bytes | None) -> float | None:
+            return None if reply is None else float(reply)
+
+        return Call(("ZSCORE", self._root + "recurrences", name), read)
+
     def recurrence(self, name: str) -> Call[dict[str, bytes]]:
         """Read a recurrence's record."""
         return Call(("HGETALL", f"{self._root}recurrence:{name}"), as_fields)

@@ -134,6 +134,8 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("a name is 1 to 180", ("recurrences", "add", "r r", "t", "--rule", "@daily")),
         ("it has no zone", ("windows", "set", "w", "09:00-17:00")),
         ("window name", ("windows", "set", "w w", "09:00-17:00 UTC")),
+        ("from 1 to 1000", ("recurrences", "next", "r", "-n", "100000000")),
+        ("shorter span", ("simulate", "--rule", "every 1", "--from", "0", "--to", str(393 * 86400))),
         ("after --from", ("simulate", "--rule", "@daily", "--from", "100", "--to", "50")),
     ],
 )
@@ -141,3 +143,14 @@ def test_what_cannot_be_is_refused_with_the_place(cli: Cli, words: str, command:
     done = cli.run(*command)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
     assert words in done.stderr
+
+
+def test_a_count_holds_for_what_is_looked_at_ahead(cli: Cli, queue: str, raw: Any) -> None:
+    of, span = ("--queue", queue), ("--from", "4000000000", "--to", "4000000060")
+    cli.run("recurrences", "add", "r", "t", "--rule", "every 2", "--count", "2", "--start", "4000000000", *of)
+    assert len(cli.json("recurrences", "next", "r", *of)["times"]) == 2
+    assert len(cli.json("simulate", *span, *of)) == 2
+    raw.hset(f"evsched:{{{queue}}}:recurrence:r", "made", 2)
+    raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": "inf"})
+    assert "does not recur any more" in cli.run("recurrences", "next", "r", *of).stderr
+    assert cli.json("simulate", *span, *of) == []

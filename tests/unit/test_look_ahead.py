@@ -1,0 +1,45 @@
+"""What a recurrence will still do: its count, and that it is over, hold for what is looked at ahead too."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+
+import pytest
+
+from evsched.recurrence.look_ahead import Standing, read_standing, times_ahead
+from evsched.recurrence.recurrence import Declared, read_recurrence
+
+NOW = 1_900_000_000.5
+
+
+def ahead(standing: Standing, count: int | None, after: float = NOW) -> list[float]:
+    recurrence = read_recurrence(Declared(name="r", rule="every 10", payload=b"{}", count=count))
+    return [planned - NOW + 0.5 for planned in islice(times_ahead(recurrence, standing, NOW, after), 5)]
+
+
+@pytest.mark.parametrize(
+    ("standing", "count", "expected"),
+    [
+        (Standing(0.0), None, [10, 20, 30, 40, 50]),
+        (Standing(math.inf), None, [10, 20, 30, 40, 50]),
+        (Standing(0.0), 2, [10, 20]),
+        (Standing(NOW + 29.5, made=2, ahead=(NOW + 9.5, NOW + 19.5)), 3, [10, 20, 30]),
+        (Standing(math.inf, made=2, ahead=(NOW - 0.5, NOW + 9.5)), 2, [10]),
+        (Standing(math.inf, made=2), 2, []),
+        (Standing(math.inf, made=1, paused=True), 2, [10]),
+        (Standing(0.0, made=7), 2, []),
+    ],
+)
+def test_as_many_as_the_count_leaves(standing: Standing, count: int | None, expected: list[float]) -> None:
+    assert ahead(standing, count) == expected
+
+
+def test_what_comes_before_a_span_is_counted_and_not_listed() -> None:
+    assert ahead(Standing(0.0), 4, after=NOW + 20) == [30, 40]
+
+
+def test_where_it_stands_is_read_from_its_record() -> None:
+    fields = {"made": b"3", "ahead": b"r@1900000010 r@1900000005.5 nonsense", "paused": b"1"}
+    assert read_standing(7.0, fields) == Standing(7.0, 3, (1900000005.5, 1900000010.0), True)
+    assert read_standing(7.0, {"made": b"many"}) == Standing(7.0)
