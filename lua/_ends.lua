@@ -72,9 +72,10 @@ local function note_end(id, outcome, now)
 end
 
 -- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller then removes it from the place it was in.
--- USES note_end, record, seconds, DEAD_MOST, DEAD_AGE
+-- USES note_end, acquit, record, seconds, DEAD_MOST, DEAD_AGE
 local function bury(id, outcome, reason, now)
   note_end(id, outcome, now)
+  acquit(id)
   redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
   redis.call('HDEL', record(id), 'traceback') -- of an earlier run; the verb `bury` writes that of the last
   redis.call('PERSIST', record(id))
@@ -110,16 +111,17 @@ end
 local function reuse(id)
   redis.call('PERSIST', record(id))
   redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
-  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'suspect', 'traceback')
+  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'traceback')
   redis.call('ZREM', dead, id)
 end
 
 -- Make the record that of the next run: a run has ended, and its id was scheduled again meanwhile. `again` is the due
 -- of a job that was dispatched during the run.
--- USES record, again_of
+-- USES record, acquit, again_of
 local function begin_anew(id, again)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
-  redis.call('HDEL', record(id), 'begun', 'suspect', 'traceback')
+  redis.call('HDEL', record(id), 'begun', 'traceback')
+  acquit(id)
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)
   end
@@ -127,9 +129,10 @@ end
 
 -- End a job as cancelled. Its record is kept; it becomes that of the next run when the id was scheduled again. The
 -- caller then removes the job from the place it was in.
--- USES note_end, record, push_reply, begin_anew, seconds, milliseconds
+-- USES note_end, acquit, record, push_reply, begin_anew, seconds, milliseconds
 local function abort(id, reason, retention, reply, now)
   note_end(id, 'cancelled', now)
+  acquit(id)
   local extra = redis.call('HMGET', record(id), 'reply', 'again')
   if reply == '1' or extra[1] then
     push_reply(id, 'cancelled', 'null', reason, retention)

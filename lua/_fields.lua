@@ -36,13 +36,6 @@ local function attempt_of(text)
   return text and #text < 10 and text:find('^%d+$') and tonumber(text) or 0
 end
 
--- A suspect is a job that workers held when they died. The field has two numbers: how many workers died, and in how
--- many of those runs it is not known whether the job had begun. A malformed field means 0 and 0.
-local function suspicion_of(text)
-  local deaths, doubts = (text or ''):match('^(%d%d?%d?) (%d%d?%d?)$')
-  return tonumber(deaths or 0), tonumber(doubts or 0)
-end
-
 -- The name of a worker. A name with `}:` in it would lead to a key that a producer may write.
 local function worker_of(text)
   return text and #text <= 200 and text:find('^[%w._:@-]+$') and text or nil

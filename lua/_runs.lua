@@ -22,12 +22,6 @@ local function owns(worker, id, attempt)
   return (run[1] == worker and run[2] == attempt) or owns_despite(worker, id, attempt, run[1], run[2])
 end
 
--- Write how many workers died that held the job, and in how many of those runs it is unknown whether it had begun.
--- USES record
-local function mark_suspect(id, deaths, doubts)
-  redis.call('HSET', record(id), 'suspect', math.min(deaths, 999) .. ' ' .. math.min(doubts, 999))
-end
-
 -- Add to a job's count of attempts, or take away from it.
 -- USES record, attempt_of, field_of
 local function count_attempts(id, more)
@@ -35,9 +29,9 @@ local function count_attempts(id, more)
 end
 
 -- The job was alone in a process that died, so it is the cause: its earlier doubtful runs count as attempts too.
--- USES suspicion_of, field_of, count_attempts, mark_suspect
+-- USES suspicion_of, count_attempts, mark_suspect
 local function convict(id)
-  local deaths, doubts = suspicion_of(field_of(id, 'suspect'))
+  local deaths, doubts = suspicion_of(id)
   count_attempts(id, doubts)
   mark_suspect(id, deaths + 1, 0)
 end

@@ -7,7 +7,7 @@
 -- REPLY  the place where it was; 'processing' = its worker is told, by a message and by its next heartbeat
 -- FAILS  MISSING   there is no such job, or it has ended or is dead
 -- TWICE  the second call fails with MISSING, or tells the worker again
--- USES   clock, record, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
+-- USES   clock, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit
 --
 -- Who waits for a reply is told. All there is of the id goes: a run, and the next run that was scheduled meanwhile. The
@@ -46,6 +46,7 @@ if not holder and not redis.call('ZSCORE', dead, id) then
     push_reply(id, 'cancelled', 'null', nil, 0)
   end
   redis.call('DEL', key)
+  acquit(id)
   local name = recurrence_of(id, run[4])
   if name then
     release_waiting(name)

@@ -12,7 +12,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, abort, note_end, push_reply, record, begin_anew, milliseconds, end_runs
+-- USES   clock, seconds, acquit, abort, note_end, push_reply, record, begin_anew, milliseconds, end_runs
 --
 -- A run that was told to stop ends as cancelled, whatever came of it.
 -- About 5 us a job: a job is near the head of its worker's short list.
@@ -25,6 +25,7 @@ local function finish(id, run, result, retention, reply)
   if run[5] then
     return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
   end
+  acquit(id)
   if run[6] then
     note_end(id, 'done', now)
   end

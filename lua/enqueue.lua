@@ -14,7 +14,7 @@
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; then no row is written
 -- TWICE  the second call fails with EXISTS: to a caller that had no reply to the first, that is its own job; or it
 --        keeps what the first wrote
--- USES   clock, rows, fail, record, moment_of, field_of, seconds, write_record
+-- USES   clock, rows, fail, record, acquit, moment_of, field_of, seconds, write_record
 --
 -- All rows are checked before the first is written. The only script, with replace, that Redis refuses when its memory
 -- is full: all others make room or finish what was begun. One ZADD for all rows, so one keyspace event.
@@ -59,6 +59,7 @@ for id, payload, priority, group in rows(3, 6) do
   if not kept[id] then
     -- The reply of an earlier job of this id is no answer to who waits for this one.
     redis.call('DEL', record(id), root .. 'reply:' .. id)
+    acquit(id)
     write_record(id, payload, priority, group)
   end
 end

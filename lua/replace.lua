@@ -12,7 +12,8 @@
 -- REPLY  for each row the due, seconds
 -- FAILS  none
 -- TWICE  the second call writes the same, with a `delay` that much later
--- USES   clock, rows, seconds, expect, expect_gate, record, remove_waiting, holds, worker_of, write_record, admit
+-- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
+--        admit
 --
 -- What waits for the job's end goes on waiting. A job that runs goes on running, and runs again after; attempts begin
 -- anew. Redis refuses this when its memory is full, as it does enqueue.
@@ -42,6 +43,7 @@ for id, payload, priority, group in rows(2, 6) do
     redis.call('HDEL', record(id), 'priority', 'group', 'again')
   else
     redis.call('DEL', record(id))
+    acquit(id)
     if run[2] then
       -- The reply of an earlier job of this id is no answer to who waits for this one.
       redis.call('DEL', root .. 'reply:' .. id)

@@ -12,7 +12,7 @@
 -- REPLY  'moved' when the lease is not the judged one any more, else 'more' or 'all'; list of the ids put back
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
--- USES   clock, processing, expect, expect_gate, record, convict, suspicion_of, field_of, mark_suspect,
+-- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, field_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter, group_of,
 --        return_to_backlog, admit
 --
@@ -43,9 +43,9 @@ local function cut_short(id, begun)
   local key = record(id)
   if died and begun == 'alone' then
     convict(id)
-    redis.call('HDEL', key, 'suspect')
+    acquit(id)
   elseif died then
-    local deaths, doubts = suspicion_of(field_of(id, 'suspect'))
+    local deaths, doubts = suspicion_of(id)
     if not only or deaths > 0 then
       mark_suspect(id, deaths + 1, (begun or only) and doubts or doubts + 1)
     end

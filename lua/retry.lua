@@ -13,7 +13,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, convict, record, send_back, seconds, end_runs
+-- USES   clock, convict, acquit, record, send_back, seconds, end_runs
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one ends. One that was to stop
 -- is not run again: it ends as cancelled.
@@ -25,7 +25,7 @@ local function finish(id, run, delay, reason, killed, trace)
   if killed == '1' then
     convict(id)
   else
-    redis.call('HDEL', record(id), 'suspect')
+    acquit(id)
   end
   if send_back(id, run, seconds(now + tonumber(delay)), reason, now) and trace ~= '' then
     redis.call('HSET', record(id), 'traceback', trace)

@@ -18,7 +18,7 @@
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of,
 --        NOT_A_HASH, keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
---        group_of, field_of, attempt_of, suspicion_of
+--        group_of, field_of, attempt_of, suspicion_of, acquit
 --
 -- About 3 us a job. The payloads of a call have a bound of their own: what is beyond it stays in ready or, of the rows,
 -- in the worker's list. A job in two lists (its id was scheduled again and dispatched between BLMOVE and start) runs in
@@ -73,13 +73,13 @@ local function put_back(first)
   end
 end
 
-local started, buried, suspects, freed, bytes = {}, {}, {}, false, 0
+local started, buried, suspected, freed, bytes = {}, {}, {}, false, 0
 local moment, call = seconds(now), redis.call
 for i, id in ipairs(ids) do
   local key = record(id)
   -- Before it is read: it may have been written over since dispatch looked at it.
   local size = redis.pcall('HSTRLEN', key, 'payload')
-  local payload, attempt, due, holder, finished, stop, planned, suspected
+  local payload, attempt, due, holder, finished, stop, planned
   if type(size) ~= 'number' then
     size = nil
   elseif size > 0 and size <= cap then
@@ -87,8 +87,8 @@ for i, id in ipairs(ids) do
       put_back(i)
       break
     end
-    payload, attempt, due, holder, finished, stop, planned, suspected =
-      unpack(call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned', 'suspect'))
+    payload, attempt, due, holder, finished, stop, planned =
+      unpack(call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned'))
     bytes = bytes + size + #(due or '')
     if attempt or holder or finished or stop or planned then
       bytes = bytes + #(attempt or '') + #(holder or '') + #(finished or '') + #(stop or '') + #(planned or '')
@@ -121,7 +121,8 @@ for i, id in ipairs(ids) do
   else
     if finished then
       reuse(id)
-      attempt, suspected = nil, nil
+      attempt = nil
+      acquit(id)
     end
     if i <= given and holder ~= worker and remove_waiting(id) then
       freed = true -- and here it waits in line for the second time
@@ -138,10 +139,10 @@ for i, id in ipairs(ids) do
     planned = planned and moment_of(planned)
     started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload
     started[at + 5] = planned or due or moment
-    if suspected then
-      local deaths, doubts = suspicion_of(suspected)
-      local of = #suspects
-      suspects[of + 1], suspects[of + 2], suspects[of + 3] = id, deaths, doubts
+    local deaths, doubts = suspicion_of(id)
+    if deaths > 0 then
+      local of = #suspected
+      suspected[of + 1], suspected[of + 2], suspected[of + 3] = id, deaths, doubts
     end
   end
 end
@@ -154,4 +155,4 @@ if redis.call('LLEN', list) > 0 then
   -- Not for one that holds nothing: its heartbeats are rare, and it keeps its long lease.
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
-return { moment, redis.call('LLEN', ready) > 0 and '1' or '0', leased and '1' or '0', started, buried, suspects }
+return { moment, redis.call('LLEN', ready) > 0 and '1' or '0', leased and '1' or '0', started, buried, suspected }

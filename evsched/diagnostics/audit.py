@@ -49,6 +49,7 @@ _TYPES: Final = {
     "throttled": "zset",
     "fair": "hash",
     "recurrences": "zset",
+    "suspects": "hash",
 }
 
 _TYPES_OF_MANY: Final = {

@@ -141,8 +141,8 @@ def suspects(raw: Any, queue: str, task: str, deaths: int, doubts: int, count: i
     """Put jobs on the schedule that were held by so many workers when they died; return their ids."""
     ids = [f"{task}-{n}" for n in range(count)]
     for job in ids:
-        record = {"payload": encode({"task": task}), "suspect": f"{deaths} {doubts}", "attempt": "0"}
-        raw.hset(f"evsched:{{{queue}}}:job:{job}", mapping=record)
+        raw.hset(f"evsched:{{{queue}}}:job:{job}", mapping={"payload": encode({"task": task}), "attempt": "0"})
+        raw.hset(f"evsched:{{{queue}}}:suspects", job, f"{deaths} {doubts}")
         raw.zadd(f"evsched:{{{queue}}}:schedule", {job: 0})
     return ids
 

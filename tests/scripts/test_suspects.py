@@ -120,7 +120,7 @@ def test_one_that_ended_the_process_that_ran_it_apart_is_charged_for_the_doubtfu
     die(send, store)
     first, second = again(send, store)
     assert send(store.retry("w", [(first, Retried(0.0, "killed", killed=True))], now=NOW)) == []
-    assert (state()["job:j0"]["attempt"], state()["job:j0"]["suspect"]) == ("2", "2 0")
+    assert (state()["job:j0"]["attempt"], state()["suspects"]["j0"]) == ("2", "2 0")
     assert send(store.bury("w", [(second, Buried("killed", False, killed=True))], now=NOW)) == []
     assert state()["job:j1"]["attempt"] == "2"
 
@@ -174,5 +174,33 @@ def test_a_suspicion_that_somebody_wrote_badly_is_none(
 ) -> None:
     fetch(2)
     send(store.requeue("w", "it stops", now=NOW))
-    raw.hset(f"evsched:{{{store.queue}}}:job:j0", mapping={"suspect": text, "attempt": text})
-    assert suspicion(again(send, store))["j0"] in ((1, 0, 0), (2, 0, 0))
+    raw.hset(f"evsched:{{{store.queue}}}:suspects", "j0", text)
+    assert suspicion(again(send, store))["j0"] == (1, 0, 0)
+
+
+def test_a_field_of_a_record_which_a_producer_may_write_makes_no_suspect(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
+) -> None:
+    fetch(2)
+    die(send, store)
+    raw.hset(f"evsched:{{{store.queue}}}:job:j0", mapping={"suspect": "99 99"})
+    assert suspicion(again(send, store)) == {"j0": (1, 1, 1), "j1": (1, 1, 1)}
+
+
+def test_suspicions_are_forgotten_a_week_after_the_last_death(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
+) -> None:
+    fetch(2)
+    die(send, store)
+    assert 0 < raw.ttl(f"evsched:{{{store.queue}}}:suspects") <= 7 * 86400
+
+
+def test_a_key_of_another_type_makes_no_suspects_and_keeps_no_run_from_its_end(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
+) -> None:
+    fetch(2)
+    raw.set(f"evsched:{{{store.queue}}}:suspects", "a string")
+    die(send, store)
+    first, second = again(send, store)
+    assert (first.deaths, second.deaths) == (0, 0)
+    assert send(store.complete("w", [(first, Done(b"1", 100.0, False))], now=NOW)) == []

@@ -267,7 +267,7 @@ class Walk:
             assert int(fields.get("attempt", 0)) == record.attempt, job
             assert ("finished" in fields) is record.finished, job
             assert (None if record.finished else fields.get("worker")) == (None if record.finished else record.worker)
-            suspicion = (fields.get("suspect") or "0 0") if not record.finished else "0 0"
+            suspicion = state.get("suspects", {}).get(job, "0 0")
             assert suspicion == (f"{record.deaths} {record.doubts}" if not record.finished else "0 0"), job
             if record.worker is not None and not record.finished:
                 assert fields.get("begun") == record.begun, job

@@ -1,0 +1,36 @@
+-- Suspects: jobs that workers held when they died. One of them may have killed its worker.
+--
+-- suspects  hash  id -> how many workers died, and in how many of those runs it is unknown whether the job had begun
+--
+-- A producer may write every field of a record, so the suspicion is not one of them: a repeated suspect costs its
+-- worker a process, and false suspects would hold the other jobs up.
+
+-- Seconds after the last death until all suspects are forgotten, so that deleted jobs leave nothing behind.
+local SUSPECTED = 7 * 86400
+
+local suspects = root .. 'suspects'
+local suspecting = redis.call('EXISTS', suspects) == 1
+
+-- A job's deaths and doubtful runs: 0, 0 when it is no suspect. pcall: a key of another type holds no suspects.
+-- USES suspects, suspecting
+local function suspicion_of(id)
+  local text = suspecting and redis.pcall('HGET', suspects, id)
+  local deaths, doubts = (type(text) == 'string' and text or ''):match('^(%d%d?%d?) (%d%d?%d?)$')
+  return tonumber(deaths or 0), tonumber(doubts or 0)
+end
+
+-- Write how many workers died that held the job, and in how many of those runs it is unknown whether it had begun.
+-- USES suspects, suspecting, milliseconds, SUSPECTED
+local function mark_suspect(id, deaths, doubts)
+  suspecting = true
+  redis.pcall('HSET', suspects, id, math.min(deaths, 999) .. ' ' .. math.min(doubts, 999))
+  redis.call('PEXPIRE', suspects, milliseconds(SUSPECTED))
+end
+
+-- A run of the job came to an end, or the job is gone: it is no suspect any more.
+-- USES suspects, suspecting
+local function acquit(id)
+  if suspecting then
+    redis.pcall('HDEL', suspects, id)
+  end
+end
