@@ -28,13 +28,19 @@ class Signalled(Exception):
 """
 
 SIGNALLED = """
+def pause():
+    ready.set()
+    signal.pause()
+
 def in_thread():
-    child = fork.Process(target=signal.pause)
+    child = fork.Process(target=pause)
     child.start()
+    ready.wait()  # Python would pass over a KeyboardInterrupt in what it calls after a fork
     os.kill(child.pid, int(sys.argv[1]))
     child.join()
     print(child.exitcode)
 
+ready = fork.Event()
 with Shutdown(1.0, print):
     run_in_thread(in_thread)
 """
