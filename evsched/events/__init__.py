@@ -38,6 +38,7 @@ from evsched.events.redis_state import CallAccepted, CallRefused, RedisDown, Red
 from evsched.events.runs import (
     Cause,
     Completed,
+    HandlerNotFound,
     JobAborted,
     JobBuried,
     JobDeferred,
@@ -77,6 +78,7 @@ __all__ = [
     "EndedByForce",
     "Event",
     "Events",
+    "HandlerNotFound",
     "HandlersLeft",
     "JobAborted",
     "JobBuried",

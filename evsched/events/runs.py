@@ -75,13 +75,22 @@ class JobAborted(Event, frozen=True, kw_only=True):
 
 
 class JobDeferred(Event, frozen=True, kw_only=True):
-    """A job's window is closed: the job is scheduled for the next opening."""
+    """A job cannot begin now: it is scheduled for when its window opens, or for soon when its code is not found."""
 
     queue: str
     id: str
     task: str
     due: float
-    """When the window opens, Unix seconds."""
+    """When it is judged again, Unix seconds."""
+    cause: Literal["window", "code"] = "window"
+
+
+class HandlerNotFound(Event, frozen=True, kw_only=True):
+    """A fresh process does not find the handler of a task: the code on disk is not what the worker runs."""
+
+    queue: str
+    task: str
+    reason: str
 
 
 Cause = Literal["died", "stopped", "busy"]

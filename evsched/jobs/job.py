@@ -99,8 +99,12 @@ class Aborted(Struct, frozen=True):
     reply: bool
 
 
+DeferCause = Literal["window", "code"]
+"""Why a run did not begin: its window, which is closed or cannot be read; the code on disk, which has no handler."""
+
+
 class Deferred(Struct, frozen=True):
-    """The run did not begin: the job's window is closed, or cannot be read. It comes back at `due`, Unix seconds."""
+    """The run did not begin: the window is closed, or the code is missing. It comes back at `due`, Unix seconds."""
 
     due: float
     reason: str
@@ -108,6 +112,7 @@ class Deferred(Struct, frozen=True):
     """The name of the window, if it has one: the job is judged again when that is changed."""
     text: str = ""
     """Of the window that was found under that name."""
+    cause: DeferCause = "window"
 
 
 class Returned(Struct, frozen=True):

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from evsched.errors import ConfigError
+from msgspec.structs import replace
+
+from evsched.errors import CannotStart, ConfigError
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Buried, FetchedJob, Outcome
 from evsched.process.locate_app import find_app
@@ -19,6 +21,7 @@ from evsched.worker import process_pool
 from evsched.worker.failure import Failure, failure_of
 from evsched.worker.handlers import Handlers
 from evsched.worker.prepare import Prepared, prepare, read_payload
+from evsched.worker.process_pool import HandlerMissing
 from evsched.worker.program import Program
 from evsched.worker.run import Delivery, Run
 from evsched.worker.verdict import Failed, judge
@@ -33,6 +36,7 @@ async def run_isolated(
 
     Raises:
         ProcessDied: the process did.
+        HandlerMissing: the process does not find the app or the task.
     """
     return await process_pool.call(on_progress, _run, app, queue, job, now)
 
@@ -45,20 +49,23 @@ def _run(report: Callable[[Progress], None], app: str, queue: str, job: FetchedJ
 
 
 async def _find_and_call(app: str, run: Run) -> Outcome:
-    prepared = None
     try:
         program = find_app(app).program
-        prepared = _prepare(program, run)
-        if isinstance(prepared, Buried):
-            return prepared
+    except (CannotStart, ConfigError) as error:
+        raise HandlerMissing(f"a fresh process cannot import the app: {error}") from None
+    prepared = _prepare(program, run)
+    if isinstance(prepared, Buried):
+        if prepared.outcome == "expired":
+            return replace(prepared, began=False)
+        # The worker found nothing wrong with it, by the code that it runs.
+        raise HandlerMissing(f"by the code on disk it cannot run: {prepared.reason}")
+    try:
         handlers = Handlers(program, threads=1)
         async with program.lifespan() as handlers.state:
             handlers.make_current(run, prepared)
             return judge(run.job, prepared, await handlers.call(run, prepared), run.stop_reason)
-    # A module or lifespan that fails here, though it did not in the worker: the run has failed, not the worker.
+    # A lifespan that fails here, though it did not in the worker: the run has failed, not the worker.
     except Exception as error:  # noqa: BLE001
-        if prepared is None or isinstance(prepared, Buried):
-            return Buried(f"it could not run in a process of its own: {error}", False)
         told = Failure(str(error)) if isinstance(error, ConfigError) else failure_of(error, app.partition(":")[0])
         return judge(run.job, prepared, Failed(told.reason, traceback=told.traceback))
 

@@ -18,8 +18,12 @@ def find_app(name: str) -> App:
         CannotStart: there is no such app; the message says why.
     """
     module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"{name!r} names no app: write MODULE:APP, such as tasks:app")
+    dotted = all(map(str.isidentifier, module_name.split("."))) and not module_name.endswith(".py")
+    if not colon or not dotted or not attribute.isidentifier():
+        raise ConfigError(
+            f"{name!r} names no app: write MODULE:APP, the dotted name of a module (no path) and the variable that "
+            "holds the app in it, such as tasks:app or shop.tasks:app"
+        )
     if "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -28,7 +32,7 @@ def find_app(name: str) -> App:
         hint = " (looked in this folder and in the installed packages)" if error.name == module_name else ""
         raise CannotStart(f"module {module_name!r} does not import: {error}{hint}") from None
     # Whatever a user's module does while it is imported is the user's mistake, told in one line.
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         raise CannotStart(f"module {module_name!r} does not import: {type(error).__name__}: {error}") from None
     app = getattr(module, attribute, None)
     if not isinstance(app, App):

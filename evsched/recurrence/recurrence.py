@@ -213,7 +213,7 @@ def check_interval(name: str, rule: Rule, retry: Retry) -> None:
         ConfigError: with both figures.
     """
     shortest, worst = rule.shortest(), retry.worst_case()
-    if shortest < worst:
+    if retry.attempts > 1 and shortest < worst:  # one attempt has no retries
         raise ConfigError(
             f"recurrence {name}: it recurs after {shortest:g} s, and the retries of one occurrence may take {worst:g}"
             " s: give it fewer or quicker attempts, a longer interval, or overlap='allow'"

@@ -26,6 +26,10 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.Retrying: (logging.WARNING, "job {id} of {queue}, task {task}: {reason}; again in {delay:.3g} s"),
     events.JobBuried: (logging.ERROR, "job {id} of {queue}, task {task}, is {outcome}: {reason}"),
     events.JobAborted: (logging.INFO, "job {id} of {queue}, task {task}, was cancelled in attempt {attempt}"),
+    events.HandlerNotFound: (
+        logging.ERROR,
+        "task {task} of {queue} cannot begin: {reason}: mend the code, or restart the worker; its jobs are tried again",
+    ),
     events.JobDeferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
     events.RecurrenceDeclared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
     events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
@@ -96,6 +100,8 @@ class Log:
         level, line = _LINES.get(type(event), (0, ""))
         if isinstance(event, events.Requeued) and event.cause == "busy":
             level = logging.DEBUG  # it goes to another worker at once: nothing to look after
+        if isinstance(event, events.JobDeferred) and event.cause == "code":
+            level = logging.DEBUG  # HandlerNotFound says it, once for all of them
         if not self._is_news(event) or not line or not _logger.isEnabledFor(level):
             return
         if isinstance(event, events.RedisUp):

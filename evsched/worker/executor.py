@@ -14,17 +14,19 @@ from contextlib import AsyncExitStack
 import anyio
 from msgspec.structs import replace
 
+from evsched.events import Emit, HandlerNotFound
 from evsched.jobs.job import Buried, Deferred, Outcome, Returned
 from evsched.worker import process_pool
 from evsched.worker.handlers import Handlers
 from evsched.worker.isolation import Isolation, RunIsolated
 from evsched.worker.precautions import patience, precautions_for
 from evsched.worker.prepare import Prepared, prepare, read_payload
+from evsched.worker.process_pool import HandlerMissing
 from evsched.worker.program import Program
 from evsched.worker.run import Run
 from evsched.worker.run_lock import RunLock
 from evsched.worker.run_store import NoRunStore, RunStore
-from evsched.worker.verdict import aborted, judge
+from evsched.worker.verdict import aborted, judge, not_now
 from evsched.worker.window_check import check_window
 
 
@@ -44,12 +46,16 @@ class Executor:
         *,
         run_isolated: RunIsolated | None = None,
         kill_grace: float = 10.0,
+        emit: Emit = lambda event: None,
     ) -> None:
         self._tasks = program.tasks
         self._store = store or NoRunStore()
         self.handlers = Handlers(program, slots)
         self._isolation = Isolation(run_isolated, self.handlers, slots, kill_grace) if run_isolated else None
         self._processes = anyio.CapacityLimiter(processes)
+        self._emit = emit
+        self._missing: dict[str, str] = {}
+        """Tasks whose handler a fresh process did not find, and why."""
         self._marking = asyncio.Lock()
         self.lock = RunLock(self._on_freed)
         self.freed: list[Callable[[], None]] = []
@@ -83,6 +89,8 @@ class Executor:
             return await self._call(run, prepared)
         except asyncio.CancelledError:  # while it waited to begin
             return _stopped_before(run, prepared)
+        except HandlerMissing as error:
+            return self._defer(run, str(error))
         finally:
             if prepared.task.on == "process":
                 self._processes.release_on_behalf_of(run)
@@ -118,7 +126,8 @@ class Executor:
                 await stack.enter_async_context(isolation.places)
             if isolation is not None or on_process:
                 # Before the mark, since what comes between that and the first step counts as begun.
-                await process_pool.ready(prepared.task.module)
+                name = prepared.task.handler.__qualname__ if on_process else ""
+                await process_pool.ready(prepared.task.module, name)
             open_again: Callable[[], None] | None = None
             if precautions.alone:
                 open_again = await stack.enter_async_context(self.lock.alone(patience(run.job)))
@@ -142,6 +151,13 @@ class Executor:
         await asyncio.sleep(1.0 + patience(run.job))
         if await self._store.mark(run, "1"):
             open_again()
+
+    def _defer(self, run: Run, reason: str) -> Outcome:
+        """Return a run that cannot begin by the code on disk; say so once for each task and reason."""
+        if self._missing.get(run.task) != reason:
+            self._missing[run.task] = reason
+            self._emit(HandlerNotFound(queue=run.delivery.queue, task=run.task, reason=reason))
+        return not_now(run.delivery.redis_now(), reason, "code")
 
     def _reserve_process(self, run: Run) -> bool:
         try:

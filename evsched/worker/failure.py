@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cache
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -61,7 +61,15 @@ _Frame = tuple[FrameType, int]
 
 
 def failure_of(error: BaseException, module: str = "") -> Failure:
-    """Return what to tell of an exception that came out of a handler, which stands in `module`."""
+    """Return what to tell of an exception that came out of a handler, which stands in `module`. Never raises."""
+    try:
+        return _describe(error, module)
+    # A user's class may raise anything, wherever it is looked at.
+    except BaseException as broken:  # noqa: BLE001
+        return Failure(f"{type(error).__name__}: it cannot be described: {type(broken).__name__}")
+
+
+def _describe(error: BaseException, module: str) -> Failure:
     chain = list(_chain(error))
     most = _MESSAGES_MOST // min(len(chain), _CAUSES_MOST)
     told = [_LINKS[link][0] + _line(one, most) + where(one, module) for one, link in chain[:_CAUSES_MOST]]
@@ -84,7 +92,7 @@ def message(error: BaseException) -> str:
     try:
         text = str(error)
     # A user's class may raise anything here.
-    except Exception as broken:  # noqa: BLE001
+    except BaseException as broken:  # noqa: BLE001
         return f"its message cannot be read: {type(broken).__name__} in __str__"
     return text
 
@@ -107,10 +115,24 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
         yield one, link
         if isinstance(one, BaseExceptionGroup):
             left += [(member, "member") for member in one.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        if one.__cause__ is not None:
-            left.append((one.__cause__, "cause"))
-        elif one.__context__ is not None and not one.__suppress_context__:
-            left.append((one.__context__, "context"))
+        cause, context = _attribute(one, "__cause__"), _attribute(one, "__context__")
+        if isinstance(cause, BaseException):
+            left.append((cause, "cause"))
+        elif isinstance(context, BaseException) and not one.__suppress_context__:
+            left.append((context, "context"))
+
+
+def _attribute(error: BaseException, name: str) -> Any:
+    """Return an attribute; None if the user's class raises instead."""
+    try:
+        return getattr(error, name, None)
+    except BaseException:  # noqa: BLE001
+        return None
+
+
+def _notes(error: BaseException) -> list[str]:
+    notes = _attribute(error, "__notes__")
+    return [note for note in notes if type(note) is str] if type(notes) is list else []
 
 
 def _frames(error: BaseException) -> list[_Frame]:
@@ -154,7 +176,7 @@ def _traceback(chain: Sequence[tuple[BaseException, str]], module: str) -> str:
             lines.insert(0, "Traceback (most recent call last):\n")
         elif not parts:
             return ""
-        notes = (f"{note}\n" for note in getattr(one, "__notes__", ()))
+        notes = (f"{note}\n" for note in _notes(one))
         parts.append("".join([*lines, _line(one, _LINE_MOST), "\n", *notes, _LINKS[link][1]]))
     return "".join(reversed(parts))
 

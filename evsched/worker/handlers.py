@@ -17,7 +17,7 @@ from evsched.jobs.tasks import Task
 from evsched.worker import process_pool
 from evsched.worker.failure import Failure, failure_of, message, where
 from evsched.worker.prepare import Prepared
-from evsched.worker.process_pool import HandlerFailed
+from evsched.worker.process_pool import HandlerFailed, HandlerMissing
 from evsched.worker.program import Program
 from evsched.worker.run import Run
 from evsched.worker.timeouts import RunningRuns
@@ -56,10 +56,16 @@ class Handlers:
 
         Raises:
             asyncio.CancelledError: the run is lost.
+            HandlerMissing: no process finds the handler, which has not begun.
         """
         run.cancellable = prepared.task.on != "thread"
         try:
+            if prepared.task.on == "process":
+                # The wait for a process does not count as running time.
+                await process_pool.ready(prepared.task.module, prepared.task.handler.__qualname__)
             return encode(await self._call_through(run, prepared))
+        except HandlerMissing:
+            raise
         except asyncio.CancelledError as error:
             if run.stop_reason == "lost":
                 raise
@@ -102,8 +108,6 @@ class Handlers:
     async def _call(self, run: Run, prepared: Prepared) -> Any:
         """Call the handler where its task says."""
         task, args, kwargs = prepared.task, prepared.args, prepared.kwargs
-        if task.on == "process":
-            await process_pool.ready(task.module)  # the wait for a process does not count as running time
         self.begin(run, prepared.timeout)
         if task.on == "process":
             return await process_pool.run(task.handler, args, kwargs, cast(CurrentJob, run.current))

@@ -30,6 +30,7 @@ class RunIsolated(Protocol):
 
         Raises:
             ProcessDied: the process did.
+            HandlerMissing: the process does not find the app or the task.
         """
         ...
 
@@ -48,6 +49,7 @@ class Isolation:
 
         Raises:
             asyncio.CancelledError: the run is lost.
+            HandlerMissing: the process does not find the app or the task.
         """
         timeout, delivery = prepared.timeout, run.delivery
         # Only its own process knows when the handler begins. If the worker dies too, the run is doubtful.

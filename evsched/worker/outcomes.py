@@ -70,8 +70,8 @@ def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
             )
         case Aborted():
             return events.JobAborted(queue=queue, id=job.id, task=task, attempt=job.attempt, seconds=took)
-        case Deferred(due=due):
-            return events.JobDeferred(queue=queue, id=job.id, task=task, due=due)
+        case Deferred(due=due, cause=cause):
+            return events.JobDeferred(queue=queue, id=job.id, task=task, due=due, cause=cause)
         case Returned(reason=reason):
             return _requeued(queue, worker, [run], reason)
 

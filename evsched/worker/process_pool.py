@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import anyio
 import anyio.to_process
+from anyio import to_process
+from msgspec import Struct
 
 from evsched import forks
 from evsched.errors import EvschedError
@@ -35,6 +37,18 @@ class HandlerFailed(EvschedError):
         self.traceback = traceback
 
 
+class HandlerMissing(EvschedError):
+    """A process cannot import the module of a task, or finds no such function in it. The handler has not begun."""
+
+
+class Missing(Struct, frozen=True):
+    """What a process answers instead of raising HandlerMissing."""
+
+    reason: str
+    pid: int
+    """Of the process that answers."""
+
+
 class ProcessDied(HandlerFailed):
     """The process that ran the handler died."""
 
@@ -50,6 +64,7 @@ async def run(
     Raises:
         RetryLater, GiveUp: the handler did.
         HandlerFailed: it raised something else, or its process died.
+        HandlerMissing: the process does not find it.
     """
     known = {
         name: getattr(job, name) for name in ("id", "queue", "task", "attempt", "due", "planned", "lateness", "meta")
@@ -64,19 +79,67 @@ async def run(
     raise HandlerFailed(value, more)
 
 
-async def ready(module: str) -> None:
-    """Have a process that waits for the next call, with that module imported: what begins then begins at once."""
-    with contextlib.suppress(anyio.BrokenWorkerProcess):  # the call tells
-        await anyio.to_process.run_sync(
-            _import, os.getpid(), module, cancellable=True, limiter=anyio.CapacityLimiter(1)
-        )
+async def ready(module: str, name: str = "") -> None:
+    """Have a process that waits for the next call, with that module imported: what begins then begins at once.
+
+    Raises:
+        HandlerMissing: a fresh process cannot import the module, or finds no `name` in it.
+    """
+    problem = "it does not start"
+    for _ in range(2):  # the first may have been a process that died while it was idle
+        try:
+            missing = await anyio.to_process.run_sync(
+                _import, os.getpid(), module, name, cancellable=True, limiter=anyio.CapacityLimiter(1)
+            )
+        except anyio.BrokenWorkerProcess as error:
+            problem = str(error) or f"it ends while it imports {module!r}"
+        except OSError as error:
+            problem = str(error)
+        else:
+            return await _raise_missing(missing)
+    raise HandlerMissing(f"a fresh process cannot run it: {problem}")
 
 
-def _import(worker: int, module: str) -> None:
+def _import(worker: int, module: str, name: str) -> Missing | None:
     _belong_to(worker)
-    # Whatever a user's module does while it is imported, sys.exit() too: the call that needs it tells.
-    with contextlib.suppress(BaseException):
-        importlib.import_module(module)
+    try:
+        find_handler(module, name)
+    except HandlerMissing as error:
+        return Missing(str(error), os.getpid())
+    return None
+
+
+def find_handler(module: str, name: str) -> Any:
+    """Return what a module has under a dotted name, or the module itself for ''.
+
+    Raises:
+        HandlerMissing: it does not import, or has no such name.
+    """
+    try:
+        found = importlib.import_module(module)
+    # Whatever a user's module does while it is imported, sys.exit() too: no handler has begun.
+    except BaseException as error:  # noqa: BLE001
+        why = f"{type(error).__name__}: {message(error)}"
+        raise HandlerMissing(f"a fresh process cannot import module {module!r}: {why}") from None
+    try:
+        return reduce(getattr, name.split(".") if name else (), found)
+    except AttributeError:
+        raise HandlerMissing(f"module {module!r}, as a fresh process imports it, has no {name!r}") from None
+
+
+async def _raise_missing(missing: Missing | None) -> None:
+    """Raise what a process answered, and end the process: it may keep modules that are older than the code on disk."""
+    if missing is None:
+        return
+    idle, workers = to_process._process_pool_idle_workers.get(), to_process._process_pool_workers.get()  # pyright: ignore[reportPrivateUsage]
+    for entry in [entry for entry in idle if entry[0].pid == missing.pid]:
+        idle.remove(entry)
+        workers.discard(entry[0])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(missing.pid, signal.SIGKILL)
+        with anyio.CancelScope(shield=True):
+            await entry[0].aclose()
+    raise HandlerMissing(missing.reason)
 
 
 async def call(heard: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
@@ -86,6 +149,7 @@ async def call(heard: Callable[[Progress], object], function: Callable[..., Any]
 
     Raises:
         ProcessDied: it did.
+        HandlerMissing: the function raised it.
     """
     try:
         with relay.receive(heard) as line:
@@ -97,6 +161,8 @@ async def call(heard: Callable[[Progress], object], function: Callable[..., Any]
         raise ProcessDied(f"its process died ({str(error) or 'it crashed, ended itself or was killed'})") from None
     if last is not None:
         heard(last)
+    if isinstance(value, Missing):
+        await _raise_missing(value)
     return value
 
 
@@ -109,8 +175,8 @@ def _call(
     known: dict[str, Any],
 ) -> tuple[str, Any, Any]:
     """Call the handler; runs in the process. The name stands for a task there, whose function is `handler`."""
+    found = find_handler(module, name)
     try:
-        found: Any = reduce(getattr, name.split("."), importlib.import_module(module))
         set_current_job(CurrentJob(**known, report=tell))
         return "done", encode(getattr(found, "handler", found)(*args, **kwargs)), None
     except RetryLater as error:
@@ -130,6 +196,8 @@ def _belonging(
     teller = Teller(line)
     try:
         return function(teller.tell, *args), teller.end()
+    except HandlerMissing as error:
+        return Missing(str(error), os.getpid()), None
     # Such as what a task of its own raised: anyio would raise it in the worker, and end that.
     except BaseException as error:  # noqa: BLE001
         raise ProcessDied(f"its process ended by {type(error).__name__}: {message(error)}") from None

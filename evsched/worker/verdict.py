@@ -1,18 +1,23 @@
-"""The verdict on a run: from what its handler did to its outcome. Pure."""
+"""The verdict on a run: from what its handler did to its outcome. Pure, but for a little randomness."""
 
 from __future__ import annotations
 
+import random
 from typing import Final
 
 from msgspec import Struct
 
-from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried, shorten
+from evsched.jobs.job import Aborted, Buried, DeferCause, Deferred, Done, FetchedJob, Outcome, Retried, shorten
 from evsched.jobs.retry import least_delay
 from evsched.worker.prepare import Prepared
 from evsched.worker.run import StopReason
 
 RESULT_MOST: Final = 1_048_576
 """Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
+
+_SOON: Final = 5.0
+"""Seconds after which a job comes back that cannot begin for a reason that people mend: few rounds of it, and a short
+wait for who has mended it."""
 
 TIMED_OUT: Final = "timeout: it ran longer than its limit"
 
@@ -48,6 +53,11 @@ def judge(
 def aborted(prepared: Prepared) -> Aborted:
     """Return the outcome of a run whose job was cancelled."""
     return Aborted(prepared.retention, prepared.payload.reply)
+
+
+def not_now(now: float, reason: str, cause: DeferCause = "window") -> Deferred:
+    """Return the outcome of a run that could not begin and may soon: its job comes back in some seconds."""
+    return Deferred(now + _SOON * random.uniform(0.8, 1.2), shorten(reason), cause=cause)  # noqa: S311 - no secret
 
 
 def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retried | Buried:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from typing import Final
-
 from evsched.errors import ConfigError, StoreRefused
 from evsched.jobs.job import Buried, Deferred, shorten
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.worker.run import Run
 from evsched.worker.run_store import RunStore
-
-_UNREAD: Final = 5.0
-"""Seconds after which a job comes back whose window Redis refuses to tell: few rounds of a job that cannot start, and a
-short wait for who has mended the key."""
+from evsched.worker.verdict import not_now
 
 
 async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
@@ -26,8 +20,7 @@ async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> D
     try:
         text = await store.read_window(run.delivery.queue, window)
     except StoreRefused as error:  # deferred without the window's name, since `defer` could not compare the text
-        back = run.delivery.redis_now() + _UNREAD * random.uniform(0.8, 1.2)  # noqa: S311 - no secret
-        return Deferred(back, shorten(f"its window {window!r} cannot be read: {error}"))
+        return not_now(run.delivery.redis_now(), f"its window {window!r} cannot be read: {error}")
     if text is None:
         return Buried(f"there is no window {window!r}: `evsched windows set {window} ...`, then revive it", reply)
     return judge_window(text, window, run.delivery.redis_now(), reply)

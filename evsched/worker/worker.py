@@ -69,6 +69,7 @@ class Worker:
             RedisRunStore(runtime, self.id),
             run_isolated=run_isolated,
             kill_grace=config.kill_grace,
+            emit=emit,
         )
         slots = Slots(config.concurrency)
         self._opening = Opening(runtime, program, self.id)

@@ -248,6 +248,7 @@ def test_an_interval_that_is_shorter_than_the_retries_is_refused_with_the_figure
         app.recurring(every=2)(task)
     app.recurring(every=2, overlap="allow")(task)
     app.recurring(every=3, name="slower")(task)
+    app.recurring(every=1, name="once")(app.task(name="once", retry=Retry(attempts=1))(often))
 
 
 async def test_five_dispatchers_double_nothing(config: Config, app: App, queue: str, ran: list[str]) -> None:

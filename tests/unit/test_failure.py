@@ -144,6 +144,53 @@ def test_an_exception_that_cannot_be_read_is_told_all_the_same() -> None:
     assert "Broken: its message cannot be read: TypeError in __str__" in failed(broken).reason
 
 
+class RaisesNotes(Exception):
+    @property
+    def __notes__(self) -> list[str]:
+        raise SystemExit(4)
+
+
+class RaisesCause(Exception):
+    @property
+    def __cause__(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise SystemExit(4)
+
+
+class Exits(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+class HidesItsTraceback(Exception):
+    @property
+    def __traceback__(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        raise SystemExit(4)
+
+
+def noted(notes: Any) -> Exception:
+    error = ValueError("no")
+    error.__notes__ = notes
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (noted(17), "ValueError: no"),
+        (noted([17, "order 17"]), "ValueError: no"),
+        (RaisesNotes("no"), "RaisesNotes: no"),
+        (RaisesCause("no"), "RaisesCause: no"),
+        (Exits(), "Exits: its message cannot be read: SystemExit in __str__"),
+        (HidesItsTraceback("no"), "HidesItsTraceback: it cannot be described: SystemExit"),
+    ],
+)
+def test_what_a_users_exception_does_when_it_is_looked_at_harms_nobody(error: Exception, says: str) -> None:
+    def raising() -> None:
+        raise error
+
+    assert failed(raising).reason.startswith(says)
+
+
 def test_what_only_our_own_code_raised_has_no_place_and_no_traceback() -> None:
     with pytest.raises(TypeError) as caught:
         encode(object())

@@ -1,0 +1,47 @@
+"""MODULE:APP: how it is written, and what is said of a module that brings no app."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from evsched.errors import CannotStart, ConfigError
+from evsched.process.locate_app import find_app
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "to_be_located.py"
+    sys.modules.pop("to_be_located", None)
+
+
+@pytest.mark.parametrize(
+    "name", ["tasks", "tasks:", ":app", "./tasks.py:app", "tasks.py:app", "shop/tasks:app", "a:b:c"]
+)
+def test_what_is_no_name_is_refused_and_the_form_is_said(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"write MODULE:APP, the dotted name of a module"):
+        find_app(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import sys; sys.exit(5)", "does not import: SystemExit: 5"),
+        ("1 / 0", "does not import: ZeroDivisionError: division by zero"),
+        ("import nothing_there", "does not import: No module named 'nothing_there'"),
+        ("", "has no app 'app'"),
+    ],
+)
+def test_a_module_that_brings_no_app_cannot_start(module: Path, code: str, says: str) -> None:
+    module.write_text(code)
+    with pytest.raises(CannotStart, match=says):
+        find_app("to_be_located:app")
+
+
+def test_the_app_of_a_module(module: Path) -> None:
+    module.write_text("from evsched import App; app = App()")
+    assert find_app("to_be_located:app").origin == "to_be_located:app"
