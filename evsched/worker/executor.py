@@ -8,8 +8,10 @@ Each step is a value. The outcome is data too; the worker writes it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Final
 
 import anyio
 from msgspec.structs import replace
@@ -28,6 +30,9 @@ from evsched.worker.run_lock import RunLock
 from evsched.worker.run_store import NoRunStore, RunStore
 from evsched.worker.verdict import aborted, judge, not_now
 from evsched.worker.window_check import check_window
+
+_ASK_AGAIN: Final = 1.0
+"""Seconds between two processes that are started to look for a handler that was not found: a start costs much CPU."""
 
 
 class Executor:
@@ -54,8 +59,8 @@ class Executor:
         self._isolation = Isolation(run_isolated, self.handlers, slots, kill_grace) if run_isolated else None
         self._processes = anyio.CapacityLimiter(processes)
         self._emit = emit
-        self._missing: dict[str, str] = {}
-        """Tasks whose handler a fresh process did not find, and why."""
+        self._missing: dict[str, tuple[str, float]] = {}
+        """Tasks whose handler a fresh process did not find: why, and when the next is asked (monotonic clock)."""
         self._marking = asyncio.Lock()
         self.lock = RunLock(self._on_freed)
         self.freed: list[Callable[[], None]] = []
@@ -80,6 +85,10 @@ class Executor:
             return closed if isinstance(closed, Deferred) else replace(closed, began=False)
         if run.stop_reason is not None:
             return _stopped_before(run, prepared)
+        if self._missing and (prepared.task.on == "process" or run.job.deaths):
+            reason, ask_again = self._missing.get(run.task, ("", 0.0))
+            if time.monotonic() < ask_again:
+                return not_now(run.delivery.redis_now(), reason, "code")
         self.handlers.make_current(run, prepared)
         if prepared.task.on == "process" and not self._reserve_process(run):
             return Returned()
@@ -154,8 +163,9 @@ class Executor:
 
     def _defer(self, run: Run, reason: str) -> Outcome:
         """Return a run that cannot begin by the code on disk; say so once for each task and reason."""
-        if self._missing.get(run.task) != reason:
-            self._missing[run.task] = reason
+        before, _ = self._missing.get(run.task, ("", 0.0))
+        self._missing[run.task] = reason, time.monotonic() + _ASK_AGAIN
+        if before != reason:
             self._emit(HandlerNotFound(queue=run.delivery.queue, task=run.task, reason=reason))
         return not_now(run.delivery.redis_now(), reason, "code")
 

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cache
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import Struct
 
@@ -115,7 +115,8 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
         yield one, link
         if isinstance(one, BaseExceptionGroup):
             left += [(member, "member") for member in one.exceptions]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        cause, context = _attribute(one, "__cause__"), _attribute(one, "__context__")
+        looked_at = cast(BaseException, one)
+        cause, context = _attribute(looked_at, "__cause__"), _attribute(looked_at, "__context__")
         if isinstance(cause, BaseException):
             left.append((cause, "cause"))
         elif isinstance(context, BaseException) and not one.__suppress_context__:
@@ -132,7 +133,7 @@ def _attribute(error: BaseException, name: str) -> Any:
 
 def _notes(error: BaseException) -> list[str]:
     notes = _attribute(error, "__notes__")
-    return [note for note in notes if type(note) is str] if type(notes) is list else []
+    return [note for note in cast(list[object], notes) if type(note) is str] if type(notes) is list else []
 
 
 def _frames(error: BaseException) -> list[_Frame]:

@@ -146,7 +146,7 @@ def test_an_exception_that_cannot_be_read_is_told_all_the_same() -> None:
 
 class RaisesNotes(Exception):
     @property
-    def __notes__(self) -> list[str]:
+    def __notes__(self) -> list[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         raise SystemExit(4)
 
 
