@@ -11,8 +11,10 @@ import contextlib
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable
 from functools import reduce
+from io import FileIO
 from typing import Any, Final
 
 import anyio
@@ -206,6 +208,7 @@ def _belonging(
 def _belong_to(worker: int) -> None:
     """Let the worker alone end this process: Ctrl-C and many supervisors signal all processes of a group at once."""
     lifeline.end_with(worker)
+    _pipes.move()
     forks.hold(_pipes)
     forks.separate_children()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -216,9 +219,27 @@ def _belong_to(worker: int) -> None:
 class _Pipes:
     """The pipes to the worker, which anyio has put in place of standard input and output."""
 
+    def __init__(self) -> None:
+        self._moved = list[int]()
+
+    def move(self) -> None:
+        """Give them numbers that nothing inherits: what a handler runs would write its output into the worker's."""
+        if self._moved:
+            return
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream, mode in ((sys.__stdin__, "rb"), (sys.__stdout__, "wb")):
+            buffer: Any = stream.buffer  # pyright: ignore[reportOptionalMemberAccess]
+            file: FileIO = getattr(buffer, "raw", buffer)
+            before = file.fileno()
+            after = os.dup(before)
+            file.__init__(after, mode, closefd=False)  # the same object, since anyio holds it
+            os.dup2(nowhere, before)
+            self._moved.append(after)
+        os.close(nowhere)
+
     def descriptors(self) -> Iterable[int]:
         """Return their descriptors: a forked child that held them would hide the end of its parent."""
-        return [0, 1]
+        return self._moved
 
 
 _pipes: Final = _Pipes()

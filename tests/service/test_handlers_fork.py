@@ -48,6 +48,11 @@ def leave():
     return child.pid
 
 @app.task(on="process", retry=once, retention=60)
+def print_and_read():
+    subprocess.run(["sh", "-c", "echo to the standard output; cat"], check=True)
+    return 14
+
+@app.task(on="process", retry=once, retention=60)
 def fork_and_die():
     child = fork.Process(target=signal.pause)
     child.start()
@@ -86,8 +91,8 @@ def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
     return cli.json("show", task, "--queue", queue)
 
 
-@pytest.mark.parametrize("task", ["in_thread", "in_loop", "on_process"])
-def test_a_pool_in_a_handler_ends_its_processes_and_not_the_worker(
+@pytest.mark.parametrize("task", ["in_thread", "in_loop", "on_process", "print_and_read"])
+def test_what_a_handler_starts_harms_neither_its_process_nor_its_worker(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str, task: str
 ) -> None:
     child, log = worker
