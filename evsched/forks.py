@@ -84,7 +84,9 @@ def _separate() -> None:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # A KeyboardInterrupt would be raised in here, where Python swallows it: one that is on its way ends the child.
+        early = signal.SIGINT in signal.sigpending()
+        signal.signal(signal.SIGINT, signal.SIG_DFL if early else signal.default_int_handler)
         _close_all()
     finally:
         _unblock()

@@ -42,12 +42,12 @@ def end_with(parent: int) -> None:
 
 def _note_thread() -> None:
     global _by_main_thread
-    _by_main_thread = threading.current_thread() is threading.main_thread()
+    _by_main_thread = os.getpid() == _process and threading.current_thread() is threading.main_thread()
 
 
 def _tie_fork() -> None:
     # A fork is not tied by itself. One that another thread makes would end with that thread, and is left alone.
-    if _by_main_thread and os.getppid() == _process and _ask_kernel() and os.getppid() != _process:
+    if _by_main_thread and _ask_kernel() and os.getppid() != _process:
         _end()
 
 
