@@ -85,5 +85,5 @@ class StoreRefused(StoreError):
     """Redis refused the command."""
 
 
-NO_ENTRY: Final = ("noauth", "wrongpass")
+NO_ENTRY: Final = ("noauth", "wrongpass", "database")
 """The kinds of a StoreRefused that are of the connection: every command meets them."""

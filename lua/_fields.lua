@@ -88,16 +88,23 @@ local valid_field = {
   end,
 }
 
--- A record for readers, as field, value, ...: without malformed values, and within the bounds. A record that is not a
--- hash is empty.
+-- A record for readers, as field, value, ...: without malformed values, and within the bounds, which the longest values
+-- exceed first: they cost no short one, such as the reason. A record that is not a hash is empty.
 -- USES record, BYTES_READ, size_of, FIELDS_READ, valid_field
 local function readable_record(id)
   local key, fields, left = record(id), {}, BYTES_READ
   if size_of('HLEN', key) > FIELDS_READ then
     return { 'reason', 'its record has more than ' .. FIELDS_READ .. ' fields: DEL it and schedule the job again' }
   end
-  for _, field in ipairs(redis.pcall('HKEYS', key)) do
-    left = left - #field - redis.call('HSTRLEN', key, field)
+  local names, sizes = redis.pcall('HKEYS', key), {}
+  for _, field in ipairs(names) do
+    sizes[field] = #field + redis.call('HSTRLEN', key, field)
+  end
+  table.sort(names, function(one, other)
+    return sizes[one] < sizes[other]
+  end)
+  for _, field in ipairs(names) do
+    left = left - sizes[field]
     local value = left >= 0 and redis.call('HGET', key, field)
     if value and valid_field[field] then
       value = valid_field[field](value)

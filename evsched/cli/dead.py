@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from evsched.cli import output
-from evsched.cli.root import Ids, Json, Queue, Url, UsageError, client
+from evsched.cli.root import Ids, Json, Queue, Url, UsageError, check_limit, client
 from evsched.cli.table import Column, Moment, table
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -31,9 +31,10 @@ def list_dead(
     url: Url = None,
 ) -> None:
     """List dead jobs, the newest first, with their reasons."""
+    check_limit(limit)
     store = Store(queue)
     with client(url) as redis:
-        front = redis.send(store.front("dead", max(limit, 1), last=True))
+        front = redis.send(store.front("dead", limit, last=True))
         there = redis.send(store.dead())
         rows = [(job, died, *_read(redis, queue, job)) for job, died in front]
     if there > len(front):
@@ -62,7 +63,7 @@ def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | No
         status = redis.status(queue, job)
     except StoreRefused as error:
         return None, f"its record cannot be read: {error}"
-    return (status.task, status.reason) if status else (None, None)
+    return (status.task, status.reason or "its record has no reason that can be read") if status else (None, None)
 
 
 @app.command

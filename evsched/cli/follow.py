@@ -18,11 +18,13 @@ from evsched.cli.table import Moment
 from evsched.client.client import Client
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
+from evsched.diagnostics.audit import PLACES
 from evsched.diagnostics.explain import explain as say
-from evsched.diagnostics.explain import nowhere, window_of
+from evsched.diagnostics.explain import nowhere, waits_now, window_of
 from evsched.errors import JobDead, JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import JobStatus
+from evsched.store import server
 from evsched.store.store import Store
 from evsched.telemetry.log import escape
 from evsched.transport.connection import Subscription
@@ -82,7 +84,9 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
         window = None
         with contextlib.suppress(StoreRefused):  # the reason in the record says that the window cannot be read
             window = redis.send(store.window(name)) if name else None
-    told = say(job, queue, facts, nearest, window)
+        waits = waits_now(facts.status, facts.now)
+        types = {name: redis.send(server.kind(keys.root(queue) + name)) for name in PLACES} if waits else None
+    told = say(job, queue, facts, nearest, window, types)
     if facts.status is None and not json:
         raise JobMissing(told.sentence)
     if json:

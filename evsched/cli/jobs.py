@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.root import Json, Queue, Url, UsageError, client
+from evsched.cli.root import Json, Queue, Url, UsageError, check_limit, client
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.client.new_job import JobOptions, new_job
@@ -126,8 +126,7 @@ def jobs(
     url: Url = None,
 ) -> None:
     """List the jobs of a queue, those first that are next."""
-    if limit < 1:
-        raise UsageError("--limit: at least 1")
+    check_limit(limit)
     store, rows = Store(queue), list[tuple[str, str, float | None]]()
     with client(url) as redis:
         there = redis.send(store.queue_stats()).places

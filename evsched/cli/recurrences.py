@@ -188,10 +188,12 @@ def add(
             overlap=overlap,
             window=window,
         )
-        read_recurrence(declared)
+        recurrence = read_recurrence(declared)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
+        if next(recurrence.walk(redis.now()), None) is None:
+            raise UsageError(f"recurrence {name} would never recur: no time of its rule is ahead, until its --end")
         print(f"{name} {redis.declare(queue, declared)}")
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
@@ -36,8 +36,22 @@ Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")
 Ids = Annotated[list[str] | None, Parameter(help="Ids of jobs.", negative="")]
 
 
+LIST_MOST: Final = 1_000_000
+"""Rows that a list has at the most, whatever its --limit."""
+
+
 class UsageError(EvschedError):
     """The command line makes no sense."""
+
+
+def check_limit(limit: int) -> None:
+    """Refuse a --limit that is out of range.
+
+    Raises:
+        UsageError
+    """
+    if not 1 <= limit <= LIST_MOST:
+        raise UsageError(f"--limit is {limit}: from 1 to {LIST_MOST}")
 
 
 def settings(url: str | None = None, **flags: Any) -> Config:

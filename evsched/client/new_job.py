@@ -72,6 +72,8 @@ def new_job(
     Raises:
         ConfigError: an option is not valid; the arguments are not JSON, or too large.
     """
+    if not task:
+        raise ConfigError("a job needs the name of a task: it is empty")
     _check(options)
     due, delay = due_and_delay(options.get("due"), options.get("delay"))
     retry, expires = options.get("retry"), options.get("expires")

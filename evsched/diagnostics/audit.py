@@ -63,6 +63,9 @@ _TYPES_OF_MANY: Final = {
 }
 """The same of keys of which a queue has many; `job:` is for the script to judge."""
 
+PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in ("arrival", "canary", "windows")}
+"""The keys on which a whole queue depends, with their types."""
+
 Told = Callable[[int, int], None]
 """Hears how far the walk is: so many of about so many."""
 

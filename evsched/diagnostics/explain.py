@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from msgspec import Struct
 
+from evsched import keys
+from evsched.diagnostics.audit import PLACES
 from evsched.durations import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs.job import JobStatus
@@ -37,17 +39,24 @@ def window_of(status: JobStatus | None) -> str | None:
 
 
 def explain(
-    job_id: str, queue: str, facts: Facts, nearest: Sequence[str] = (), window: str | None = None
+    job_id: str,
+    queue: str,
+    facts: Facts,
+    nearest: Sequence[str] = (),
+    window: str | None = None,
+    types: Mapping[str, str] | None = None,
 ) -> Explanation:
     """Say why a job has not run yet.
 
     `nearest`: similar ids, if there is no job of that id. `window`: the present definition of the window that the job
-    names.
+    names. `types`: the types of the keys on which the whole queue depends, if they were asked.
     """
     status = facts.status
     if status is None:
         hint = f": did you mean {', '.join(nearest)}?" if nearest else ""
         return Explanation(nowhere(job_id, queue) + hint, {})
+    if told := _wrong_type(status, facts, types or {}):
+        return Explanation(told, _listed(status, facts))
     if status.place == "schedule" and window is not None and (told := _outside(status, facts, window)):
         return Explanation(told, _listed(status, facts))
     sentence = {
@@ -59,6 +68,26 @@ def explain(
         "dead": _dead,
     }[status.place](status, facts)
     return Explanation(sentence, _listed(status, facts))
+
+
+def waits_now(status: JobStatus | None, now: float) -> bool:
+    """Tell whether a job is due and has not been fetched, so that it waits for the queue to move."""
+    if status is None or status.place not in ("schedule", "backlog", "ready"):
+        return False
+    return status.place != "schedule" or (status.due or 0.0) <= now
+
+
+def _wrong_type(status: JobStatus, facts: Facts, types: Mapping[str, str]) -> str | None:
+    """Say which key of a wrong type makes Redis refuse to move a job that is due."""
+    if not waits_now(status, facts.now):
+        return None
+    for name, kind in types.items():
+        if kind not in (PLACES[name], "none"):
+            key = keys.root(status.queue) + name
+            mend = f"`evsched doctor --queue {status.queue}` says how to mend it"
+            what = f"{key} is a {kind}, not a {PLACES[name]}"
+            return f"due, but Redis refuses to move the jobs of this queue: {what}; {mend}"
+    return None
 
 
 def _no_worker(status: JobStatus, facts: Facts) -> str | None:
@@ -169,10 +198,11 @@ def _finished(status: JobStatus, facts: Facts) -> str:
 
 
 def _dead(status: JobStatus, facts: Facts) -> str:
-    since = format_duration(facts.now - (status.finished or facts.now))
-    return (
-        f"expired {since} ago: {status.reason}" if status.outcome == "expired" else f"dead for {since}: {status.reason}"
-    )
+    reason = status.reason or "its record has no reason that can be read"
+    if status.finished is None:
+        return f"dead: {reason}"
+    since = format_duration(facts.now - status.finished)
+    return f"expired {since} ago: {reason}" if status.outcome == "expired" else f"dead for {since}: {reason}"
 
 
 def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:

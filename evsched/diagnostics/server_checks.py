@@ -136,7 +136,8 @@ def memory(server: Server) -> list[Finding]:
     used, most = server.number("used_memory"), server.number("maxmemory")
     if not most or used < _FULL * most:
         return []
-    what = f"{used / 2**20:.0f} of {most / 2**20:.0f} MB are used: when it is full, Redis refuses new jobs"
+    then = "it is full, and Redis refuses new jobs" if used >= most else "when it is full, Redis refuses new jobs"
+    what = f"{used / 2**20:.0f} of {most / 2**20:.0f} MB are used: {then}"
     mend = "CONFIG SET maxmemory to more, or let fewer jobs, results and dead jobs be kept"
     return [Finding("memory", "warning", what, "Redis, maxmemory", mend)]
 

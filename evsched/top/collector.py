@@ -127,11 +127,17 @@ class Top:
         """Read the set of all queues, and a slice of the keys for queues that no dispatcher has met."""
         if self._named:
             return
-        scanning = asyncio.ensure_future(self._sender.send(server.scan(self._cursor)))
-        names = list[str]()
-        with contextlib.suppress(StoreRefused):  # the key is of another type: the slices find all queues, only later
-            names = await self._sender.send(server.queue_names())
-        found = await scanning
+        names, found = await asyncio.gather(
+            self._sender.send(server.queue_names()),
+            self._sender.send(server.scan(self._cursor)),
+            return_exceptions=True,
+        )
+        if isinstance(names, StoreRefused):
+            names = list[str]()  # the key is of another type: the slices find all queues, only later
+        if isinstance(names, BaseException):
+            raise names
+        if isinstance(found, BaseException):
+            raise found
         self._cursor = found.next
         for queue in sorted(found.queues.union(names).difference(self._stores)):
             self._stores[queue] = Store(queue)

@@ -83,6 +83,12 @@ _WRONG_TYPE: Final = (
     "WRONGTYPE a key that this needs is of another type: `evsched doctor` names it, and says what to do"
 )
 
+_UNAUTHENTICATED: Final = "NOAUTH Redis asks for a password: put it into the URL, redis://USER:PASSWORD@HOST:PORT/DB"
+
+_NO_DATABASE: Final = (
+    "the URL names a database that Redis does not have: its setting `databases` says how many there are"
+)
+
 _FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; the jobs that are there go on, which makes room"
 
 # hiredis's own types allow for one word only.
@@ -126,6 +132,10 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     message = str(error) or type(error).__name__
     if any(words in message for words in _UNKNOWN_CA):
         message += "; name the file of its CA in the URL: rediss://...?ssl_ca_certs=/PATH"
+    if "unauthenticated" in message:
+        message = _UNAUTHENTICATED  # Redis closes at once on a command of many words, or a long one
+    elif "DB index is out of range" in message:
+        return StoreRefused(f"{what}: {_NO_DATABASE}", kind="database")
     code, _, rest = message.partition(" ")
     if code == "WRONGTYPE":
         # The scripts' own words name the key; Redis's name none. Behind both stands the line of the script.
@@ -190,7 +200,7 @@ class Connection:
             return replies
         except TimeoutError:
             await self.close()
-            raise StoreDown(f"no answer within {reply_timeout:g} s", kind="timeout") from None
+            raise StoreDown(f"Redis gave no answer within {reply_timeout:g} s", kind="timeout") from None
         except (exceptions.RedisError, OSError) as error:
             await self.close()
             raise translate(error) from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -243,3 +245,18 @@ async def test_an_answer_that_is_none_is_passed_over(config: Config, queue: str,
                     raw.publish(channel, answer)
                 break
             assert (await looking_now).statuses == [true]
+
+
+async def test_a_look_that_fails_leaves_no_failure_unread() -> None:
+    """Python reports an exception that nobody reads with a traceback, beside the one line of `evsched top`."""
+    unread = list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
+    before = asyncio.all_tasks()
+    async with looking("redis://127.0.0.1:1/0") as top:
+        with contextlib.suppress(StoreDown):
+            await top.look()
+        while left := asyncio.all_tasks() - before:
+            await asyncio.wait(left)
+        del left
+    gc.collect()
+    assert unread == []

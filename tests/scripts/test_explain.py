@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from evsched.diagnostics.audit import PLACES
 from evsched.diagnostics.explain import explain
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
+from evsched.store import server
 from evsched.store.replies import New
 from evsched.store.store import Store
 
@@ -219,3 +221,30 @@ def test_no_such_job(send: Callable[[Any], Any], store: Store) -> None:
     told = explain("a", store.queue, send(store.explain("a")), ["a1", "a2"])
     assert told.sentence.endswith(": did you mean a1, a2?")
     assert told.facts == {}
+
+
+@pytest.mark.parametrize("place", ["ready", "fair"])
+def test_a_key_of_a_wrong_type_that_holds_a_due_job_up_is_named(
+    send: Callable[[Any], Any], store: Store, raw: Any, place: str
+) -> None:
+    scene, key = Scene(send, store, raw), f"evsched:{{{store.queue}}}:{place}"
+    raw.set(key, "x")
+    overdue(scene)
+    types = {name: send(server.kind(f"evsched:{{{store.queue}}}:{name}")) for name in PLACES}
+    sentence = explain("a", store.queue, send(store.explain("a", now=NOW)), types=types).sentence
+    assert f"{key} is a string, not a {PLACES[place]}; `evsched doctor --queue {store.queue}`" in sentence
+    # Before it is due it waits for its due, whatever the type of a key.
+    assert "string" not in explain("a", store.queue, send(store.explain("a", now=NOW - 99)), types=types).sentence
+
+
+def test_a_spoiled_record_keeps_its_reason_and_none_is_never_shown(
+    send: Callable[[Any], Any], store: Store, raw: Any
+) -> None:
+    scene, key = Scene(send, store, raw), f"evsched:{{{store.queue}}}:job:a"
+    scene.send(store.bury("w", [(scene.run(), Buried("no luck", False))], now=NOW))
+    raw.hset(key, mapping=dict.fromkeys(("member", "begun", "progress", "traceback"), "x" * 3000000))
+    assert explain("a", store.queue, send(store.explain("a", now=NOW))).sentence.endswith(": no luck")
+    raw.hdel(key, "reason", "finished")
+    raw.hset(key, "outcome", "dead")
+    told = explain("a", store.queue, send(store.explain("a", now=NOW)))
+    assert told.sentence == "dead: its record has no reason that can be read"

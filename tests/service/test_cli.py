@@ -289,7 +289,7 @@ def test_json_cannot_steer_the_terminal(cli: Cli) -> None:
     assert json.loads(done.stdout)["payload"]["args"] == [words]
 
 
-@pytest.mark.parametrize("command", ["queues", "top --json", "doctor", "--help", "enqueue noop"])
+@pytest.mark.parametrize("command", ["queues --json", "top --json", "doctor", "--help", "enqueue noop"])
 @pytest.mark.parametrize(("to", "words"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")])
 def test_a_stdout_that_cannot_be_written_is_told_in_one_line(cli: Cli, command: str, to: str, words: str) -> None:
     done = subprocess.run(
@@ -308,7 +308,12 @@ def test_a_reader_that_has_gone_is_no_error_to_tell(cli: Cli) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        cli.command("queues"), env=cli.environment, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        cli.command("queues", "--json"),
+        env=cli.environment,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
@@ -318,3 +323,38 @@ def test_a_reader_that_has_gone_is_no_error_to_tell(cli: Cli) -> None:
 def test_an_argument_that_is_nested_too_deeply_is_bad_usage(cli: Cli, command: tuple[str, ...]) -> None:
     done = cli.run(*command, "--", "[" * 3000 + "]" * 3000)
     assert (done.returncode, done.stderr.count("\n"), "nested too deeply" in done.stderr) == (2, 1, True)
+
+
+@pytest.mark.parametrize("command", [("dead",), ("jobs",)])
+@pytest.mark.parametrize("limit", ["0", "99999999999999999999"])
+def test_a_limit_out_of_range_is_bad_usage(cli: Cli, command: tuple[str, ...], limit: str) -> None:
+    done = cli.run(*command, "--limit", limit)
+    assert (done.returncode, done.stderr) == (2, f"evsched: --limit is {limit}: from 1 to 1000000\n")
+
+
+def test_a_job_without_a_task_is_bad_usage(cli: Cli) -> None:
+    done = cli.run("enqueue", "")
+    assert (done.returncode, done.stderr) == (2, "evsched: a job needs the name of a task: it is empty\n")
+
+
+def test_a_recurrence_that_would_never_recur_is_bad_usage(cli: Cli) -> None:
+    done = cli.run("recurrences", "add", "r", "t", "--rule", "@daily", "--end", "1")
+    assert (done.returncode, "would never recur" in done.stderr) == (2, True)
+    assert cli.json("recurrences") == []
+
+
+def test_a_database_that_redis_does_not_have_is_named(cli: Cli) -> None:
+    for command in ("queues", "doctor"):
+        done = cli.run(command, "--url", cli.environment["EVSCHED_URL"].replace("db=0", "db=99"))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert "the URL names a database that Redis does not have" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("queues",), ("enqueue", "t", "--id", "a")])
+def test_a_missing_password_is_told_as_such(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Redis answers a command of many words with an error of the protocol."""
+    with EmbeddedRedis(requirepass="secret") as server:
+        done = Cli(server.url, tmp_path).run(*command)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "uthentication required" in done.stderr or "asks for a password" in done.stderr
+    assert "multibulk" not in done.stderr
