@@ -1,6 +1,6 @@
-"""What of Redis is read when a scrape comes, and never on a timer: how much waits where, and for how long.
+"""The metrics that are read from Redis at a scrape, never on a timer: how many jobs wait where, and for how long.
 
-Dispatchers read it, for many queues in one round trip, and at most once a second however many scrape.
+Dispatchers read them, for many queues in one round trip, and at most once a second however many scrape.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from evsched.telemetry.metrics import Metrics
 from evsched.transport.call import Call
 
 _FRESH: Final = 1.0
-"""Seconds for which what was read is told again."""
+"""Seconds for which the figures are reused."""
 
 _SLICE: Final = 50
-"""Queues that are asked in one round trip, 0.5 ms of Redis's time: jobs go on in between, however many there are."""
+"""Queues read in one round trip, 0.5 ms of Redis's time: other commands run in between."""
 
 DEADLINE: Final = 0.75
-"""Seconds that a scrape or a probe waits for Redis: then it tells the rest, within a second."""
+"""Seconds that a scrape or a probe waits for Redis; then it answers without it, within a second."""
 
 _WHO: Final = "scrape"
 
@@ -42,15 +42,15 @@ class Depths:
         self._at = float("-inf")
 
     async def refresh(self) -> None:
-        """Read what is older than a second. What cannot be read is left out, and evsched_redis_up is 0.
+        """Read figures older than a second. What cannot be read is left out, and evsched_redis_up is 0.
 
-        An old figure would look like a new one to whoever draws it or alarms by it.
+        An old figure would look current to a dashboard or an alert.
         """
         if time.monotonic() - self._at < _FRESH:
             return
         self._at = time.monotonic()
-        told, queues = self._metrics, self._queues()
-        told.forget()
+        metrics, queues = self._metrics, self._queues()
+        metrics.forget()
         sent = time.time()
         try:
             async with asyncio.timeout(DEADLINE):
@@ -58,27 +58,27 @@ class Depths:
                 now, redis, *found = await self._read([*about, *(Store(queue).queue_stats() for queue in queues)])
         except (StoreError, TimeoutError) as error:
             self._runtime.emit(RedisFailed(kind=error.kind if isinstance(error, StoreError) else "timeout"))
-            told.tell_up(_WHO, False)
+            metrics.set_up(_WHO, False)
             return
-        told.tell_up(_WHO, True)
-        told.clock.set(_ahead(now, sent, time.time()))
-        told.evicted.set(float(redis.get("evicted_keys", 0)))
+        metrics.set_up(_WHO, True)
+        metrics.gauges["redis_clock_ahead_seconds"].set(_ahead(now, sent, time.time()))
+        metrics.gauges["redis_evicted_keys"].set(float(redis.get("evicted_keys", 0)))
         most = float(redis.get("maxmemory", 0))
-        told.memory.set(float(redis.get("used_memory", 0)) / most if most else 0.0)
+        metrics.gauges["redis_memory_used_ratio"].set(float(redis.get("used_memory", 0)) / most if most else 0.0)
         for queue, queue_stats in zip(queues, found, strict=True):
-            self._tell(told.queue_label(queue), queue_stats)
+            self._set(metrics.queue_label(queue), queue_stats)
 
-    def _tell(self, queue: str, queue_stats: QueueStats) -> None:
-        told = self._metrics
-        for place, count in queue_stats.places.items():
-            told.queue_jobs.labels(queue, place).inc(count)
-        told.overdue.labels(queue).inc(queue_stats.due + queue_stats.places["backlog"] + queue_stats.places["ready"])
-        told.overdue_for.labels(queue).set(_overdue_for(queue_stats))
-        told.queue_oldest.labels(queue).set(queue_stats.oldest)
-        told.queue_workers.labels(queue).set(queue_stats.workers)
-        told.queue_paused.labels(queue).set(queue_stats.paused is not None)
-        if queue_stats.next_due is not None and math.isfinite(queue_stats.next_due):
-            told.next_due.labels(queue).set(queue_stats.next_due)
+    def _set(self, queue: str, stats: QueueStats) -> None:
+        gauges, places = self._metrics.gauges, stats.places
+        for place, count in places.items():
+            gauges["queue_jobs"].labels(queue, place).inc(count)
+        gauges["queue_overdue_jobs"].labels(queue).inc(stats.due + places["backlog"] + places["ready"])
+        gauges["queue_overdue_seconds"].labels(queue).set(_overdue_for(stats))
+        gauges["queue_oldest_ready_seconds"].labels(queue).set(stats.oldest)
+        gauges["queue_workers"].labels(queue).set(stats.workers)
+        gauges["queue_paused"].labels(queue).set(stats.paused is not None)
+        if stats.next_due is not None and math.isfinite(stats.next_due):
+            gauges["next_due_timestamp_seconds"].labels(queue).set(stats.next_due)
 
     async def _read(self, calls: list[Call[Any]]) -> list[Any]:
         slices = [calls[at : at + _SLICE] for at in range(0, len(calls), _SLICE)]
@@ -86,12 +86,12 @@ class Depths:
 
 
 def _ahead(now: float, sent: float, heard: float) -> float:
-    """Return how far Redis's clock is ahead of this host's: it was read in between."""
+    """Return how far Redis's clock is ahead of this host's; it was read between `sent` and `heard`."""
     return min(now - sent, 0.0) + max(now - heard, 0.0)
 
 
 def _overdue_for(queue_stats: QueueStats) -> float:
-    """Return for how long the first of the overdue jobs has been due. Who schedules at 0 means at once, not 1970."""
+    """Return how long the first of the overdue jobs has been due. A due of 0 means at once, not 1970."""
     late = [queue_stats.oldest]
     if queue_stats.due and queue_stats.next_due is not None:
         late.append(queue_stats.now - queue_stats.next_due)

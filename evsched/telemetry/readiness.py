@@ -1,0 +1,93 @@
+"""Whether a process is alive and ready: what `/healthz` and `/readyz` answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
+from evsched.events import (
+    Event,
+    NotificationsMissing,
+    NotificationsProven,
+    Subscribed,
+    SubscriptionLost,
+    WorkerDraining,
+)
+from evsched.runtime.pulse import Pulse
+from evsched.store import server
+from evsched.store.store import Store
+from evsched.telemetry.queue_stats import DEADLINE
+from evsched.transport.senders import BatchingSender
+
+
+class Readiness:
+    """Alive: each loop makes progress. Ready: Redis serves, and a dispatcher receives keyspace events."""
+
+    def __init__(self, sender: BatchingSender) -> None:
+        self._sender = sender
+        self._pulses: list[Callable[[], list[Pulse]]] = []
+        self._loops: list[tuple[str, Callable[[], str | None]]] = []
+        """A queue of each kind of loop, and the function that says what its last passes met."""
+        self._subscribes = False
+        self._unproven: str | None = "the subscription is not proved yet"
+        self._unsubscribed: str | None = None
+        self._draining = False
+
+    def on_event(self, event: Event) -> None:
+        """Note what an event says of the subscription, and that the process drains."""
+        if isinstance(event, WorkerDraining):
+            self._draining = True
+        elif isinstance(event, NotificationsProven):
+            self._unproven = None
+        elif isinstance(event, NotificationsMissing):
+            self._unproven = f"Redis sends no keyspace events: {event.mend}"
+        elif isinstance(event, SubscriptionLost):
+            self._unsubscribed = f"the subscription is lost: {event.reason}"
+        elif isinstance(event, Subscribed):
+            self._unsubscribed = None
+
+    def watch(self, pulses: Callable[[], list[Pulse]]) -> None:
+        """Count these loops among those that must make progress."""
+        self._pulses.append(pulses)
+
+    def require(self, queue: str, wrong: Callable[[], str | None], *, subscribes: bool = False) -> None:
+        """Be ready only if Redis serves `queue`, and `wrong()` is None. `subscribes`: the events must arrive too."""
+        self._loops.append((queue, wrong))
+        self._subscribes = self._subscribes or subscribes
+
+    def why_not_alive(self) -> str | None:
+        """Return which loop hangs; None = none does."""
+        return next((wrong for pulses in self._pulses for pulse in pulses() if (wrong := pulse.wrong())), None)
+
+    async def why_not_ready(self) -> str | None:
+        """Return why the process is not ready; None = it is."""
+        if self._draining:
+            return "draining: it was asked to end"
+        if not self._loops:
+            return "it is starting"
+        known = self.why_not_alive() or (self._subscribes and (self._unsubscribed or self._unproven)) or None
+        if known is not None:
+            return known
+        for queue, wrong in self._loops:
+            if (reason := await self._why_redis_does_not_serve(queue, wrong)) is not None:
+                return reason
+        return None
+
+    async def _why_redis_does_not_serve(self, queue: str, wrong: Callable[[], str | None]) -> str | None:
+        """Ask Redis, then look at what the last passes of the loops met."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                await self._sender.send(Store(queue).queue_stats())  # a script, so scripts run
+                if await self._sender.send(server.takes_no_writes()):
+                    return "Redis is a replica: it accepts no writes"
+        except StoreDown as error:
+            return f"Redis does not answer: {error}"
+        except StoreRefused as error:
+            if error.kind in (*NO_ENTRY, "noperm"):
+                return f"Redis refuses: {error}"
+            # Bad data of one queue: what the loops met in all queues decides.
+        except TimeoutError:
+            return f"Redis does not answer within {DEADLINE:g} s"
+        refused = wrong()
+        return None if refused is None else f"Redis refuses: {refused}"
