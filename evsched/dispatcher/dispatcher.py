@@ -16,10 +16,11 @@ from typing import Final
 
 from evsched import events
 from evsched.config import DEFAULT_QUEUE
+from evsched.dispatcher.pace import LOOK_MOST
 from evsched.dispatcher.queue_finder import Finder
 from evsched.dispatcher.recurring import Recurring
 from evsched.dispatcher.redis_clock import RedisClock
-from evsched.dispatcher.schedule import LOOK_MOST, Schedule
+from evsched.dispatcher.schedule import Schedule
 from evsched.dispatcher.watcher import Watcher
 from evsched.errors import NO_ENTRY, StoreError, StoreRefused
 from evsched.events import Reason
@@ -159,7 +160,7 @@ class Dispatcher:
             now = time.monotonic()
             if self._watcher.proof_at() <= now:
                 # Proof and safety net are one command: the queue that was not looked at for longest.
-                min(self._schedules.values(), key=lambda schedule: schedule.last_step).step_by(now, "safety")
+                min(self._schedules.values(), key=lambda schedule: schedule.pace.last_step).step_by(now, "safety")
             if looks := [schedule for schedule in self._schedules.values() if schedule.look_at <= now < schedule.at]:
                 await self._look(looks)
             for schedule in [schedule for schedule in self._schedules.values() if schedule.at <= time.monotonic()]:
@@ -239,7 +240,7 @@ class Dispatcher:
         """Look and step on by the clock while the subscription is set aside."""
         if self._watcher.flooded:
             schedule.look_by(sent + LOOK_MOST, "event")
-            schedule.step_by(schedule.last_step + _FLOOD_STEP, "event")
+            schedule.step_by(schedule.pace.last_step + _FLOOD_STEP, "event")
 
     def _tell(self, queue: str, reason: Reason, done: Step) -> None:
         self._runtime.emit(events.Woken(queue=queue, reason=reason, found=len(done.moved) + len(done.buried)))

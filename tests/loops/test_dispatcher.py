@@ -132,11 +132,11 @@ async def test_a_reserve_takes_over_when_nobody_is_in_front(server: EmbeddedRedi
         await running.recorder.wait(events.Woken)
         schedule = running.dispatcher._schedules[queue]  # pyright: ignore[reportPrivateUsage]
         for name in ("at-once", "ahead"):
-            schedule.reserve = True
+            schedule.rivals.reserve = True
             job = Store(queue).enqueue([New(name, b'{"task":"lateness"}', delay=0.05 if name == "ahead" else 0.0)])
             await running.sender.send(job)
             await running.recorder.wait(events.Completed, lambda event: event.ids == [name])  # noqa: B023
-            assert not schedule.reserve
+            assert not schedule.rivals.reserve
 
 
 async def test_a_flood_that_ends_is_followed_by_a_step(queue: str, app: App) -> None:

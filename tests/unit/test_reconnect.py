@@ -1,4 +1,4 @@
-"""Outages: what is told of a loop's failures, and when."""
+"""Reconnect: what is reported of a loop's failures, and when."""
 
 from __future__ import annotations
 

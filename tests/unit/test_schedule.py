@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.dispatcher.schedule import LOOK_MOST, Schedule
+from evsched.dispatcher.pace import LOOK_MOST
+from evsched.dispatcher.schedule import Schedule
 from evsched.events import Reason
 from evsched.store.replies import Step
 
@@ -112,7 +113,7 @@ def test_one_that_came_too_late_becomes_a_reserve_and_looks_behind_the_other(sch
     schedule.heard(2.0)
     schedule.removed(2.0001)
     step(schedule, 2.0, sleep=3.0)
-    assert schedule.reserve
+    assert schedule.rivals.reserve
     assert schedule.at == 2.0 + CAP
     assert 5.001 <= schedule.look_at <= 5.004
     schedule.heard(3.0)
@@ -120,16 +121,16 @@ def test_one_that_came_too_late_becomes_a_reserve_and_looks_behind_the_other(sch
 
 
 def test_a_reserve_that_finds_a_due_job_takes_the_lead(schedule: Schedule) -> None:
-    schedule.reserve = True
+    schedule.rivals.reserve = True
     look(schedule, 5.002, 5.0)
     assert schedule.at == pytest.approx(5.0022)
     step(schedule, 5.0022, moved=1, sleep=1.0)
-    assert not schedule.reserve
+    assert not schedule.rivals.reserve
     assert schedule.at == pytest.approx(6.0022)
 
 
 def test_a_reserve_whose_job_another_moved_only_waits_for_the_next(schedule: Schedule) -> None:
-    schedule.reserve = True
+    schedule.rivals.reserve = True
     look(schedule, 5.002, 6.0)
     assert schedule.at == 1.0 + CAP
     assert 6.001 <= schedule.look_at <= 6.004
@@ -141,7 +142,7 @@ def test_its_own_removals_make_nobody_a_reserve(schedule: Schedule) -> None:
     schedule.stepped(2.0, 2.0002, "event", Step(REDIS + 2.0, NEVER, [REDIS], [], [], NEVER), CAP)
     schedule.removed(2.0003)
     step(schedule, 2.002)
-    assert not schedule.reserve
+    assert not schedule.rivals.reserve
 
 
 def test_a_gate_that_opens_is_a_step_then(schedule: Schedule) -> None:
@@ -152,6 +153,6 @@ def test_a_gate_that_opens_is_a_step_then(schedule: Schedule) -> None:
 
 
 def test_a_reserve_steps_for_a_gate_that_opens(schedule: Schedule) -> None:
-    schedule.reserve = True
+    schedule.rivals.reserve = True
     step(schedule, 2.0, sleep=9.0, opens=1.0, reason="safety")
     assert 3.001 <= schedule.at <= 3.004

@@ -1,0 +1,34 @@
+"""Channels: what a dispatcher subscribes to, and how it reads a channel's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsched.config import Config
+from evsched.dispatcher.channels import Channels
+
+EVENTS = "__keyspace@3__:evsched:"
+
+
+def test_all_queues_are_patterns_and_some_are_names() -> None:
+    every = Channels(Config(url="redis://localhost/3"), "d")
+    assert f"{EVENTS}{{*}}:schedule" in every.patterns
+    assert every.names == ["evsched:canary:d"]
+    some = Channels(Config(url="redis://localhost/3", queues=("a", "b")), "d")
+    assert some.patterns == []
+    assert {f"{EVENTS}{{a}}:schedule", f"{EVENTS}{{b}}:recurrences", "evsched:{b}:gate"} <= set(some.names)
+
+
+@pytest.mark.parametrize(
+    ("channel", "read"),
+    [
+        (f"{EVENTS}{{mail}}:schedule", ("schedule", "mail")),
+        (f"{EVENTS}{{mail}}:recurrences", ("recurrences", "mail")),
+        ("evsched:{mail}:gate", ("gate", "mail")),
+        (f"{EVENTS}{{mail}}:canary", ("canary event", "")),
+        ("evsched:canary:d", ("canary message", "")),
+        (f"{EVENTS}{{no name}}:schedule", ("foreign", "")),
+    ],
+)
+def test_a_channel_says_what_changed_and_in_which_queue(channel: str, read: tuple[str, str]) -> None:
+    assert Channels(Config(url="redis://localhost/3"), "d").read(channel.encode()) == read

@@ -1,0 +1,41 @@
+"""Rivals: when a dispatcher becomes a reserve, and when it is in front again."""
+
+from __future__ import annotations
+
+from evsched.dispatcher.rivals import Rivals
+
+
+def test_one_in_front_does_not_wait() -> None:
+    assert Rivals().delay() == 0.0
+
+
+def test_a_step_that_finds_nothing_about_when_another_removed_something_makes_a_reserve() -> None:
+    rivals = Rivals()
+    rivals.removed(1.0)
+    rivals.found_nothing(1.005)
+    assert rivals.reserve
+    assert 0.001 <= rivals.delay() <= 0.004
+
+
+def test_the_removal_may_be_heard_after_the_step() -> None:
+    rivals = Rivals()
+    rivals.found_nothing(1.0)
+    assert not rivals.reserve
+    rivals.removed(1.005)
+    assert rivals.reserve
+
+
+def test_a_removal_long_ago_explains_nothing() -> None:
+    rivals = Rivals()
+    rivals.removed(1.0)
+    rivals.found_nothing(2.0)
+    assert not rivals.reserve
+
+
+def test_one_that_finds_something_is_in_front_and_its_own_removals_do_not_count() -> None:
+    rivals = Rivals()
+    rivals.reserve = True
+    rivals.found(1.0)
+    rivals.removed(1.005)
+    rivals.found_nothing(1.006)
+    assert not rivals.reserve
