@@ -46,7 +46,7 @@ with Shutdown(1.0, print):
 """
 
 TOO_EARLY = """
-os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), int(sys.argv[1])))
 with Shutdown(1.0, print):
     if not (pid := os.fork()):
         os._exit(0)
@@ -109,8 +109,9 @@ def test_a_signal_to_a_child_ends_the_child_alone(number: signal.Signals, code: 
     assert say(SIGNALLED, str(int(number))) == str(code)
 
 
-def test_a_signal_in_the_instant_of_the_fork_ends_the_child_alone() -> None:
-    assert say(TOO_EARLY) == str(-signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_instant_of_the_fork_ends_the_child_alone(number: signal.Signals) -> None:
+    assert say(TOO_EARLY, str(int(number))) == str(-number)
 
 
 def test_a_child_has_no_wakeup_descriptor_and_no_sockets_of_its_parent() -> None:
