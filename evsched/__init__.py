@@ -1,17 +1,17 @@
 """evsched: an event-driven job scheduler on Redis.
 
-A job is always in exactly one place, and the place is its state. Every move is one verb: one Lua file, one method of
-the store, one event, one metric label.
+A job is always in exactly one place, and the place is its state. Every move between places is one verb: one Lua file,
+one method of the store, one event, one metric label.
 
      client ── enqueue ─▶ schedule ◀─────────────── retry ─────────────┐
                           │  ▲  ▲ reschedule                            │
                  dispatch │  │  └── revive ────── dead ◀─── bury ────┐  │
                           ▼  │                                       │  │
-                       backlog ═ gate ═▶ ready ── take ──▶ processing ─┴──┴─ complete ─▶ finished
+                       backlog ═ gate ═▶ ready ── fetch ─▶ processing ─┴──┴─ complete ─▶ finished
                                            ▲                    │
                                            └───── requeue ──────┘
 
-Loops decide when, the store moves, handlers work; nothing else touches Redis. docs/design.md tells it whole.
+Loops decide when a job moves, the store moves it, handlers do the work; nothing else uses Redis. See docs/design.md.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ _WHERE: Final = {
     ),
     "jobs.job": ("JobStatus",),
 }
-"""The modules of these names. Each is imported at the first use: a service must hear SIGTERM before the half second
-that all of them take."""
+"""The modules that define these names. Each is imported at its first use: all of them take half a second, and a
+service must be able to handle SIGTERM before that."""
 
 
 def __getattr__(name: str) -> Any:

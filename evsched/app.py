@@ -1,4 +1,4 @@
-"""The app: where tasks are registered and recurrences declared, and where their jobs go."""
+"""The app: registers tasks, declares recurrences, and enqueues their jobs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _SETTINGS: Final = ("EVSCHED_URL", "EVSCHED_PAYLOAD_CAP")
 
 
 class App:
-    """A set of tasks and where their jobs go. Lazy: it connects on first use.
+    """A set of tasks, and the Redis and queue that their jobs go to. It connects on first use.
 
-    `url`: without it, EVSCHED_URL, else redis://localhost:6379/0. A worker that is started with another URL takes
-    its app there. `lifespan`: called by each worker, returns an async context manager around all that it runs; what
-    that yields is `current_job().state`. `name`: the recurrences that it declares are known by it; else the queue's.
-    Two apps that share a queue need different ones.
+    `url`: else EVSCHED_URL, else redis://localhost:6379/0. A worker that is started with another URL moves its app
+    there. `lifespan`: each worker calls it once, and runs its jobs inside the async context manager that it returns;
+    handlers find what that yields in `current_job().state`. `name`: marks the recurrences that this app declares, by
+    default the queue's name. Two apps that share a queue need different names.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class App:
         lifespan: Lifespan | None = None,
         name: str | None = None,
     ) -> None:
-        # Those settings alone: a program that enqueues need not have the others in order.
+        # Only these: a program that enqueues does not need valid settings for workers and dispatchers.
         settings = config.load({name: os.environ[name] for name in _SETTINGS if name in os.environ})
         self.url = url or settings.url
         self.payload_cap = settings.payload_cap
-        """Bytes of a payload, as EVSCHED_PAYLOAD_CAP says: set it for who enqueues too, where dispatchers have it."""
+        """The largest payload in bytes, EVSCHED_PAYLOAD_CAP: set it to the same value here and for dispatchers."""
         self.queue = check_queue(queue)
         self.program = Program(Tasks(), [], lifespan or no_lifespan, check_queue(name or queue))
         """What a worker runs."""
         self.sending: Sending | None = None
-        """What stands around each enqueue, as middleware does around each run (`evsched.tracing`)."""
+        """Wraps each enqueue, as middleware wraps each run; set by `evsched.tracing`."""
         self.origin: str | None = None
-        """MODULE:APP, when it was found by that name: so another process can find it."""
+        """MODULE:APP, if the app was found by that name: another process can then find it too."""
         self._client: Client | None = None
 
     @property
@@ -64,10 +64,10 @@ class App:
         return self.program.tasks
 
     def middleware(self, function: Middleware) -> Middleware:
-        """Put an async function around each run of a task: it gets the job, and what runs it or the next middleware.
+        """Register an async function that wraps each run: it gets the job, and a function that continues the run.
 
-        The first that is registered is the outermost. What it returns is the job's result, what it raises counts as
-        raised by the handler.
+        The first one that is registered is the outermost. The job's result is what it returns; if it raises, the run
+        has failed, as if the handler had raised.
         """
         self.program.middleware.append(function)
         return function
@@ -106,7 +106,7 @@ class App:
         return self._client
 
     def move_to(self, url: str, client: Client | None = None) -> None:
-        """Let the app enqueue to another Redis from now on: that of the worker that runs it, or through a client."""
+        """Enqueue to another Redis from now on: that of the worker which runs the app, or through a given client."""
         self.url, self._client = url, client
 
     async def close(self) -> None:

@@ -1,19 +1,19 @@
-"""The tree of errors. The class docstring is the default message.
+"""The tree of errors. The docstring of a class is its default message.
 
 EvschedError
-├── ConfigError        what was set, named or installed is wrong: mend it and start again
-│   ├── CannotStart    what is set may be right; what it needs is not there
-│   └── BadArguments   a task cannot be called so; a TypeError as well
-├── LoopEnded          a loop of a process has ended, and so the process does: a bug
-├── UnknownTask        a task name that this app does not register
-├── JobError           this one job
-│   ├── JobExists
-│   ├── JobMissing
-│   ├── JobRunning
+├── ConfigError        something that was set, named or installed is wrong: correct it and start again
+│   ├── CannotStart    the settings may be right, but something that the process needs is missing
+│   └── BadArguments   a task cannot be called with these arguments; a TypeError as well
+├── LoopEnded          a loop of a process has ended, which ends the process: a bug
+├── UnknownTask        the app has no task of that name
+├── JobError           about one job
+│   ├── JobExists      a job of that id has not ended
+│   ├── JobMissing     there is no such job (any more)
+│   ├── JobRunning     a worker runs it
 │   └── JobDead        `result()` of a job that was given up, or cancelled
-└── StoreError         Redis
-    ├── StoreDown      wait, then try again
-    └── StoreRefused   a bug, or the wrong Redis
+└── StoreError         about Redis
+    ├── StoreDown      Redis cannot be reached: wait, then try again
+    └── StoreRefused   Redis refuses: a bug, a missing right, or the wrong Redis
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class JobExists(JobError):
 
 
 class JobMissing(JobError):
-    """There is no such job, or it has ended and its retention too."""
+    """There is no such job, or it ended and its retention is over."""
 
 
 class JobRunning(JobError):
@@ -69,12 +69,12 @@ class JobDead(JobError):
 
 
 class StoreError(EvschedError):
-    """Redis did not do it."""
+    """Redis did not do what it was asked."""
 
-    def __init__(self, *told: str, kind: str = "other") -> None:
-        super().__init__(*told)
+    def __init__(self, *message: str, kind: str = "other") -> None:
+        super().__init__(*message)
         self.kind = kind
-        """What failed, of a few words: connection, timeout, refused, or an error code of Redis such as oom."""
+        """What failed, for metrics: connection, timeout, refused, or an error code of Redis such as oom."""
 
 
 class StoreDown(StoreError):
@@ -86,4 +86,4 @@ class StoreRefused(StoreError):
 
 
 NO_ENTRY: Final = ("noauth", "wrongpass", "database")
-"""The kinds of a StoreRefused that are of the connection: every command meets them."""
+"""The kinds of a StoreRefused that concern the whole connection: every command on it fails."""

@@ -1,4 +1,4 @@
-"""What a handler may know of the job that it runs, and what it may say of it."""
+"""The job as its handler sees it, and what the handler can ask for: a retry, to give up, to report progress."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from evsched.errors import EvschedError
 
 
 class RetryLater(EvschedError):
-    """Raised by a handler: run this job again, after `delay` (a timedelta, or seconds) or as its retry policy says.
+    """Raised by a handler: run this job again after `delay` (a timedelta, or seconds), or as its retry policy says.
 
-    It counts as an attempt: the last allowed one goes to dead all the same.
+    The run counts as an attempt: after the last allowed one the job goes to dead.
 
     Raises:
-        TypeError, ValueError: the delay is no length of time; that attempt has then failed by it.
+        TypeError, ValueError: the delay is not a duration; the attempt fails with that error.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class RetryLater(EvschedError):
 
 
 class GiveUp(EvschedError):
-    """Raised by a handler: never run this job again, it goes to dead with this reason."""
+    """Raised by a handler: do not run this job again; it goes to dead with this reason."""
 
 
 def _length(delay: timedelta | float) -> float:
@@ -45,26 +45,26 @@ def _length(delay: timedelta | float) -> float:
 
 
 class Progress(Struct, frozen=True, omit_defaults=True):
-    """How far a run is, as its handler says."""
+    """How far a run is, as its handler reports it."""
 
-    done: int | float  # as it was given: 3 stays 3 on its way from a process
+    done: int | float  # an int stays an int, also on its way from a process
     total: int | float | None = None
     note: str = ""
 
 
-class _Noted:
-    """May be awaited, and need not be."""
+class _Awaitable:
+    """Can be awaited, but does not have to be."""
 
     def __await__(self) -> Generator[None]:
         return
         yield
 
 
-_NOTED: Final = _Noted()
+_DONE: Final = _Awaitable()
 
 
 class CurrentJob:
-    """What a handler may know of the job that it runs. Times in seconds, the due in Unix seconds."""
+    """The job that a handler runs. Durations in seconds, moments in Unix seconds."""
 
     __slots__ = (
         "_report",
@@ -99,55 +99,55 @@ class CurrentJob:
         self.attempt = attempt
         self.due = due
         self.planned = planned
-        """The due of the first attempt; of an occurrence its planned time."""
+        """The due of the first attempt; for an occurrence, its planned time."""
         self.lateness = lateness
-        """From the due to the handler's start, by Redis's clock."""
+        """Seconds from the due to the handler's start, by Redis's clock."""
         self.meta = meta
         """The payload's `meta`."""
         self.state = state
-        """What the app's lifespan yields; None without one, and in a task on a process."""
+        """What the app's lifespan yields; None without a lifespan, and in a task that runs in a process."""
         self.stopped: Literal["timeout", "cancelled", "lost"] | None = None
-        """Why the run is to stop. "lost": the worker stops, or the job is not its own any more."""
+        """Why the run must stop. "lost": the worker shuts down, or its lease of the job is gone."""
         self._report = report
 
     @property
     def cancelled(self) -> bool:
-        """Whether the timeout has passed, the job was cancelled, the worker stops or has lost the job.
+        """Whether the run must stop: its timeout has passed, the job was cancelled, or the worker stops or lost it.
 
-        A plain function looks at this, since a thread cannot be ended from outside.
+        A plain function must check this, since a thread cannot be stopped from outside.
         """
         return self.stopped is not None
 
-    def progress(self, done: float, total: float | None = None, note: str = "") -> _Noted:
-        """Tell how far the run is; it is kept in the job's record, and `evsched show --follow` draws it.
+    def progress(self, done: float, total: float | None = None, note: str = "") -> _Awaitable:
+        """Report how far the run is; it is stored in the job's record, and `evsched show --follow` displays it.
 
-        Call it as often as you like: a few times a second the newest is written, and the last when the run ends. May be
-        awaited, and need not be: so plain functions call it too.
+        Call it as often as you like: the newest report is written a few times a second, and the last one when the run
+        ends. It can be awaited, but does not have to be, so plain functions can call it too.
 
         Raises:
-            TypeError, ValueError: a figure is no finite number.
+            TypeError, ValueError: `done` or `total` is not a finite number.
         """
         text = str(note)[:200].encode(errors="backslashreplace").decode()
         self.tell(Progress(_figure(done), None if total is None else _figure(total), text))
-        return _NOTED
+        return _DONE
 
     def tell(self, progress: Progress) -> None:
-        """Tell how far the run is, as a value."""
+        """Report how far the run is, as a value."""
         if self._report is not None:
             self._report(progress)
 
     @property
     def idempotency_key(self) -> str:
-        """The same in every attempt of a job or occurrence, different for the next: for calls that must count once."""
+        """A key for calls that must take effect once: the same in all attempts of a job, different for the next job."""
         return f"{self.id}:{self.planned:.6f}"
 
 
 def _figure(value: Any) -> int | float:
-    """Return a number as JSON has it: a whole one stays whole."""
+    """Return a number as JSON has it; an int stays an int."""
     if isinstance(value, int) and abs(value) < 2**63:
         return int(value)
     if isinstance(value, str | bytes) or not math.isfinite(number := float(value)):
-        raise ValueError(f"progress: {value!r} is no finite number")
+        raise ValueError(f"progress: {value!r} is not a finite number")
     return number
 
 
@@ -155,7 +155,7 @@ _current: Final[contextvars.ContextVar[CurrentJob]] = contextvars.ContextVar("ev
 
 
 def set_current_job(job: CurrentJob) -> None:
-    """Make `job` what `current_job` returns in this context."""
+    """Set the job that `current_job` returns in this context."""
     _current.set(job)
 
 
@@ -163,16 +163,16 @@ def current_job() -> CurrentJob:
     """Return the job that the calling handler runs.
 
     Raises:
-        LookupError: no handler is running here.
+        LookupError: the caller is not inside a run.
     """
     return _current.get()
 
 
 class JobLogFilter(logging.Filter):
-    """Gives each line that is logged within a run `job_id`, `job_queue`, `job_task` and `job_attempt`.
+    """Adds `job_id`, `job_queue`, `job_task` and `job_attempt` to each line that is logged within a run.
 
-    Attach it to a handler of your own logging, and name these in its format; outside a run they are "-" and 0. In a
-    thread it works too; a task on a process has the job as well, and its process the logging that you set up there.
+    Attach it to a handler of your logging, and use the names in its format; outside a run they are "-" and 0. It works
+    in threads too. For a task that runs in a process, set up logging in that process.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

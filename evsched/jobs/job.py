@@ -1,4 +1,4 @@
-"""A job, its payload, and what a run of it came to; to and from the bytes that Redis holds."""
+"""A job's payload, the outcome of a run, and a job's record as a value; to and from the bytes that Redis holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing"
 
 
 class RetryFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The payload's `retry`: what it names stands in for the task's own policy (`backoff.Retry`)."""
+    """The payload's `retry`: the values that it has override those of the task's policy (`jobs/retry.py`)."""
 
     attempts: int | UnsetType = UNSET
     interval: float | UnsetType = UNSET
@@ -24,7 +24,7 @@ class RetryFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The job's JSON (docs/protocol.md). A field that is not named here is refused: it is most often a slip.
+    """The job's JSON (docs/protocol.md). A field with another name is refused: it is most often a typing error.
 
     Seconds: `timeout`, `retention`. Unix seconds: `expires`. `id`, `priority` and `group` are read at dispatch, from
     an inline job only.
@@ -40,14 +40,14 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     reply: bool = False
     meta: dict[str, Any] = {}
     window: str | None = None
-    """A window (`windows.parse_window`), or the name of one that is kept in Redis."""
+    """A window (`recurrence/windows.py`), or the name of one that is kept in Redis."""
     id: str | None = None
     priority: float | None = None
     group: str | None = None
 
 
 class FetchedJob(Struct, frozen=True):
-    """A run that `start` handed out: `(id, attempt)` names it. `due` in Unix seconds."""
+    """A run that `start` handed to a worker; `(id, attempt)` identifies it. `due` in Unix seconds."""
 
     id: str
     attempt: int
@@ -56,9 +56,9 @@ class FetchedJob(Struct, frozen=True):
     planned: float = 0.0
     """The due of the first attempt, or the planned time of an occurrence: the same for all attempts. Unix seconds."""
     deaths: int = 0
-    """Workers that died in a row while they held the job. Over 0 it is a suspect."""
+    """How many workers in a row died while they held the job. Above 0 the job is a suspect."""
     doubts: int = 0
-    """Of those runs, how many are not known to have begun. `attempt` does not count them."""
+    """How many of those runs may not have begun. `attempt` does not count them."""
 
 
 class Done(Struct, frozen=True):
@@ -75,25 +75,25 @@ class Retried(Struct, frozen=True):
     delay: float
     reason: str
     killed: bool = False
-    """It ended the process that ran it alone."""
+    """The run ended the process that ran it alone."""
     traceback: str = ""
 
 
 class Buried(Struct, frozen=True):
-    """The job is given up."""
+    """The job is given up, and goes to dead."""
 
     reason: str
     reply: bool
     outcome: Literal["dead", "expired"] = "dead"
     began: bool = True
-    """Its last run did; else that costs no attempt."""
+    """Whether the last run began; if not, it costs no attempt."""
     killed: bool = False
-    """Its last run ended the process that ran it alone."""
+    """The last run ended the process that ran it alone."""
     traceback: str = ""
 
 
 class Aborted(Struct, frozen=True):
-    """The run was told to stop, and has."""
+    """The run stopped because the job was cancelled."""
 
     retention: float
     reply: bool
@@ -104,19 +104,19 @@ DeferCause = Literal["window", "code"]
 
 
 class Deferred(Struct, frozen=True):
-    """The run did not begin: the window is closed, or the code is missing. It comes back at `due`, Unix seconds."""
+    """The run did not begin: the window is closed, or the code is missing. It is due again at `due`, Unix seconds."""
 
     due: float
     reason: str
     window: str = ""
-    """The name of the window, if it has one: the job is judged again when that is changed."""
+    """The window's name, if it has one: the job is looked at again when the window of that name changes."""
     text: str = ""
-    """Of the window that was found under that name."""
+    """The window that was found under that name."""
     cause: DeferCause = "window"
 
 
 class Returned(Struct, frozen=True):
-    """The run did not begin: there is no room for it here now. The job goes back to the front of ready."""
+    """The run did not begin: the worker has no room for it now. The job goes back to the front of ready."""
 
     reason: str = "no process of the pool was free"
 
@@ -124,10 +124,10 @@ class Returned(Struct, frozen=True):
 Outcome = Done | Retried | Buried | Aborted | Deferred | Returned
 
 OnConflict = Literal["replace", "keep"]
-"""What becomes of an id whose job has not ended: its payload and time are replaced, or it is kept as it is."""
+"""What happens when a job of the same id has not ended: its payload and due are replaced, or it is kept as it is."""
 
 _REASON_MOST: Final = 2000
-"""Characters of a reason that are stored: the end of a traceback and its message."""
+"""Characters of a reason that are stored: enough for the end of a traceback and its message."""
 
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder[Any]().decode
@@ -137,10 +137,11 @@ _EMPTY: Final[dict[str, Any]] = {"args": [], "kwargs": {}, "retry": {}, "meta": 
 
 
 def decode_payload(text: bytes) -> Payload:
-    """Read a payload. PHP writes an empty object as an empty array, and Lua the reverse: either is taken for the other.
+    """Read a payload. PHP writes an empty object as an empty array, and Lua the reverse, so both are accepted.
 
     Raises:
-        msgspec.MsgspecError, RecursionError, UnicodeDecodeError: it is none; a ValidationError names the place.
+        msgspec.MsgspecError, RecursionError, UnicodeDecodeError: it is not a payload; a ValidationError has the path of
+            the wrong field.
     """
     try:
         return _decode_payload(text)
@@ -153,7 +154,7 @@ def decode_payload(text: bytes) -> Payload:
 
 
 def shorten(reason: str) -> str:
-    """Return `reason` as it may be stored: as UTF-8, and its beginning and end alone when it is long."""
+    """Return a reason as it is stored: as valid UTF-8, and only its beginning and end when it is long."""
     reason = reason.encode(errors="backslashreplace").decode()
     if len(reason) <= _REASON_MOST:
         return reason
@@ -178,17 +179,17 @@ class JobStatus(Struct, frozen=True):
     outcome: str | None = None
     reason: str | None = None
     traceback: str | None = None
-    """Of the run that failed last, while that is what `reason` tells: at most 4 KiB."""
+    """Of the last failed run, as long as `reason` describes that run: at most 4 KiB."""
     result: Any = None
     payload: Any = None
     progress: Any = None
-    """What the handler told last: done, total, note."""
+    """The handler's last report: done, total, note."""
     stopping: bool = False
-    """Its worker was told to stop it."""
+    """Whether its worker was told to stop it."""
 
 
 def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
-    """Build a status from a place and a record, whatever that holds. JSON that cannot be read shows as text."""
+    """Build a status from a place and a record, whatever the record holds. Unreadable JSON is shown as text."""
 
     def string(name: str) -> str | None:
         return fields[name].decode(errors="backslashreplace") if name in fields else None
@@ -196,7 +197,7 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
     def json(name: str) -> Any:
         try:
             value = decode(fields[name]) if name in fields else None
-            encode(value)  # what is nested too deep to be written is text as well
+            encode(value)  # what is nested too deeply to be encoded is shown as text too
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return string(name)
         return value

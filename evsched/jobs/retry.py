@@ -10,18 +10,18 @@ from msgspec import Struct
 from evsched.errors import ConfigError
 
 ATTEMPTS_MOST: Final = 1000
-"""Attempts of a job: at a second each, a quarter of an hour."""
+"""Attempts of a job, at most: at a second each, a quarter of an hour."""
 
 _AT_ONCE: Final = 4
-"""Attempts after which a policy may have the next one begin at once."""
+"""After this attempt a policy can no longer let the next one begin at once."""
 
 
 class Retry(Struct, frozen=True, kw_only=True):
     """A task's retry policy.
 
-    The delay after attempt n (from 1) is `min(interval * factor^(n-1), max_interval) + random(0..jitter)`,
-    all in seconds. `attempts` counts all runs, the first and those that a crash cut short included: 1 means
-    that the job is never run again. It is never shorter than `least_delay`.
+    The delay after attempt n (from 1) is `min(interval * factor^(n-1), max_interval) + random(0..jitter)`, all in
+    seconds, and never shorter than `least_delay`. `attempts` counts all runs, including the first and those that a
+    crash ended: 1 means that the job is never run again.
     """
 
     attempts: int = 5
@@ -46,30 +46,30 @@ class Retry(Struct, frozen=True, kw_only=True):
             raise ConfigError("Retry: " + "; ".join(wrong))
 
     def delay(self, attempt: int) -> float:
-        """Return the seconds from the end of `attempt` to the next."""
+        """Return the seconds from the end of this attempt to the next one."""
         return self._interval(attempt) + random.uniform(0, self.jitter)  # noqa: S311 - no secret
 
     def worst_case(self) -> float:
-        """Return the longest that the policy waits in all, in seconds: one delay for each attempt.
+        """Return the longest total delay of the policy, in seconds: one delay for each attempt.
 
-        The rule counts the delay after the last attempt too, though that is not waited: room for the runs themselves.
+        It includes a delay after the last attempt, which is never waited: room for the runs themselves.
         Three attempts, interval 0.2 s, jitter 0.5 s: (0.2 + 0.4 + 0.8) + 3 * 0.5 = 2.9 s.
         """
         return self.attempts * self.jitter + sum(map(self._interval, range(1, self.attempts + 1)))
 
     def _interval(self, attempt: int) -> float:
-        return max(self._wished(attempt), least_delay(attempt))
+        return max(self._by_policy(attempt), least_delay(attempt))
 
-    def _wished(self, attempt: int) -> float:
+    def _by_policy(self, attempt: int) -> float:
         try:
             return min(self.interval * self.factor ** (attempt - 1), self.max_interval)
-        except OverflowError:  # a payload may name any factor; a float ends at 2^1024
+        except OverflowError:  # a payload can have any factor, and a float ends at 2^1024
             return self.max_interval if self.interval else 0.0
 
 
 def least_delay(attempt: int) -> float:
-    """Return the seconds that are waited after an attempt at least: 0 after the first four, then up to a second.
+    """Return the shortest delay after an attempt, in seconds: 0 after the first four, then up to a second.
 
-    A job that fails at once, again and again, must not keep a worker busy with nothing else.
+    A job that fails at once, again and again, must not keep a worker busy.
     """
     return 0.0 if attempt <= _AT_ONCE else min(0.001 * 2.0 ** min(attempt - _AT_ONCE, 10), 1.0)

@@ -1,4 +1,4 @@
-"""What anybody may have written, as values: what is not what it should be is nothing, and never an error. Pure."""
+"""Values that any client may have written to Redis. A malformed value counts as missing; it is never an error. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from typing import Final
 
 _EXACT: Final = 2.0**53
-"""Up to there a float is a whole number exactly."""
+"""Up to this size every whole number is exact as a float."""
 
 
 def number(reply: bytes | None) -> float | None:
-    """Read a number; None = it is none, or not there."""
+    """Read a number; None if it is missing or malformed."""
     try:
         found = float(reply) if reply else None
     except ValueError:
@@ -19,6 +19,6 @@ def number(reply: bytes | None) -> float | None:
 
 
 def whole(reply: bytes | None) -> int:
-    """Read a count; 0 = it is none, or not there."""
+    """Read a count; 0 if it is missing or malformed."""
     found = number(reply) or 0.0
     return int(found) if abs(found) <= _EXACT else 0

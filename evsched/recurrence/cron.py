@@ -1,8 +1,8 @@
-"""Rules: from a rule, a zone and a moment to the next time. Pure.
+"""Rules of recurrences: when a rule falls due next after a moment. Pure.
 
-A rule is cron, five fields or six with seconds first, with names, ranges, steps, `L` and `#`, or `@daily` and the
-like; or `every` and a length, counted from 1970. Cron goes by the clock on the wall of its zone, and cronsim walks it
-by the rules of Debian's cron on the days on which that clock is set: docs/recurrences.md has the table.
+A rule is cron (five fields, or six with seconds first; names, ranges, steps, `L`, `#`), an alias such as `@daily`, or
+`every` and a number of seconds, counted from 1970. Cron follows the local time of its zone. On the days of a clock
+change cronsim follows the rules of Debian's cron; docs/recurrences.md has the table.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _FIELDS: Final = (
 _EVERY: Final = re.compile(r"every\s+([0-9]+(?:\.[0-9]+)?)")
 
 _SHORTEST: Final = 1.0
-"""Seconds between two occurrences."""
+"""The shortest interval between two occurrences, in seconds."""
 
 _WIDEST: Final = 1e9
-"""The same, at the most: thirty years."""
+"""The longest interval, in seconds: thirty years."""
 
 _LONGEST: Final = 500
-"""Characters of a rule."""
+"""Characters of a rule, at most."""
 
 _GUARD: Final = 200
-"""Tries to get past `after`: cronsim started inside the repeated hour of autumn can answer times in the past."""
+"""Times that may be skipped to get past `after`: in the repeated hour of autumn, cronsim can return past times."""
 
 
 class Rule(Struct, frozen=True):
-    """When something recurs. Make one with `parse_rule`."""
+    """When a recurrence falls due. Make one with `parse_rule`."""
 
     text: str
     zone: ZoneInfo
@@ -63,14 +63,14 @@ class Rule(Struct, frozen=True):
     every: float = 0.0
     """Seconds; 0 with cron."""
     anchor: float = 0.0
-    """Unix seconds: an occurrence of `every` lies on it."""
+    """Unix seconds: the occurrences of `every` are counted from this moment."""
 
     def next(self, after: float) -> float | None:
-        """Return the first occurrence after a moment, both in Unix seconds; None = there is none."""
+        """Return the first occurrence after a moment, both in Unix seconds; None if there is no more."""
         return next(self.walk(after), None)
 
     def walk(self, after: float) -> Iterator[float]:
-        """Yield the occurrences after a moment, each after the one before it."""
+        """Yield the occurrences after a moment, in order."""
         if self.cron is None:
             step = math.floor((after - self.anchor) / self.every) + 1
             while True:
@@ -88,13 +88,13 @@ class Rule(Struct, frozen=True):
                 return
 
     def words(self) -> str:
-        """Return the rule as a person says it."""
+        """Return the rule in words."""
         if self.cron is None:
             return f"Every {self.every:g} seconds"
         return f"{CronSim(self.cron, datetime.now(self.zone)).explain()}, {self.zone.key}"
 
     def shortest(self) -> float:
-        """Return the shortest interval between two occurrences, in seconds, looking at a year of them at the most."""
+        """Return the shortest interval between two occurrences within a year, in seconds."""
         if self.cron is None:
             return self.every
         before, found, first = None, math.inf, datetime(2026, 1, 1, tzinfo=self.zone).timestamp()
@@ -111,7 +111,7 @@ def parse_rule(text: str, zone: str = "UTC", *, anchor: float = 0.0) -> Rule:
     """Read a rule: cron, an alias such as `@daily`, or `every 90` (seconds).
 
     Raises:
-        ConfigError: it is none; the message has the place in the rule that is wrong.
+        ConfigError: the rule is not valid; the message says which part of it.
     """
     if len(text) > _LONGEST:
         raise ConfigError(f"rule {text[:40]!r}... has {len(text)} characters, more than {_LONGEST}")
@@ -120,14 +120,14 @@ def parse_rule(text: str, zone: str = "UTC", *, anchor: float = 0.0) -> Rule:
         every = float(found[1])
         if not _SHORTEST <= every <= _WIDEST:
             bound = f"least {_SHORTEST:g}" if every < _SHORTEST else f"most {_WIDEST:g}"
-            raise ConfigError(f"rule {text!r}: at {bound} s apart")
+            raise ConfigError(f"rule {text!r}: the interval must be at {bound} s")
         return Rule(text, found_zone, None, every, anchor)
     cron = ALIASES.get(text.strip().lower(), text.strip())
     if cron.startswith("@"):
-        raise ConfigError(f"rule {text!r}: the names are {', '.join(ALIASES)}")
+        raise ConfigError(f"rule {text!r} is not known: the names are {', '.join(ALIASES)}")
     try:
         CronSim(cron, datetime(2026, 1, 1, tzinfo=found_zone))
-    except (CronSimError, ValueError) as error:  # ValueError: digits that Python does not take for a number
+    except (CronSimError, ValueError) as error:  # ValueError: digits that Python cannot convert
         raise ConfigError(f"rule {text!r}: {_place(cron, str(error))}") from None
     return Rule(text, found_zone, cron)
 
@@ -141,10 +141,10 @@ def _place(cron: str, message: str) -> str:
         )
     fields = _FIELDS[6 - len(parts) :]
     if message == "Bad day-of-month" and _parses([*parts[:-2], "*", parts[-1]]):
-        return f"it never comes: no month of {parts[-2]!r} has a day of {parts[-3]!r}"
+        return f"it never falls due: no month of {parts[-2]!r} has a day {parts[-3]!r}"
     for n, (name, range_) in enumerate(fields):
         if message == f"Bad {name}":
-            return f"field {n + 1}, the {name}, is {parts[n]!r}: {range_}"
+            return f"field {n + 1}, the {name}, is {parts[n]!r}: give {range_}"
     return message
 
 

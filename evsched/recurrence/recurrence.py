@@ -1,4 +1,4 @@
-"""Recurrences: what is declared, and from where one stands to what goes on the schedule now. Pure."""
+"""Recurrences: how one is declared, and which of its occurrences go on the schedule now. Pure."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from evsched.recurrence.cron import Rule, parse_rule
 from evsched.recurrence.windows import WINDOW_NAME, Window, read_window
 
 Misfire = Literal["skip", "once", "all"]
-"""What becomes of occurrences whose time passed while nobody could put them on the schedule."""
+"""What happens to missed occurrences: those whose time passed while no dispatcher could schedule them."""
 
 Overlap = Literal["allow", "skip", "wait"]
-"""What becomes of an occurrence that falls due while the one before it has not ended."""
+"""What happens to an occurrence that falls due before the one before it has ended."""
 
 _LATE: Final = 5.0
-"""Seconds after which an occurrence was missed rather than late, if half its interval is not shorter."""
+"""Seconds after which an occurrence counts as missed, not late; less if half of the interval is shorter."""
 
 _PUT: Final = 100
+"""Occurrences of one recurrence that one step schedules, at most."""
+
 _LOOKED: Final = 2000
-"""Occurrences of one recurrence in one step: those put on the schedule, and those looked at. 40 ms."""
+"""Occurrences of one recurrence that one step looks at, at most: 40 ms."""
 
 _MADE_UP: Final = 10_000
-"""Missed occurrences that `all` makes up for, at the most."""
+"""Missed occurrences that `all` schedules late, at most."""
 
 _FAR: Final = 1e11
 """Unix seconds, in the year 5138."""
 
 _NAME_MOST: Final = 180
-"""An occurrence's id has `@` and a time behind the name, and 200 characters in all."""
+"""Characters of a name: an occurrence's id is the name, `@` and a time, and has at most 200."""
 
 
 class Declared(Struct, frozen=True, kw_only=True):
-    """A recurrence, as it is declared and as its record holds it. Unix seconds; lengths in seconds."""
+    """A recurrence as it is declared, and as its record holds it. Moments in Unix seconds, durations in seconds."""
 
     name: str
     rule: str
@@ -56,15 +58,15 @@ class Declared(Struct, frozen=True, kw_only=True):
     count: int | None = None
     """How many occurrences there are in all."""
     spread: float = 0.0
-    """Each occurrence is moved by a stable part of this."""
+    """Each occurrence is moved by a stable part of this, so that many recurrences do not start at once."""
     misfire: Misfire = "once"
     most: int = 100
-    """How many missed occurrences `all` makes up for at a time."""
+    """How many missed occurrences `all` schedules late at a time."""
     overlap: Overlap = "skip"
     window: str | None = None
 
     def fields(self) -> dict[str, str | bytes]:
-        """Return the fields of its record; '' is not set."""
+        """Return the fields of its record; '' means not set."""
         return {
             "rule": self.rule,
             "zone": self.zone,
@@ -83,10 +85,10 @@ class Declared(Struct, frozen=True, kw_only=True):
 
 
 def read_declared(name: str, fields: dict[str, bytes]) -> Declared:
-    """Read a record, that of any client.
+    """Read a record, which any client may have written.
 
     Raises:
-        ConfigError: a field is missing, or is none; the message names it.
+        ConfigError: a field is missing or not valid; the message names it.
     """
     known = {key: value.decode(errors="replace") for key, value in fields.items() if key in Declared.__struct_fields__}
     try:
@@ -99,26 +101,26 @@ def read_declared(name: str, fields: dict[str, bytes]) -> Declared:
 
 
 class Occurrence(Struct, frozen=True):
-    """One occurrence. `planned` names it, `due` is when it runs: moved by the spread, and to its window's opening."""
+    """One occurrence. `planned` identifies it; `due` is when it runs: moved by the spread, and into its window."""
 
     id: str
     planned: float
     due: float
     misfire_grace: float | None = None
-    """Seconds after which it was missed rather than late; None = it makes up for missed ones."""
+    """Seconds after which it counts as missed; None for a missed occurrence that is scheduled late."""
 
 
 class Plan(Struct, frozen=True):
-    """What is to be put on the schedule now."""
+    """What to put on the schedule now."""
 
     put: list[Occurrence]
     next: float | None
-    """The planned time after those; None = there is none any more."""
+    """The planned time after those; None if there are no more occurrences."""
     missed: int
 
 
 class Recurrence(Struct, frozen=True):
-    """A declared recurrence with its rule and window read. Make one with `read_recurrence`."""
+    """A declared recurrence with its rule and window parsed. Make one with `read_recurrence`."""
 
     declared: Declared
     rule: Rule
@@ -135,7 +137,7 @@ class Recurrence(Struct, frozen=True):
             yield planned
 
     def occurrence(self, planned: float, misfire_grace: float | None = None) -> Occurrence | None:
-        """Return the occurrence of a planned time; None when its window does not open within two years."""
+        """Return the occurrence of a planned time; None if its window does not open within two years."""
         job_id = occurrence_id(self.declared.name, planned)
         due: float | None = planned
         if self.declared.spread:
@@ -146,9 +148,9 @@ class Recurrence(Struct, frozen=True):
         return None if due is None else Occurrence(job_id, planned, due, misfire_grace)
 
     def plan(self, stands: float, now: float, ahead: float) -> Plan:
-        """Say what goes on the schedule now, when the recurrence stands at a planned time; 0 = it begins from now on.
+        """Return what goes on the schedule now. `stands`: the next planned time; 0 for a new recurrence.
 
-        What is over, by more than half an interval or 5 s, was missed: the misfire policy says what becomes of it.
+        An occurrence that is late by more than half an interval, or by 5 s, was missed: the misfire policy applies.
         """
         if stands <= 0:
             return Plan([], next(self.walk(now), None), 0)
@@ -158,7 +160,7 @@ class Recurrence(Struct, frozen=True):
         while planned is not None and planned <= now + ahead and len(put) < _PUT:
             looked += 1
             if looked > _LOOKED:
-                return Plan([], planned, missed)  # a long downtime: the rest in the next step
+                return Plan([], planned, missed)  # after a long downtime: the rest follows in the next step
             following = next(times, None)
             misfire_grace = _LATE if following is None else min(_LATE, (following - planned) / 2)
             one = self.occurrence(planned, misfire_grace)
@@ -174,19 +176,19 @@ class Recurrence(Struct, frozen=True):
 
 
 def occurrence_id(name: str, planned: float) -> str:
-    """Return the id of an occurrence: the same whoever computes it."""
+    """Return the id of an occurrence: every process computes the same one."""
     return f"{name}@{planned:.3f}".rstrip("0").rstrip(".")
 
 
 def read_recurrence(declared: Declared) -> Recurrence:
-    """Read a recurrence's rule and window.
+    """Parse a recurrence's rule and window.
 
     Raises:
-        ConfigError: one of them is none; the message names the recurrence and the place.
+        ConfigError: one of them is not valid; the message names the recurrence and the wrong part.
     """
     try:
         rule = _rule(declared.rule, declared.zone)
-        # A named one is looked up by the worker, which defers what comes outside it.
+        # A named window is looked up by the worker, which defers jobs that come while it is closed.
         named = declared.window is None or WINDOW_NAME.fullmatch(declared.window)
         window = None if named else read_window(cast(str, declared.window))
     except ConfigError as error:
@@ -195,7 +197,7 @@ def read_recurrence(declared: Declared) -> Recurrence:
         raise ConfigError(f"recurrence {declared.name!r}: a name is 1 to {_NAME_MOST} of A-Z a-z 0-9 . _ : @ -")
     if declared.most < 1 or (declared.count is not None and declared.count < 1) or declared.spread < 0:
         raise ConfigError(f"recurrence {declared.name}: most and count are at least 1, spread at least 0")
-    # What is beyond has slipped: it would not fit a date, or the memory.
+    # Larger values are mistakes: they would not fit a date, or the memory.
     if declared.most > _MADE_UP or not declared.spread <= _FAR:
         raise ConfigError(f"recurrence {declared.name}: most is at most {_MADE_UP}, spread at most {_FAR:g} s")
     if not all(-_FAR <= moment <= _FAR for moment in (declared.start, declared.end) if moment is not None):
@@ -207,10 +209,10 @@ _rule = lru_cache(4096)(parse_rule)
 
 
 def check_interval(name: str, rule: Rule, retry: Retry) -> None:
-    """Refuse a recurrence that can fall due again before the retries of one occurrence are through.
+    """Refuse a recurrence that can fall due again before the retries of one occurrence have ended.
 
     Raises:
-        ConfigError: with both figures.
+        ConfigError: the message has both durations.
     """
     shortest, worst = rule.shortest(), retry.worst_case()
     if retry.attempts > 1 and shortest < worst:  # one attempt has no retries

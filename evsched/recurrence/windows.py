@@ -1,10 +1,10 @@
 """Service windows: when a job may start, such as `mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26`. Pure.
 
-A window is one or more spans and exceptions, parted by `;`. A span is days (`mon-fri`, `sat,sun`; none = every day),
-two times of the day, and a zone; one that ends before it begins ends on the next day. The zone stands in one span at
-least, and is the same in all. An exception is a local date, or two, both included. The local clock on the wall decides,
-so on the days on which it is set a span is an hour shorter or longer. One that begins in an hour that is left out
-begins after it; one that ends in an hour that comes twice closes, and is open again when the clock is set back.
+A window is one or more spans and exceptions, separated by `;`. A span is days (`mon-fri`, `sat,sun`; none means every
+day), two times of day, and a time zone. A span that ends before it begins ends on the next day. At least one span must
+name the zone, and all share it. An exception is a local date, or two dates, both included. Local time counts, so on the
+days of a clock change a span is an hour shorter or longer. A span that begins in the hour that is skipped begins after
+it; one that ends in the hour that is repeated closes, and opens again when the clock is set back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evsched.recurrence.zones import find_zone
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
-# Both see one blank where there were many: so they need no more steps than the text has characters.
+# Runs of blanks are replaced by one before matching, so matching takes linear time.
 _SPAN: Final = re.compile(
     r"(?:([a-z,\- ]+) )?([0-9]{1,2}:[0-9]{2}) ?- ?([0-9]{1,2}:[0-9]{2})(?: ([A-Za-z0-9_+\-/]{1,64}))?"
 )
@@ -32,26 +32,26 @@ _DAY_OF: Final = r"([0-9]{4}-[0-9]{2}-[0-9]{2})"
 _EXCEPTION: Final = re.compile(rf"not {_DAY_OF}(?: ?\.\. ?{_DAY_OF})?")
 
 LONGEST: Final = 8192
-"""Characters of a window."""
+"""Characters of a window, at most."""
 
 SPANS: Final = 20
 EXCEPTIONS: Final = 200
-"""Parts of a window: a worker looks for the next opening between two jobs, and may take some milliseconds."""
+"""Parts of a window, at most: a worker looks for the next opening between two jobs, within a few milliseconds."""
 
 WINDOW_NAME: Final = re.compile(r"[A-Za-z0-9._\-]{1,100}")
-"""What the name of a window looks like that is kept in Redis; a window itself has blanks or colons."""
+"""The name of a window that is kept in Redis; a window itself contains blanks or colons."""
 
 _QUOTED: Final = 200
-"""Characters of a window that a message quotes."""
+"""Characters of a window that a message quotes, at most."""
 
 _DAY: Final = 24 * 60
 
 _AHEAD: Final = 800 * 86400.0
-"""Seconds that are looked through for the next opening: two years of exceptions."""
+"""Seconds within which the next opening is searched: two years of exceptions."""
 
 
 class Span(Struct, frozen=True):
-    """Minutes of the local day, from `begin` to before `end`, on some days of the week (Monday is 0)."""
+    """Minutes of the local day, from `begin` until before `end`, on some days of the week (Monday is 0)."""
 
     days: frozenset[int]
     begin: int
@@ -59,7 +59,7 @@ class Span(Struct, frozen=True):
 
 
 class Window(Struct, frozen=True):
-    """When jobs may start. Make one with `parse_window`. `closed` is in order, and none of it overlaps."""
+    """When jobs may start. Make one with `parse_window`. `closed` is sorted and does not overlap."""
 
     text: str
     zone: ZoneInfo
@@ -67,11 +67,11 @@ class Window(Struct, frozen=True):
     closed: tuple[tuple[date, date], ...]
 
     def is_open(self, moment: float) -> bool:
-        """Is the window open at a moment, in Unix seconds?"""
+        """Return whether the window is open at a moment, in Unix seconds."""
         return self._is_open_at(datetime.fromtimestamp(moment, self.zone))
 
     def next_open(self, moment: float) -> float | None:
-        """Return `moment` if the window is open then, else when it next opens; None = not within two years."""
+        """Return `moment` if the window is open then, else when it opens next; None if not within two years."""
         begins = [sorted({span.begin for span in self.spans if day in span.days}) for day in range(7)]
         last = moment + _AHEAD
         while moment < last:
@@ -98,12 +98,12 @@ class Window(Struct, frozen=True):
         return at >= 0 and day <= self.closed[at][1]
 
     def _next_change(self, moment: float, local: datetime, begins: list[list[int]]) -> float:
-        """Return when what is closed may open: a span begins, the day ends, or the clock is set before that."""
+        """Return when a closed window may open: when a span begins, the day ends, or the clock changes before that."""
         minute = 60 * local.hour + local.minute
         begin = _DAY
         if not self._is_closed_on(local.date()):
             begin = next((begin for begin in begins[local.weekday()] if begin > minute), _DAY)
-        # In whole seconds, so that a fraction of `moment` does not stay in the answer.
+        # In whole seconds, so that the result does not keep a fraction of `moment`.
         before = floor(moment)
         at = before + 60 * (begin - minute) - local.second
         offset = local.utcoffset()
@@ -119,10 +119,10 @@ class Window(Struct, frozen=True):
 
 
 def parse_window(text: str) -> Window:
-    """Read a window.
+    """Parse a window.
 
     Raises:
-        ConfigError: a part of it is none; the message has the part.
+        ConfigError: a part of it is not valid; the message quotes the part.
     """
     if len(text) > LONGEST:
         raise ConfigError(f"window {text[:40]!r}... has {len(text)} characters, more than {LONGEST}")
@@ -138,12 +138,12 @@ def parse_window(text: str) -> Window:
             if spans[-1].begin == spans[-1].end:
                 raise _wrong(text, part, "it is empty: a whole day is 00:00-24:00")
             if found[4] and zone not in (None, found[4]):
-                raise _wrong(text, found[4], f"the zone is {zone} already: a window has one")
+                raise _wrong(text, found[4], f"the zone is already {zone}: a window has one zone")
             zone = found[4] or zone
         else:
             raise _wrong(text, part, "write it as `mon-fri 22:00-06:00 Europe/Berlin` or `not 2026-12-24..2026-12-26`")
     if not spans:
-        raise _wrong(text, text, "it is never open: name a span such as `mon-fri 09:00-17:00 Europe/Berlin`")
+        raise _wrong(text, text, "it is never open: add a span such as `mon-fri 09:00-17:00 Europe/Berlin`")
     if len(spans) > SPANS or len(closed) > EXCEPTIONS:
         raise _wrong(text, text, f"it has more than {SPANS} spans or {EXCEPTIONS} exceptions: merge some")
     if zone is None:
@@ -159,7 +159,7 @@ read_window = lru_cache(1024)(parse_window)
 
 
 def _merged(closed: list[tuple[date, date]]) -> tuple[tuple[date, date], ...]:
-    """Return the exceptions in their order, those that meet or overlap as one."""
+    """Return the exceptions sorted, with adjacent and overlapping ones merged."""
     found = list[tuple[date, date]]()
     for first, last in sorted(closed):
         if found and first.toordinal() <= found[-1][1].toordinal() + 1:
@@ -181,14 +181,14 @@ def _date(text: str, day: str) -> date:
     try:
         return date.fromisoformat(day)
     except ValueError as error:
-        raise _wrong(text, day, f"no date: {error}") from None
+        raise _wrong(text, day, f"it is not a date: {error}") from None
 
 
 def _minute(text: str, clock: str) -> int:
     hours, _, minutes = clock.partition(":")
     minute = 60 * int(hours) + int(minutes)
     if int(minutes) > 59 or minute > _DAY:
-        raise _wrong(text, clock, "no time of the day")
+        raise _wrong(text, clock, "it is not a time of day")
     return minute
 
 

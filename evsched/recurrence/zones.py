@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from evsched.errors import ConfigError
 
 _LONGEST: Final = 64
-"""Characters of a name: the longest has 32. What anybody wrote is not compared with all names there are."""
+"""Characters of a name, at most: the longest has 32. A longer text is not compared with all names."""
 
 
 @cache
@@ -18,7 +18,7 @@ def find_zone(name: str) -> ZoneInfo:
     """Return a zone.
 
     Raises:
-        ConfigError: there is none of that name; the message names the nearest.
+        ConfigError: there is no zone of that name; the message suggests the nearest.
     """
     if len(name) > _LONGEST:
         raise ConfigError(f"zone {name[:_LONGEST]!r}... has {len(name)} characters: write it as Europe/Berlin")

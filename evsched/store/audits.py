@@ -1,4 +1,4 @@
-"""What the doctor calls: what is wrong, and to put it right."""
+"""The calls of `evsched doctor`: find what is wrong in a queue, and repair it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evsched.store.replies import Violation
 from evsched.transport.call import Call, Word, text
 
 
-def _wrongs(met: bytes) -> Callable[[list[bytes]], list[Violation]]:
+def _read_violations(met: bytes) -> Callable[[list[bytes]], list[Violation]]:
     def read(flat: list[bytes]) -> list[Violation]:
         return [Violation(flat[i], text(flat[i + 1]), text(flat[i + 2]), met) for i in range(0, len(flat), 3)]
 
@@ -23,35 +23,40 @@ class Audits(Queue):
     def audit(
         self, ids: Iterable[bytes], *, met: bytes = b"", strays: Iterable[str] = (), now: float | None = None
     ) -> Call[list[Violation]]:
-        """Tell what is wrong with jobs, at most 250. `met`: the key without the root where their ids were read.
+        """Find what is wrong with at most 250 jobs. `met`: where their ids were read, a key without the root.
 
-        `strays`: the workers that have a list and no lease.
+        `strays`: the workers that have a processing list but no lease.
         """
-        return self._verb("audit", _wrongs(met), self._stamp(now), met, " ".join(strays), *ids)
+        return self._verb("audit", _read_violations(met), self._stamp(now), met, " ".join(strays), *ids)
 
     def recount(
         self, groups: Iterable[bytes] = (), *, strays: Iterable[str] = (), most: int = 10_000
     ) -> Call[list[Violation]]:
-        """Tell what the gate has miscounted. `groups`: those that have a backlog of their own, under 1,000."""
-        return self._verb("recount", _wrongs(b""), most, " ".join(strays), *groups)
+        """Find what the gate has miscounted. `groups`: those that have a backlog of their own, under 1,000."""
+        return self._verb("recount", _read_violations(b""), most, " ".join(strays), *groups)
 
     def mend(
-        self, wrongs: Iterable[Violation], *, strays: Iterable[str] = (), most: int = 10_000, now: float | None = None
+        self,
+        violations: Iterable[Violation],
+        *,
+        strays: Iterable[str] = (),
+        most: int = 10_000,
+        now: float | None = None,
     ) -> Call[list[tuple[bytes, str]]]:
-        """Put right what is wrong, if it still is and needs no guess; the reply is (id, code) of what was mended."""
+        """Repair what is still wrong, if the repair needs no guess; the reply is (id, code) of each repair."""
 
         def mended(flat: list[bytes]) -> list[tuple[bytes, str]]:
             return [(flat[i], text(flat[i + 1])) for i in range(0, len(flat), 2)]
 
         words: list[Word] = [self._stamp(now), most, " ".join(strays)]
-        for wrong in wrongs:
-            words += (wrong.id, wrong.code, wrong.met)
+        for violation in violations:
+            words += (violation.id, violation.code, violation.met)
         return self._verb("mend", mended, *words)
 
     def members(self, place: bytes, cursor: int, count: int) -> Call[tuple[int, list[bytes]]]:
-        """Read a slice of a place by its key without the root; the reply has the next cursor, 0 = it was the last.
+        """Read a slice of a place, a key without the root; the reply has the next cursor, 0 after the last slice.
 
-        What moves meanwhile within a list may be left out.
+        Ids that move within a list meanwhile may be missed.
         """
         key = self._root.encode() + place
         if place == b"ready" or place.startswith(b"processing:"):

@@ -1,4 +1,4 @@
-"""What programs that schedule jobs call, and the commands about one job."""
+"""The calls about jobs by their ids: those of programs that schedule jobs, and of the commands about one job."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def _place(reply: bytes) -> Place:
 
 
 class Clients(Queue):
-    """The calls about jobs by their ids."""
+    """The calls about jobs by their ids; see `store.py`."""
 
     def enqueue(self, jobs: Iterable[New], *, keep: bool = False, now: float | None = None) -> Call[list[float]]:
-        """Put jobs on the schedule; the reply is their dues. At most 1,000 in one call.
+        """Put at most 1,000 jobs on the schedule; the reply is their dues.
 
-        `keep`: a job of that id that has not ended is left as it is, and its due is the reply.
+        `keep`: if a job of the same id has not ended, it is kept, and the reply has its due.
 
         Raises (when sent):
-            JobExists: one of the ids is that of a job that has not ended; then none was written.
+            JobExists: a job of one of the ids has not ended; then none was written.
         """
         return self._verb("enqueue", _dues, self._stamp(now), "keep" if keep else "", *_new_words(jobs))
 
     def replace(self, jobs: Iterable[New], *, now: float | None = None) -> Call[list[float]]:
-        """Put jobs on the schedule, in the place of those of their ids; the reply is their dues. At most 1,000."""
+        """Put at most 1,000 jobs on the schedule, replacing jobs of the same ids; the reply is their dues."""
         return self._verb("replace", _dues, self._stamp(now), *_new_words(jobs))
 
     def cancel(self, job_id: str, *, now: float | None = None) -> Call[Place]:
-        """Take a job that waits away, or tell its worker to stop it; the reply is the place where it was.
+        """Delete a waiting job, or tell its worker to stop it; the reply is the place where it was.
 
         Raises (when sent):
             JobMissing: nothing was written.
@@ -75,7 +75,7 @@ class Clients(Queue):
     def revive(
         self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500, now: float | None = None
     ) -> Call[list[str]]:
-        """Put dead jobs back on the schedule, due now: those, or the oldest that died up to `before`.
+        """Put dead jobs back on the schedule, due now: those of the ids, or the oldest that died before a moment.
 
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was revived.
@@ -83,7 +83,7 @@ class Clients(Queue):
         return self._verb("revive", texts, self._stamp(now), as_moment(before), limit, *ids)
 
     def drop(self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500) -> Call[list[str]]:
-        """Delete dead jobs: those, or the oldest that died up to `before`.
+        """Delete dead jobs: those of the ids, or the oldest that died before a moment.
 
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was dropped.
@@ -91,7 +91,7 @@ class Clients(Queue):
         return self._verb("drop", texts, as_moment(before), limit, *ids)
 
     def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
-        """Read where a job is, and its record, in one moment."""
+        """Read where a job is, and its record, at the same moment."""
 
         def status(reply: list[Any]) -> JobStatus | None:
             _, place, score, flat = reply
@@ -102,29 +102,31 @@ class Clients(Queue):
         return self._verb("look", status, self._stamp(now), job_id)
 
     def explain(self, job_id: str, *, now: float | None = None) -> Call[Facts]:
-        """Read why a job has not run yet, in one moment."""
+        """Read the facts about why a job has not run yet, at the same moment."""
 
         def facts(reply: list[Any]) -> Facts:
             moment, place, score, flat, limits, named = reply
             fields = as_fields(flat)
-            told = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
-            holder, parked = told.pop("holder", None), fields.get("parked")
+            figures = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
+            holder, parked = figures.pop("holder", None), fields.get("parked")
             return Facts(
                 float(moment),
                 read_status(self.queue, job_id, _place(place), text(score), fields) if place else None,
                 read_limits(limits),
                 None if parked is None else text(parked),
-                {name: found for name, value in told.items() if (found := number(value)) is not None},
+                {name: found for name, value in figures.items() if (found := number(value)) is not None},
                 None if holder is None else text(holder),
             )
 
         return self._verb("explain", facts, self._stamp(now), job_id)
 
     def ask(self, job_id: str) -> Call[tuple[str, bytes, str]]:
-        """Ask for a reply; when the job has ended already: its outcome, result (JSON), reason, else three empty ones.
+        """Ask that the job's end be pushed to its reply list.
+
+        The reply is outcome, result (JSON) and reason of a job that has ended, else three empty ones.
 
         Raises (when sent):
-            JobMissing: the job never was, or its retention has ended.
+            JobMissing: there is no such job, or its retention is over.
         """
 
         def ended(reply: list[bytes]) -> tuple[str, bytes, str]:
@@ -133,16 +135,16 @@ class Clients(Queue):
         return self._verb("ask", ended, job_id)
 
     def wait_reply(self, job_id: str, block: float) -> Call[bytes | None]:
-        """Wait up to `block` seconds for a job's reply, and leave it there for others who wait (so not BLPOP)."""
+        """Wait up to `block` seconds for a job's reply, and leave it there for other waiters (so not BLPOP)."""
         reply = keys.reply(self.queue, job_id)
         return Call(("BLMOVE", reply, reply, "LEFT", "LEFT", block), raw)
 
     def replied(self, job_id: str) -> Call[bytes | None]:
-        """Read a job's reply, if there is one."""
+        """Read a job's reply; None if there is none."""
         return Call(("LINDEX", keys.reply(self.queue, job_id), 0), raw)
 
     def ids(self, cursor: int) -> Call[tuple[int, list[str]]]:
-        """Read a slice of the ids that have records."""
+        """Read a slice of the ids that have a record; the reply has the next cursor, 0 after the last slice."""
         prefix = self._root + "job:"
 
         def read(reply: list[Any]) -> tuple[int, list[str]]:

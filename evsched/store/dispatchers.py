@@ -1,4 +1,4 @@
-"""What dispatchers call: dispatch, what recurs, and the leases to be judged."""
+"""The calls of dispatchers: dispatch, recurrences, and the leases that the janitor judges."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from evsched.store.replies import Agenda, Lease, Step
 from evsched.transport.call import Call, Word, text, texts
 
 _MEMBER_MOST: Final = 1 << 20
-"""Bytes of a member of the schedule: dispatch.lua has the same."""
+"""Bytes of a member of the schedule, at most; dispatch.lua has the same limit."""
 
 
 class Dispatchers(Queue):
-    """The calls of a dispatcher and its janitor."""
+    """The calls of a dispatcher and its janitor; see `store.py`."""
 
     def dispatch(self, *, limit: int, cap: int, canary: str = "", now: float | None = None) -> Call[Step]:
-        """Move what is due to the backlog and through the gate; tell how long to sleep.
+        """Move due jobs to the backlog and through the gate; the reply says how long to sleep.
 
-        With a `canary`, a dispatcher's id, its subscription hears a message and a keyspace event.
+        With a `canary`, a dispatcher's id, that dispatcher's subscription gets a message and a keyspace event.
         """
 
         def step(reply: list[Any]) -> Step:
@@ -39,7 +39,7 @@ class Dispatchers(Queue):
         return self._verb("dispatch", step, self._stamp(now), limit, cap, canary)
 
     def nearest(self) -> Call[float | None]:
-        """Read the nearest due, None when nothing is scheduled. What is too long for a job is due: to be buried."""
+        """Read the nearest due, None if nothing is scheduled. A member that is too long counts as due, to be buried."""
 
         def due(reply: list[bytes]) -> float | None:
             if not reply:
@@ -59,7 +59,7 @@ class Dispatchers(Queue):
         reason: str = "",
         now: float | None = None,
     ) -> Call[list[str] | None]:
-        """Put occurrences on the schedule and move their recurrence on; None when it has been moved by another."""
+        """Put occurrences on the schedule and advance their recurrence; None if another dispatcher has advanced it."""
 
         def ids(reply: list[bytes] | None) -> list[str] | None:
             return None if reply is None else texts(reply)
@@ -75,9 +75,9 @@ class Dispatchers(Queue):
         return self._verb("recur", ids, *words)
 
     def rewind(self, ahead: float, offset: int, limit: int, *, now: float | None = None) -> Call[tuple[int, list[str]]]:
-        """Let recurrences recur from now on that were moved on by a clock over `ahead` seconds ahead of now.
+        """Restart recurrences from now that a clock which was ahead has advanced more than `ahead` seconds too far.
 
-        The reply: how many were looked at, beyond the first `offset` of those that stand ahead; and which recur anew.
+        Looks at `limit` of them, after the first `offset`. The reply: how many it looked at, and which it restarted.
         """
 
         def read(reply: list[Any]) -> tuple[int, list[str]]:
@@ -86,7 +86,7 @@ class Dispatchers(Queue):
         return self._verb("rewind", read, self._stamp(now), ahead, offset, limit)
 
     def survey(self, *, now: float | None = None) -> Call[list[Lease]]:
-        """Read all leases of the queue, the earliest end first."""
+        """Read all leases of the queue, the one that ends first first."""
 
         def read(reply: list[Any]) -> list[Lease]:
             return [
@@ -96,12 +96,12 @@ class Dispatchers(Queue):
         return self._verb("survey", read, self._stamp(now))
 
     def waits(self) -> Call[bool]:
-        """Tell whether jobs wait in ready, or behind the gate."""
+        """Return whether jobs wait in ready or behind the gate."""
         places = (f"{self._root}{place}" for place in ("ready", "backlog", "throttled"))
         return Call(("EXISTS", *places), bool)
 
     def agenda(self, ahead: float, limit: int, *, now: float | None = None) -> Call[Agenda]:
-        """Read the recurrences whose next planned time lies at most `ahead` seconds from now."""
+        """Read the recurrences whose next planned time is at most `ahead` seconds from now."""
 
         def read(reply: list[Any]) -> Agenda:
             moment, beyond, rows = reply

@@ -1,8 +1,8 @@
-"""The limits of a queue: what its gate lets pass, as an operator rules it.
+"""The limits that an operator sets on a queue's gate.
 
-A limit is of the queue, or of one of its groups. `concurrency` is how many jobs may be handed out and not ended;
-`rate` how many may start in a second, and `burst` how many of them at once after a silence; `weight` is a group's
-share in the fair queueing, 1 without one.
+A limit holds for the queue or for one of its groups. `concurrency` is how many jobs may be in flight, `rate` how many
+may start in a second, and `burst` how many may start at once after a pause. `weight` is a group's share in fair
+queueing, 1 by default.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ _WHOLE: Final = ("concurrency", "burst")
 
 
 class Limits(Struct, frozen=True):
-    """What is ruled; None = not limited."""
+    """The limits of a queue; what is not there is not limited."""
 
     paused: float | None = None
-    """Since when, Unix seconds."""
+    """Since when the queue is paused, in Unix seconds; None if it is not."""
     queue: dict[str, float] = {}
     """concurrency, rate, burst."""
     groups: dict[str, dict[str, float]] = {}
-    """The same and weight, by group."""
+    """concurrency, rate, burst and weight, by group."""
 
 
 def field(name: str, group: str | None, value: float | None) -> str:
-    """Return the field of `limits` that a limit has, when it may have that value. None takes the limit away.
+    """Return the field of the hash `limits` for a limit, if the value is valid. None removes the limit.
 
     Raises:
-        ConfigError: it may not.
+        ConfigError: there is no such limit, or the value is not valid.
     """
     if name not in _RANGES or (name == "weight" and group is None):
         raise ConfigError(
-            "weight: it is a group's share, so name the group" if name == "weight" else f"no limit {name}"
+            "weight is the share of a group: name the group" if name == "weight" else f"there is no limit {name!r}"
         )
     if group is not None and (not 0 < len(group.encode()) <= 200 or "}" in group):
-        raise ConfigError("group: 1 to 200 bytes, without `}`")
+        raise ConfigError("group: give 1 to 200 bytes, without `}`")
     least, most = _RANGES[name]
     if value is not None and not least <= value <= most:
-        raise ConfigError(f"{name} is {value:g}: from {least:g} to {most:g}")
+        raise ConfigError(f"{name} is {value:g}: must be from {least:g} to {most:g}")
     if value is not None and name in _WHOLE and value != int(value):
-        raise ConfigError(f"{name} is {value:g}: a whole number")
+        raise ConfigError(f"{name} is {value:g}: must be a whole number")
     return name if group is None else f"{name}:{group}"
 
 
 def read_limits(reply: list[Any]) -> Limits:
-    """Read the hash `limits`. What is no number there rules nothing, so it is not shown."""
+    """Read the hash `limits`. A value that is not a number limits nothing, and is left out."""
     paused, queue, groups = None, dict[str, float](), dict[str, dict[str, float]]()
     for at in range(0, len(reply), 2):
         name, colon, group = text(reply[at]).partition(":")

@@ -1,4 +1,4 @@
-"""What those who run the queue call: limits, pauses, and what there is."""
+"""The calls of operators: limits, pauses, and what a queue holds."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from evsched.transport.call import Call, Word, raw, text, texts
 
 
 class Operators(Queue):
-    """The calls about a queue as a whole."""
+    """The calls about a queue as a whole; see `store.py`."""
 
     def pause(self, *, limit: int = 500, now: float | None = None) -> Call[tuple[float, int, int]]:
-        """Close the gate; the reply: since when it is, how many went back to the backlog, how many are still ready."""
+        """Close the gate; the reply: since when, how many jobs went back to the backlog, how many are still ready."""
 
-        def told(reply: list[Any]) -> tuple[float, int, int]:
+        def read(reply: list[Any]) -> tuple[float, int, int]:
             return float(reply[0]), reply[1], reply[2]
 
-        return self._verb("pause", told, self._stamp(now), limit)
+        return self._verb("pause", read, self._stamp(now), limit)
 
     def resume(self, *, now: float | None = None) -> Call[float | None]:
-        """Open the gate; the reply is since when it was closed, None = it was not."""
+        """Open the gate; the reply is since when it was closed, None if it was open."""
 
         def since(reply: bytes) -> float | None:
             return number(reply)
@@ -33,18 +33,18 @@ class Operators(Queue):
         return self._verb("resume", since, self._stamp(now))
 
     def limit(self, limits: Mapping[str, float | None] | None = None, *, now: float | None = None) -> Call[Limits]:
-        """Set limits by their field names (`store/limits.py`), None = no such limit; the reply is all there are."""
+        """Set limits by their field names (`store/limits.py`), None removes one; the reply is all limits."""
         words: list[Word] = [self._stamp(now)]
         for name, value in (limits or {}).items():
             words += (name, "" if value is None else f"{value:.12g}")
         return self._verb("limit", read_limits, *words)
 
     def limits(self) -> Call[Limits]:
-        """Read what is ruled, without a script."""
+        """Read all limits, without a script."""
         return Call(("HGETALL", self._root + "limits"), read_limits)
 
     def queue_stats(self, *, now: float | None = None) -> Call[QueueStats]:
-        """Count the jobs of each place, in one moment."""
+        """Count the jobs of each place, at the same moment."""
 
         def read(reply: list[Any]) -> QueueStats:
             moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused, front = reply
@@ -67,7 +67,7 @@ class Operators(Queue):
         return self._verb("queue_stats", read, self._stamp(now))
 
     def request_status(self, asker: str) -> Call[int]:
-        """Call the queue's workers; each answers to `asker`'s channel. The reply is how many have heard."""
+        """Ask the queue's workers to publish their status to `asker`'s channel; the reply is how many were asked."""
         return Call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), int)
 
     def front(
@@ -78,9 +78,9 @@ class Operators(Queue):
         group: str | None = None,
         last: bool = False,
     ) -> Call[list[tuple[str, float]]]:
-        """Read the first jobs of a place with their scores; of the backlog of a `group` that its limits hold back.
+        """Read the first jobs of a place with their scores; with `group`, of the backlog behind that group's limits.
 
-        `last`: the last jobs, from the end.
+        `last`: the last jobs instead, from the end.
         """
         key = self._root + (place if group is None else f"{place}:{group}")
 
@@ -94,7 +94,7 @@ class Operators(Queue):
         return Call(("ZCARD", self._root + "dead"), int)
 
     def moved(self, job_id: str) -> Call[list[bytes | None]]:
-        """Read of a record what changes when its job moves on."""
+        """Read the fields of a record that change when its job moves on."""
         return Call(("HMGET", f"{self._root}job:{job_id}", "due", "again", "started", "finished"), raw)
 
     def throttled(self) -> Call[list[str]]:

@@ -1,4 +1,4 @@
-"""A queue's calls: how each is made. What the other files of this folder share."""
+"""The base of a queue's calls: how each is made, and how replies become pairs and fields."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def as_fields(flat: list[bytes]) -> dict[str, bytes]:
 
 
 class Queue:
-    """The calls of one queue. `clock` stands in for Redis's own: a test's.
+    """The calls of one queue. `clock`: a test's clock, instead of Redis's own.
 
     Raises:
-        ConfigError: that is no name for a queue.
+        ConfigError: the queue's name is not valid.
     """
 
     def __init__(self, queue: str, clock: Callable[[], float] | None = None) -> None:

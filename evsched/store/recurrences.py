@@ -1,4 +1,4 @@
-"""What declares recurrences and windows, and looks at them."""
+"""The calls that declare, change and read recurrences and windows."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from evsched.transport.call import Call, raw, text, texts
 
 
 class Recurrences(Queue):
-    """The calls about recurrences and windows by their names."""
+    """The calls about recurrences and windows by their names; see `store.py`."""
 
     def declare(self, recurrence: Declared, owner: str = "") -> Call[Literal["made", "changed", "same"]]:
-        """Make a recurrence, or change one; the reply says which. `owner`: the app that declares it in its code."""
+        """Create a recurrence, or change it; the reply says which. `owner`: the app that declares it in its code."""
 
-        def did(reply: bytes) -> Literal["made", "changed", "same"]:
+        def read(reply: bytes) -> Literal["made", "changed", "same"]:
             return cast(Literal["made", "changed", "same"], text(reply))
 
         words = [word for pair in recurrence.fields().items() for word in pair]
-        return self._verb("declare", did, recurrence.name, owner, *words)
+        return self._verb("declare", read, recurrence.name, owner, *words)
 
     def remove(self, name: str) -> Call[Any]:
-        """Delete a recurrence, with what it has ahead on the schedule.
+        """Delete a recurrence, with the occurrences that it has on the schedule.
 
         Raises (when sent):
-            JobMissing: there is none of that name.
+            JobMissing: there is no recurrence of that name.
         """
         return self._verb("remove", raw, name)
 
     def hold(self, name: str, paused: bool, *, now: float | None = None) -> Call[Any]:
-        """Pause a recurrence, or let it go on from now.
+        """Pause a recurrence, or resume it from now on.
 
         Raises (when sent):
-            JobMissing: there is none of that name.
+            JobMissing: there is no recurrence of that name.
         """
         return self._verb("hold", raw, self._stamp(now), name, "1" if paused else "")
 
@@ -42,7 +42,7 @@ class Recurrences(Queue):
         return Call(("SMEMBERS", f"{self._root}declared:{owner}"), texts)
 
     def recurrences(self, start: int, count: int) -> Call[list[tuple[str, float]]]:
-        """Read a slice of the recurrences with their next planned times, the earliest first."""
+        """Read a slice of the recurrences with their next planned times, in that order."""
 
         def read(reply: list[bytes]) -> list[tuple[str, float]]:
             return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
@@ -78,7 +78,7 @@ class Recurrences(Queue):
         return Call(("HGETALL", f"{self._root}windows"), read)
 
     def reopen(self, window: str, *, limit: int = 250, now: float | None = None) -> Call[tuple[int, int]]:
-        """Make jobs due that wait for a named window; the reply: how many, and how many are left to be looked at.
+        """Make jobs due that wait for a named window; the reply: how many, and how many still have to be looked at.
 
         Call it after `set_window`, until none is left.
         """
@@ -93,6 +93,6 @@ class Recurrences(Queue):
         return Call(("ZCARD", f"{self._root}deferred:{window}"), int)
 
     def set_window(self, name: str, window: str | None) -> Call[int]:
-        """Keep a named window, None = no more; the reply is 1 when there was none, or when it was deleted."""
+        """Store a named window, None deletes it; the reply is 1 if it was added or deleted."""
         key = f"{self._root}windows"
         return Call(("HDEL", key, name) if window is None else ("HSET", key, name, window), int)

@@ -1,4 +1,4 @@
-"""What the store is given and what it answers, as values. Seconds, on Redis's clock."""
+"""What the calls of the store take and return, as values. Times in seconds, by Redis's clock."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ class New(Struct, frozen=True):
 
 
 class Step(Struct, frozen=True):
-    """What one dispatch did. Seconds, on Redis's clock."""
+    """What one dispatch did."""
 
     now: float
     sleep: float
-    """Until the next due: 0 = more is due now, inf = nothing is scheduled."""
+    """Seconds until the next due: 0 if more is due now, inf if nothing is scheduled."""
     moved: list[float]
     """The dues of the jobs that left the schedule."""
     buried: list[tuple[str, str]]
-    """(id, reason) of those that went to dead."""
+    """(id, reason) of the jobs that went to dead."""
     missed: list[str]
-    """The recurrences of which an occurrence was missed, once for each."""
+    """The names of recurrences that missed occurrences, once for each occurrence."""
     opens: float
-    """Until the gate opens by its rate, inf = not by itself. `sleep` takes it in."""
+    """Seconds until the rate limit opens the gate; inf if it is open, or closed for another reason. Part of `sleep`."""
 
 
 class Fetched(Struct, frozen=True):
-    """What one start handed out."""
+    """What one `start` handed to a worker."""
 
     now: float
     more: bool
-    """Ready holds more: ask again when slots are free, without blocking."""
+    """Ready holds more jobs: ask again when slots are free, without blocking."""
     leased: bool
-    """False: the worker had no lease any more, what it held before is others'."""
+    """False: the worker's lease was gone, and what it held before belongs to others."""
     jobs: list[FetchedJob]
     buried: list[tuple[str, str]]
 
 
 class Lease(Struct, frozen=True):
-    """A worker's lease as it stands."""
+    """A worker's lease."""
 
     worker: str
     end: bytes
-    """The score as Redis wrote it: requeue compares it to the letter."""
+    """The score as Redis returned it: `requeue` compares the text."""
     left: float
-    """Seconds until then, on Redis's clock; negative = it has ended."""
+    """Seconds until its end; negative if it has ended."""
     held: int
     """Jobs in the worker's list."""
 
 
 class Agenda(Struct, frozen=True):
-    """The recurrences that are to be moved on."""
+    """The recurrences that fall due now."""
 
     now: float
     beyond: float | None
-    """The next planned time after those, Unix seconds."""
+    """The next planned time after those, in Unix seconds."""
     rows: list[tuple[str, bytes, dict[str, bytes]]]
     """(name, score as it is stored, record)."""
 
@@ -85,29 +85,29 @@ class QueueStats(Struct, frozen=True):
     now: float
     places: dict[str, int]
     due: int
-    """Of those on the schedule: what no dispatcher has moved on yet."""
+    """How many jobs on the schedule are due, but not dispatched yet."""
     workers: int
     next_due: float | None
     paused: float | None
     oldest: float
-    """Seconds for which the front of ready has been due, or of the backlog when ready is empty; 0 = neither has any."""
+    """Seconds for which the first job in ready, else in the backlog, has been due; 0 if both are empty."""
 
 
 class Violation(Struct, frozen=True):
-    """One thing that the audit found wrong in a queue."""
+    """Something that the audit found wrong in a queue."""
 
     id: bytes
-    """Of the job; or the group, or the worker; empty = the queue."""
+    """Of the job, group or worker; empty for the queue."""
     code: str
     """What is wrong, see diagnostics/audit.py."""
     where: str
     """The place, or a detail."""
     met: bytes = b""
-    """Where it was met, when the record need not name that: `processing:<worker>` or `backlog:<group>`."""
+    """The list where the id was found, if the record may not name it: `processing:<worker>` or `backlog:<group>`."""
 
 
 class Facts(Struct, frozen=True):
-    """What Redis says of a job in one moment. Times in Unix seconds, on its clock."""
+    """What Redis knows of a job at one moment, for `evsched explain`. Times in Unix seconds."""
 
     now: float
     status: JobStatus | None
@@ -115,5 +115,5 @@ class Facts(Struct, frozen=True):
     parked: str | None
     """The group whose own limits hold the job back."""
     counts: dict[str, float]
-    """What lua/explain.lua names as facts."""
+    """The figures that lua/explain.lua returns."""
     holder: str | None

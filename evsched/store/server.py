@@ -1,4 +1,4 @@
-"""Calls that are about Redis itself, not about a queue."""
+"""Calls about Redis itself, not about one queue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_queues(names: Sequence[str]) -> Call[Any]:
 
 
 def queue_names() -> Call[list[str]]:
-    """Read the set of all queues, without members that are no valid name."""
+    """Read the set of all queues; members that are not valid names are left out."""
 
     def read(reply: list[bytes]) -> list[str]:
         return [name for name in map(text, reply) if keys.NAME.fullmatch(name)]
@@ -50,12 +50,12 @@ def size() -> Call[int]:
 
 
 def kind(key: str | bytes) -> Call[str]:
-    """Read the type of a key, `none` when there is none."""
+    """Read the type of a key, `none` if there is no such key."""
     return Call(("TYPE", key), text)
 
 
 def flush() -> Call[Any]:
-    """Delete all that the database holds: for a Redis of tests alone."""
+    """Delete all keys of the database: only for a Redis of tests."""
     return Call(("FLUSHDB",), raw)
 
 
@@ -69,7 +69,7 @@ def clock() -> Call[float]:
 
 
 def info(*sections: str) -> Call[dict[str, str]]:
-    """Read sections of INFO, without a name that of the server."""
+    """Read sections of INFO, by default the section `server`."""
 
     def read(reply: bytes) -> dict[str, str]:
         lines = (line.partition(":") for line in text(reply).splitlines())
@@ -103,12 +103,12 @@ def settings(names: Sequence[str]) -> Call[dict[str, str]]:
 
 
 def canary(key: str) -> list[Call[Any]]:
-    """Make keyspace events of a key, and leave nothing there."""
+    """Cause keyspace events of a key, and leave nothing there."""
     return [Call(("ZADD", key, 0, ""), raw), Call(("DEL", key), raw)]
 
 
 def dispatchers() -> Call[int]:
-    """Count the dispatchers that listen: each hears its canary on a channel of its own."""
+    """Count the subscribed dispatchers: each subscribes to a canary channel of its own."""
     return Call(("PUBSUB", "CHANNELS", keys.canary_message("*")), len)
 
 
@@ -118,7 +118,7 @@ def whoami() -> Call[str]:
 
 
 def may(user: str, words: Sequence[Word]) -> Call[str]:
-    """Ask whether a user may send a command; the reply is "OK", or why not."""
+    """Ask whether an ACL user may send a command; the reply is "OK", or the reason why not."""
     return Call(("ACL", "DRYRUN", user, *words), text)
 
 
@@ -132,10 +132,10 @@ def notification_flags() -> Call[str]:
 
 
 def set_notification_flags(flags: str) -> Call[Any]:
-    """Set notify-keyspace-events; it holds until Redis starts anew or fails over."""
+    """Set notify-keyspace-events; it holds until Redis restarts or fails over."""
     return Call(("CONFIG", "SET", "notify-keyspace-events", flags), raw)
 
 
 def unblock(client: int) -> Call[Any]:
-    """End a client's blocking command, as if its time were up."""
+    """End a client's blocking command, as if it had timed out."""
     return Call(("CLIENT", "UNBLOCK", client), raw)

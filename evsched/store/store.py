@@ -1,9 +1,9 @@
 """The store of one queue: one method per verb, and a few reads.
 
-A method sends nothing: it returns the `Call` that a sender (transport/senders.py) carries to Redis, alone or in a batch
-with others, from a program with an event loop or without one. `now` is a test's clock; None is Redis's own.
+A method sends nothing: it returns a `Call`, which a sender (transport/senders.py) sends to Redis, alone or in a batch.
+`now` is a test's clock; None is Redis's own.
 
-The methods stand in files by who calls them.
+The methods are grouped in files by their callers.
 """
 
 from evsched.store.audits import Audits
@@ -17,8 +17,8 @@ __all__ = ["Store"]
 
 
 class Store(Clients, Workers, Dispatchers, Recurrences, Operators, Audits):
-    """The calls of one queue. `clock` stands in for Redis's own: a test's.
+    """The calls of one queue. `clock`: a test's clock, instead of Redis's own.
 
     Raises:
-        ConfigError: that is no name for a queue.
+        ConfigError: the queue's name is not valid.
     """

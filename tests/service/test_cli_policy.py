@@ -177,7 +177,7 @@ def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> N
         ("a whole number", ("--concurrency", "2.5")),
         ("write it as 200/s", ("--rate", "fast")),
         ("write it as 5, or none", ("--burst", "3/s")),
-        ("it is a group's share", ("--weight", "2")),
+        ("weight is the share of a group", ("--weight", "2")),
         ("from 0.001 to 1000", ("--weight", "5000", "--group", "a")),
     ],
 )

@@ -124,16 +124,16 @@ def test_the_days_on_which_the_clock_is_set(text: str, day: str, expected: list[
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("61 * * * *", "field 1, the minute, is '61': 0 to 59"),
-        ("0 9 31 2 *", "it never comes: no month of '2' has a day of '31'"),
-        ("0 0 9 31 feb,apr *", "it never comes: no month of 'feb,apr' has a day of '31'"),
+        ("61 * * * *", "field 1, the minute, is '61': give 0 to 59"),
+        ("0 9 31 2 *", "it never falls due: no month of '2' has a day '31'"),
+        ("0 0 9 31 feb,apr *", "it never falls due: no month of 'feb,apr' has a day '31'"),
         ("0 9 32 2 *", "field 3, the day-of-month, is '32'"),
         ("* 24 * * *", "field 2, the hour, is '24'"),
         ("* * * jam *", "field 4, the month, is 'jam'"),
         ("* * * * * 8", "field 6, the day-of-week, is '8'"),
         ("* * *", "it has 3 fields"),
         ("@often", "@hourly"),
-        ("every 0.1", "at least 1 s apart"),
+        ("every 0.1", "the interval must be at least 1 s"),
         ("every", "it has 1 fields"),
     ],
 )
