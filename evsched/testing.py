@@ -1,4 +1,4 @@
-"""For the tests of programs that use evsched: a real Redis of the tests' own, and a clock that the test moves.
+"""For tests of programs that use evsched: a private Redis, and a clock that the test moves.
 
     # conftest.py
     pytest_plugins = ["evsched.testing"]
@@ -16,10 +16,10 @@
         (run,) = await clock.advance(hours=1)
         assert run.outcome == Done(...)
 
-No dispatcher and no worker run, and nothing waits: `advance` moves the clock from due to due, and runs what is due,
-one job after the other, in this process and event loop; recurrences that the app declares recur. All else is as in
-production: the scripts, retries, limits, middleware, the lifespan (around each `advance`). Retention alone goes by
-Redis's own clock.
+No dispatcher and no worker runs, and nothing waits: `advance` moves the clock from due to due, and runs the due jobs
+one after the other, in this process and event loop. Recurrences that the app declares are scheduled too. The rest works
+as in production: the scripts, retries, limits, middleware, and the lifespan (around each `advance`). Only retention
+follows Redis's own clock.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from evsched.worker.run_store import NoRunStore
 __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
 
 _MOST: Final = 10_000
-"""Runs of one `advance`: more are most likely a job that schedules itself for now."""
+"""Runs of one `advance`, at most: more of them are most likely a job that schedules itself for now."""
 
 _TICK: Final = 1e-6
-"""Seconds: the scripts compare dues with whole microseconds, so the clock stands at one, and moves by one at least."""
+"""Seconds: the scripts compare dues in whole microseconds, so the clock moves by whole microseconds."""
 
 _SLICE: Final = 100
 """Recurrences of one step."""
@@ -64,7 +64,7 @@ _WORKER: Final = "test"
 
 
 class Ran(Struct, frozen=True):
-    """A run that `advance` made, and what came of it. `at` in Unix seconds."""
+    """A run that `advance` made, and its outcome. `at` in Unix seconds."""
 
     id: str
     queue: str
@@ -75,7 +75,7 @@ class Ran(Struct, frozen=True):
 
 
 class _Client(Client):
-    """The app's client, with the test's clock. It sends at once, so it leaves nothing open in an event loop."""
+    """The app's client, on the test's clock. It sends without the event loop, so it leaves nothing open there."""
 
     def __init__(self, clock: Clock, sender: SyncSender, url: str) -> None:
         super().__init__(url)
@@ -89,7 +89,7 @@ class _Client(Client):
         return self._sync.send(step.call) if isinstance(step, Send) else await super().perform(step)
 
     async def result(self, queue: str, job_id: str, timeout: float) -> Any:
-        """Return a job's result as `Client.result`; one that has not ended will not, until the clock is moved."""
+        """Return a job's result, as `Client.result`. A job that has not ended does not end until the clock is moved."""
         status = await self.status(queue, job_id)
         if status is not None and status.place not in ("finished", "dead"):
             raise TimeoutError(f"{job_id} has not ended: it is in {status.place}. `await clock.advance(...)` runs jobs")
@@ -108,7 +108,7 @@ class _Windows(NoRunStore):
 
 
 class Clock:
-    """The clock of a test, and what runs as it moves."""
+    """The clock of a test: moving it runs the jobs that fall due."""
 
     def __init__(self, app: App, url: str) -> None:
         self.now: float = float(int(time.time()))
@@ -131,15 +131,15 @@ class Clock:
         seconds: float = 0.0,
         until: datetime | float | None = None,
     ) -> list[Ran]:
-        """Move the clock by a length, or to a moment, and run what falls due on the way, in order; return the runs.
+        """Move the clock by a duration, or to a moment; run the jobs that fall due, in order, and return the runs.
 
         Raises:
-            ConfigError: the moment is none, or lies in the past; more than 10,000 runs were made.
+            ConfigError: the moment is not valid or in the past; or more than 10,000 runs were made.
         """
         length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
         end = _tick(self.now + length) if until is None else _tick_from(unix(until))
         if not end >= self.now:  # nor NaN
-            raise ConfigError(f"the clock stands at {self.now}, and does not go back to {end}")
+            raise ConfigError(f"the clock is at {self.now}, and cannot go back to {end}")
         ran = list[Ran]()
         async with self._program.lifespan() as self._executor.handlers.state:
             while True:
@@ -160,7 +160,7 @@ class Clock:
         return find_queues(self._sender)
 
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
-        """Run what is due now in a queue; return the seconds until there is more, a tick at least; 0 = look again."""
+        """Run what is due now in a queue; return the seconds until more is due, at least a tick; 0 = look again."""
         of, config = Store(queue, lambda: self.now), self._config
         recurs = self._recur(of)
         step = self._sender.send(of.dispatch(limit=config.batch, cap=config.payload_cap))
@@ -178,7 +178,7 @@ class Clock:
         return 0.0 if worked else max(_TICK, min(step.sleep, recurs))
 
     def _recur(self, of: Store) -> float:
-        """Put the occurrences that are due now on the schedule; return the seconds until there are more."""
+        """Put the occurrences that are due now on the schedule; return the seconds until more are due."""
         agenda = self._sender.send(of.agenda(0.0, _SLICE))
         for name, seen, fields in agenda.rows:
             plan = read_recurrence(read_declared(name, fields)).plan(float(seen), self.now, 0.0)
@@ -193,27 +193,27 @@ def _tick(moment: float) -> float:
 
 
 def _tick_from(moment: float) -> float:
-    """Return the first whole microsecond that is not before a moment: what is due then is due there."""
+    """Return a moment rounded up to whole microseconds, so that what is due at the moment is due."""
     tick = _tick(moment)
     return tick if tick >= moment else _tick(tick + _TICK)
 
 
 @pytest.fixture(scope="session")
 def evsched_server() -> Generator[EmbeddedRedis]:
-    """Start a Redis or Valkey of the tests' own."""
+    """Start a private Redis or Valkey for the tests."""
     with EmbeddedRedis() as server:
         yield server
 
 
 @pytest.fixture
 def evsched_app() -> App:
-    """Return the app that is tested: override this fixture to return yours."""
+    """Return the app under test: override this fixture to return yours."""
     return App()
 
 
 @pytest.fixture
 def clock(evsched_app: App, evsched_server: EmbeddedRedis) -> Generator[Clock]:
-    """Put the app on the tests' Redis, which is empty, and under a clock that the test moves."""
+    """Give the app an empty private Redis and a clock that the test moves."""
     url = evsched_app.url
     found = Clock(evsched_app, evsched_server.url)
     yield found

@@ -4,9 +4,9 @@
 
     trace(app)
 
-The spans follow OpenTelemetry's semantic conventions for messaging; the context of an enqueue travels in the job's
-`meta`, in the two keys of W3C Trace Context. The SDK and its exporter are the program's own affair: without them the
-API's spans are empty, and nothing is written into `meta`.
+The spans follow OpenTelemetry's semantic conventions for messaging. The context of an enqueue travels in the job's
+`meta`, in the two keys of W3C Trace Context. Your program sets up the SDK and its exporter; without them the spans are
+empty, and nothing is written into `meta`.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ except ImportError as error:
 
 __all__ = ["trace"]
 
-# Not the propagator that OTEL_PROPAGATORS names: what is in the payload is read by clients and workers in any language.
+# Not the propagator of OTEL_PROPAGATORS: clients and workers in any language read what is in the payload.
 _W3C: Final = TraceContextTextMapPropagator()
 
 _CONTEXT: Final = "traceparent"
 
 
 def trace(app: App, provider: TracerProvider | None = None) -> None:
-    """Make spans of what the app enqueues and runs, with the global tracer provider or another.
+    """Make spans for the enqueues and runs of an app, with the global tracer provider or the given one.
 
-    A run's span begins a trace of its own, and has a link to the span of the enqueue: a run may come hours later, and
-    as often as there are attempts. It stands around all middleware.
+    The span of a run begins a new trace, with a link to the span of the enqueue: a run may come hours later, and there
+    is one for each attempt. It includes all middleware.
 
     Raises:
-        ConfigError: the app is traced already.
+        ConfigError: the app is already traced.
     """
     if app.sending is not None:
-        raise ConfigError("the app is traced already: call trace(app) once")
+        raise ConfigError("the app is already traced: call trace(app) once")
     tracer = get_tracer("evsched", __version__, provider)
     app.sending = partial(_send, tracer)
     app.program.middleware.insert(0, partial(_run, tracer))
@@ -75,7 +75,7 @@ def _about(operation: str, kind: str, task: str, queue: str) -> dict[str, Any]:
 
 @contextmanager
 def _send(tracer: Tracer, task: str, queue: str, options: JobOptions, many: int | None) -> Generator[JobOptions]:
-    """Put a span around an enqueue, and its context into the job."""
+    """Make a span for an enqueue, and put its context into the job."""
     attributes = _about("enqueue", "send", task, queue)
     if many is None:
         job_id = options.get("id") or random_id()
@@ -87,7 +87,7 @@ def _send(tracer: Tracer, task: str, queue: str, options: JobOptions, many: int 
     given = _CONTEXT in meta
     with tracer.start_as_current_span(
         f"enqueue {task}",
-        # The conventions keep PRODUCER for the span whose context the job carries. One that is given is left as it is.
+        # By the conventions, PRODUCER is the span whose context the job carries. A given context is kept.
         kind=SpanKind.CLIENT if given else SpanKind.PRODUCER,
         attributes=attributes,
         links=_links(meta),
@@ -106,10 +106,10 @@ def _send(tracer: Tracer, task: str, queue: str, options: JobOptions, many: int 
 
 
 async def _run(tracer: Tracer, job: CurrentJob, call: Callable[[], Awaitable[Any]]) -> Any:
-    """Put a span around a run; a middleware."""
+    """Make a span for a run; a middleware."""
     with tracer.start_as_current_span(
         f"run {job.task}",
-        # A root: what happened to be current when the worker was started, a lifespan's span for one, is no cause of it.
+        # A root span: the span that was current when the worker started, such as the lifespan's, did not cause the run.
         context=Context(),
         kind=SpanKind.CONSUMER,
         attributes={
@@ -125,7 +125,7 @@ async def _run(tracer: Tracer, job: CurrentJob, call: Callable[[], Awaitable[Any
         try:
             result = await call()
         except RetryLater as error:
-            # A handler that waits for something has not failed: alarms on failed spans are not for it.
+            # A handler that waits for something has not failed, and must not raise alarms on failed spans.
             span.set_attribute("evsched.retry_later", str(error))
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
@@ -136,18 +136,18 @@ async def _run(tracer: Tracer, job: CurrentJob, call: Callable[[], Awaitable[Any
 
 
 def _end(span: Span, job: CurrentJob, error: BaseException | None) -> None:
-    """Tell whether a run failed, as the executor will see it."""
+    """Mark a span as failed if the executor will count the run as failed."""
     if job.stopped is not None:
         span.set_attribute("evsched.stopped", job.stopped)
-    if job.stopped == "timeout":  # a thread may return all the same, and its result does not count
+    if job.stopped == "timeout":  # a thread may still return, but its result does not count
         _fail(span, error, "timeout", "it ran longer than its limit")
-    # Who cancels a job, or stops a worker, has not made its run fail.
+    # A run that was cancelled, or whose worker stops, has not failed.
     elif error is not None and job.stopped is None:
         _fail(span, error, _name(error), str(error))
 
 
 def _links(meta: dict[str, Any]) -> list[Link]:
-    """Return the link to the context that a job carries; none when what it carries is no context."""
+    """Return the link to the context that a job carries; none if that is not a valid context."""
     carrier = {key: value for key in _W3C.fields if isinstance(value := meta.get(key), str)}
     context = get_current_span(_W3C.extract(carrier, Context())).get_span_context()
     return [Link(context)] if context.is_valid else []

@@ -1,4 +1,4 @@
-"""A call: what to send to Redis, and how to read its answer. A value; transport/senders.py sends it."""
+"""A call: what to send to Redis, and how to read its reply. A value; transport/senders.py sends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Word = str | bytes | int | float
 
 
 class Script(Struct, frozen=True):
-    """A Lua script as Redis knows it. The SHA is the version, so old and new code can run side by side."""
+    """A Lua script. Its SHA is its version, so old and new code can run side by side."""
 
     name: str
     source: str
@@ -20,9 +20,9 @@ class Script(Struct, frozen=True):
 
 
 class Call(Struct, Generic[T], frozen=True):
-    """One command, and the function that turns its raw reply into a value.
+    """One command, and the function that converts its raw reply to a value.
 
-    With a script, `words` are what follows its SHA: the number of keys, the keys, the arguments.
+    With a script, `words` are what follows the SHA: the number of keys, the keys, the arguments.
     """
 
     words: tuple[Word, ...]
@@ -31,7 +31,7 @@ class Call(Struct, Generic[T], frozen=True):
 
     @property
     def name(self) -> str:
-        """What messages call it: the verb, or the command."""
+        """The name for messages: the verb, or the command."""
         return self.script.name if self.script else str(self.words[0])
 
     def by_sha(self) -> tuple[Word, ...]:
@@ -44,12 +44,12 @@ class Call(Struct, Generic[T], frozen=True):
 
 
 def raw(reply: Any) -> Any:
-    """Read a reply as it is."""
+    """Return a reply as it is."""
     return reply
 
 
 def text(reply: bytes) -> str:
-    """Read a reply as text; what is not UTF-8 shows as escapes."""
+    """Read a reply as text; bytes that are not UTF-8 become escapes."""
     return reply.decode(errors="backslashreplace")
 
 

@@ -1,8 +1,8 @@
-"""The connections: the only code that opens sockets to Redis, and that knows redis-py. Every option is explicit.
+"""The connections: the only code that opens sockets to Redis and uses redis-py. Every option is explicit.
 
-`Connection` carries calls in an event loop, `SyncConnection` without one; `Subscription` receives messages. None of
-them retries: an error says that the connection is gone, and the next use opens a new one. (redis-py's own retries sent
-a BLMOVE twice, silently.) `senders.py` puts calls on them.
+`Connection` is for programs with an event loop, `SyncConnection` for those without; `Subscription` receives messages.
+None of them retries: after an error the connection is closed, and the next use opens a new one. (redis-py's own retries
+silently sent a BLMOVE twice.) `senders.py` sends calls over them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from evsched.transport.address import parse
 from evsched.transport.call import Call, Word
 
 _CONNECT: Final = 2.0
-"""Seconds to open a connection: longer than one lost SYN (1 s), shorter than the patience of a lease."""
+"""Seconds to open a connection: longer than the retry of one lost SYN (1 s), shorter than a lease."""
 
 _OPTIONS: Final[dict[str, Any]] = {
     "protocol": 2,
-    "decode_responses": False,  # one member that is not UTF-8 would break the connection forever
+    "decode_responses": False,  # one member that is not UTF-8 would break the connection
     "socket_timeout": None,  # each exchange has its own timeout, below
     "socket_connect_timeout": _CONNECT,
     "socket_keepalive": True,
@@ -39,7 +39,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 _JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning}
-"""The codes that a script's fail() may give."""
+"""The codes of fail() in the scripts."""
 
 _WAIT_ERRORS: Final = (
     exceptions.ConnectionError,
@@ -56,14 +56,16 @@ _CLUSTER_ERRORS: Final = (
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
 )
-"""redis-py takes the code off these: what is left of MOVED is a slot and an address."""
+"""redis-py removes the code from the message of these: only a slot and an address are left of MOVED."""
 
-NO_CLUSTER: Final = "this is a node of a Redis Cluster, which evsched does not support yet: give it a Redis of its own"
+NO_CLUSTER: Final = (
+    "this is a node of a Redis Cluster, which evsched does not support yet: use a Redis that is not a cluster"
+)
 
 _WAIT_CODES: Final = ("UNBLOCKED", "NOREPLICAS", "MISCONF", "BUSY", "NOTBUSY", "UNKILLABLE", "OOM", "READONLY")
 
 _KINDS: Final = (*_WAIT_CODES, "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE")
-"""The codes that tell one kind of error from another, in metrics: a script's text could bring any."""
+"""The codes that metrics may use as a label: the text of a script's error could begin with any word."""
 
 _CLASSES: Final = {
     exceptions.NoPermissionError: "noperm",
@@ -77,11 +79,9 @@ _CLASSES: Final = {
 }
 
 _UNKNOWN_CA: Final = ("self-signed certificate", "unable to get local issuer certificate")
-"""What OpenSSL says of a certificate whose CA it does not know."""
+"""OpenSSL's messages about a certificate whose CA it does not know."""
 
-_WRONG_TYPE: Final = (
-    "WRONGTYPE a key that this needs is of another type: `evsched doctor` names it, and says what to do"
-)
+_WRONG_TYPE: Final = "WRONGTYPE a key has the wrong type: `evsched doctor` names it, and says what to do"
 
 _UNAUTHENTICATED: Final = "NOAUTH Redis asks for a password: put it into the URL, redis://USER:PASSWORD@HOST:PORT/DB"
 
@@ -89,9 +89,9 @@ _NO_DATABASE: Final = (
     "the URL names a database that Redis does not have: its setting `databases` says how many there are"
 )
 
-_FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; the jobs that are there go on, which makes room"
+_FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; jobs that are already there continue, which frees memory"
 
-# hiredis's own types allow for one word only.
+# hiredis's type annotations allow a single word only.
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
 
@@ -108,7 +108,7 @@ _SYNC: Final = {
 
 
 def _options(url: str, **own: Any) -> tuple[str, dict[str, Any]]:
-    """Return the URL's scheme, and all that redis-py is to be told; `own` on top."""
+    """Return the URL's scheme, and the options for redis-py; those in `own` override."""
     address = parse(url)
     merged: dict[str, Any] = {**address.options, "db": address.db, **_OPTIONS, **own}
     if address.scheme == "unix":
@@ -127,7 +127,7 @@ def _descriptors(connection: async_redis.AbstractConnection) -> Iterable[int]:
 
 
 def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
-    """Return our error for one of redis-py's, with what failed in front."""
+    """Return our error for one of redis-py's; its message begins with the call that failed."""
     what = "Redis" if call is None else call.name
     message = str(error) or type(error).__name__
     if any(words in message for words in _UNKNOWN_CA):
@@ -138,7 +138,7 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
         return StoreRefused(f"{what}: {_NO_DATABASE}", kind="database")
     code, _, rest = message.partition(" ")
     if code == "WRONGTYPE":
-        # The scripts' own words name the key; Redis's name none. Behind both stands the line of the script.
+        # The messages of our scripts name the key, Redis's own do not. Both end with the line of the script.
         message = message.partition(" script: ")[0] if "evsched:" in message else _WRONG_TYPE
     elif code == "OOM" or isinstance(error, exceptions.OutOfMemoryError):
         message = _FULL
@@ -154,7 +154,7 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
 
 
 def _kind(error: Exception, code: str) -> str:
-    """Return a word for what failed. redis-py takes the code off some errors, whose class then tells it."""
+    """Return the kind of an error. redis-py removes the code of some errors; then their class decides."""
     if code in _KINDS:
         return code.lower()
     for kind, name in _CLASSES.items():
@@ -164,7 +164,7 @@ def _kind(error: Exception, code: str) -> str:
 
 
 def unknown_script(reply: Any) -> bool:
-    """Tell whether a reply says that Redis does not know the script's SHA."""
+    """Return whether a reply says that Redis does not know the script's SHA."""
     return isinstance(reply, exceptions.NoScriptError)
 
 
@@ -179,11 +179,11 @@ class Connection:
         """Return the descriptor of its socket: a forked child that held it would keep the connection open."""
         return _descriptors(self._connection)
 
-    async def exchange(self, sender: Sequence[tuple[Word, ...]], reply_timeout: float) -> list[Any]:
-        """Send commands, return their replies; an error reply stands in the list as an exception.
+    async def exchange(self, commands: Sequence[tuple[Word, ...]], reply_timeout: float) -> list[Any]:
+        """Send commands, and return their replies; an error reply is returned as an exception.
 
         Raises:
-            StoreDown: no connection, or no answer within `reply_timeout` seconds; what was sent may have been done.
+            StoreDown: no connection, or no reply within `reply_timeout` seconds; the commands may have been done.
             StoreRefused: the password, user or database is wrong.
         """
         link = self._connection
@@ -192,11 +192,11 @@ class Connection:
                 async with asyncio.timeout(_CONNECT + reply_timeout):
                     await link.connect()
             async with asyncio.timeout(reply_timeout):
-                # redis-py packs in Python, at 0.8 us a word; hiredis in C.
-                await link.send_packed_command([_pack(words) for words in sender], check_health=False)
-                replies = [await self._reply() for _ in sender]
+                # hiredis packs in C; redis-py packs in Python, which takes 0.8 us a word.
+                await link.send_packed_command([_pack(words) for words in commands], check_health=False)
+                replies = [await self._reply() for _ in commands]
             if any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies):
-                await self.close()  # it is a replica now: who is asked next may be another host of the same name
+                await self.close()  # it is a replica now: the name may resolve to another host
             return replies
         except TimeoutError:
             await self.close()
@@ -205,7 +205,7 @@ class Connection:
             await self.close()
             raise translate(error) from None
         except BaseException:
-            # A reply that is still on its way must not be taken for that to the next command.
+            # A reply that is still on its way must not be read as the reply to the next command.
             await self.close()
             raise
 
@@ -213,7 +213,7 @@ class Connection:
         try:
             return cast(Any, await self._connection.read_response())
         except exceptions.ConnectionError as error:
-            # LOADING and NOAUTH are replies too, but redis-py calls them connection errors.
+            # LOADING and NOAUTH are replies too, but redis-py raises them as connection errors.
             if isinstance(error, exceptions.BusyLoadingError | exceptions.AuthenticationError):
                 return error
             raise
@@ -221,7 +221,7 @@ class Connection:
             return error
 
     async def close(self) -> None:
-        """Cut the connection, without waiting for anything."""
+        """Close the connection, without waiting for anything."""
         await self._connection.disconnect(nowait=True)
 
 
@@ -241,7 +241,7 @@ class SyncConnection:
         return [] if link is None else [link.fileno()]
 
     def exchange(self, words: tuple[Word, ...], block: float) -> Any:
-        """Send one command, which may wait in Redis for `block` seconds; return its reply, or its error reply.
+        """Send one command, which may wait in Redis for `block` seconds; return its reply, an error as an exception.
 
         Raises:
             StoreDown, StoreRefused: as `Connection.exchange`.
@@ -264,12 +264,12 @@ class SyncConnection:
             raise translate(error) from None
 
     def close(self) -> None:
-        """Cut the connection."""
+        """Close the connection."""
         self._connection.disconnect()
 
 
 class Subscription:
-    """A connection that hears: patterns and channels. Waits without limit: who uses it proves that it is alive."""
+    """A connection subscribed to patterns and channels. It waits without a limit; its user checks its health."""
 
     def __init__(self, url: str) -> None:
         self._connection = _new(url)
@@ -280,7 +280,7 @@ class Subscription:
         return _descriptors(self._connection)
 
     async def open(self, patterns: Sequence[str], channels: Sequence[str]) -> None:
-        """Connect and subscribe; returns when Redis has confirmed all of it.
+        """Connect and subscribe; returns when Redis has confirmed every subscription.
 
         Raises:
             StoreDown, StoreRefused
@@ -302,12 +302,12 @@ class Subscription:
             raise translate(error) from None
 
     async def messages(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Yield (channel, message) until the connection is cut.
+        """Yield (channel, message) until the connection is closed.
 
         Raises:
-            StoreDown: always, in the end.
+            StoreDown: when the connection is closed.
         """
-        heard = 0
+        received = 0
         while True:
             try:
                 message = cast(Any, await self._connection.read_response())
@@ -315,17 +315,17 @@ class Subscription:
                 await self.close()
                 raise translate(error) from None
             yield message[-2], message[-1]
-            heard += 1
-            if heard % 64 == 0:
-                # What lies in the parser's buffer is read without a pause: let the loop's other tasks run.
+            received += 1
+            if received % 64 == 0:
+                # Messages in the parser's buffer are read without a pause: let other tasks of the loop run.
                 await asyncio.sleep(0)
 
     def cut(self) -> None:
-        """Close the socket under a reader that waits: it then raises StoreDown."""
+        """Close the socket while a reader waits, which then raises StoreDown."""
         writer = self._connection._writer  # pyright: ignore[reportPrivateUsage]
         if writer is not None:
             writer.transport.abort()
 
     async def close(self) -> None:
-        """Cut the connection, without waiting for anything."""
+        """Close the connection, without waiting for anything."""
         await self._connection.disconnect(nowait=True)

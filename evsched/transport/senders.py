@@ -1,10 +1,10 @@
-"""The senders: they put calls on connections, and read the answers.
+"""The senders: they put calls on connections, and read the replies.
 
-`BatchingSender` sends the calls of one loop turn in one batch; `DirectSender` sends the batch of one caller at once;
-`BlockingSender` is for one command that waits; `SyncSender` serves programs without an event loop.
+`BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the batch of one
+caller at once; `BlockingSender` is for a command that waits in Redis; `SyncSender` is for programs without a loop.
 
-No sender tries again, but for a script that Redis has forgotten. Whether to repeat is the caller's to say, who knows
-what a repetition does.
+A sender sends a call again only if Redis does not know its script. All other repetitions are up to the caller, who
+knows whether a call may be done twice.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from evsched.transport.connection import Connection, SyncConnection, translate, 
 
 
 def _read(call: Call[T], reply: Any) -> T:
-    """Return what a reply says.
+    """Return the value of a reply.
 
     Raises:
-        EvschedError: it is an error, or cannot be read; the latter costs this call alone, and not those sent with it.
+        EvschedError: the reply is an error, or cannot be read; other calls of the same batch are not affected.
     """
     if isinstance(reply, Exception):
         raise translate(reply, call)
@@ -34,60 +34,60 @@ def _read(call: Call[T], reply: Any) -> T:
         ) from error
 
 
-def _answer(call: Call[Any], reply: Any) -> Any:
-    """Return what a reply says, or the error that it is."""
+def _value_or_error(call: Call[Any], reply: Any) -> Any:
+    """Return the value of a reply, or the error that reading it raised."""
     try:
         return _read(call, reply)
     except EvschedError as error:
         return error
 
 
-async def _deliver(link: Connection, calls: Sequence[Call[Any]], reply_timeout: float) -> list[Any]:
-    """Send calls in one batch; return their values, an error that one of them met standing in its place.
+async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_timeout: float) -> list[Any]:
+    """Send calls in one batch; return their values, with errors in the place of values of calls that failed.
 
     Raises:
         StoreDown, StoreRefused: the whole batch failed.
     """
-    replies = await link.exchange([call.by_sha() for call in calls], reply_timeout)
+    replies = await connection.exchange([call.by_sha() for call in calls], reply_timeout)
     unknown = [i for i, reply in enumerate(replies) if unknown_script(reply)]
     if unknown:
-        again = await link.exchange([calls[i].by_source() for i in unknown], reply_timeout)
+        again = await connection.exchange([calls[i].by_source() for i in unknown], reply_timeout)
         for i, reply in zip(unknown, again, strict=True):
             replies[i] = reply
-    return [_answer(call, reply) for call, reply in zip(calls, replies, strict=True)]
+    return [_value_or_error(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
 class DirectSender:
-    """A connection for one caller at a time, whose calls go at once."""
+    """A connection for one caller at a time, whose calls are sent at once."""
 
     def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
-        self._link = Connection(url)
+        self._connection = Connection(url)
         self._reply_timeout = reply_timeout
 
     async def attempt_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Send calls together; an error that one of them met stands in its place.
+        """Send calls in one batch; return their values, with errors in the place of values of calls that failed.
 
         Raises:
             StoreDown, StoreRefused: the whole batch failed; some of it may have been done.
         """
-        return await _deliver(self._link, calls, self._reply_timeout)
+        return await _deliver(self._connection, calls, self._reply_timeout)
 
     async def close(self) -> None:
-        """Cut the connection. A later call opens a new one."""
-        await self._link.close()
+        """Close the connection. A later call opens a new one."""
+        await self._connection.close()
 
 
 class BatchingSender:
     """Sends calls from a program with an event loop.
 
-    What is sent within one loop turn, and while a batch is on its way, goes in one batch: tasks that send at the same
-    time share round trips.
+    Calls that are made within one turn of the loop, or while a batch is on its way, go in one batch: tasks that send at
+    the same time share round trips.
     """
 
     def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
         self._url = url
         self._reply_timeout = reply_timeout
-        self._link: Connection | None = None
+        self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
         self._sending: asyncio.Task[None] | None = None
@@ -97,130 +97,131 @@ class BatchingSender:
 
         Raises:
             JobError: the script refused.
-            StoreDown: Redis cannot do it now; it may have been done all the same.
-            StoreRefused: Redis will not do it.
+            StoreDown: Redis cannot be reached or cannot do it now; the call may have been done all the same.
+            StoreRefused: Redis refused.
         """
         return await self._queue(call)
 
     async def send_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Send calls together; the first error that any of them met is raised when all have been answered."""
-        return [await answer for answer in [self._queue(call) for call in calls]]
+        """Send calls in one batch; when all have replies, raise the first error, if there is one."""
+        return [await future for future in [self._queue(call) for call in calls]]
 
     def _queue(self, call: Call[T]) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # A program may run one event loop after another; a connection belongs to its loop.
-            self._loop, self._link, self._sending, self._waiting = loop, Connection(self._url), None, []
-        answer: asyncio.Future[T] = loop.create_future()
-        # A batch that fails may have callers that were cancelled meanwhile: nobody reads their answers.
-        answer.add_done_callback(_retrieve)
-        self._waiting.append((call, answer))
+            # A program may run one event loop after another, and a connection belongs to its loop.
+            self._loop, self._connection, self._sending, self._waiting = loop, Connection(self._url), None, []
+        future: asyncio.Future[T] = loop.create_future()
+        # Callers of a failed batch may have been cancelled: nothing awaits their futures then.
+        future.add_done_callback(_retrieve)
+        self._waiting.append((call, future))
         if self._sending is None:
             self._sending = loop.create_task(self._send_waiting())
-        return answer
+        return future
 
     async def _send_waiting(self) -> None:
-        link = self._link
-        assert link is not None
+        connection = self._connection
+        assert connection is not None
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                await self._send_batch(link, batch)
+                await self._send_batch(connection, batch)
         finally:
             self._sending = None
-            for _, answer in self._waiting:
-                answer.cancel()
+            for _, future in self._waiting:
+                future.cancel()
             self._waiting = []
 
-    async def _send_batch(self, link: Connection, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
+    async def _send_batch(self, connection: Connection, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
         try:
-            answers = await _deliver(link, [call for call, _ in batch], self._reply_timeout)
+            values = await _deliver(connection, [call for call, _ in batch], self._reply_timeout)
         except EvschedError as error:
             failed: Any = error
-            answers = [failed] * len(batch)
+            values = [failed] * len(batch)
         except asyncio.CancelledError:
             for _, future in batch:
                 future.cancel()
             raise
         except BaseException as error:
-            # Who waits is told: a loop whose answer was cancelled would end in silence.
+            # Pass the error to the callers: a caller whose future was only cancelled would end silently.
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)
             raise
-        for (_, future), answer in zip(batch, answers, strict=True):
+        for (_, future), value in zip(batch, values, strict=True):
             if future.done():
                 continue
-            if isinstance(answer, EvschedError):
-                future.set_exception(answer)
+            if isinstance(value, EvschedError):
+                future.set_exception(value)
             else:
-                future.set_result(answer)
+                future.set_result(value)
 
     async def close(self) -> None:
-        """Cut the connection. A later call opens a new one."""
+        """Close the connection. A later call opens a new one."""
         if self._sending is not None:
             self._sending.cancel()
-        if self._link is not None:
-            await self._link.close()
+        if self._connection is not None:
+            await self._connection.close()
         self._loop = None
 
 
-def _retrieve(answer: asyncio.Future[Any]) -> None:
-    if not answer.cancelled():
-        answer.exception()
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark the error of a future as seen, so that asyncio does not log it."""
+    if not future.cancelled():
+        future.exception()
 
 
 class BlockingSender:
-    """A connection for commands that wait in Redis. One caller at a time."""
+    """A connection for commands that wait in Redis. For one caller at a time."""
 
     def __init__(self, url: str, *, reply_timeout: float) -> None:
-        self._link = Connection(url)
+        self._connection = Connection(url)
         self._reply_timeout = reply_timeout
         self.client: int | None = None
-        """The connection's number in Redis, for `store.unblock`; None when it is not open."""
+        """The connection's client id in Redis, for `unblock`; None if it is not open."""
 
     async def open(self) -> None:
-        """Connect, and learn the connection's number.
+        """Connect, and read the connection's client id.
 
         Raises:
             StoreDown, StoreRefused
         """
         call = Call(("CLIENT", "ID"), int)
-        (reply,) = await self._link.exchange([call.words], self._reply_timeout)
+        (reply,) = await self._connection.exchange([call.words], self._reply_timeout)
         self.client = _read(call, reply)
 
     async def send(self, call: Call[T], block: float) -> T:
-        """Send a call that answers within `block` seconds. When it does not, the connection is dead.
+        """Send a call that Redis answers within `block` seconds; if it does not, the connection is dead.
 
         Raises:
-            StoreDown: then Redis may have moved a job all the same; look at the list.
+            StoreDown: Redis may have moved a job all the same: check the list.
         """
         try:
-            (reply,) = await self._link.exchange([call.words], block + self._reply_timeout)
+            (reply,) = await self._connection.exchange([call.words], block + self._reply_timeout)
         except BaseException:
             self.client = None
             raise
         return _read(call, reply)
 
     async def close(self) -> None:
-        """Cut the connection."""
+        """Close the connection."""
         self.client = None
-        await self._link.close()
+        await self._connection.close()
 
 
 class SyncSender:
     """Sends calls from a program without an event loop. For one thread at a time."""
 
     def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
-        self._link = SyncConnection(url, reply_timeout)
+        self._connection = SyncConnection(url, reply_timeout)
 
     def send(self, call: Call[T], block: float = 0.0) -> T:
         """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""
-        reply = self._link.exchange(call.by_sha(), block)
+        reply = self._connection.exchange(call.by_sha(), block)
         if unknown_script(reply):
-            reply = self._link.exchange(call.by_source(), block)
+            reply = self._connection.exchange(call.by_source(), block)
         return _read(call, reply)
 
     def close(self) -> None:
-        """Cut the connection. A later call opens a new one."""
-        self._link.close()
+        """Close the connection. A later call opens a new one."""
+        self._connection.close()

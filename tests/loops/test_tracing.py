@@ -373,7 +373,7 @@ async def test_an_enqueue_that_is_refused_is_an_error(config: Config, app: App, 
 
 
 def test_an_app_is_traced_once(app: App, spans: Traced) -> None:
-    with pytest.raises(ConfigError, match="traced already"):
+    with pytest.raises(ConfigError, match="already traced"):
         trace(app, spans.provider)
 
 

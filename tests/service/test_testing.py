@@ -125,7 +125,7 @@ async def test_to_a_moment(clock: Clock) -> None:
     due = datetime.now(UTC) + timedelta(hours=4)
     await remind.using(due=due).enqueue("far")
     assert [run.at for run in await clock.advance(until=due)] == [pytest.approx(due.timestamp(), abs=1e-5)]
-    with pytest.raises(ConfigError, match="does not go back"):
+    with pytest.raises(ConfigError, match="cannot go back"):
         await clock.advance(until=due - timedelta(1))
 
 

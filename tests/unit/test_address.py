@@ -45,14 +45,14 @@ def test_what_a_url_says(url: str, db: int, options: dict[str, object]) -> None:
         ("redis://host:hunter2", "host or port"),
         ("redis://host:99999", "host or port"),
         ("redis://host/hunter2", "not a whole number"),
-        ("redis://host/0?hunter2=1", "an option that evsched does not take"),
+        ("redis://host/0?hunter2=1", "it has an unknown option"),
         ("redis://host/0?hunter2", "NAME=VALUE"),
         ("redis://host/0?ssl_ca_certs=/x", "belong to rediss://"),
-        ("rediss://host/0?ssl_ca_certs=/hunter2", "ssl_ca_certs names no file"),
+        ("rediss://host/0?ssl_ca_certs=/hunter2", "ssl_ca_certs is not the path of a file"),
         ("rediss://host/0?ssl_cert_reqs=never", "required, optional or none"),
         ("redis://u:hun ter2@host", "blank"),
         ("unix://hunter2/x", "three slashes"),
-        ("unix://", "names a path"),
+        ("unix://", "needs a path"),
     ],
 )
 def test_a_malformed_url_is_refused_with_what_to_write_and_not_quoted(url: str, words: str) -> None:

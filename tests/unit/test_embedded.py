@@ -86,7 +86,7 @@ def test_a_kind_that_was_asked_for_is_not_replaced(bare: Path) -> None:
 
 def test_what_is_no_server_is_passed_over_and_named(bare: Path) -> None:
     other = _fake(bare, "redis-server", "hello")
-    with pytest.raises(ConfigError, match=f"{other} does not tell its version"):
+    with pytest.raises(ConfigError, match=f"{other} does not print its version"):
         find_server()
 
 
@@ -162,7 +162,7 @@ def test_a_server_that_died_by_itself_can_be_started_again() -> None:
 
 def test_a_bad_setting_says_what_the_server_said() -> None:
     server = EmbeddedRedis(_binary(), nonsense="1")
-    with pytest.raises(ConfigError, match=r"ended at its start: .*nonsense"), server:
+    with pytest.raises(ConfigError, match=r"ended while it started: .*nonsense"), server:
         pytest.fail("it started")
     assert not server.folder.exists()
 
