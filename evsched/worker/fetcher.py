@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from evsched import events
 from evsched.errors import StoreError
 from evsched.runtime.reconnect import Reconnect
-from evsched.runtime.runtime import Runtime
 from evsched.store.server import unblock
-from evsched.store.store import Store
 from evsched.transport.senders import BlockingSender, SyncSender
+from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Share
 
 _BRIEF: Final = 1.0
@@ -23,33 +21,34 @@ _UNBLOCK: Final = 0.05
 """Seconds between two tries to end a BLMOVE that waits."""
 
 
+class FetchListener(Protocol):
+    """What the fetcher reports."""
+
+    def on_fetched(self, job_id: str) -> None:
+        """Take over a job that was fetched; it has a slot."""
+        ...
+
+    def on_more(self) -> None:
+        """Note that ready holds jobs, but no slot was free."""
+        ...
+
+    def on_unsure(self) -> None:
+        """Note that the worker's list may hold a job that was not reported: a reply was lost."""
+        ...
+
+
 class Fetcher:
-    """Blocks while it is told to be hungry.
+    """Blocks while it is hungry, and fetches one job after the other."""
 
-    `fetched(id)` gets a job, which has a slot already; None = ready holds one, but no slot was free for it. `unsure()`:
-    the worker's list may hold a job that nobody knows of.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        store: Store,
-        worker: str,
-        share: Share,
-        *,
-        fetched: Callable[[str | None], None],
-        unsure: Callable[[], None],
-    ) -> None:
-        self._runtime = runtime
-        self._store = store
-        self._worker = worker
+    def __init__(self, served: ServedQueue, share: Share, listener: FetchListener) -> None:
+        config = served.runtime.config
+        self._served = served
         self._share = share
-        self._fetched = fetched
-        self._unsure = unsure
-        self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.config.reply_timeout)
-        self.reconnect = Reconnect(f"worker, taking from {store.queue}", runtime.emit)
+        self._listener = listener
+        self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout)
+        self.reconnect = Reconnect(f"worker, fetching from {served.queue}", served.runtime.emit)
         self.full = False
-        """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` takes jobs too."""
+        """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` fetches too."""
         self._hungry = asyncio.Event()
         self._stopping = False
         self._ended = asyncio.Event()
@@ -62,16 +61,15 @@ class Fetcher:
             self._hungry.clear()
 
     async def run(self) -> None:
-        """Fetch one job after the other, when hungry, until stopped."""
+        """Fetch when hungry, until stopped."""
+        config = self._served.runtime.config
         try:
             while not self._stopping:
                 await self._hungry.wait()
                 if self._stopping:
                     break
                 async with self.reconnect:
-                    self.reconnect.pulse.expect(
-                        self._runtime.config.probe_interval + self._runtime.config.reply_timeout
-                    )
+                    self.reconnect.pulse.expect(config.probe_interval + config.reply_timeout)
                     await self._fetch()
         finally:
             self._ended.set()
@@ -80,7 +78,7 @@ class Fetcher:
         """Begin no other BLMOVE. For any thread; `stop` ends the one that waits."""
         self._stopping = True
 
-    def unblock_by(self, sender: SyncSender) -> None:
+    def unblock_from_thread(self, sender: SyncSender) -> None:
         """End the BLMOVE that waits, from a thread. Raises as `SyncSender.send`."""
         if self._blocking.client is not None:
             sender.send(unblock(self._blocking.client))
@@ -93,7 +91,7 @@ class Fetcher:
             # Once may be too early: the BLMOVE travels on another connection, and may arrive after this.
             if self._blocking.client is not None:
                 with contextlib.suppress(StoreError):
-                    await self._runtime.sender.send(unblock(self._blocking.client))
+                    await self._served.runtime.sender.send(unblock(self._blocking.client))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UNBLOCK):
                     await self._ended.wait()
@@ -105,30 +103,35 @@ class Fetcher:
     async def _fetch(self) -> None:
         if self._blocking.client is None:
             await self._blocking.open()
-            self.reconnect.passed()  # Redis is back: that is not told only when a BLMOVE of 13 s returns
+            self.reconnect.passed()  # Redis is back; without this it would be reported when the BLMOVE of 13 s returns
         if self._stopping:
             return
-        client, block = self._blocking.client, self._runtime.config.probe_interval
-        if self.reconnect.failures:
-            block = min(block, _BRIEF)
-        try:
-            fetched = await self._blocking.send(self._store.fetch(self._worker, block), block)
-        except StoreError as error:
-            self.full = error.kind == "oom"
-            self._unsure()
-            # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
-            await self._runtime.sender.send(unblock(client or 0))
-            raise
-        self.full = False
-        if fetched is None:
+        job_id = await self._block()
+        if job_id is None:
             return
         self._hungry.clear()
         if not self._stopping and self._share.reserve_one():
-            self._fetched(fetched)
+            self._listener.on_fetched(job_id)
             return
-        reason = "no slot was free"
-        await self._runtime.sender.send(self._store.requeue(self._worker, reason, ids=[fetched]))
-        self._runtime.emit(
-            events.Requeued(queue=self._store.queue, worker=self._worker, ids=[fetched], cause="busy", reason=reason)
+        store, worker, reason = self._served.store, self._served.worker, "no slot was free"
+        await self._served.runtime.sender.send(store.requeue(worker, reason, ids=[job_id]))
+        self._served.runtime.emit(
+            events.Requeued(queue=store.queue, worker=worker, ids=[job_id], cause="busy", reason=reason)
         )
-        self._fetched(None)
+        self._listener.on_more()
+
+    async def _block(self) -> str | None:
+        """Wait for a job; return its id, None when there was none for as long as a BLMOVE waits."""
+        client, block = self._blocking.client, self._served.runtime.config.probe_interval
+        if self.reconnect.failures:
+            block = min(block, _BRIEF)
+        try:
+            job_id = await self._blocking.send(self._served.store.fetch(self._served.worker, block), block)
+        except StoreError as error:
+            self.full = error.kind == "oom"
+            self._listener.on_unsure()
+            # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
+            await self._served.runtime.sender.send(unblock(client or 0))
+            raise
+        self.full = False
+        return job_id

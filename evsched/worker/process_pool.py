@@ -26,9 +26,9 @@ from evsched import forks
 from evsched.errors import EvschedError
 from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
 from evsched.jobs.job import decode, encode
-from evsched.worker import lifeline, relay
+from evsched.worker import parent_death, progress_socket
 from evsched.worker.failure import failure_of, message
-from evsched.worker.relay import Line, Teller
+from evsched.worker.progress_socket import ProgressSender, SocketAddress
 
 
 class HandlerFailed(EvschedError):
@@ -144,25 +144,26 @@ async def _raise_missing(missing: Missing | None) -> None:
     raise HandlerMissing(missing.reason)
 
 
-async def call(heard: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
+async def call(on_progress: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a module in a process that does nothing else meanwhile. Cancelling ends the process.
 
-    The function's first argument is a function by which it tells how far it is: that is `heard`, and the last for sure.
+    The function's first argument is a function that takes its progress. `on_progress` gets the newest now and then, and
+    the last in any case.
 
     Raises:
         ProcessDied: it did.
         HandlerMissing: the function raised it.
     """
     try:
-        with relay.receive(heard) as line:
+        with progress_socket.receive(on_progress) as address:
             # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
             value, last = await anyio.to_process.run_sync(
-                _belonging, os.getpid(), line, function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)
+                _call_and_report, os.getpid(), address, function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)
             )
     except anyio.BrokenWorkerProcess as error:
         raise ProcessDied(f"its process died ({str(error) or 'it crashed, ended itself or was killed'})") from None
     if last is not None:
-        heard(last)
+        on_progress(last)
     if isinstance(value, Missing):
         await _raise_missing(value)
     return value
@@ -191,13 +192,13 @@ def _call(
         return "failed", told.reason, told.traceback
 
 
-def _belonging(
-    worker: int, line: Line, function: Callable[..., Any], args: tuple[Any, ...]
+def _call_and_report(
+    worker: int, address: SocketAddress, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[Any, Progress | None]:
     _belong_to(worker)
-    teller = Teller(line)
+    sender = ProgressSender(address)
     try:
-        return function(teller.tell, *args), teller.end()
+        return function(sender.report, *args), sender.end()
     except HandlerMissing as error:
         return Missing(str(error), os.getpid()), None
     # Such as what a task of its own raised: anyio would raise it in the worker, and end that.
@@ -207,13 +208,13 @@ def _belonging(
 
 def _belong_to(worker: int) -> None:
     """Let the worker alone end this process: Ctrl-C and many supervisors signal all processes of a group at once."""
-    lifeline.end_with(worker)
+    parent_death.end_with(worker)
     _pipes.move()
     forks.hold(_pipes)
     forks.separate_children()
     for number in (signal.SIGINT, signal.SIGTERM):
         # Ignored by a function: what the handler starts inherits SIG_IGN, and a function not.
-        signal.signal(number, _let_pass)
+        signal.signal(number, _ignore)
 
 
 class _Pipes:
@@ -245,5 +246,5 @@ class _Pipes:
 _pipes: Final = _Pipes()
 
 
-def _let_pass(number: int, frame: object) -> None:
+def _ignore(number: int, frame: object) -> None:
     pass

@@ -16,6 +16,7 @@ from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.worker.fetcher import Fetcher
+from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Slots
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
@@ -163,6 +164,16 @@ async def test_a_queue_that_redis_refuses_keeps_nothing_from_being_handed_back_t
         raw.delete(key)
 
 
+class Unheeded:
+    """A FetchListener that does nothing."""
+
+    def on_fetched(self, job_id: str) -> None: ...
+
+    def on_more(self) -> None: ...
+
+    def on_unsure(self) -> None: ...
+
+
 async def test_an_idle_fetcher_knows_within_seconds_that_redis_writes_again() -> None:
     """Without the replicas that it needs, Redis refuses a BLMOVE at once; one that it accepts answers at its end."""
     recorder = Recorder()
@@ -170,7 +181,7 @@ async def test_an_idle_fetcher_knows_within_seconds_that_redis_writes_again() ->
         config = Config(url=server.url, probe_interval=3600)
         runtime = Runtime(config, BatchingSender(server.url), recorder)
         share = Slots(1).join(1.0, lambda: None)
-        fetcher = Fetcher(runtime, Store("q"), "w", share, fetched=lambda _: None, unsure=lambda: None)
+        fetcher = Fetcher(ServedQueue(runtime, Store("q"), "w"), share, Unheeded())
         fetcher.feed(hungry=True)
         fetching = asyncio.create_task(fetcher.run())
         try:

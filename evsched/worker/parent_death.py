@@ -1,6 +1,6 @@
-"""A process that ends with its parent, however that ends: kill -9 and the out-of-memory killer give it no last word.
+"""A process that ends with its parent, even when that is killed (kill -9, the out-of-memory killer).
 
-A child that works for its parent and is not told to end would work on for nobody, beside whoever does its work anew.
+Without this, a child whose parent is gone would go on with a job that another worker does again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _by_main_thread = False
 def end_with(parent: int) -> None:
     """End this process with `parent`, the pid of the process that started it. May be called again.
 
-    Linux minds the thread that started this process rather than the whole of its process: start such a child from the
-    event loop's thread, which lives as long as there is anybody to work for.
+    Linux watches the thread that started this process, not the whole parent: start such a child from the event loop's
+    thread, which lives as long as the parent needs the child.
     """
     global _tied, _process
     _process = os.getpid()
@@ -35,9 +35,9 @@ def end_with(parent: int) -> None:
         _tied = True
         os.register_at_fork(before=_note_thread, after_in_child=_tie_fork)
         if not _ask_kernel():
-            threading.Thread(target=_wait_for_end, args=(parent,), name="evsched-lifeline", daemon=True).start()
+            threading.Thread(target=_wait_for_end, args=(parent,), name="evsched-parent-death", daemon=True).start()
     if os.getppid() != parent:
-        _end()  # it had ended before the kernel knew that we care
+        _end()  # the parent ended before it was watched
 
 
 def _note_thread() -> None:
@@ -63,7 +63,7 @@ def _wait_for_end(parent: int) -> None:
         if sys.platform == "linux":
             watched = select.poll()
             watched.register(os.pidfd_open(parent), select.POLLIN)
-            if os.getppid() == parent:  # else the number may be another's by now
+            if os.getppid() == parent:  # otherwise the pid may be another process's by now
                 watched.poll()
         else:
             exits = select.kevent(parent, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)

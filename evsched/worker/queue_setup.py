@@ -1,7 +1,7 @@
-"""The opening of a worker's queues: what Redis is told of each before jobs are taken from it.
+"""The setup of a worker's queues: what Redis is told of each before jobs are fetched from it.
 
-The queue is entered among those that dispatchers look for, the recurrences that the app declares are kept in step, and
-the worker's lease begins. A queue of which Redis refuses that is tried again while the others are served.
+The queue is added to the set in which dispatchers look for queues, the recurrences that the app declares are written,
+and the worker's lease begins. If Redis refuses that for a queue, it is tried again while the others are served.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from evsched.store.store import Store
 from evsched.worker.program import Program
 
 
-class Opening:
-    """Opens queues for one worker, and waits while Redis is away."""
+class QueueSetup:
+    """Sets up queues for one worker, and waits while Redis is away."""
 
     def __init__(self, runtime: Runtime, program: Program, worker: str) -> None:
         self._runtime = runtime
@@ -28,40 +28,38 @@ class Opening:
         self._worker = worker
         self._reconnect = Reconnect("worker", runtime.emit)
         self._refused = Reconnects("worker", runtime.emit)
-        self._opened = set[str]()
+        self._done = set[str]()
 
-    def opened(self, store: Store) -> bool:
-        """Tell whether jobs may be taken from a queue."""
-        return store.queue in self._opened
+    def is_done(self, store: Store) -> bool:
+        """Return whether jobs may be fetched from a queue."""
+        return store.queue in self._done
 
     def wrong(self, store: Store) -> str | None:
-        """Return why a queue is not open; None = it is, or has not been tried."""
-        return None if self.opened(store) else self._reconnect.reason or self._refused.of(store.queue).reason
+        """Return why a queue is not set up; None = it is, or has not been tried."""
+        return None if self.is_done(store) else self._reconnect.reason or self._refused.of(store.queue).reason
 
-    async def open_one(self, stores: Sequence[Store]) -> None:
-        """Try each of these queues, until one of them at least is open."""
+    async def until_one(self, stores: Sequence[Store]) -> None:
+        """Try each of these queues, until one of them at least is set up."""
         while True:
-            wait = min([await self._open(store) for store in stores])
+            wait = min([await self._set_up(store) for store in stores])
             if not wait:
                 return
             await asyncio.sleep(wait)
 
-    async def _open(self, store: Store) -> float:
-        """Open a queue; return 0, or the seconds after which to try again since Redis refuses it."""
-        refused = self._refused.of(store.queue)
-        while not self.opened(store):
+    async def _set_up(self, store: Store) -> float:
+        """Set up a queue; return 0, or the seconds after which to try again since Redis refuses it."""
+        lease, refused = self._runtime.config.idle_lease, self._refused.of(store.queue)
+        while not self.is_done(store):
             async with self._reconnect:
                 try:
                     await self._declare(store)
-                    await self._runtime.sender.send(
-                        store.heartbeat(self._worker, self._runtime.config.idle_lease, fresh=True)
-                    )
+                    await self._runtime.sender.send(store.heartbeat(self._worker, lease, fresh=True))
                 except StoreRefused as error:
                     if error.kind in NO_ENTRY:
                         raise
                     return refused.failed(error)
                 refused.passed()
-                self._opened.add(store.queue)
+                self._done.add(store.queue)
         return 0.0
 
     async def _declare(self, store: Store) -> None:

@@ -16,9 +16,9 @@ sys.stdin.read()
 
 BY_KERNEL = """
 import os
-from evsched.worker import lifeline
-lifeline.end_with(os.getppid())
-lifeline.end_with(os.getppid())
+from evsched.worker import parent_death
+parent_death.end_with(os.getppid())
+parent_death.end_with(os.getppid())
 print("tied", flush=True)
 while True:
     pass
@@ -26,7 +26,7 @@ while True:
 
 FORK = BY_KERNEL.replace("while True", "os.fork()\nwhile True")
 
-BY_THREAD = BY_KERNEL.replace("import lifeline", "import lifeline; lifeline._ask_kernel = lambda: False")
+BY_THREAD = BY_KERNEL.replace("import parent_death", "import parent_death; parent_death._ask_kernel = lambda: False")
 
 
 @pytest.mark.parametrize("child", [BY_KERNEL, BY_THREAD, FORK], ids=["kernel", "thread", "fork"])

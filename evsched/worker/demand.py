@@ -1,0 +1,63 @@
+"""How many jobs a consumer asks for next, and whether it blocks for one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from evsched.worker.executor import Executor
+from evsched.worker.slots import Share
+
+WIDEST: Final = 999
+"""Jobs that one start may hand out."""
+
+
+class Demand:
+    """A consumer's demand for jobs, within its share of the slots."""
+
+    def __init__(self, share: Share, executor: Executor) -> None:
+        self.share = share
+        self._executor = executor
+        self.more = True
+        """Ready may hold more: ask without blocking. At the start it may."""
+        self.closed = False
+        """No more jobs are fetched. Set from any thread."""
+        self._width = WIDEST
+        """How many to fetch at the most: fewer after some of them found no process of the pool free."""
+        self._waits = False
+        """No process of the pool was free: nothing is fetched until one is."""
+
+    def reserve(self, limit: int) -> int:
+        """Take the free slots that are this queue's, `limit` at the most; return how many."""
+        wants = self.more and not self.closed and not self._waits and not self._executor.lock.closed
+        self.share.want(wants)
+        return self.share.reserve(min(self._width, limit)) if wants else 0
+
+    def asks_again(self) -> bool:
+        """Return whether to ask at once for more jobs.
+
+        If not, the consumer is woken when it may have a slot.
+        """
+        if self.more:
+            return self.share.wants and self.share.turns > 0
+        self.share.want(False)
+        return False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether to block for a job."""
+        return not self.more and not self.closed and self.share.may_block
+
+    def narrow(self) -> None:
+        """Fetch no more than can begin: jobs came back that found no process of the pool free."""
+        self._width = max(1, self._executor.free_processes)
+        self._waits = self._executor.free_processes == 0
+        self.more = True
+
+    def widen(self) -> None:
+        """Fetch more at a time: jobs were handed out."""
+        self._width = min(2 * self._width, WIDEST)
+
+    def freed(self) -> bool:
+        """Note that a process of the pool is free; return whether to ask for jobs."""
+        self._waits = False
+        return self.more

@@ -1,0 +1,88 @@
+"""The end of a worker: it drains, then hands back the jobs that have not ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Any, Final
+
+from evsched import events, forks
+from evsched.errors import StoreError, StoreRefused
+from evsched.runtime.runtime import Runtime
+from evsched.runtime.shutdown import FORCED
+from evsched.transport.senders import SyncSender
+from evsched.worker.consumer import QueueConsumer
+from evsched.worker.run import Run
+from evsched.worker.timeouts import RunningRuns
+
+_HAND_BACK: Final = 5.0
+"""Seconds in which what runs past the shutdown grace is handed back; some answers of Redis are enough."""
+
+
+class Drain:
+    """Ends the work of a worker's consumers, from its event loop or, if a job blocks that, from a thread."""
+
+    def __init__(
+        self, runtime: Runtime, worker: str, consumers: Mapping[str, QueueConsumer], running: RunningRuns
+    ) -> None:
+        self._runtime = runtime
+        self._worker = worker
+        self._consumers = consumers
+        self._running = running
+
+    async def wait(self, consumers_running: Sequence[asyncio.Future[Any]], set_up: Sequence[bool]) -> None:
+        """Fetch no more, and wait until what runs has ended, or for the shutdown grace.
+
+        `consumers_running` go with the consumers; `set_up` says which of them have begun to fetch.
+        """
+        consumers, grace = list(self._consumers.values()), self._runtime.config.shutdown_grace
+        held = sum(len(consumer.held.runs) for consumer in consumers)
+        self._runtime.emit(events.WorkerDraining(worker=self._worker, running=held, shutdown_grace=grace))
+        stopping = [asyncio.ensure_future(consumer.stop_fetching()) for consumer in consumers]
+        await asyncio.wait([*stopping, *compress(consumers_running, set_up)], timeout=grace)
+        for task in stopping:
+            task.cancel()
+
+    async def hand_back(self) -> None:
+        """Put back to ready what has not ended, and end the leases."""
+        back = 0
+        # While Redis is away the jobs stay: the janitor puts them back when the lease ends.
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_HAND_BACK):
+                for consumer in self._consumers.values():
+                    with contextlib.suppress(StoreRefused):  # it concerns this queue alone
+                        back += await consumer.hand_back()
+        self._runtime.emit(events.WorkerStopped(worker=self._worker, handed_back=back))
+
+    def rescue(self) -> None:
+        """Hand back, since a job blocks the event loop and the process was asked to end. For any thread."""
+        config = self._runtime.config
+        running = [run.job.id for run in self._running]
+        sender = SyncSender(config.url, reply_timeout=config.reply_timeout)
+        back = self._hand_back_from_thread(sender, f"worker {self._worker} was stopped, and a job blocked it")
+        self._runtime.emit(events.WorkerBlocked(worker=self._worker, running=running, handed_back=back))
+
+    def end_if_stuck(self, sender: SyncSender) -> None:
+        """Hand back and end the process, if a job outlived its timeout and the kill grace. For any thread."""
+        stuck = self._running.stuck(self._runtime.config.kill_grace)
+        if stuck is None:
+            return
+        job, queue = stuck.job, stuck.delivery.queue
+        self._runtime.emit(
+            events.WorkerStuck(worker=self._worker, queue=queue, id=job.id, task=stuck.task, attempt=job.attempt)
+        )
+        reason = f"worker {self._worker} ended: job {job.id} outlived its timeout and did not yield"
+        self._hand_back_from_thread(sender, reason, stuck)
+        forks.end_children(0.5)
+        os._exit(FORCED)
+
+    def _hand_back_from_thread(self, sender: SyncSender, reason: str, stuck: Run | None = None) -> int:
+        back = 0
+        with contextlib.suppress(StoreError):  # the rest waits for the lease to end
+            for consumer in list(self._consumers.values()):
+                with contextlib.suppress(StoreRefused):
+                    back += consumer.hand_back_from_thread(sender, reason, stuck)
+        return back

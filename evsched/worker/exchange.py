@@ -1,0 +1,96 @@
+"""The exchange: one round trip that writes the outcomes of runs that have ended and starts the next jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from msgspec import Struct
+
+from evsched.errors import StoreError
+from evsched.store.batch_size import Batch
+from evsched.store.replies import Fetched
+from evsched.store.server import clock
+from evsched.transport.call import Call
+from evsched.transport.senders import DirectSender
+from evsched.worker.outcomes import Ended
+from evsched.worker.served_queue import ServedQueue
+
+
+class Exchanged(Struct):
+    """What came of an exchange."""
+
+    sent: float
+    """When it was sent, by the monotonic clock."""
+    written: list[tuple[Ended, list[str]]]
+    """The runs whose end was written, by call, each with the ids that were lost."""
+    unwritten: Ended
+    started: Fetched | None = None
+    """None: nothing was asked for, or that failed."""
+    error: BaseException | None = None
+    """The last failure; what is not in the other fields is to be sent again."""
+
+
+class Exchange:
+    """Sends on a connection of its own. It keeps how many jobs one script takes, by what Redis needs for them."""
+
+    def __init__(self, served: ServedQueue) -> None:
+        self._served = served
+        self._direct = DirectSender(served.runtime.config.url)
+        self._batch = Batch(served.runtime.config.batch)
+
+    @property
+    def limit(self) -> int:
+        """How many jobs one script writes the end of, or starts."""
+        return self._batch.limit
+
+    async def send(self, ended: Ended, fetched: list[str], hold: int) -> Exchanged:
+        """Write these ends, start what was fetched, and take more until `hold` are held; 0 = start nothing.
+
+        Raises nothing that Redis causes, nor a cancellation: `Exchanged.error` has it.
+        """
+        store, worker, config = self._served.store, self._served.worker, self._served.runtime.config
+        writes = store.end_runs(worker, ended)
+        calls: list[Call[Any]] = [call for call, _ in writes]
+        if hold:
+            calls.append(store.start(worker, fetched, hold=hold, lease=config.lease, cap=config.payload_cap))
+        result = Exchanged(time.monotonic(), [], [])
+        if not calls:
+            return result
+        # The number of ends decides, not the room: a job that came alone asks for all the room there is.
+        timed = self._batch.worth_timing(len(ended))
+        replies = await self._attempt([clock(), *calls, clock()] if timed else calls)
+        if timed:
+            self._note_cost(writes, replies)
+            replies = replies[1:-1]
+        for (_, runs), reply in zip(writes, replies, strict=False):
+            if isinstance(reply, BaseException):
+                result.error = reply
+                result.unwritten += runs
+            else:
+                result.written.append((runs, reply))
+        if hold and isinstance(replies[-1], BaseException):
+            result.error = replies[-1]
+        elif hold:
+            result.started = replies[-1]
+        return result
+
+    async def close(self) -> None:
+        """Cut the connection."""
+        await self._direct.close()
+
+    async def _attempt(self, calls: list[Call[Any]]) -> list[Any]:
+        try:
+            return await self._direct.attempt_all(calls)
+        except (StoreError, asyncio.CancelledError) as error:
+            failed: Any = error
+            return [failed] * len(calls)
+
+    def _note_cost(self, writes: list[tuple[Call[list[str]], Ended]], replies: list[Any]) -> None:
+        """Note how long Redis was busy with a script, from its time before and after them."""
+        if not (isinstance(replies[0], float) and isinstance(replies[-1], float)):
+            return
+        counts = [len(runs) for _, runs in writes]
+        counts += [len(reply.jobs) for reply in replies[-2:-1] if isinstance(reply, Fetched)]
+        self._batch.took(max(counts), (replies[-1] - replies[0]) / (len(replies) - 2))

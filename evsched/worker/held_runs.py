@@ -1,0 +1,132 @@
+"""The jobs in a worker's list of one queue, as far as the worker knows them.
+
+fetched (to be started) -> runs (until their end is written) -> ended (their end is to be written)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from evsched.jobs.job import FetchedJob, Outcome
+from evsched.worker.outcomes import Ended
+from evsched.worker.run import Delivery, Run
+from evsched.worker.verdict import TIMED_OUT, Failed, judge
+
+
+class HeldRuns:
+    """Keeps account; it starts nothing and asks Redis nothing. For the event loop's thread, but for `busy`."""
+
+    def __init__(self) -> None:
+        self.fetched: list[str] = []
+        """Ids that are to be started; each has a slot."""
+        self.runs: dict[str, Run] = {}
+        """By id: the runs whose end is not written yet."""
+        self.ended: Ended = []
+        """Those of `runs` that have ended, but for those whose end is being written."""
+        self.running = 0
+        """How many of `runs` have not ended."""
+        self._cancelled = set[str]()
+        """Ids that were cancelled during an exchange, which may bring their runs."""
+        self._surplus = 0
+        """How many times in a row Redis counted more jobs than are known."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are any. For any thread."""
+        return bool(self.runs or self.fetched)
+
+    def begin_exchange(self, limit: int) -> tuple[Ended, list[str]]:
+        """Take out what the next exchange is to write, `limit` at the most, and what it is to start."""
+        ended, self.ended = self.ended[:limit], self.ended[limit:]
+        fetched, self.fetched = self.fetched, []
+        self._cancelled.clear()
+        return ended, fetched
+
+    def put_back(self, ended: Ended, fetched: list[str]) -> None:
+        """Keep what an exchange could not write or start, for the next one."""
+        self.ended += ended
+        self.fetched = fetched + self.fetched
+
+    def add(
+        self, jobs: Iterable[FetchedJob], delivery: Delivery, on_progress: Callable[[], None] | None = None
+    ) -> list[Run]:
+        """Make runs of jobs that were handed out; return those that are new."""
+        # By id: a job that Redis names twice is one run.
+        new = {job.id: Run(job, delivery, on_progress) for job in jobs if job.id not in self.runs}
+        self.runs.update(new)
+        self.running += len(new)
+        return list(new.values())
+
+    def was_cancelled(self, run: Run) -> bool:
+        """Whether the job of a new run was cancelled while the run was on its way."""
+        return run.job.id in self._cancelled
+
+    def end(self, run: Run, outcome: Outcome | None) -> None:
+        """Note that a run has ended; None = without an outcome. Nothing is written for a run that is lost."""
+        if run.stop_reason == "lost":
+            return
+        self.running -= 1
+        if outcome is not None:
+            self.ended.append((run, outcome))
+
+    def forget(self, ended: Ended) -> None:
+        """Drop runs whose end is written, or is not this worker's to write."""
+        for run, _ in ended:
+            if self.runs.get(run.job.id) is run:
+                del self.runs[run.job.id]
+
+    def cancel(self, job_id: str) -> bool:
+        """Stop a run, since its job was cancelled; return whether that was news.
+
+        Jobs that have not started are ended by `start`.
+        """
+        run = self.runs.get(job_id)
+        if run is None:
+            self._cancelled.add(job_id)
+        if run is None or run.stop_reason in ("cancelled", "lost"):
+            return False
+        run.stop("cancelled")
+        return True
+
+    def unknown(self, listed: Sequence[str]) -> list[str]:
+        """Return which of the ids in the worker's list are not known here."""
+        known = {*self.runs, *self.fetched}
+        return [job_id for job_id in dict.fromkeys(listed) if job_id not in known]
+
+    def is_surplus(self, count: int) -> bool:
+        """Note how many jobs Redis has in the worker's list; return whether it had more than are known twice in a row.
+
+        Once may be a job that is on its way. Twice is a reply that was lost.
+        """
+        self._surplus = self._surplus + 1 if count > len(self.runs) + len(self.fetched) else 0
+        if self._surplus < 2:
+            return False
+        self._surplus = 0
+        return True
+
+    def lose(self) -> int:
+        """Stop and drop everything: it is not this worker's any more. Return the slots of what had not started."""
+        slots = len(self.fetched)
+        self.stop_all()
+        self.runs.clear()
+        self.ended.clear()
+        self.fetched.clear()
+        self.running = 0
+        return slots
+
+    def stop_all(self) -> None:
+        """Stop all runs; what comes of them is dropped."""
+        for run in self.runs.values():
+            run.stop("lost")
+
+    def not_to_be_repeated(self, reason: str, stuck: Run | None = None) -> Ended:
+        """Return the outcomes of the runs that may not be handed back when the worker ends before them.
+
+        A run that is in the only attempt of its job has failed for `reason`; a `stuck` one has timed out.
+        """
+        ended: Ended = []
+        for run in list(self.runs.values()):
+            if run.prepared is not None and (run is stuck or run.in_only_attempt):
+                why = f"{TIMED_OUT} and did not yield" if run is stuck else reason
+                ended.append((run, judge(run.job, run.prepared, Failed(why))))
+        return ended

@@ -1,0 +1,110 @@
+"""Writes what Redis is to know of runs that have not ended: that they have begun, and how far they are.
+
+A job is right without either, so nothing waits for these writes, and a run that is shorter than the first delay is not
+written about at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from evsched.errors import StoreError
+from evsched.worker.run import Run
+from evsched.worker.served_queue import ServedQueue
+
+_MARK_AFTER: Final = 0.025
+"""Seconds after which a run is marked as begun. If its worker dies later, the attempt counts. If it dies before,
+it is not known whether the run had begun."""
+
+_BEGINS_WITHIN: Final = 1.0
+"""Seconds after which the timer no longer waits for a run to begin: the run waits for something that takes long."""
+
+_INTERVAL: Final = 0.25
+"""Seconds between two writes of the progress of runs."""
+
+
+class ProgressWriter:
+    """Writes about `runs`. For the event loop's thread, but for `progressed`."""
+
+    def __init__(self, served: ServedQueue, runs: Mapping[str, Run]) -> None:
+        self._served = served
+        self._runs = runs
+        self._loop = asyncio.get_running_loop()
+        self._mark_timer: asyncio.TimerHandle | None = None
+        self._marking = set[asyncio.Task[None]]()
+        self._writing: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        """No progress is being written."""
+        self._settled.set()
+
+    def handed_out(self) -> None:
+        """Note that there are new runs."""
+        if self._mark_timer is None:
+            self._mark_timer = self._loop.call_later(_MARK_AFTER, self._mark)
+
+    def progressed(self) -> None:
+        """Note that a run has reported progress. For any thread."""
+        self._loop.call_soon_threadsafe(self._write)
+
+    async def settle(self) -> None:
+        """Wait until the progress that is being written has arrived: it must not come after the last of its run."""
+        await self._settled.wait()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+        for task in (self._writing, *self._marking):
+            if task is not None:
+                task.cancel()
+
+    def _mark(self) -> None:
+        """Mark the runs that began long enough ago; set the timer again if there are others."""
+        self._mark_timer = None
+        now, begun, more = time.monotonic(), list[Run](), False
+        for run in self._runs.values():
+            if run.marked or run.took is not None:
+                continue
+            if run.began and run.began <= now - _MARK_AFTER:
+                run.marked = True
+                begun.append(run)
+            elif run.began or run.delivery.received > now - _BEGINS_WITHIN:
+                more = True
+        if begun:
+            task = self._loop.create_task(self._write_marks(begun))
+            self._marking.add(task)
+            task.add_done_callback(self._marking.discard)
+        if more:
+            self.handed_out()
+
+    async def _write_marks(self, runs: list[Run]) -> None:
+        store, worker = self._served.store, self._served.worker
+        try:
+            await self._served.runtime.sender.send(store.begin(worker, [(run.job, "1") for run in runs]))
+        except StoreError:
+            for run in runs:
+                run.marked = False
+            self.handed_out()
+
+    def _write(self) -> None:
+        if self._writing is None or self._writing.done():
+            self._writing = self._loop.create_task(self._write_progress())
+
+    async def _write_progress(self) -> None:
+        store, worker = self._served.store, self._served.worker
+        while reports := [(run, run.progress) for run in self._runs.values() if run.progress is not None]:
+            rows = [(run.job, progress) for run, progress in reports]
+            self._settled.clear()
+            try:
+                await self._served.runtime.sender.send(store.progress(worker, rows))
+            except StoreError:
+                return  # Redis is away; the next report writes it, or the end of the run
+            finally:
+                self._settled.set()
+            for run, progress in reports:
+                if run.progress is progress:
+                    run.progress = None
+            await asyncio.sleep(_INTERVAL)

@@ -1,0 +1,91 @@
+"""Starting runs: from the reply that handed out jobs to the tasks that run them, and the event that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from evsched import events
+from evsched.jobs.job import Buried, Outcome, Returned, shorten
+from evsched.store.replies import Fetched
+from evsched.worker.executor import Executor
+from evsched.worker.held_runs import HeldRuns
+from evsched.worker.run import Delivery, Run
+from evsched.worker.served_queue import ServedQueue
+from evsched.worker.slots import Share
+
+
+class RunStarter:
+    """Runs jobs in tasks of their own. `on_end()` is called when one has ended, and is in `held.ended`."""
+
+    def __init__(
+        self, served: ServedQueue, executor: Executor, held: HeldRuns, share: Share, on_end: Callable[[], None]
+    ) -> None:
+        self._served = served
+        self._executor = executor
+        self._held = held
+        self._share = share
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, reply: Fetched, sent: float, on_progress: Callable[[], None]) -> int:
+        """Run what was handed out; return how many runs that are. `sent`: when it was asked for."""
+        delivery = Delivery(self._served.queue, reply.now, sent)
+        runs, create = self._held.add(reply.jobs, delivery, on_progress), self._loop.create_task
+        for run in runs:
+            run.work = create(self._run(run))
+            if self._held.was_cancelled(run):
+                run.stop("cancelled")
+        if runs:
+            self._loop.call_soon(self._report, runs)
+        return len(runs)
+
+    async def _run(self, run: Run) -> None:
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._executor.run(run)
+        except asyncio.CancelledError:
+            raise
+        # A run without an outcome would keep its slot for ever.
+        except BaseException as error:  # noqa: BLE001
+            why = f"its run came to no outcome, which is a bug of evsched: {type(error).__name__}: {error}"
+            outcome = Buried(shorten(why), run.reply)
+        finally:
+            run.outcome = outcome
+            self._share.end(time.monotonic() - run.delivery.received)
+            self._held.end(run, outcome)
+            self._on_end()
+
+    def _report(self, runs: list[Run]) -> None:
+        """Report the runs that have begun. Each has made its first step by now: this is called after those.
+
+        Some wait before they begin, and are reported when they do. Some had no room to begin, and are not reported.
+        """
+        begun = list[Run]()
+        for run in runs:
+            if run.began or (run.work is not None and run.work.done()):
+                if type(run.outcome) is not Returned:
+                    begun.append(run)
+            else:
+                run.on_begin = self._report_one
+        if begun:
+            self._emit_started(begun)
+
+    def _report_one(self, run: Run) -> None:
+        self._emit_started([run])
+
+    def _emit_started(self, runs: list[Run]) -> None:
+        # The time at which each began: if one blocked the loop in its first step, the present is later than that.
+        now, delivery = time.monotonic(), runs[0].delivery
+        offset = delivery.now - delivery.received
+        self._served.runtime.emit(
+            events.Started(
+                queue=self._served.queue,
+                worker=self._served.worker,
+                ids=[run.job.id for run in runs],
+                tasks=[run.task for run in runs],
+                lateness=[(run.began or now) + offset - run.job.due for run in runs],
+                attempts=[run.job.attempt for run in runs],
+            )
+        )
