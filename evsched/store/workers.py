@@ -44,7 +44,7 @@ class Workers(Queue):
         )
 
     def wake(self) -> Call[Any]:
-        """Have each dispatcher look at the queue, and find it."""
+        """Have each dispatcher look at the queue, also if it did not know it."""
         return Call(("PUBLISH", keys.gate(self.queue), 0), raw)
 
     def start(
@@ -57,9 +57,9 @@ class Workers(Queue):
         cap: int = 256 * 1024,
         now: float | None = None,
     ) -> Call[Fetched]:
-        """Count the attempts of the jobs that BLMOVE took, take more up to `hold`, and hand them all out.
+        """Count the attempts of the jobs that BLMOVE moved, move more until `hold` are held, and hand them all out.
 
-        As far as their payloads fit in one reply: what does not is left for the next call.
+        Jobs whose payloads do not fit in one reply are left for the next call.
         """
 
         def fetch(reply: list[Any]) -> Fetched:
@@ -151,7 +151,7 @@ class Workers(Queue):
     def abort(
         self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]], *, now: float | None = None
     ) -> Call[list[str]]:
-        """End runs that were told to stop; the reply is the ids of those that were lost."""
+        """End runs whose jobs were cancelled; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, aborted in runs:
             words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
@@ -184,7 +184,7 @@ class Workers(Queue):
     ) -> Call[tuple[bool, int, list[str]]]:
         """Renew a lease, or begin one.
 
-        The reply: was it there, how many jobs the worker's list holds, and which of them are to stop.
+        The reply: whether it was still there, how many jobs the worker's list holds, and which of them are to stop.
         """
 
         def kept(reply: list[Any]) -> tuple[bool, int, list[str]]:
@@ -193,7 +193,7 @@ class Workers(Queue):
         return self._verb("heartbeat", kept, self._stamp(now), worker, lease, "1" if fresh else "")
 
     def progress(self, worker: str, runs: Iterable[tuple[FetchedJob, Progress]]) -> Call[int]:
-        """Keep how far runs are; the reply is how many of them were still this worker's."""
+        """Write how far runs are; the reply is how many of them were still this worker's."""
         words: list[Word] = [worker]
         for job, progress in runs:
             words += (job.id, job.attempt, encode(progress))

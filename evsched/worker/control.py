@@ -67,6 +67,6 @@ class Control:
             await asyncio.sleep(self._losses.wait())
 
     def rebuild(self) -> None:
-        """Build the connection anew: it did not bring a message that it should have."""
+        """Replace the connection: it did not bring a message that it should have."""
         if self._subscription is not None:
             self._subscription.cut()

@@ -126,7 +126,7 @@ class Executor:
             self.lock.release()
 
     async def _call_with_precautions(self, run: Run, prepared: Prepared) -> Outcome:
-        on_process = prepared.task.on == "process"  # its death can be told from its worker's already
+        on_process = prepared.task.on == "process"  # a process already, so its death does not end the worker
         can_isolate = self._isolation is not None or on_process
         precautions = precautions_for(run.job, prepared.policy.attempts, can_isolate=can_isolate)
         isolation = self._isolation if precautions.isolated and not on_process else None

@@ -71,8 +71,8 @@ class Handlers:
                 raise
             return _stopped(run, error, prepared.task)
         except GiveUp as error:
-            told = failure_of(error, prepared.task.module)
-            return Failed(message(error), given_up=True, traceback=told.traceback)
+            traceback = failure_of(error, prepared.task.module).traceback
+            return Failed(message(error), given_up=True, traceback=traceback)
         except RetryLater as error:
             return Failed(message(error), delay=error.delay)
         # The one place that catches all: what a handler does must not end its worker, nor keep its slot for ever.
@@ -122,8 +122,8 @@ def _in_thread(task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return task.handler(*args, **kwargs)
     except GeneratorExit as error:
         # It would close the coroutines that wait for the thread, where none of them could catch it.
-        told = failure_of(error, task.module)
-        raise HandlerFailed(told.reason, told.traceback) from None
+        failure = failure_of(error, task.module)
+        raise HandlerFailed(failure.reason, failure.traceback) from None
 
 
 def _stopped(run: Run, error: asyncio.CancelledError, task: Task) -> Failed:
@@ -135,6 +135,7 @@ def _stopped(run: Run, error: asyncio.CancelledError, task: Task) -> Failed:
 
 def _raised(run: Run, error: BaseException, task: Task) -> Failed:
     """Say what a handler raised."""
-    told = Failure(str(error), error.traceback) if isinstance(error, HandlerFailed) else failure_of(error, task.module)
-    late = run.stop_reason == "timeout"
-    return Failed(TIMED_OUT + where(error, task.module) if late else told.reason, traceback=told.traceback)
+    in_process = isinstance(error, HandlerFailed)
+    failure = Failure(str(error), error.traceback) if in_process else failure_of(error, task.module)
+    reason = TIMED_OUT + where(error, task.module) if run.stop_reason == "timeout" else failure.reason
+    return Failed(reason, traceback=failure.traceback)

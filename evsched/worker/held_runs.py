@@ -126,7 +126,8 @@ class HeldRuns:
         """
         ended: Ended = []
         for run in list(self.runs.values()):
-            if run.prepared is not None and (run is stuck or run.in_only_attempt):
+            prepared = run.prepared
+            if prepared is not None and (run is stuck or run.in_only_attempt):
                 why = f"{TIMED_OUT} and did not yield" if run is stuck else reason
-                ended.append((run, judge(run.job, run.prepared, Failed(why))))
+                ended.append((run, judge(run.job, prepared, Failed(why))))
         return ended

@@ -30,7 +30,7 @@ class OnControl:
 
 
 class OnHeartbeat:
-    """A HeartbeatListener: called in the heartbeat's thread, it passes what it hears to the event loop."""
+    """A HeartbeatListener: called in the heartbeat's thread, it passes each call on to the event loop."""
 
     def __init__(self, emit: Emit, consumers: Mapping[str, QueueConsumer], control: Control, drain: Drain) -> None:
         self._emit = emit

@@ -1,4 +1,4 @@
-"""From outcome to event: what is told when the end of a run is written.
+"""From outcome to event: what is emitted when the end of a run is written.
 
 `store.end_runs` has the other half, from outcome to call. docs/design.md says where a new outcome is added.
 """

@@ -33,7 +33,7 @@ class Precautions(Struct, frozen=True):
     """What is to be done for a run before it begins."""
 
     marked: bool = False
-    """Redis is told first, and such runs begin one after the other: whether one has begun is known exactly."""
+    """The run is marked in Redis first, and such runs begin one by one: whether one has begun is known exactly."""
     isolated: bool = False
     """It runs in a process of its own."""
     alone: bool = False

@@ -158,7 +158,13 @@ async def call(on_progress: Callable[[Progress], object], function: Callable[...
         with progress_socket.receive(on_progress) as address:
             # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
             value, last = await anyio.to_process.run_sync(
-                _call_and_report, os.getpid(), address, function, args, cancellable=True, limiter=anyio.CapacityLimiter(1)
+                _call_and_report,
+                os.getpid(),
+                address,
+                function,
+                args,
+                cancellable=True,
+                limiter=anyio.CapacityLimiter(1),
             )
     except anyio.BrokenWorkerProcess as error:
         raise ProcessDied(f"its process died ({str(error) or 'it crashed, ended itself or was killed'})") from None
@@ -188,8 +194,8 @@ def _call(
         return "give up", message(error), None
     # The handler's process has no other place that could tell what it did.
     except BaseException as error:  # noqa: BLE001
-        told = failure_of(error, module)
-        return "failed", told.reason, told.traceback
+        failure = failure_of(error, module)
+        return "failed", failure.reason, failure.traceback
 
 
 def _call_and_report(

@@ -1,4 +1,4 @@
-"""The setup of a worker's queues: what Redis is told of each before jobs are fetched from it.
+"""The setup of a worker's queues: what is written to Redis for each before jobs are fetched from it.
 
 The queue is added to the set in which dispatchers look for queues, the recurrences that the app declares are written,
 and the worker's lease begins. If Redis refuses that for a queue, it is tried again while the others are served.
@@ -63,8 +63,8 @@ class QueueSetup:
         return 0.0
 
     async def _declare(self, store: Store) -> None:
-        """Keep what the app declares and what is in Redis in step: its own recurrences, and no others."""
-        # Dispatchers that have not heard of the queue find it: now by the message, or later by the set.
+        """Make the app's recurrences in Redis those that it declares; leave those of other apps alone."""
+        # Dispatchers that do not know the queue find it: at once by the message, or later in the set.
         await self._runtime.sender.send_all([server.add_queues([store.queue]), store.wake()])
         own = [one for queue, one in self._program.recurrences if queue == store.queue]
         known = await self._runtime.sender.send(store.declared(self._program.owner))

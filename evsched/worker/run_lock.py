@@ -40,8 +40,8 @@ class RunLock:
     async def alone(self, patience: float) -> AsyncGenerator[Callable[[], None] | None]:
         """Hold it alone, when no other run holds it; yield what lets others share it again.
 
-        No run begins to share it meanwhile. After `patience` seconds it is shared with those that still hold it, and
-        None is yielded.
+        While this waits, no other run begins to share it. After `patience` seconds it is shared with those that still
+        hold it, and None is yielded.
         """
         while self._exclusive is not None:
             await self._change()

@@ -52,7 +52,7 @@ class RunStarter:
             why = f"its run came to no outcome, which is a bug of evsched: {type(error).__name__}: {error}"
             outcome = Buried(shorten(why), run.reply)
         finally:
-            run.outcome = outcome
+            run.end(outcome)
             self._share.end(time.monotonic() - run.delivery.received)
             self._held.end(run, outcome)
             self._on_end()

@@ -3,7 +3,8 @@
 Each queue is charged the seconds that its jobs are in slots, divided by its weight, and a free slot goes to the queue
 that was charged least among those that have work: weighted fair queueing, with slots for bandwidth (Demers, Keshav,
 Shenker 1989). So with any number of slots, and however long the jobs of one queue are, no queue waits for longer than
-its turn. One that had no work saves up nothing: it begins where the others are, and when none has work all begin anew.
+its turn. A queue that had no work has saved nothing up: it begins where the others are. When no queue has work, all
+begin again at zero.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from collections.abc import Callable
 from typing import Final
 
 _FIRST: Final = 0.1
-"""Seconds that a queue's jobs are taken to last before the first has ended."""
+"""Seconds that a queue's jobs are assumed to last until the first has ended."""
 
 _SMOOTHING: Final = 0.1
-"""How much the newest job's length says of the next."""
+"""The weight of the newest job's length in the mean."""
 
 
 class Share:
-    """One queue's part in the slots. `stir` is called when it may look for one again."""
+    """One queue's part in the slots. `wake()` is called when it may look for one again."""
 
-    def __init__(self, slots: Slots, weight: float, stir: Callable[[], None]) -> None:
+    def __init__(self, slots: Slots, weight: float, wake: Callable[[], None]) -> None:
         self._slots = slots
         self.weight = weight
-        self.stir = stir
+        self.wake = wake
         self.in_use = 0
-        """Slots that it has."""
+        """Slots that its jobs are in, or that are reserved for them."""
         self.charged = 0.0
         """Slot seconds of what has ended, by weight."""
         self.mean = _FIRST
@@ -36,7 +37,7 @@ class Share:
 
     @property
     def active(self) -> bool:
-        """It has work."""
+        """Whether it has work."""
         return self.wants or self.in_use > 0
 
     def tag(self, more: int = 0) -> float:
@@ -54,12 +55,12 @@ class Share:
 
     @property
     def free(self) -> int:
-        """How many slots are free, whoever's turn it is."""
+        """How many slots are free, whichever queue's turn it is."""
         return self._slots.free
 
     @property
     def may_block(self) -> bool:
-        """Whether to block for a job: a slot is free, or other queues hold them all, and only a job gives it a turn."""
+        """Whether to block for a job: a slot is free; or other queues hold them all, and only a job gives it a turn."""
         return self._slots.free > 0 or self._slots.shared
 
     @property
@@ -68,7 +69,7 @@ class Share:
         return self._slots.turns_of(self)
 
     def reserve(self, most: int) -> int:
-        """Take those of the free slots that are this queue's by its turn, `most` of them; return how many."""
+        """Take the free slots that are this queue's by its turn, `most` at the most; return how many."""
         return self._take(min(self.turns, most))
 
     def reserve_one(self) -> bool:
@@ -81,13 +82,13 @@ class Share:
         return True
 
     def release(self, count: int) -> None:
-        """Give slots back that were not used."""
+        """Give back slots that were not used."""
         if count:
             self.in_use -= count
             self._slots.give_back(count)
 
     def end(self, seconds: float) -> None:
-        """Give back the slot of a job that was in it for so long."""
+        """Give back the slot of a job that was in it for so many seconds."""
         self.charged += seconds / self.weight
         self.mean += _SMOOTHING * (seconds - self.mean)
         self.release(1)
@@ -99,7 +100,7 @@ class Share:
 
 
 class Slots:
-    """How many are free, and who shares them."""
+    """All slots of a worker: how many are free, and the shares of its queues."""
 
     def __init__(self, total: int) -> None:
         self.free = total
@@ -107,17 +108,17 @@ class Slots:
 
     @property
     def shared(self) -> bool:
-        """Several queues share them."""
+        """Whether several queues share them."""
         return len(self._shares) > 1
 
-    def join(self, weight: float, stir: Callable[[], None]) -> Share:
-        """Return a share for one more queue."""
-        share = Share(self, weight, stir)
+    def join(self, weight: float, wake: Callable[[], None]) -> Share:
+        """Add a queue; return its share."""
+        share = Share(self, weight, wake)
         self._shares.append(share)
         return share
 
     def begin(self, share: Share) -> None:
-        """Let a share begin that had no work."""
+        """Note that a share that had no work has some: it begins where the others are."""
         tags = [other.tag() for other in self._shares if other.active]
         if tags:
             share.charged = max(share.charged, min(tags))
@@ -126,7 +127,7 @@ class Slots:
                 one.charged = 0.0
 
     def turns_of(self, share: Share) -> int:
-        """Return how many of the free slots are this share's, if all that want some take theirs."""
+        """Return how many of the free slots are this share's, if all shares that want some take theirs."""
         others = [other for other in self._shares if other.wants and other is not share]
         if not others or self.free <= 0:
             return max(self.free, 0)
@@ -137,10 +138,10 @@ class Slots:
         return turns[share]
 
     def give_back(self, count: int) -> None:
-        """Count slots as free, and let those look again that want some, or that could not block without one."""
+        """Count slots as free, and wake the shares that want some, or that could not block without one."""
         were_none = self.free <= 0
         self.free += count
         if self.free > 0 and self.shared:
             for share in self._shares:
                 if share.wants or were_none:
-                    share.stir()
+                    share.wake()

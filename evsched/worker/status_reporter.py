@@ -25,13 +25,13 @@ from evsched.transport.senders import BatchingSender
 from evsched.worker.run import Run
 
 _RECENT: Final = 1000
-"""Starts whose lateness is kept for each queue: at more of them between two calls, the asker sees the newest."""
+"""Starts whose lateness is kept for each queue. If there are more between two requests, the newest are reported."""
 
 _SHOWN: Final = 50
-"""Runs that one answer names, the longest first: more than a terminal shows."""
+"""Runs that one report names, the longest first: more than a terminal shows."""
 
 _NAME: Final = 200
-"""Characters of a task's name in an answer. It comes from the payload, and may be as long as that."""
+"""Characters of a task's name in a report. It comes from the payload, and may be as long as that."""
 
 _MOST: Final = 1e10
 """Seconds: JSON knows no infinity, which is the lateness of a job that was due at -inf."""
@@ -40,7 +40,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Running(Struct, frozen=True):
-    """One run in an answer; `seconds` since it was handed out."""
+    """One run in a report; `seconds` since it was handed out."""
 
     id: str
     task: str
@@ -49,7 +49,7 @@ class Running(Struct, frozen=True):
 
 
 class WorkerStatus(Struct, frozen=True):
-    """A worker's answer for one queue. The counts are since its start."""
+    """A worker's report for one queue. The counts are since its start."""
 
     worker: str
     queue: str
@@ -61,7 +61,7 @@ class WorkerStatus(Struct, frozen=True):
     failed: Count
     """Runs that are to be tried again, and jobs given up."""
     lateness: list[float]
-    """Seconds from the due to the start, of the newest `started`: who knows an older count takes those since."""
+    """Seconds from the due to the start, of the newest `started`. The growth of `started` says how many are new."""
     running: Count
     runs: list[Running]
     """The longest of `running`."""
@@ -78,7 +78,7 @@ class _Tally:
 
 
 class StatusReporter:
-    """Listens to one worker's events, and answers for it. `held(queue)` are the runs whose end is not written yet."""
+    """Reports for one worker, to whose events it subscribes. `held(queue)`: the runs whose end is not written yet."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class StatusReporter:
         self._held = held
         self._stores = {queue: Store(queue) for queue in queues}
         self._tallies = {queue: _Tally() for queue in queues}
-        self._calls = set[tuple[str, str]]()
+        self._requests = set[tuple[str, str]]()
         self._answering: asyncio.Task[None] | None = None
 
     def on_event(self, event: Event) -> None:
@@ -109,27 +109,27 @@ class StatusReporter:
             self._tallies[event.queue].failed += 1
 
     def requested(self, queue: str, channel: str) -> None:
-        """Answer a call, if it names a channel for answers. Calls that come together are answered together."""
+        """Report to a channel, if it is one for reports. Requests that come together are answered together."""
         if not keys.is_status_reply(queue, channel):
             return
-        self._calls.add((queue, channel))
+        self._requests.add((queue, channel))
         if self._answering is None or self._answering.done():
             self._answering = asyncio.get_running_loop().create_task(self._answer())
 
     async def _answer(self) -> None:
-        # When Redis is away nobody hears; who still looks calls again.
+        # While Redis is away nothing can be reported; `evsched top` asks again.
         with contextlib.suppress(StoreError):
-            while self._calls:
-                calls, self._calls = self._calls, set[tuple[str, str]]()
+            while self._requests:
+                requests, self._requests = self._requests, set[tuple[str, str]]()
                 await self._sender.send_all(
                     [
                         self._stores[queue].reply_status(channel, msgspec.json.encode(self.status(queue)))
-                        for queue, channel in calls
+                        for queue, channel in requests
                     ]
                 )
 
     def status(self, queue: str) -> WorkerStatus:
-        """Say what the worker does for a queue now."""
+        """Return what the worker does for a queue now."""
         tally, now = self._tallies[queue], time.monotonic()
         runs = self._running(queue)
         longest = heapq.nsmallest(_SHOWN, runs, key=lambda run: run.delivery.received)
@@ -153,6 +153,6 @@ class StatusReporter:
         return [run for run in self._held(queue) if run.work is not None and not run.work.done()]
 
     def close(self) -> None:
-        """Answer no more."""
+        """Report no more."""
         if self._answering is not None:
             self._answering.cancel()

@@ -152,8 +152,8 @@ class Worker:
         await consumer.run()
 
     async def _end_heartbeat(self) -> None:
-        # Its thread calls into this loop, and would begin anew the lease that hand_back ends. Each of its calls has a
-        # deadline, so it does end.
+        # Its thread calls into this loop, and would renew the lease that hand_back ends. Each of its calls has a
+        # timeout, so it does end.
         self._heartbeat.stop()
         if self._heartbeat.is_alive():
             await asyncio.to_thread(self._heartbeat.join)
@@ -194,7 +194,7 @@ class Worker:
             return False
         self._heartbeat.stop()
         if self._heartbeat.is_alive():
-            # It would begin anew the leases that end here.
+            # It would renew the leases that end here.
             self._heartbeat.join(2 * self._runtime.config.reply_timeout)
         self._drain.rescue()
         return True

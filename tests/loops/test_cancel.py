@@ -1,4 +1,4 @@
-"""A job that runs is cancelled from outside: its worker is told at once, and the outcome says so."""
+"""A job that runs is cancelled from outside: its worker learns of it at once, and the outcome says so."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_an_async_task_is_cancelled_where_it_waits(config: Config, app: Ap
         assert told.is_set()
 
 
-async def test_a_thread_is_told_and_ends_by_itself(config: Config, app: App) -> None:
+async def test_a_plain_function_sees_that_it_is_cancelled_and_ends_by_itself(config: Config, app: App) -> None:
     begun = threading.Event()
 
     @app.task
@@ -132,12 +132,12 @@ async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Confi
                 await outcome(heavy.steer, how)
 
 
-async def test_what_a_process_does_not_contain_ends_that_run_and_not_the_worker() -> None:
+async def test_an_exception_that_a_process_lets_out_fails_the_run_and_not_the_worker() -> None:
     with pytest.raises(ProcessDied, match="its process ended by KeyboardInterrupt"):
         await process_pool.call(lambda _: None, heavy.interrupt)
 
 
-async def test_it_is_the_message_that_tells_the_worker(config: Config, app: App) -> None:
+async def test_a_worker_learns_of_a_cancellation_by_a_message(config: Config, app: App) -> None:
     """No heartbeat comes as long as the test waits. How fast it is, the benchmark says."""
 
     @app.task
@@ -152,7 +152,7 @@ async def test_it_is_the_message_that_tells_the_worker(config: Config, app: App)
             await running.recorder.wait(events.JobAborted, count=n + 1)
 
 
-async def test_what_the_message_did_not_bring_the_heartbeat_brings(
+async def test_a_heartbeat_brings_a_cancellation_whose_message_was_lost(
     server: EmbeddedRedis, app: App, queue: str, raw: Any
 ) -> None:
     config = Config(url=server.url, queues=(queue,), lease=15.0, heartbeat=0.1)
@@ -176,7 +176,7 @@ async def test_what_the_message_did_not_bring_the_heartbeat_brings(
         await running.recorder.wait(events.JobAborted, count=2)
 
 
-async def test_a_job_that_was_to_stop_is_cancelled_though_its_worker_died(
+async def test_a_job_that_was_to_stop_is_cancelled_even_if_its_worker_dies(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     @app.task
@@ -195,7 +195,7 @@ async def test_a_job_that_was_to_stop_is_cancelled_though_its_worker_died(
         assert not raw.exists(f"evsched:{{{queue}}}:ready")
 
 
-async def test_cancelled_between_the_take_and_the_start(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_a_job_can_be_cancelled_between_fetch_and_start(config: Config, app: App, queue: str, raw: Any) -> None:
     @app.task
     async def noop() -> None: ...
 
@@ -212,7 +212,7 @@ async def test_cancelled_between_the_take_and_the_start(config: Config, app: App
         assert not raw.exists(f"evsched:{{{queue}}}:processing:w")
 
 
-async def test_a_run_that_is_cancelled_in_the_instant_of_its_start_is_told(config: Config, app: App) -> None:
+async def test_a_run_that_is_cancelled_while_it_starts_is_stopped(config: Config, app: App) -> None:
     """The message may come before the reply that brings the run; no heartbeat makes up for it here."""
 
     @app.task
@@ -230,9 +230,7 @@ async def test_a_run_that_is_cancelled_in_the_instant_of_its_start_is_told(confi
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_run_that_is_cancelled_too_late_to_notice_ends_as_cancelled(
-    config: Config, app: App, fails: bool
-) -> None:
+async def test_a_run_that_is_cancelled_as_it_returns_ends_as_cancelled(config: Config, app: App, fails: bool) -> None:
     """Its handler keeps the event loop, which so hears nothing, and then returns or raises."""
     begun = threading.Event()
     go_on = threading.Event()

@@ -47,7 +47,7 @@ def lock(tmp_path: Path) -> Generator[TextIO]:
         yield file
 
 
-async def test_jobs_that_wait_for_a_process_are_left_to_others_and_six_stops_cost_nothing(
+async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_cost_no_attempt(
     small: Config, queue: str, raw: Any, lock: TextIO
 ) -> None:
     async with system(small, heavy.app, workers=0) as running:
@@ -69,7 +69,7 @@ async def test_jobs_that_wait_for_a_process_are_left_to_others_and_six_stops_cos
     assert sum(len(event.ids) for event in running.recorder.of(events.Started)) <= 12 + 6
 
 
-async def test_tasks_of_other_kinds_pass_when_a_process_is_free_again(small: Config, queue: str, lock: TextIO) -> None:
+async def test_other_tasks_run_again_once_a_process_is_free(small: Config, queue: str, lock: TextIO) -> None:
     async with system(small, heavy.app) as running:
         slow = [await heavy.wait_for.using(queue=queue).enqueue(lock.name) for _ in range(4)]
         await started(running, 1)
@@ -112,7 +112,7 @@ async def test_the_only_attempt_is_marked_before_it_begins(config: Config, app: 
     assert marks == [b"1"] * 20
 
 
-async def test_a_run_of_some_length_is_marked_and_a_short_one_is_not(
+async def test_a_long_run_is_marked_and_a_short_one_is_not(
     config: Config, app: App, queue: str, raw: Any, server: EmbeddedRedis
 ) -> None:
     gate = asyncio.Event()
@@ -155,7 +155,7 @@ def findable(monkeypatch: pytest.MonkeyPatch) -> App:
     return heavy.app
 
 
-async def test_a_repeated_suspect_runs_in_a_process_of_its_own_and_the_worker_outlives_it(
+async def test_a_repeated_suspect_is_isolated_and_the_worker_survives_it(
     config: Config, findable: App, queue: str, raw: Any
 ) -> None:
     async with system(config, findable) as running:
@@ -216,7 +216,7 @@ async def test_an_app_that_cannot_be_found_runs_its_suspects_alone(
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_a_queue_that_comes_and_goes_has_its_turns_beside_a_saturated_one(
+async def test_a_queue_with_work_now_and_then_gets_its_turns_beside_a_saturated_one(
     server: EmbeddedRedis, queue: str, slots: int
 ) -> None:
     app, other, seen = App(queue=queue), f"{queue}-b", asyncio.Event()
@@ -249,7 +249,7 @@ async def test_a_queue_that_comes_and_goes_has_its_turns_beside_a_saturated_one(
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_a_saturated_queue_leaves_the_other_its_turns(server: EmbeddedRedis, queue: str, slots: int) -> None:
+async def test_a_saturated_queue_leaves_turns_to_the_other(server: EmbeddedRedis, queue: str, slots: int) -> None:
     app, count, seconds = App(queue=queue), 60 * slots, defaultdict[str, list[float]](list)
     other = f"{queue}-b"
 

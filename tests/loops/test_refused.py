@@ -24,7 +24,7 @@ from tests.support.system import System, system
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_queue_that_redis_refuses_holds_no_other_up_and_is_told_once(
+async def test_a_queue_that_redis_refuses_delays_no_other_and_is_reported_once(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"
@@ -57,7 +57,9 @@ async def test_a_queue_that_redis_refuses_holds_no_other_up_and_is_told_once(
             raw.delete(key)
 
 
-async def test_a_link_that_is_cut_is_said_once_and_not_that_redis_is_down(config: Config, app: App, raw: Any) -> None:
+async def test_a_connection_that_is_cut_is_reported_once_and_not_as_redis_being_down(
+    config: Config, app: App, raw: Any
+) -> None:
     async with system(config, app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)
         raw.client_kill_filter(_type="pubsub")
@@ -128,7 +130,7 @@ async def test_a_queue_that_redis_refuses_at_the_start_of_a_worker_is_served_whe
         await recorder.wait(events.Completed, lambda event: event.queue == bad)
 
 
-async def test_a_worker_of_which_all_queues_are_refused_waits_and_can_be_stopped(
+async def test_a_worker_whose_queues_are_all_refused_waits_and_can_be_stopped(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     raw.set(f"evsched:{{{queue}}}:leases", "a string")
@@ -144,7 +146,7 @@ async def test_a_worker_of_which_all_queues_are_refused_waits_and_can_be_stopped
         raw.delete(f"evsched:{{{queue}}}:leases")
 
 
-async def test_a_queue_that_redis_refuses_keeps_nothing_from_being_handed_back_to_the_others(
+async def test_jobs_are_handed_back_to_the_other_queues_of_one_that_redis_refuses(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"

@@ -42,7 +42,7 @@ async def full(top: Top, workers: int) -> Look:
                 return look
 
 
-async def test_all_workers_answer_with_what_they_run(config: Config, app: App, queue: str) -> None:
+async def test_all_workers_report_what_they_run(config: Config, app: App, queue: str) -> None:
     @app.task
     async def hang() -> None:
         await asyncio.Event().wait()
@@ -63,7 +63,7 @@ async def test_all_workers_answer_with_what_they_run(config: Config, app: App, q
         assert look.stats[queue].places["processing"] == 3
 
 
-async def test_what_a_worker_has_done_is_counted_with_its_lateness(config: Config, app: App, queue: str) -> None:
+async def test_a_worker_reports_counts_and_lateness(config: Config, app: App, queue: str) -> None:
     @app.task(retry=Retry(attempts=2, interval=0, jitter=0))
     async def work(well: bool) -> None:
         if not well:
@@ -81,7 +81,7 @@ async def test_what_a_worker_has_done_is_counted_with_its_lateness(config: Confi
         assert (status.busy, status.running, status.runs) == (0, 0, [])
 
 
-async def test_a_worker_of_two_queues_answers_for_each(config: Config, app: App, queue: str) -> None:
+async def test_a_worker_of_two_queues_reports_for_each(config: Config, app: App, queue: str) -> None:
     other = f"{queue}.other"
     config = msgspec.structs.replace(config, queues=(queue, other))
 
@@ -124,7 +124,7 @@ async def hearing(url: str, pattern: str) -> AsyncGenerator[AsyncIterator[tuple[
         await subscription.close()
 
 
-async def test_only_a_call_of_the_right_form_is_answered(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_only_a_well_formed_request_is_answered(config: Config, app: App, queue: str, raw: Any) -> None:
     status_requests, mine = keys.status_requests(queue), keys.status_replies(queue, "me")
     async with system(config, app) as running, looking(config.url, queue) as top:
         await full(top, 1)  # it hears
@@ -156,7 +156,7 @@ async def test_only_a_call_of_the_right_form_is_answered(config: Config, app: Ap
         assert status == WorkerStatus(running.workers[0].id, queue, 10, 0, 0, 0, 0, [], 0, [])
 
 
-async def test_workers_send_nothing_while_nobody_asks(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_workers_report_nothing_without_a_request(config: Config, app: App, queue: str, raw: Any) -> None:
     @app.task
     async def noop() -> None: ...
 
@@ -175,7 +175,9 @@ async def test_workers_send_nothing_while_nobody_asks(config: Config, app: App, 
         assert status.done == len(jobs)
 
 
-async def test_a_worker_without_an_answer_has_a_lease(config: Config, queue: str, sender: BatchingSender) -> None:
+async def test_a_worker_that_does_not_report_still_has_a_lease(
+    config: Config, queue: str, sender: BatchingSender
+) -> None:
     """One that hangs, and one of an older version: the page must not wait, and must show them."""
     await sender.send(Store(queue).heartbeat("silent", 15, fresh=True))
     async with looking(config.url, queue) as top:
@@ -192,7 +194,7 @@ async def test_queues_are_found_as_they_come(config: Config, queue: str, sender:
                 pass
 
 
-async def test_a_queue_that_cannot_be_read_takes_no_other_away(config: Config, queue: str, raw: Any) -> None:
+async def test_a_queue_that_cannot_be_read_hides_no_other(config: Config, queue: str, raw: Any) -> None:
     broken = f"{queue}.broken"
     raw.set(keys.ready(broken), "no list")
     async with looking(config.url, queue, broken) as top:
@@ -205,7 +207,9 @@ async def test_a_queue_that_cannot_be_read_takes_no_other_away(config: Config, q
     raw.delete(keys.ready(broken))
 
 
-async def test_a_link_that_was_cut_is_told_and_built_anew(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_a_connection_that_was_cut_is_reported_and_replaced(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
     async with system(config, app), looking(config.url, queue) as top:
         await full(top, 1)
         raw.client_kill_filter(_type="pubsub")
@@ -233,7 +237,7 @@ async def test_a_link_that_was_cut_is_told_and_built_anew(config: Config, app: A
     ],
     ids=["empty", "no text", "deep", "short", "long", "no name", "another queue", "negative"],
 )
-async def test_an_answer_that_is_none_is_passed_over(config: Config, queue: str, raw: Any, lie: bytes) -> None:
+async def test_a_malformed_report_is_ignored(config: Config, queue: str, raw: Any, lie: bytes) -> None:
     """The second answer is heard, and the first has not stood in its way."""
     true = WorkerStatus("honest", queue, 3, 1, 0, 0, 0, [], 1, [Running("a", "b", 1, 2.0)])
     async with looking(config.url, queue) as top, hearing(config.url, keys.status_requests(queue)) as calls:

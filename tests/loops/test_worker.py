@@ -1,4 +1,4 @@
-"""A worker's hard moments: it stops, it loses its lease, a reply is lost, its handlers misbehave."""
+"""A worker in trouble: it is stopped, it loses its lease, a reply is lost, its handlers misbehave."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def hold(app: App) -> Any:
     return hold
 
 
-async def test_stopping_hands_back_what_does_not_end(config: Config, app: App, hold: Any, raw: Any, queue: str) -> None:
+async def test_a_stop_hands_back_jobs_that_do_not_end(
+    config: Config, app: App, hold: Any, raw: Any, queue: str
+) -> None:
     async with system(config, app) as running:
         job = await hold.enqueue()
         await running.recorder.wait(events.Started)
@@ -44,7 +46,7 @@ async def test_stopping_hands_back_what_does_not_end(config: Config, app: App, h
         assert await job.result(PATIENCE) == 1  # an orderly stop costs no attempt
 
 
-async def test_stopping_lets_what_runs_end(server: EmbeddedRedis, app: App, hold: Any, queue: str) -> None:
+async def test_a_stop_lets_running_jobs_end(server: EmbeddedRedis, app: App, hold: Any, queue: str) -> None:
     config = Config(url=server.url, queues=(queue,), shutdown_grace=10.0)
     async with system(config, app) as running:
         job = await hold.enqueue()
@@ -57,7 +59,7 @@ async def test_stopping_lets_what_runs_end(server: EmbeddedRedis, app: App, hold
         assert await job.result(PATIENCE) == 1
 
 
-async def test_a_lost_lease_stops_what_runs_and_the_newer_run_stands(
+async def test_a_lost_lease_stops_the_run_and_the_newer_run_counts(
     config: Config, app: App, hold: Any, raw: Any, queue: str
 ) -> None:
     async with system(config, app) as running:
@@ -93,7 +95,7 @@ async def test_an_idle_worker_keeps_its_long_lease(server: EmbeddedRedis, queue:
     assert not running.recorder.of(events.LeaseLost)
 
 
-async def test_what_a_lost_reply_left_in_the_list_is_started(
+async def test_jobs_of_a_lost_reply_are_started(
     config: Config, app: App, raw: Any, queue: str, server: EmbeddedRedis
 ) -> None:
     @app.task
@@ -110,7 +112,7 @@ async def test_what_a_lost_reply_left_in_the_list_is_started(
     assert not raw.exists(f"evsched:{{{queue}}}:processing:{worker.id}")
 
 
-async def test_what_a_lost_reply_left_is_started_though_it_does_not_fit_in_one_reply(
+async def test_jobs_of_a_lost_reply_that_need_several_replies_are_started(
     config: Config, app: App, raw: Any, queue: str
 ) -> None:
     @app.task
@@ -144,7 +146,7 @@ async def test_a_cut_connection_loses_nothing(config: Config, app: App, raw: Any
             )
 
 
-async def test_what_runs_outlives_a_redis_that_is_away(server: EmbeddedRedis, queue: str) -> None:
+async def test_running_jobs_go_on_while_redis_is_away(server: EmbeddedRedis, queue: str) -> None:
     app, gate = App(queue=queue), asyncio.Event()
 
     @app.task
@@ -165,7 +167,7 @@ async def test_what_runs_outlives_a_redis_that_is_away(server: EmbeddedRedis, qu
             await running.recorder.wait(events.RedisUp)
 
 
-async def test_a_worker_that_has_ended_leaves_no_heartbeat_behind(config: Config, app: App, hold: Any) -> None:
+async def test_a_worker_that_has_ended_has_no_heartbeat_thread(config: Config, app: App, hold: Any) -> None:
     async with system(config, app) as running:
         await hold.enqueue()
         await running.recorder.wait(events.Started)

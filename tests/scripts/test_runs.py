@@ -110,7 +110,7 @@ def test_complete_without_retention_keeps_nothing_but_the_reply(
     assert raw.pttl(f"evsched:{{{store.queue}}}:reply:a") > 0
 
 
-def test_what_is_not_the_workers_any_more_is_lost_and_nothing_is_written(
+def test_the_end_of_a_run_that_is_not_the_workers_any_more_is_lost_and_writes_nothing(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     (lease,) = send(store.survey(now=NOW))
@@ -135,7 +135,7 @@ def test_each_end_twice_is_lost_the_second_time(run: FetchedJob, send: Send, sto
     assert state() == before
 
 
-def test_bury_tells_who_waits(run: FetchedJob, send: Send, store: Store, state: State) -> None:
+def test_bury_replies_to_a_waiting_client(run: FetchedJob, send: Send, store: Store, state: State) -> None:
     assert send(store.bury("w", [(run, Buried('"quoted" \u20ac', True))], now=NOW)) == []
     after = state()
     assert after["dead"] == {"a": NOW}

@@ -91,7 +91,7 @@ def test_a_job_that_is_given_up_before_it_began_is_charged_nothing(
     assert state()["job:j0"]["attempt"] == "0"
 
 
-def test_the_last_of_many_is_not_taken_for_the_only_one(
+def test_the_last_of_many_jobs_is_not_treated_as_the_only_one(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     fetch(4)
@@ -102,7 +102,7 @@ def test_the_last_of_many_is_not_taken_for_the_only_one(
     assert set(suspicion(again(send, store)).values()) == {(1, 1, 1)}
 
 
-def test_one_that_was_alone_in_its_process_is_convicted_and_the_others_are_suspects(
+def test_a_job_that_was_alone_in_its_process_is_charged_and_the_others_are_suspects(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     fetch(2)
@@ -113,7 +113,7 @@ def test_one_that_was_alone_in_its_process_is_convicted_and_the_others_are_suspe
     assert suspicion(again(send, store)) == {"j0": (3, 0, 0), "j1": (1, 2, 2)}
 
 
-def test_one_that_ended_the_process_that_ran_it_apart_is_charged_for_the_doubtful_runs(
+def test_a_job_that_killed_its_isolated_process_is_charged_for_the_doubtful_runs(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
     fetch(2)
@@ -169,7 +169,7 @@ def test_a_run_that_is_not_the_workers_is_not_marked(
 
 
 @pytest.mark.parametrize("text", ["", "1", "a b", "-1 2", "1 2 3", "1e3 1", "9999 1", "0x1 1"])
-def test_a_suspicion_that_somebody_wrote_badly_is_none(
+def test_a_malformed_suspect_field_is_ignored(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any, text: str
 ) -> None:
     fetch(2)

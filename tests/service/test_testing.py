@@ -54,7 +54,7 @@ def my_app() -> App:
     return app
 
 
-async def test_what_falls_due_runs_in_order_and_at_once(clock: Clock) -> None:
+async def test_due_jobs_run_in_order_without_waiting(clock: Clock) -> None:
     late = await remind.using(delay=timedelta(hours=3)).enqueue("late")
     early = await remind.using(delay=60).enqueue("early")
     assert await clock.advance(seconds=59) == []
@@ -71,7 +71,7 @@ async def test_what_falls_due_runs_in_order_and_at_once(clock: Clock) -> None:
     assert await late.result() == "late, shared"
 
 
-async def test_retries_come_at_their_time(clock: Clock) -> None:
+async def test_retries_run_when_they_are_due(clock: Clock) -> None:
     job = await remind.enqueue("bob", fail=2)
     began = clock.now
     runs = await clock.advance(minutes=5)
@@ -121,7 +121,7 @@ async def test_jobs_that_jobs_schedule_run_too(clock: Clock) -> None:
     assert len(await clock.advance(minutes=9)) == 2
 
 
-async def test_to_a_moment(clock: Clock) -> None:
+async def test_advance_goes_to_a_moment(clock: Clock) -> None:
     due = datetime.now(UTC) + timedelta(hours=4)
     await remind.using(due=due).enqueue("far")
     assert [run.at for run in await clock.advance(until=due)] == [pytest.approx(due.timestamp(), abs=1e-5)]
@@ -129,7 +129,7 @@ async def test_to_a_moment(clock: Clock) -> None:
         await clock.advance(until=due - timedelta(1))
 
 
-async def test_limits_hold(clock: Clock) -> None:
+async def test_limits_are_enforced(clock: Clock) -> None:
     clock._sender.send(app.client.store("tested").limit({"rate": 1, "burst": 1}))  # pyright: ignore[reportPrivateUsage]
     await remind.enqueue_many([(f"n{n}",) for n in range(5)])
     began = clock.now

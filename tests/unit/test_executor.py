@@ -65,7 +65,7 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt(error: BaseExceptio
         (math.inf, "ValueError: RetryLater: the delay is infinite"),
     ],
 )
-async def test_a_delay_that_is_none_is_a_failed_attempt(asked: Any, reason: str) -> None:
+async def test_an_invalid_delay_is_a_failed_attempt(asked: Any, reason: str) -> None:
     async def later() -> None:
         raise RetryLater(asked)
 
@@ -75,7 +75,7 @@ async def test_a_delay_that_is_none_is_a_failed_attempt(asked: Any, reason: str)
 
 
 @pytest.mark.parametrize("figures", [(object(),), (1, 2j), ("1",), (math.nan,), (1, math.inf)])
-async def test_progress_that_is_no_number_is_a_failed_attempt(figures: tuple[Any, ...]) -> None:
+async def test_invalid_progress_is_a_failed_attempt(figures: tuple[Any, ...]) -> None:
     async def handler() -> None:
         current_job().progress(*figures)
 
@@ -84,7 +84,7 @@ async def test_progress_that_is_no_number_is_a_failed_attempt(figures: tuple[Any
     assert "Error: " in outcome.reason
 
 
-async def test_progress_is_what_json_can_hold() -> None:
+async def test_progress_can_always_be_written_as_json() -> None:
     told = list[Any]()
 
     async def handler() -> None:
@@ -107,7 +107,7 @@ async def test_progress_is_what_json_can_hold() -> None:
     assert all(json.loads(encode(one)) for one in told)
 
 
-async def test_a_handler_that_kept_the_loop_past_its_timeout_has_failed() -> None:
+async def test_a_handler_that_blocked_the_loop_past_its_timeout_has_failed() -> None:
     async def block() -> None:
         until = time.monotonic() + 0.05
         while time.monotonic() < until:
@@ -121,7 +121,7 @@ async def test_a_handler_that_kept_the_loop_past_its_timeout_has_failed() -> Non
 @pytest.mark.parametrize(
     ("asked", "delay"), [(2.5, 2.5), (0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (timedelta(minutes=1), 60.0)]
 )
-async def test_a_delay_that_a_handler_asks_for_is_one_that_redis_takes(asked: Any, delay: float) -> None:
+async def test_a_delay_that_a_handler_asks_for_is_clamped_to_what_redis_accepts(asked: Any, delay: float) -> None:
     async def later() -> None:
         raise RetryLater(asked)
 
@@ -129,7 +129,7 @@ async def test_a_delay_that_a_handler_asks_for_is_one_that_redis_takes(asked: An
 
 
 @pytest.mark.parametrize("timeout", ["0", "-0.0", "-1"])
-async def test_a_timeout_that_no_run_can_keep_is_refused_before_it_begins(timeout: str) -> None:
+async def test_an_invalid_timeout_is_refused_before_the_handler_begins(timeout: str) -> None:
     def handler() -> None:
         raise AssertionError("it began")
 
@@ -145,7 +145,7 @@ def charge() -> Any:
     return json.loads("{")
 
 
-async def test_what_a_handler_raises_is_told_by_its_own_frame_with_the_traceback() -> None:
+async def test_the_reason_names_the_handlers_own_frame_and_comes_with_the_traceback() -> None:
     async def on_loop() -> None:
         charge()
 
@@ -161,7 +161,7 @@ async def test_what_a_handler_raises_is_told_by_its_own_frame_with_the_traceback
         assert last.traceback == outcome.traceback
 
 
-async def test_a_handler_that_is_out_of_time_is_told_where_it_waited() -> None:
+async def test_the_reason_of_a_timeout_says_where_the_handler_waited() -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
 
@@ -171,7 +171,7 @@ async def test_a_handler_that_is_out_of_time_is_told_where_it_waited() -> None:
     assert "await asyncio.Event().wait()" in outcome.traceback
 
 
-async def test_an_exception_that_cannot_be_read_ends_no_worker() -> None:
+async def test_an_exception_without_a_readable_message_ends_no_worker() -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise TypeError("no text")
@@ -199,9 +199,7 @@ async def test_an_exception_that_cannot_be_read_ends_no_worker() -> None:
         (b'{"interval":1e300,"factor":1e300,"max_interval":7}', 7.0),
     ],
 )
-async def test_a_policy_of_a_payload_that_grows_beyond_all_numbers_ends_at_its_bound(
-    retry: bytes, delay: float
-) -> None:
+async def test_a_backoff_that_overflows_ends_at_its_bound(retry: bytes, delay: float) -> None:
     async def fail() -> None:
         raise ValueError("no luck")
 
@@ -210,7 +208,7 @@ async def test_a_policy_of_a_payload_that_grows_beyond_all_numbers_ends_at_its_b
     assert outcome.delay == delay
 
 
-async def test_a_result_that_is_too_long_to_be_kept_is_told_and_not_tried_again() -> None:
+async def test_a_result_that_is_too_long_buries_the_job() -> None:
     async def long(more: int) -> str:
         return "x" * (RESULT_MOST - 2 + more)
 

@@ -9,7 +9,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from evsched.jobs.current_job import CurrentJob
-from evsched.jobs.job import FetchedJob
+from evsched.jobs.job import Aborted, FetchedJob
 from evsched.worker.run import Delivery, Run, StopReason
 from evsched.worker.timeouts import RunningRuns
 
@@ -100,3 +100,12 @@ async def test_the_timer_stops_each_run_once() -> None:
     assert [run.stop_reason for run in (first, second)] == ["timeout", "timeout"]
     await asyncio.gather(first.work, second.work)
     assert [run.work is not None and run.work.cancelling() for run in (first, second)] == [1, 1]
+
+
+def test_a_run_that_has_ended_keeps_its_outcome_and_no_reference_to_itself() -> None:
+    run = begun()
+    run.current = CurrentJob("a", "q", "t", 1, 1.0, 1.0, 0.0, {}, report=run.report_progress)
+    run.end(Aborted(60.0, False))
+    assert (run.outcome, run.prepared, run.current) == (Aborted(60.0, False), None, None)
+    run.stop("cancelled")
+    assert run.stop_reason == "cancelled"

@@ -32,7 +32,7 @@ def run(slots: Slots, shares: dict[Share, float], until: float) -> dict[Share, f
 @pytest.mark.parametrize("total", [1, 4, 16, 64])
 @pytest.mark.parametrize("seconds", [(0.1, 0.1), (1.0, 1.0), (0.1, 1.0), (1.0, 0.1)])
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (1.0, 5.0)])
-def test_slot_seconds_are_as_the_weights(
+def test_slot_seconds_are_proportional_to_the_weights(
     total: int, seconds: tuple[float, float], weights: tuple[float, float]
 ) -> None:
     slots = Slots(total)
@@ -44,7 +44,7 @@ def test_slot_seconds_are_as_the_weights(
     assert sum(used.values()) == pytest.approx(length * total, rel=0.05)  # no slot was left free
 
 
-def test_alone_it_gets_all_and_the_other_has_its_turn_when_it_comes() -> None:
+def test_a_queue_alone_gets_all_slots_and_another_gets_its_turn_when_it_has_work() -> None:
     slots, stirred = Slots(4), list[str]()
     a, b = slots.join(1.0, lambda: stirred.append("a")), slots.join(1.0, lambda: stirred.append("b"))
     a.want(True)
@@ -57,7 +57,7 @@ def test_alone_it_gets_all_and_the_other_has_its_turn_when_it_comes() -> None:
     assert (a.reserve(999), b.reserve(999)) == (0, 1)
 
 
-def test_what_was_idle_has_saved_nothing_up() -> None:
+def test_an_idle_queue_saves_up_no_turns() -> None:
     slots = Slots(1)
     a, b = slots.join(1.0, lambda: None), slots.join(1.0, lambda: None)
     run(slots, {a: 1.0}, 1000.0)
@@ -72,7 +72,7 @@ def test_what_was_idle_has_saved_nothing_up() -> None:
     assert order.count(a) == order.count(b) == 5
 
 
-def test_who_wants_no_more_lets_the_others_look_again() -> None:
+def test_a_queue_that_wants_no_more_wakes_the_others() -> None:
     slots, stirred = Slots(3), list[str]()
     a, b = slots.join(1.0, lambda: stirred.append("a")), slots.join(1.0, lambda: None)
     a.want(True)
@@ -84,7 +84,7 @@ def test_who_wants_no_more_lets_the_others_look_again() -> None:
     assert slots.free == 0
 
 
-def test_a_job_that_is_here_already_takes_a_free_slot_out_of_turn() -> None:
+def test_a_job_that_was_fetched_takes_a_free_slot_out_of_turn() -> None:
     slots = Slots(1)
     a, b = slots.join(1.0, lambda: None), slots.join(1.0, lambda: None)
     assert a.reserve_one()
