@@ -160,8 +160,8 @@ class QueueConsumer:
         self._demand.more = reply.more
         if reply.more != self._left_some:
             self._left_some = reply.more
-            event = events.ReadyLeft if reply.more else events.ReadyDrained
-            self.served.runtime.emit(event(queue=self.served.queue))
+            queue = self.served.queue
+            self.served.runtime.emit(events.ReadyLeft(queue=queue) if reply.more else events.ReadyDrained(queue=queue))
         held_some = bool(self.held.runs)
         count = self._starter.start(reply, sent, self._progress.progressed)
         if count:

@@ -1,0 +1,59 @@
+"""How many jobs a consumer asks for, and when it blocks."""
+
+from __future__ import annotations
+
+from evsched.jobs.tasks import Tasks
+from evsched.worker.demand import Demand
+from evsched.worker.executor import Executor
+from evsched.worker.program import Program
+from evsched.worker.slots import Slots
+
+
+def demand(slots: int) -> Demand:
+    return Demand(Slots(slots).join(1.0, lambda: None), Executor(Program(Tasks()), slots, processes=1))
+
+
+async def test_it_asks_for_the_free_slots_until_ready_is_empty_and_then_blocks() -> None:
+    wanted = demand(4)
+    assert not wanted.blocks
+    assert wanted.reserve(3) == 3
+    assert wanted.asks_again()
+    wanted.more = False
+    assert (wanted.asks_again(), wanted.blocks, wanted.reserve(3)) == (False, True, 0)
+
+
+async def test_it_blocks_only_when_a_slot_is_free() -> None:
+    wanted = demand(2)
+    assert wanted.reserve(9) == 2
+    wanted.more = False
+    assert not wanted.blocks
+    wanted.share.release(1)
+    assert wanted.blocks
+
+
+async def test_a_closed_demand_asks_for_nothing() -> None:
+    wanted = demand(2)
+    wanted.closed = True
+    assert wanted.reserve(9) == 0
+    wanted.more = False
+    assert not wanted.blocks
+
+
+async def test_after_jobs_came_back_it_asks_for_few_and_then_for_more_each_time() -> None:
+    wanted = demand(8)
+    wanted.narrow()
+    assert wanted.reserve(9) == 1
+    wanted.widen()
+    assert wanted.reserve(9) == 2
+    wanted.widen()
+    assert wanted.reserve(9) == 4
+
+
+async def test_while_a_run_is_alone_nothing_is_asked_for() -> None:
+    executor = Executor(Program(Tasks()), 2)
+    wanted = Demand(Slots(2).join(1.0, lambda: None), executor)
+    executor.freed.append(lambda: opened.append(wanted.freed()))
+    opened = list[bool]()
+    async with executor.lock.alone(1.0):
+        assert wanted.reserve(9) == 0
+    assert (opened, wanted.reserve(9)) == ([True], 2)

@@ -1,0 +1,108 @@
+"""What a worker knows of the jobs in its list, without Redis and without a loop."""
+
+from __future__ import annotations
+
+from evsched.jobs.job import Buried, Done, FetchedJob, Payload, Retried
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import define
+from evsched.worker.held_runs import HeldRuns
+from evsched.worker.prepare import Prepared
+from evsched.worker.run import Delivery, Run
+
+DONE = Done(b"1", 60.0, False)
+
+
+def add(held: HeldRuns, *ids: str) -> list[Run]:
+    return held.add([FetchedJob(job_id, 1, 1.0, b"") for job_id in ids], Delivery("q", 1.0, 1.0))
+
+
+def begin(run: Run, attempts: int) -> None:
+    run.prepared = Prepared(
+        Payload(task="t"), define(print, name="t"), Retry(attempts=attempts, interval=0, jitter=0), [], {}
+    )
+    run.began = 1.0
+
+
+def test_a_run_is_held_until_its_end_is_written() -> None:
+    held = HeldRuns()
+    first, second = add(held, "a", "b")
+    assert (held.busy, held.running, list(held.runs)) == (True, 2, ["a", "b"])
+    held.end(first, DONE)
+    held.end(second, DONE)
+    assert (held.busy, held.running) == (True, 0)
+    ended, fetched = held.begin_exchange(1)
+    assert (ended, fetched, held.ended) == ([(first, DONE)], [], [(second, DONE)])
+    held.forget(ended)
+    assert list(held.runs) == ["b"]
+    held.forget([(second, DONE)])
+    assert not held.busy
+
+
+def test_what_an_exchange_could_not_do_is_kept_in_order() -> None:
+    held = HeldRuns()
+    (run,) = add(held, "a")
+    held.end(run, DONE)
+    held.fetched = ["b", "c"]
+    ended, fetched = held.begin_exchange(9)
+    held.fetched.append("d")
+    held.put_back(ended, fetched)
+    assert (held.ended, held.fetched) == ([(run, DONE)], ["b", "c", "d"])
+
+
+def test_a_job_that_is_handed_out_twice_is_one_run() -> None:
+    held = HeldRuns()
+    (first, second) = add(held, "a", "b", "b")
+    assert add(held, "a", "b") == []
+    assert (held.runs, held.running) == ({"a": first, "b": second}, 2)
+
+
+def test_a_newer_run_of_an_id_is_not_forgotten_for_the_older_one() -> None:
+    held = HeldRuns()
+    (older,) = add(held, "a")
+    held.lose()
+    (newer,) = add(held, "a")
+    held.forget([(older, DONE)])
+    assert held.runs == {"a": newer}
+
+
+def test_a_cancellation_stops_a_run_once_and_reaches_one_that_is_on_its_way() -> None:
+    held = HeldRuns()
+    (run,) = add(held, "a")
+    assert [held.cancel("a"), held.cancel("a"), held.cancel("b")] == [True, False, False]
+    assert run.stop_reason == "cancelled"
+    (late,) = add(held, "b")
+    assert held.was_cancelled(late)
+    held.begin_exchange(9)
+    assert not held.was_cancelled(late)
+
+
+def test_a_count_that_is_too_high_twice_in_a_row_is_a_surplus() -> None:
+    held = HeldRuns()
+    add(held, "a")
+    held.fetched = ["b"]
+    assert [held.is_surplus(count) for count in (3, 2, 3, 3, 3)] == [False, False, False, True, False]
+    assert held.unknown(["a", "x", "b", "x", "y"]) == ["x", "y"]
+
+
+def test_nothing_is_left_when_the_lease_is_lost() -> None:
+    held = HeldRuns()
+    first, second = add(held, "a", "b")
+    held.end(first, DONE)
+    held.fetched = ["c", "d"]
+    assert held.lose() == 2
+    held.end(second, DONE)
+    assert (held.busy, held.running, held.ended, second.stop_reason) == (False, 0, [], "lost")
+
+
+def test_only_an_only_attempt_and_a_stuck_run_may_not_be_repeated() -> None:
+    held = HeldRuns()
+    only, stuck, other, waiting = add(held, "only", "stuck", "other", "waiting")
+    for run, attempts in ((only, 1), (stuck, 2), (other, 2)):
+        begin(run, attempts)
+    assert held.not_to_be_repeated("it was stopped", stuck) == [
+        (only, Buried("attempt 1 of 1: it was stopped", False)),
+        (stuck, Retried(0, "attempt 1 of 2: timeout: it ran longer than its limit and did not yield")),
+    ]
+    assert waiting.stop_reason is None
+    only.took = 0.5
+    assert held.not_to_be_repeated("it was stopped") == []

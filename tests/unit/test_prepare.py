@@ -1,0 +1,90 @@
+"""From a payload to what can be run, or to the reason why it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsched.jobs.job import Buried, Deferred, FetchedJob, Outcome, Payload
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import Tasks, define
+from evsched.worker.prepare import Prepared, prepare, read_payload
+from evsched.worker.window_check import judge_window
+
+
+def tasks() -> Tasks:
+    def pay(amount: int) -> None: ...
+
+    found = Tasks()
+    found.add(define(pay, name="pay", timeout=7.0, retention=60.0, retry=Retry(attempts=2)))
+    return found
+
+
+def prepared(payload: bytes, attempt: int = 1, deaths: int = 0, now: float = 100.0) -> Prepared | Buried:
+    job = FetchedJob("a", attempt, 1.0, payload, 1.0, deaths)
+    read = read_payload(job)
+    return read if isinstance(read, Buried) else prepare(tasks(), job, read, now)
+
+
+def test_the_payload_overrides_the_task() -> None:
+    plain = prepared(b'{"task":"pay","args":[5]}')
+    own = prepared(b'{"task":"pay","args":[5],"timeout":1,"retention":2,"retry":{"attempts":9}}')
+    assert isinstance(plain, Prepared)
+    assert isinstance(own, Prepared)
+    assert (plain.timeout, plain.retention, plain.policy.attempts) == (7.0, 60.0, 2)
+    assert (own.timeout, own.retention, own.policy.attempts) == (1.0, 2.0, 9)
+
+
+@pytest.mark.parametrize(
+    ("payload", "attempt", "deaths", "reason"),
+    [
+        (b'{"task":', 1, 0, "the payload is no job: "),
+        (b'{"task":"pya","args":[5]}', 1, 0, "pya"),
+        (b'{"task":"pay","args":["x"]}', 1, 0, "the arguments do not fit: "),
+        (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
+        (b'{"task":"pay","args":[5]}', 3, 0, "the last of its 2 attempts began and never ended"),
+        (b'{"task":"pay","args":[5],"retry":{"attempts":1}}', 2, 1, "its only attempt began, or was about to"),
+    ],
+)
+def test_a_job_that_cannot_be_run_is_buried_with_the_reason(
+    payload: bytes, attempt: int, deaths: int, reason: str
+) -> None:
+    outcome = prepared(payload, attempt, deaths)
+    assert isinstance(outcome, Buried)
+    assert reason in outcome.reason
+
+
+def test_a_suspect_whose_attempts_are_spent_may_run() -> None:
+    assert isinstance(prepared(b'{"task":"pay","args":[5]}', attempt=3, deaths=1), Prepared)
+
+
+@pytest.mark.parametrize(("now", "expired"), [(99.0, False), (100.0, False), (100.5, True)])
+def test_a_job_expires_by_the_clock_that_is_given(now: float, expired: bool) -> None:
+    outcome = prepared(b'{"task":"pay","args":[5],"expires":100,"reply":true}', now=now)
+    assert isinstance(outcome, Buried) is expired
+    if isinstance(outcome, Buried):
+        assert outcome == Buried("expired 0.5 s before a worker could start it", True, "expired")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "now", "outcome"),
+    [
+        ("09:00-17:00 UTC", "", 36_000.0, None),
+        ("09:00-17:00 UTC", "", 0.0, Deferred(32_400.0, "outside its window 09:00-17:00 UTC")),
+        (
+            "09:00-17:00 UTC",
+            "office",
+            0.0,
+            Deferred(32_400.0, "outside its window 09:00-17:00 UTC", "office", "09:00-17:00 UTC"),
+        ),
+    ],
+)
+def test_a_closed_window_defers_a_job_until_it_opens(text: str, name: str, now: float, outcome: Outcome | None) -> None:
+    assert judge_window(text, name, now, reply=False) == outcome
+
+
+def test_a_window_that_cannot_be_read_buries_the_job() -> None:
+    assert isinstance(judge_window("never", "", 0.0, reply=True), Buried)
+
+
+def test_the_payload_names_the_task() -> None:
+    assert read_payload(FetchedJob("a", 1, 1.0, b'{"task":"pay"}')) == Payload(task="pay")
