@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
-from evsched.transport.call import Call
+from evsched.jobs.job import JobStatus
+from evsched.store.store import Store
+from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.support.snapshot import snapshot
 
+NOW = 1_900_000_000.0
+State = Callable[[], dict[str, Any]]
+
+
+class Send(Protocol):
+    """Send one call to the test's server and return its reply."""
+
+    def __call__(self, call: Call[T], /) -> T: ...
+
+
+def status_of(send: Send, store: Store, job_id: str) -> JobStatus:
+    """Return the status of a job that is there."""
+    status = send(store.look(job_id, now=NOW))
+    assert status is not None
+    return status
+
 
 @pytest.fixture
-def send(server: EmbeddedRedis) -> Generator[Callable[[Call[Any]], Any]]:
+def send(server: EmbeddedRedis) -> Generator[Send]:
     sender = SyncSender(server.url)
     yield sender.send
     sender.close()
 
 
 @pytest.fixture
-def state(raw: Any, queue: str) -> Callable[[], dict[str, Any]]:
+def state(raw: Any, queue: str) -> State:
     """Return the whole state of the queue now."""
     return lambda: snapshot(raw, queue)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +9,8 @@ import pytest
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
 
-NOW = 1_900_000_000.0
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 DONE = Done(b"1", 300.0, False)
 
 BAD: dict[str, tuple[str, str]] = {
@@ -41,7 +38,7 @@ def again(raw: Any, store: Store, due: float = NOW, *fields: tuple[str, str]) ->
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_bad_while_it_runs_is_judged_when_the_run_has_ended(
+def test_an_invalid_id_that_runs_is_judged_when_the_run_has_ended(
     send: Send, store: Store, state: State, raw: Any, bad: str
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
@@ -59,7 +56,7 @@ def test_bad_while_it_runs_is_judged_when_the_run_has_ended(
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("place", ["ready", "backlog"])
-def test_bad_while_it_waits_is_dead_and_nowhere_else(
+def test_an_invalid_id_that_waits_is_dead_and_nowhere_else(
     send: Send, store: Store, state: State, raw: Any, bad: str, place: str
 ) -> None:
     others = [New(f"j{n:02}", b'{"task":"t"}', due=NOW - 1) for n in range(16)] if place == "backlog" else []
@@ -73,7 +70,9 @@ def test_bad_while_it_waits_is_dead_and_nowhere_else(
     assert [job.id for job in fetch(send, store, 20)] == [job.id for job in others]
 
 
-def test_finished_begins_anew_and_its_record_does_not_expire(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_a_finished_id_begins_anew_and_its_record_does_not_expire(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
     (run,) = fetch(send, store)
@@ -88,7 +87,7 @@ def test_finished_begins_anew_and_its_record_does_not_expire(send: Send, store: 
 
 @pytest.mark.parametrize("end", ["complete", "retry", "bury"])
 @pytest.mark.parametrize("dispatched", [True, False])
-def test_running_it_runs_once_more_however_the_run_ends(
+def test_an_id_scheduled_again_while_it_runs_runs_once_more_however_the_run_ends(
     send: Send, store: Store, state: State, raw: Any, end: str, dispatched: bool
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
@@ -117,7 +116,7 @@ def test_running_it_runs_once_more_however_the_run_ends(
     assert [job.attempt for job in fetch(send, store)] == [1]
 
 
-def test_of_two_times_while_it_runs_the_earlier_holds(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_of_two_times_given_while_it_runs_the_earlier_is_kept(send: Send, store: Store, state: State, raw: Any) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
     (run,) = fetch(send, store)

@@ -16,11 +16,10 @@ from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.replies import New, Violation
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
+from tests.scripts.conftest import Send, State
 
 FAR = 4e9
 PAYLOAD = b'{"task":"t"}'
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 
 
 class Seeded(Struct):
@@ -246,7 +245,7 @@ async def test_nothing_is_wrong_with_a_queue_that_has_a_job_in_each_place(
 
 
 @pytest.mark.parametrize("planted", FAULTS)
-async def test_what_is_planted_is_found_and_mended(
+async def test_each_planted_violation_is_found_and_mended(
     seeded: Seeded, sender: BatchingSender, state: State, planted: str
 ) -> None:
     plant, check, where, mend, repairable = FAULTS[planted]
@@ -275,7 +274,7 @@ async def test_a_lost_job_runs_at_once_and_its_attempts_go_on(seeded: Seeded, se
     assert {run.id: run.attempt for run in runs}["running"] == 2
 
 
-async def test_what_comes_between_the_looks_is_not_told(seeded: Seeded, sender: BatchingSender) -> None:
+async def test_what_changes_between_two_looks_is_not_reported(seeded: Seeded, sender: BatchingSender) -> None:
     """A record after its ZADD, and a ZADD after its record."""
 
     def come(done: int, total: int) -> None:
@@ -288,7 +287,7 @@ async def test_what_comes_between_the_looks_is_not_told(seeded: Seeded, sender: 
     assert await audit.run(told=lambda done, total: come(done, total) if done == total else None) == []
 
 
-async def test_what_is_legitimate_is_not_told(seeded: Seeded, sender: BatchingSender) -> None:
+async def test_legitimate_states_are_not_reported(seeded: Seeded, sender: BatchingSender) -> None:
     """Ids that are scheduled again wherever they are, and an occurrence of nobody that is never due."""
     for job_id in ("running", "dead", "r00", "r16", "p"):
         seeded.raw.zadd(seeded.key("schedule"), {job_id: FAR})
@@ -298,7 +297,7 @@ async def test_what_is_legitimate_is_not_told(seeded: Seeded, sender: BatchingSe
     assert await seeded.audit(sender) == []
 
 
-async def test_too_many_to_be_counted_in_one_step_is_said(seeded: Seeded, send: Send) -> None:
+async def test_too_many_entries_to_count_in_one_call_are_reported(seeded: Seeded, send: Send) -> None:
     assert [wrong.code for wrong in send(seeded.store.recount(most=5))] == ["uncounted"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +11,8 @@ from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.job import Buried, Done
 from evsched.store.replies import New
 from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State, status_of
 from tests.support.patience import PATIENCE
-
-NOW = 1_900_000_000.0
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 
 
 def put(send: Send, store: Store, place: str, job_id: str = "a") -> None:
@@ -92,7 +88,7 @@ def test_what_has_ended_can_be_neither_cancelled_nor_rescheduled(
     assert state() == before
 
 
-def test_what_runs_is_told_to_stop_and_not_rescheduled(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_cancel_stops_a_running_job_and_reschedule_refuses_it(send: Send, store: Store, state: State, raw: Any) -> None:
     put(send, store, "processing")
     before = state()
     with pytest.raises(JobRunning):
@@ -136,10 +132,10 @@ def test_revive_and_drop_are_whole_or_nothing_and_bounded(send: Send, store: Sto
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "processing", "finished", "dead"])
-def test_look_tells_the_place_and_moves_nothing(send: Send, store: Store, state: State, place: str) -> None:
+def test_look_returns_the_place_and_moves_nothing(send: Send, store: Store, state: State, place: str) -> None:
     put(send, store, place)
     before = state()
-    status = send(store.look("a"))
+    status = status_of(send, store, "a")
     assert (status.place, status.task, status.queue) == (place, "t", store.queue)
     assert send(store.look("nobody")) is None
     assert state() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +10,7 @@ from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done
 from evsched.store.replies import New
 from evsched.store.store import Store
-
-NOW = 1_900_000_000.0
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
+from tests.scripts.conftest import NOW, Send, State
 
 
 def jobs(*ids: str, due: float = NOW, **more: Any) -> list[New]:
@@ -25,7 +21,7 @@ def dispatch(store: Store, now: float = NOW, limit: int = 250, cap: int = 1000) 
     return store.dispatch(limit=limit, cap=cap, now=now)
 
 
-def test_only_what_is_due_moves_and_the_rest_is_told(send: Send, store: Store, state: State) -> None:
+def test_only_due_jobs_move_and_the_reply_says_when_the_next_is_due(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([*jobs("a"), *jobs("b", due=NOW + 0.000001), *jobs("c", due=NOW + 7.25)]))
     step = send(dispatch(store))
     assert (step.now, step.moved, step.buried) == (NOW, [NOW], [])
@@ -50,7 +46,7 @@ def test_the_second_call_changes_nothing(send: Send, store: Store, state: State)
     assert state() == before
 
 
-def test_it_is_bounded_and_says_that_more_is_due(send: Send, store: Store, state: State) -> None:
+def test_a_call_is_bounded_and_reports_that_more_is_due(send: Send, store: Store, state: State) -> None:
     send(store.enqueue(jobs(*(f"j{n}" for n in range(30)))))
     step = send(dispatch(store, limit=10))
     assert (len(step.moved), step.sleep) == (10, 0)
@@ -199,9 +195,7 @@ def test_a_dead_id_again_leaves_the_dead_set(send: Send, store: Store, state: St
     assert (after["ready"], "dead" in after, "reason" in after["job:x"]) == (["x"], False, False)
 
 
-def test_a_mark_of_a_groups_backlog_that_is_not_true_holds_nobody_back(
-    send: Send, store: Store, state: State, raw: Any, queue: str
-) -> None:
+def test_a_false_parked_field_holds_no_job_back(send: Send, store: Store, state: State, raw: Any, queue: str) -> None:
     send(store.enqueue(jobs("a")))
     raw.hset(f"evsched:{{{queue}}}:job:a", "parked", "no such group")
     assert send(dispatch(store)).moved == [NOW]
@@ -209,7 +203,7 @@ def test_a_mark_of_a_groups_backlog_that_is_not_true_holds_nobody_back(
 
 
 @pytest.mark.parametrize("front", [b"{", b"x"], ids=["inline", "an id"])
-def test_what_is_too_long_to_be_a_job_is_not_kept_at_the_front_until_its_time(
+def test_a_member_too_long_to_be_a_job_is_moved_before_it_is_due(
     send: Send, store: Store, raw: Any, queue: str, front: bytes
 ) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {front + b"x" * (1 << 20): NOW + 100, "later": NOW + 200})
@@ -219,7 +213,7 @@ def test_what_is_too_long_to_be_a_job_is_not_kept_at_the_front_until_its_time(
     assert send(dispatch(store)).sleep == 200
 
 
-def test_the_opening_of_the_gate_is_told_beside_the_next_due(send: Send, store: Store) -> None:
+def test_the_reply_has_the_opening_of_the_gate_beside_the_next_due(send: Send, store: Store) -> None:
     send(store.limit({"rate": 1, "burst": 1}, now=NOW))
     send(store.enqueue([*jobs("a", "b"), *jobs("c", due=NOW + 0.5)]))
     step = send(dispatch(store))

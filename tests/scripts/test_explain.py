@@ -13,14 +13,13 @@ from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retrie
 from evsched.store import server
 from evsched.store.replies import New
 from evsched.store.store import Store
-
-NOW = 1_900_000_000.0
+from tests.scripts.conftest import NOW, Send
 
 
 class Scene:
     """A queue that a row of the table sets up; the job that is asked about is `a`."""
 
-    def __init__(self, send: Callable[[Any], Any], store: Store, raw: Any) -> None:
+    def __init__(self, send: Send, store: Store, raw: Any) -> None:
         self.send, self.store, self.raw = send, store, raw
 
     def due(self, *ids: str, group: str | None = None) -> None:
@@ -203,7 +202,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("state", "sentence"), TABLE, ids=[state.__name__ for state, _ in TABLE])
 def test_each_state_is_explained(
-    send: Callable[[Any], Any],
+    send: Send,
     store: Store,
     raw: Any,
     state: Callable[[Scene], None],
@@ -217,7 +216,7 @@ def test_each_state_is_explained(
     assert told.facts["place"] == facts.status.place
 
 
-def test_no_such_job(send: Callable[[Any], Any], store: Store) -> None:
+def test_a_job_that_does_not_exist_is_not_explained(send: Send, store: Store) -> None:
     told = explain("a", store.queue, send(store.explain("a")), ["a1", "a2"])
     assert told.sentence.endswith(": did you mean a1, a2?")
     assert told.facts == {}

@@ -33,7 +33,7 @@ def read(verb: str) -> tuple[list[str], str, dict[str, list[str]]]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_header_is_whole_and_true(verb: str) -> None:
+def test_a_header_is_complete_and_matches_the_code(verb: str) -> None:
     lines, code, names = read(verb)
     first = (folder() / f"{verb}.lua").read_text().splitlines()[0]
     assert re.fullmatch(r"#!lua( flags=(allow-oom|no-writes))?", first)

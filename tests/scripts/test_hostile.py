@@ -18,14 +18,12 @@ from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcom
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.replies import New, Violation
 from evsched.store.store import Store
+from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
+from tests.scripts.conftest import NOW, Send, State
 from tests.support import hostile
 from tests.support.hostile import ON_RUNNING, VALID, WAYS
 
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
-
-NOW = 1_900_000_000.0
 IDS = [b"a", b"b", b"r@1"]
 GOOD = [f"good-{n}" for n in range(5)]
 DONE = Done(b"1", 300.0, False)
@@ -86,7 +84,7 @@ def look_on(send: Send, store: Store, ids: list[str]) -> None:
 
 def touch(send: Send, store: Store, job_id: str) -> None:
     """Every verb that changes one job does its work or refuses by a code of its own."""
-    calls = [
+    calls: list[Call[Any]] = [
         store.ask(job_id),
         store.reschedule(job_id, NOW, now=NOW),
         store.enqueue([New(job_id, VALID, due=NOW)], keep=True, now=NOW),
@@ -109,7 +107,7 @@ def schedule_good(send: Send, store: Store) -> None:
 
 @pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_record_that_is_written_badly_costs_one_job(
+def test_a_malformed_record_stops_one_job_only(
     send: Send, store: Store, state: State, producer: Any, queue: str, way: str, limited: bool
 ) -> None:
     if limited:
@@ -126,7 +124,7 @@ def test_a_record_that_is_written_badly_costs_one_job(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_verb_about_a_job_that_is_written_badly_answers(
+def test_each_verb_answers_about_a_job_with_a_malformed_record(
     send: Send, store: Store, producer: Any, queue: str, way: str
 ) -> None:
     write(producer, WAYS[way](queue))
@@ -149,7 +147,7 @@ ENDS: dict[str, tuple[Callable[[Store], Callable[..., Any]], Outcome]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("way", ON_RUNNING)
-def test_what_is_written_into_the_record_of_a_run_keeps_it_not_from_its_end(
+def test_fields_written_into_the_record_of_a_run_do_not_stop_its_end(
     send: Send, store: Store, state: State, producer: Any, queue: str, way: str, end: str
 ) -> None:
     schedule_good(send, store)
@@ -170,7 +168,7 @@ def test_what_is_written_into_the_record_of_a_run_keeps_it_not_from_its_end(
 
 @pytest.mark.parametrize("died", [False, True], ids=["stops", "died"])
 @pytest.mark.parametrize("way", ON_RUNNING)
-def test_what_is_written_into_the_record_of_a_run_keeps_it_not_from_going_back(
+def test_fields_written_into_the_record_of_a_run_do_not_stop_its_requeue(
     send: Send, store: Store, state: State, producer: Any, queue: str, way: str, died: bool
 ) -> None:
     schedule_good(send, store)
@@ -182,7 +180,7 @@ def test_what_is_written_into_the_record_of_a_run_keeps_it_not_from_going_back(
     assert "processing:w" not in state()
 
 
-def test_a_run_is_its_workers_by_its_list_and_a_stale_one_is_not(
+def test_a_worker_owns_the_runs_in_its_list_and_no_stale_ones(
     send: Send, store: Store, producer: Any, queue: str
 ) -> None:
     """The fence of runs holds where the record is as the scripts left it."""

@@ -11,12 +11,9 @@ from evsched.jobs.job import Done, FetchedJob
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.replies import New
 from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
 from tests.support.hostile import NO_COUNTS, VALID
 
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
-
-NOW = 1_900_000_000.0
 KEY = "recurrence:r"
 
 
@@ -32,7 +29,9 @@ def write(raw: Any, store: Store) -> Callable[..., None]:
 
 def put(send: Send, store: Store, *planned: float, seen: bytes = b"0", missed: int = 0) -> list[str]:
     rows = [Occurrence(f"r@{at:.0f}", at, at, 5.0) for at in planned]
-    return send(store.recur("r", seen, rows, next_=NOW + 900, missed=missed, now=NOW))
+    made = send(store.recur("r", seen, rows, next_=NOW + 900, missed=missed, now=NOW))
+    assert made is not None
+    return made
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def declared(send: Send, store: Store) -> Declared:
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("count", NO_COUNTS)
-def test_a_count_that_is_none_keeps_no_recurrence_from_being_told_of(
+def test_a_malformed_count_does_not_hide_a_recurrence(
     send: Send, store: Store, state: State, write: Callable[..., None], count: bytes
 ) -> None:
     write(count=count)
@@ -55,7 +54,7 @@ def test_a_count_that_is_none_keeps_no_recurrence_from_being_told_of(
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("made", NO_COUNTS)
-def test_a_number_of_those_made_that_is_none_is_0(
+def test_a_malformed_count_of_made_occurrences_means_0(
     send: Send, store: Store, state: State, write: Callable[..., None], made: bytes
 ) -> None:
     write(made=made, count="2")
@@ -68,7 +67,7 @@ def test_a_number_of_those_made_that_is_none_is_0(
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("missed", NO_COUNTS)
-def test_a_number_of_missed_ones_that_is_none_begins_anew(
+def test_a_malformed_count_of_missed_occurrences_begins_anew(
     send: Send, store: Store, state: State, write: Callable[..., None], missed: bytes
 ) -> None:
     write(missed=missed)
@@ -81,7 +80,7 @@ def test_a_number_of_missed_ones_that_is_none_begins_anew(
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("runs", NO_COUNTS)
-def test_a_number_of_runs_that_is_none_keeps_no_job_from_its_end(
+def test_a_malformed_count_of_runs_does_not_stop_the_end_of_a_job(
     send: Send, store: Store, state: State, write: Callable[..., None], runs: bytes
 ) -> None:
     put(send, store, NOW)
@@ -96,7 +95,7 @@ def test_a_number_of_runs_that_is_none_keeps_no_job_from_its_end(
 
 
 @pytest.mark.usefixtures("declared")
-def test_jobs_that_are_no_occurrences_of_it_are_not_its_own(
+def test_a_recurrence_counts_only_its_own_occurrences(
     send: Send, store: Store, state: State, write: Callable[..., None]
 ) -> None:
     """Its record names them as its own: they are neither deleted, nor moved, nor waited for."""
@@ -118,7 +117,7 @@ def test_jobs_that_are_no_occurrences_of_it_are_not_its_own(
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("field", ["ahead", "waiting", "current", "moved", "misfire", "overlap", "made", "last_id"])
 @pytest.mark.parametrize("value", [b"", b"nan", b"r@nan", b"r@0x10", b"}:job:x", b"\xff\x00", b"%s" % (b"x " * 50_000)])
-def test_whatever_is_in_its_record_its_occurrences_run(
+def test_occurrences_run_whatever_the_recurrence_record_contains(
     send: Send, store: Store, state: State, write: Callable[..., None], field: str, value: bytes
 ) -> None:
     ids = put(send, store, NOW, NOW + 60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,12 +14,11 @@ from evsched.jobs.job import Buried, Done, FetchedJob
 from evsched.store.limits import Limits
 from evsched.store.replies import New
 from evsched.store.store import Store
+from evsched.transport.call import Call
+from tests.scripts.conftest import NOW, Send, State, status_of
 from tests.support.patience import PATIENCE
 
-NOW = 1_900_000_000.0
 DONE = Done(b"null", 60, False)
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 
 
 def due(send: Send, store: Store, ids: list[str], **more: Any) -> float:
@@ -92,14 +90,14 @@ def test_without_a_limit_nothing_is_counted_any_more(send: Send, store: Store, s
     assert len(state()["ready"]) == 3
 
 
-def test_a_group_at_its_limit_stands_in_nobodys_way(send: Send, store: Store, state: State) -> None:
+def test_a_group_at_its_limit_does_not_block_others(send: Send, store: Store, state: State) -> None:
     send(store.limit({"concurrency:alice": 2}, now=NOW))
     due(send, store, names(50, "a"), group="alice")
     due(send, store, names(3, "b"), group="bob")
     jobs = fetch(send, store)
     assert sorted(job.id for job in jobs) == ["a000", "a001", "b000", "b001", "b002"]
     assert len(state()["backlog:alice"]) == 48
-    assert send(store.look("a005")).place == "backlog"
+    assert status_of(send, store, "a005").place == "backlog"
     ended = next(job for job in jobs if job.id == "a001")
     send(store.complete("w", [(ended, DONE)], now=NOW))
     assert state()["ready"] == ["a002"]
@@ -110,7 +108,9 @@ def test_a_group_at_its_limit_stands_in_nobodys_way(send: Send, store: Store, st
     assert not {"backlog", "backlog:alice", "throttled", "fair", "in_flight"} & state().keys()
 
 
-def test_limits_that_a_foreign_hand_took_away_close_nothing(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_groups_whose_limits_were_deleted_by_hand_are_reopened(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
     send(store.limit({"concurrency:alice": 1}, now=NOW))
     due(send, store, names(9), group="alice")
     raw.delete(f"evsched:{{{store.queue}}}:limits")
@@ -150,7 +150,7 @@ def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(s
     assert fetch(send, store, now=NOW - 7200) == []
 
 
-def test_a_group_that_waits_for_a_moment_of_a_clock_that_was_set_back_is_looked_at_again(
+def test_a_group_that_waits_for_a_time_of_a_clock_that_was_set_back_is_reopened(
     send: Send, store: Store, state: State
 ) -> None:
     send(store.limit({"rate:alice": 5, "burst:alice": 1}, now=NOW))
@@ -176,7 +176,7 @@ def test_a_group_has_its_own_rate(send: Send, store: Store, state: State) -> Non
     assert len(state()["ready"]) == 5
 
 
-def test_whoever_brings_a_new_moment_tells_the_dispatchers(send: Send, store: Store, raw: Any) -> None:
+def test_a_new_opening_time_is_published_to_dispatchers(send: Send, store: Store, raw: Any) -> None:
     send(store.limit({"rate": 10, "burst": 2, "concurrency": 1}, now=NOW))
     due(send, store, names(5))
     (job,) = fetch(send, store)
@@ -209,7 +209,7 @@ def test_weights_are_shares(send: Send, store: Store) -> None:
         assert [window.count(group) / 400 for group in "abc"] == pytest.approx([0.25, 0.25, 0.5], abs=0.05 * 0.25)
 
 
-def test_a_flood_of_a_high_priority_sets_nobody_back_below(send: Send, store: Store) -> None:
+def test_a_flood_of_a_high_priority_does_not_set_back_lower_priorities(send: Send, store: Store) -> None:
     due(send, store, names(60, "a"), group="alice")
     due(send, store, names(60, "x"), group="bob", priority=9)
     assert {job.id[0] for job in fetch(send, store, hold=76)} == {"a", "x"}
@@ -266,7 +266,7 @@ def test_replace_gives_a_job_another_payload_and_time(send: Send, store: Store, 
             (run,) = fetch(send, store)
             if place == "dead":
                 send(store.bury("w", [(run, Buried("x", False))], now=NOW))
-    assert send(store.look("a")).place == place
+    assert status_of(send, store, "a").place == place
     again = New("a", b'{"task":"other"}', due=NOW + 60)
     assert send(store.replace([again], now=NOW)) == [NOW + 60]
     after = state()
@@ -277,14 +277,14 @@ def test_replace_gives_a_job_another_payload_and_time(send: Send, store: Store, 
     if place == "processing":
         (run,) = fetch(send, store) or [FetchedJob("a", 1, NOW, b"")]
         assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
-        assert send(store.look("a")).place == "schedule"
+        assert status_of(send, store, "a").place == "schedule"
     send(store.dispatch(limit=9, cap=999, now=NOW + 60))
     send(store.limit({"concurrency": None}, now=NOW))
     assert b'{"task":"other"}' in [job.payload for job in fetch(send, store, now=NOW + 60)]
 
 
 @pytest.mark.parametrize("place", ["schedule", "ready", "processing"])
-def test_keep_leaves_a_job_as_it_is_and_answers_its_due(send: Send, store: Store, state: State, place: str) -> None:
+def test_keep_leaves_a_job_unchanged_and_returns_its_due(send: Send, store: Store, state: State, place: str) -> None:
     send(store.enqueue([New("a", b"{}", due=NOW)]))
     if place != "schedule":
         send(store.dispatch(limit=9, cap=99, now=NOW))
@@ -299,7 +299,9 @@ def test_keep_leaves_a_job_as_it_is_and_answers_its_due(send: Send, store: Store
     assert {name: value for name, value in after.items() if value} == before
 
 
-def test_who_waits_for_a_replaced_job_gets_the_end_of_the_new_one(send: Send, store: Store, state: State) -> None:
+def test_a_client_that_waits_for_a_replaced_job_gets_the_outcome_of_the_new_one(
+    send: Send, store: Store, state: State
+) -> None:
     send(store.enqueue([New("a", b"{}", due=NOW)]))
     send(store.ask("a"))
     send(store.replace([New("a", b"{}", due=NOW)], now=NOW))
@@ -309,7 +311,7 @@ def test_who_waits_for_a_replaced_job_gets_the_end_of_the_new_one(send: Send, st
     assert json.loads(state()["reply:a"][0])["outcome"] == "done"
 
 
-def test_expired_is_told_apart(send: Send, store: Store, state: State) -> None:
+def test_expired_is_an_outcome_of_its_own(send: Send, store: Store, state: State) -> None:
     due(send, store, ["a"])
     (run,) = fetch(send, store)
     send(store.bury("w", [(run, Buried("expired 3 s before", True, "expired"))], now=NOW))
@@ -325,13 +327,18 @@ def test_limits_of_a_wrong_type_stop_everything_before_it_is_written(
     (run, _) = fetch(send, store)
     raw.set(f"evsched:{{{store.queue}}}:limits", "wrong")
     before = state()
-    for call in (store.complete("w", [(run, DONE)]), store.dispatch(limit=9, cap=99), store.cancel("a001")):
+    calls: list[Call[Any]] = [
+        store.complete("w", [(run, DONE)]),
+        store.dispatch(limit=9, cap=99),
+        store.cancel("a001"),
+    ]
+    for call in calls:
         with pytest.raises(StoreRefused, match="WRONGTYPE"):
             send(call)
     assert state() == before
 
 
-def test_very_many_groups_do_not_stay_for_ever(send: Send, store: Store, raw: Any) -> None:
+def test_the_state_of_very_many_groups_is_swept(send: Send, store: Store, raw: Any) -> None:
     for at in range(0, 12000, 1000):
         send(store.enqueue([New(f"g{n}", b"{}", due=NOW, group=f"g{n}") for n in range(at, at + 1000)]))
         for _ in range(5):
@@ -343,10 +350,10 @@ def test_very_many_groups_do_not_stay_for_ever(send: Send, store: Store, raw: An
     assert raw.hlen(order) < 12000
 
 
-def test_what_falls_due_in_the_midst_of_another_groups_flood_is_not_behind_it(send: Send, store: Store) -> None:
+def test_a_job_due_during_another_groups_flood_does_not_wait_behind_it(send: Send, store: Store) -> None:
     send(store.enqueue([New(f"f{n:03}", b"{}", due=NOW, group="flood") for n in range(900)]))
     send(store.enqueue([New("late", b"{}", due=NOW + 1), New("own", b"{}", due=NOW + 1, group="flood")]))
     moved = send(store.dispatch(limit=250, cap=99, now=NOW + 2)).moved
     assert moved == [NOW] * 250 + [NOW + 1]
-    assert send(store.look("late")).place in ("backlog", "ready")
-    assert send(store.look("own")).place == "schedule"
+    assert status_of(send, store, "late").place in ("backlog", "ready")
+    assert status_of(send, store, "own").place == "schedule"

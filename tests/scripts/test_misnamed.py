@@ -12,7 +12,7 @@ from evsched.transport.senders import BatchingSender
 
 
 @pytest.mark.parametrize("name", ["{} x", "{}\n\x1b[2J", "{}" + "y" * 500])
-async def test_the_schedule_of_a_queue_with_a_name_that_is_none_is_named(
+async def test_the_schedule_of_a_queue_with_an_invalid_name_is_reported(
     raw: Any, sender: BatchingSender, store: Store, name: str
 ) -> None:
     """No dispatcher serves it, and nothing else tells."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +9,10 @@ import pytest
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Retried
 from evsched.recurrence.recurrence import Declared, Misfire, Occurrence, Overlap
 from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
 
-NOW = 1_900_000_000.0
 NAME = "r"
 DONE = Done(b"null", 60, False)
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 
 
 def put(
@@ -51,7 +48,7 @@ def record(state: State) -> dict[str, str]:
 
 @pytest.mark.parametrize("misfire", ["skip", "once", "all"])
 @pytest.mark.parametrize("overlap", ["skip", "wait", "allow"])
-def test_a_retry_is_no_new_occurrence(
+def test_a_retry_is_not_a_new_occurrence(
     send: Send, store: Store, state: State, misfire: Misfire, overlap: Overlap
 ) -> None:
     first, second = put(send, store, NOW, NOW + 60, overlap=overlap, misfire=misfire)
@@ -66,7 +63,7 @@ def test_a_retry_is_no_new_occurrence(
 
 
 @pytest.mark.parametrize(("misfire", "ran"), [("skip", []), ("once", [1]), ("all", [0, 1])])
-def test_of_those_that_come_late_the_misfire_says_which_run(
+def test_the_misfire_policy_decides_which_late_occurrences_run(
     send: Send, store: Store, state: State, misfire: Misfire, ran: list[int]
 ) -> None:
     misfire_grace = None if misfire == "all" else 5
@@ -108,7 +105,9 @@ def ended_by(send: Send, store: Store, job: FetchedJob, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["complete", "bury", "abort", "retry", "requeue", "start"])
-def test_one_waits_for_the_end_whatever_verb_that_is(send: Send, store: Store, state: State, how: str) -> None:
+def test_a_waiting_occurrence_runs_whichever_verb_ends_the_one_before(
+    send: Send, store: Store, state: State, how: str
+) -> None:
     first, second, third = put(send, store, NOW, NOW + 60, NOW + 65, overlap="wait")
     dispatch(send, store, NOW)
     (job,) = fetch(send, store, NOW)
@@ -124,7 +123,7 @@ def test_one_waits_for_the_end_whatever_verb_that_is(send: Send, store: Store, s
     assert "waiting" not in record(state)
 
 
-def test_one_waits_for_one_that_is_cancelled_before_it_runs(send: Send, store: Store, state: State) -> None:
+def test_an_occurrence_runs_when_the_one_it_waits_for_is_cancelled(send: Send, store: Store, state: State) -> None:
     first, second = put(send, store, NOW, NOW + 60, overlap="wait")
     dispatch(send, store, NOW)
     dispatch(send, store, NOW + 60)
@@ -134,7 +133,9 @@ def test_one_waits_for_one_that_is_cancelled_before_it_runs(send: Send, store: S
     assert "runs" not in record(state)
 
 
-def test_one_that_waited_and_was_cancelled_gives_its_place_to_the_next(send: Send, store: Store, state: State) -> None:
+def test_a_waiting_occurrence_that_is_cancelled_gives_its_place_to_the_next(
+    send: Send, store: Store, state: State
+) -> None:
     _, second, third = put(send, store, NOW, NOW + 60, NOW + 120, overlap="wait")
     dispatch(send, store, NOW)
     fetch(send, store, NOW)
@@ -205,7 +206,9 @@ def test_a_removed_recurrence_leaves_only_what_is_due(send: Send, store: Store, 
 AHEAD = 15.0
 
 
-def test_what_a_clock_an_hour_ahead_has_moved_on_recurs_from_now_on(send: Send, store: Store, state: State) -> None:
+def test_a_recurrence_moved_on_by_a_clock_an_hour_ahead_recurs_from_now_on(
+    send: Send, store: Store, state: State
+) -> None:
     declared = Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', count=5)
     send(store.declare(declared))
     rows = [Occurrence(f"{NAME}@{at:.0f}", at, at, 5.0) for at in (NOW + 3600, NOW + 3660)]
@@ -223,7 +226,9 @@ def test_what_a_clock_an_hour_ahead_has_moved_on_recurs_from_now_on(send: Send, 
     assert state() == after
 
 
-def test_what_was_moved_on_before_the_clock_was_ahead_stays(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_a_recurrence_moved_on_before_the_clock_was_ahead_stays(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
     for n, moved in enumerate((NOW - 60, NOW + 3600, NOW - 60, NOW + 3600)):
         send(store.declare(Declared(name=f"r{n}", rule="@daily", payload=b'{"task":"t"}')))
         send(store.recur(f"r{n}", b"0", [], next_=NOW + 7200 + n, now=moved))
@@ -236,7 +241,7 @@ def test_what_was_moved_on_before_the_clock_was_ahead_stays(send: Send, store: S
     assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (3, [])
 
 
-def test_one_that_ended_by_the_clock_that_was_ahead_recurs_again(send: Send, store: Store, state: State) -> None:
+def test_a_recurrence_that_ended_by_a_clock_ahead_recurs_again(send: Send, store: Store, state: State) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', end=NOW + 1800)))
     send(store.recur(NAME, b"0", [], next_=None, now=NOW + 3600))
     assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (1, [NAME])

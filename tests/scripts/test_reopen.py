@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +9,9 @@ import pytest
 from evsched.jobs.job import Deferred, FetchedJob
 from evsched.store.replies import New
 from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
 
-NOW = 1_900_000_000.0
 OPENS = NOW + 3600
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 
 CLOSED = Deferred(OPENS, "outside its window night", "night", "22:00-06:00 UTC")
 
@@ -32,7 +29,7 @@ def defer(send: Send, store: Store, runs: list[FetchedJob], deferred: Deferred =
     assert send(store.defer("w", [(run, deferred) for run in runs], now=NOW)) == []
 
 
-def test_what_waits_for_the_window_is_due_at_once(
+def test_jobs_that_wait_for_the_window_are_due_at_once(
     send: Send, store: Store, runs: list[FetchedJob], state: State
 ) -> None:
     defer(send, store, runs)
@@ -46,7 +43,9 @@ def test_what_waits_for_the_window_is_due_at_once(
     assert state() == after
 
 
-def test_what_was_moved_meanwhile_is_left_alone(send: Send, store: Store, runs: list[FetchedJob], state: State) -> None:
+def test_jobs_that_were_moved_meanwhile_are_left_alone(
+    send: Send, store: Store, runs: list[FetchedJob], state: State
+) -> None:
     defer(send, store, runs)
     send(store.reschedule("a", OPENS + 60, now=NOW))
     send(store.cancel("b", now=NOW))
@@ -54,7 +53,7 @@ def test_what_was_moved_meanwhile_is_left_alone(send: Send, store: Store, runs: 
     assert state()["schedule"] == {"a": OPENS + 60, "c": NOW + 1}
 
 
-def test_what_waits_for_another_window_or_one_without_a_name_stays(
+def test_jobs_that_wait_for_another_window_or_an_unnamed_one_stay(
     send: Send, store: Store, runs: list[FetchedJob], state: State
 ) -> None:
     send(store.set_window("day", "06:00-22:00 UTC"))
@@ -66,7 +65,7 @@ def test_what_waits_for_another_window_or_one_without_a_name_stays(
 
 
 @pytest.mark.parametrize("window", ["00:00-24:00 UTC", None])
-def test_a_worker_that_judged_by_what_the_window_was_defers_nothing(
+def test_a_job_deferred_by_an_outdated_window_is_due_at_once(
     send: Send, store: Store, runs: list[FetchedJob], state: State, window: str | None
 ) -> None:
     """The window was changed, and `reopen` has run, between a worker's reading it and its writing."""
@@ -76,7 +75,9 @@ def test_a_worker_that_judged_by_what_the_window_was_defers_nothing(
     assert "deferred:night" not in state()
 
 
-def test_notes_that_have_passed_go(send: Send, store: Store, runs: list[FetchedJob], raw: Any, state: State) -> None:
+def test_notes_whose_due_has_passed_are_deleted(
+    send: Send, store: Store, runs: list[FetchedJob], raw: Any, state: State
+) -> None:
     key = f"evsched:{{{store.queue}}}:deferred:night"
     raw.zadd(key, {f"old-{n}": NOW - n for n in range(1, 6)})
     defer(send, store, runs[:2])
@@ -84,7 +85,7 @@ def test_notes_that_have_passed_go(send: Send, store: Store, runs: list[FetchedJ
     assert 3600 < raw.ttl(key) <= 3660
 
 
-def test_a_note_that_cannot_be_written_keeps_no_job_from_its_place(
+def test_a_note_that_cannot_be_written_does_not_stop_defer(
     send: Send, store: Store, runs: list[FetchedJob], raw: Any, state: State
 ) -> None:
     raw.set(f"evsched:{{{store.queue}}}:deferred:night", "x")

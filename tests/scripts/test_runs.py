@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +12,12 @@ from evsched.errors import StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
+from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
+from tests.scripts.conftest import NOW, Send, State
 from tests.support.snapshot import snapshot
 
-NOW = 1_900_000_000.0
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 DONE = Done(b'{"n":1}', 300.0, False)
 
 
@@ -195,7 +193,7 @@ def test_a_job_in_two_lists_runs_in_one(run: FetchedJob, send: Send, store: Stor
     assert not {"schedule", "ready", "backlog"} & state().keys()
 
 
-def test_a_heartbeat_renews_and_says_when_there_is_nothing_to_renew(send: Send, store: Store, state: State) -> None:
+def test_a_heartbeat_renews_a_lease_and_reports_when_there_is_none(send: Send, store: Store, state: State) -> None:
     assert send(store.heartbeat("w", 15, now=NOW)) == (False, 0, [])
     assert state() == {}
     assert send(store.heartbeat("w", 15, fresh=True, now=NOW)) == (True, 0, [])
@@ -209,9 +207,12 @@ def test_a_dead_set_of_a_wrong_type_moves_nothing(
 ) -> None:
     raw.set(f"evsched:{{{store.queue}}}:dead", "wrong")
     before = state()
-    call = store.bury("w", [(run, Buried("x", False))]) if verb == "bury" else store.start("w", ["a"], hold=5, lease=1)
+    calls: dict[str, Call[Any]] = {
+        "bury": store.bury("w", [(run, Buried("x", False))]),
+        "start": store.start("w", ["a"], hold=5, lease=1),
+    }
     with pytest.raises(StoreRefused, match="WRONGTYPE"):
-        send(call)
+        send(calls[verb])
     assert state() == before
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from evsched.store.replies import New
 from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
 
-NOW = 1_900_000_000.0
 MEMBER = '{"task":"t","id":"a"}'
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 
 
 def dispatch(store: Store, now: float = NOW, **more: Any) -> Any:
@@ -22,7 +19,9 @@ def dispatch(store: Store, now: float = NOW, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("score", ["-inf", "-1", "0", "-1e300"])
-def test_what_lies_before_all_time_is_due_now(send: Send, store: Store, state: State, raw: Any, score: str) -> None:
+def test_a_score_before_1970_or_of_zero_is_due_now(
+    send: Send, store: Store, state: State, raw: Any, score: str
+) -> None:
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {MEMBER: score})
     step = send(dispatch(store))
     assert (step.moved, step.sleep, step.buried) == ([NOW], math.inf, [])
@@ -30,7 +29,7 @@ def test_what_lies_before_all_time_is_due_now(send: Send, store: Store, state: S
 
 
 @pytest.mark.parametrize(("score", "sleep"), [("+inf", math.inf), ("1e300", 1e300), ("1900000000.5", 0.5)])
-def test_what_lies_ahead_is_not_due(send: Send, store: Store, state: State, raw: Any, score: str, sleep: float) -> None:
+def test_a_later_score_is_not_due(send: Send, store: Store, state: State, raw: Any, score: str, sleep: float) -> None:
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {MEMBER: score})
     before = state()
     step = send(dispatch(store))
@@ -39,7 +38,7 @@ def test_what_lies_ahead_is_not_due(send: Send, store: Store, state: State, raw:
 
 
 @pytest.mark.parametrize("microseconds", [1, 2, 10, 999_999])
-def test_not_a_microsecond_early_and_not_one_late(send: Send, store: Store, microseconds: int) -> None:
+def test_a_job_is_dispatched_not_a_microsecond_early_or_late(send: Send, store: Store, microseconds: int) -> None:
     due = (NOW * 1_000_000 + microseconds) / 1_000_000
     send(store.enqueue([New("a", b'{"task":"t"}', due=due)]))
     just_before = (NOW * 1_000_000 + microseconds - 1) / 1_000_000
@@ -79,7 +78,7 @@ def test_null_is_absent_in_an_inline_job(send: Send, store: Store, state: State,
         ("{}x", "not valid JSON"),
     ],
 )
-def test_a_bad_member_is_dead_with_what_it_held_and_the_next_job_moves(
+def test_an_invalid_member_is_dead_with_its_record_and_the_next_job_moves(
     send: Send, store: Store, state: State, raw: Any, member: str, reason: str
 ) -> None:
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: 0})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +9,8 @@ import pytest
 from evsched.jobs.job import Done
 from evsched.store.replies import New
 from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
 
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
-
-NOW = 1_900_000_000.0
 CAP = 262_144
 MOST = 1_048_576
 LONG = b'{"task":"t","args":["%s"]}' % (b"x" * 200_000)
@@ -40,9 +36,7 @@ def test_start_hands_out_what_fits_in_a_reply_and_says_that_there_is_more(
     assert seen == IDS
 
 
-def test_what_was_given_and_does_not_fit_stays_in_the_list_for_the_next_call(
-    send: Send, store: Store, state: State
-) -> None:
+def test_given_ids_that_do_not_fit_stay_in_the_list_for_the_next_call(send: Send, store: Store, state: State) -> None:
     put(send, store)
     left = [send(store.fetch("w", 1)) for _ in IDS]
     while left:
@@ -53,7 +47,7 @@ def test_what_was_given_and_does_not_fit_stays_in_the_list_for_the_next_call(
     assert state()["job:j11"]["attempt"] == "1"
 
 
-def test_a_payload_as_long_as_the_cap_allows_is_handed_out_alone(send: Send, store: Store) -> None:
+def test_a_payload_of_the_longest_allowed_size_is_handed_out_alone(send: Send, store: Store) -> None:
     cap = 3 * MOST
     payload = b'{"task":"t","args":["%s"]}' % (b"x" * 2 * MOST)
     send(store.enqueue([New("a", payload, due=NOW), New("b", payload, due=NOW)], now=NOW))
@@ -62,7 +56,7 @@ def test_a_payload_as_long_as_the_cap_allows_is_handed_out_alone(send: Send, sto
         assert [job.id for job in send(store.start("w", (), hold=9, lease=15, cap=cap, now=NOW)).jobs] == [job_id]
 
 
-def test_a_payload_that_is_written_over_after_its_dispatch_is_not_read(
+def test_a_payload_that_grew_too_long_after_dispatch_is_not_read(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     put(send, store, b'{"task":"t"}')
@@ -75,7 +69,7 @@ def test_a_payload_that_is_written_over_after_its_dispatch_is_not_read(
 
 
 @pytest.mark.parametrize("field", ["priority", "group", "worker", "awaited", "due", "parked", "recurrence"])
-def test_dispatch_stops_where_it_has_read_enough_and_goes_on_with_the_next_call(
+def test_dispatch_reads_a_bounded_number_of_bytes_and_the_next_call_goes_on(
     send: Send, store: Store, raw: Any, field: str
 ) -> None:
     send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in IDS], now=NOW))
@@ -89,7 +83,7 @@ def test_dispatch_stops_where_it_has_read_enough_and_goes_on_with_the_next_call(
     assert {job.id for job in jobs} >= set(IDS[8:])
 
 
-def test_start_stops_where_it_has_read_enough(send: Send, store: Store, raw: Any) -> None:
+def test_start_reads_a_bounded_number_of_bytes(send: Send, store: Store, raw: Any) -> None:
     put(send, store, b'{"task":"t"}')
     for job_id in IDS[:8]:
         raw.hset(f"evsched:{{{store.queue}}}:job:{job_id}", "attempt", b"x" * MOST)
@@ -101,7 +95,7 @@ def test_start_stops_where_it_has_read_enough(send: Send, store: Store, raw: Any
     assert done == IDS
 
 
-def test_long_inline_jobs_are_taken_up_a_few_at_a_time(send: Send, store: Store, raw: Any) -> None:
+def test_long_inline_jobs_are_dispatched_a_few_at_a_time(send: Send, store: Store, raw: Any) -> None:
     for n in range(20):
         raw.zadd(f"evsched:{{{store.queue}}}:schedule", {LONG + b" " * n: NOW + n / 100})
     calls, moved = 0, 0

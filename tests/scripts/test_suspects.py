@@ -10,10 +10,7 @@ import pytest
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
-
-NOW = 1_900_000_000.0
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
+from tests.scripts.conftest import NOW, Send, State
 
 
 @pytest.fixture
@@ -69,7 +66,7 @@ def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
     assert suspicion(again(send, store)) == {"j0": (2, 0, 0)}
 
 
-def test_a_suspect_that_is_the_only_one_each_time_goes_on_to_be_judged_alone(
+def test_a_suspect_that_is_the_only_job_of_each_dead_worker_stays_a_suspect(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     fetch(2)
@@ -83,7 +80,7 @@ def test_a_suspect_that_is_the_only_one_each_time_goes_on_to_be_judged_alone(
     assert first.id == "j0"
 
 
-def test_a_job_that_is_given_up_before_it_began_is_charged_nothing(
+def test_a_job_that_is_buried_before_it_began_is_charged_no_attempt(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
     (run,) = fetch(1)
@@ -158,7 +155,7 @@ def test_a_job_that_may_not_start_yet_stays_a_suspect(
     assert suspicion(again(send, store)) == {"j0": (1, 1, 1)}
 
 
-def test_a_run_that_is_not_the_workers_is_not_marked(
+def test_a_run_of_another_worker_is_not_marked(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, state: State
 ) -> None:
     jobs = fetch(2)

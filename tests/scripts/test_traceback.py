@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, JobStatus, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, status_of
 
-NOW = 1_900_000_000.0
-Send = Callable[[Any], Any]
 TRACE = "Traceback (most recent call last):\n..."
 
 
@@ -32,8 +31,7 @@ def start(send: Send, store: Store) -> Callable[[], FetchedJob]:
 @pytest.fixture
 def traceback(send: Send, store: Store) -> Callable[[], str | None]:
     def look() -> str | None:
-        status: JobStatus = send(store.look("a", now=NOW))
-        return status.traceback
+        return status_of(send, store, "a").traceback
 
     return look
 
@@ -53,7 +51,7 @@ ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_run_that_ends_otherwise_takes_away_the_traceback_of_the_one_before(
+def test_a_run_that_ends_without_an_error_deletes_the_earlier_traceback(
     send: Send, store: Store, start: Callable[[], FetchedJob], traceback: Callable[[], str | None], end: str
 ) -> None:
     fail(send, store, start())
@@ -80,4 +78,4 @@ def test_an_id_that_is_scheduled_again_while_it_fails_runs_without_a_traceback(
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
     send(store.bury("w", [(run, Buried("no luck", False, traceback=TRACE))], now=NOW))
     assert traceback() is None
-    assert send(store.look("a", now=NOW)).place == "schedule"
+    assert status_of(send, store, "a").place == "schedule"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ from evsched.errors import JobExists, JobMissing
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
-
-NOW = 1_900_000_000.0
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
+from evsched.transport.call import Call
+from tests.scripts.conftest import NOW, Send, State
 
 
 def new(*ids: str) -> list[New]:
@@ -50,7 +47,7 @@ def test_the_ends_are_lost(send: Send, store: Store, state: State, runs: list[Fe
     assert state() == before
 
 
-def test_a_run_that_stands_twice_in_one_call_ends_once(
+def test_a_run_that_is_named_twice_in_one_call_ends_once(
     send: Send, store: Store, state: State, runs: list[FetchedJob]
 ) -> None:
     a, b, _ = runs
@@ -59,7 +56,7 @@ def test_a_run_that_stands_twice_in_one_call_ends_once(
     assert len(state()["reply:a"]) == 1
 
 
-def test_one_lost_run_does_not_keep_the_others(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
+def test_one_lost_run_does_not_stop_the_others(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
     a, b, c = runs
     stale = FetchedJob("b", b.attempt + 1, b.due, b.payload)
     done = Done(b"1", 0.0, False)
@@ -108,9 +105,15 @@ def test_start_hands_out_the_same_runs(send: Send, store: Store, state: State, r
 
 
 @pytest.mark.usefixtures("runs")
-def test_what_only_reads_changes_nothing(send: Send, store: Store, state: State) -> None:
+def test_reading_verbs_change_nothing(send: Send, store: Store, state: State) -> None:
     before = state()
-    for call in (store.survey(now=NOW), store.look("a", now=NOW), store.look("x", now=NOW), store.held("w")):
+    calls: list[Call[Any]] = [
+        store.survey(now=NOW),
+        store.look("a", now=NOW),
+        store.look("x", now=NOW),
+        store.held("w"),
+    ]
+    for call in calls:
         assert send(call) == send(call)
     assert state() == before
 

@@ -16,10 +16,8 @@ from evsched.store.replies import New, Violation
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.scripts import folder
+from tests.scripts.conftest import NOW, Send, State
 
-NOW = 1_900_000_000.0
-Send = Callable[[Any], Any]
-State = Callable[[], dict[str, Any]]
 DONE = Done(b"1", 300.0, True)
 
 
@@ -124,7 +122,7 @@ def test_every_verb_is_here() -> None:
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_a_key_of_the_wrong_type_is_refused_whole_or_costs_what_it_names(
+def test_a_key_of_the_wrong_type_is_refused_or_stops_only_what_it_belongs_to(
     send: Send, store: Store, state: State, raw: Any, seeded: Seeded, verb: str
 ) -> None:
     """Either nothing is written, and the refusal names the type; or all goes on. After the repair every job runs."""
@@ -190,13 +188,13 @@ def run_all(send: Send, store: Store, name: str) -> None:
         assert send(store.complete("u", [(job, DONE) for job in jobs], now=now)) == [], name
 
 
-def test_a_due_that_is_no_number_leaves_no_record(send: Send, store: Store, state: State) -> None:
+def test_an_invalid_due_leaves_no_record(send: Send, store: Store, state: State) -> None:
     with pytest.raises(StoreRefused, match="not a valid float"):
         send(store.enqueue([New("a", b"{}", due=1.0), New("b", b"{}", due=float("nan"))]))
     assert state() == {}
 
 
-def test_a_reply_list_of_the_wrong_type_does_not_keep_a_job_from_its_end(
+def test_a_reply_list_of_the_wrong_type_does_not_stop_the_end_of_a_job(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     run = seed(send, store, raw)
@@ -206,7 +204,9 @@ def test_a_reply_list_of_the_wrong_type_does_not_keep_a_job_from_its_end(
     assert "processing:w" not in state()
 
 
-def test_a_retention_that_redis_cannot_count_is_its_longest(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_a_retention_over_64_bits_becomes_the_longest_possible(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
     run = seed(send, store, raw)
     assert send(store.complete("w", [(run, Done(b"1", 1e300, True))], now=NOW)) == []
     after = state()
@@ -240,7 +240,7 @@ def runs(send: Send, store: Store, raw: Any) -> list[FetchedJob]:
 
 
 @pytest.mark.parametrize("end", ["complete", "retry", "bury"])
-def test_a_record_that_was_overwritten_keeps_no_other_run_from_its_end(
+def test_a_record_that_was_overwritten_does_not_stop_the_end_of_other_runs(
     send: Send, store: Store, state: State, runs: list[FetchedJob], end: str
 ) -> None:
     calls = {

@@ -1,4 +1,4 @@
-"""The gate in plain Python: what _limits.lua and _gate.lua do, said a second time, to compare them with."""
+"""The gate in plain Python: a second version of _limits.lua, _fair.lua and _gate.lua, to compare them with."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class Gate:
         if rate and passed:
             self.spend("", rate, burst, passed, now)
 
-    def unline(self, job: str) -> str | None:
+    def remove_waiting(self, job: str) -> str | None:
         record = self.jobs.get(job)
         group = record.parked if record else None
         if record and group is not None:
@@ -194,11 +194,11 @@ class Gate:
             return "ready"
         return None
 
-    def lined(self, job: str) -> bool:
+    def waits(self, job: str) -> bool:
         record = self.jobs.get(job)
         return job in self.backlog or job in self.ready or bool(record and record.parked is not None)
 
-    def step_back(self, jobs: list[str]) -> None:
+    def return_to_backlog(self, jobs: list[str]) -> None:
         for n, job in enumerate(jobs, 1):
             priority = self.jobs[job].priority if job in self.jobs else 5
             self.backlog.setdefault(job, -priority * STRIDE + n / (len(jobs) + 1))

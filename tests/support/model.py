@@ -1,4 +1,4 @@
-"""The state machine in plain Python: what the scripts do, said a second time, to compare them with."""
+"""The state machine in plain Python: a second version of what the scripts do, to compare them with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def verb(method: Callable[Concatenate[Model, P], T]) -> Callable[Concatenate[Model, P], T]:
-    """Let a method see the limits as a script does: anew in each call, and once in it."""
+    """Let a method read the limits as a script does: once in each call."""
 
     def one(self: Model, *args: P.args, **kwargs: P.kwargs) -> T:
         self.rules = {}
@@ -24,7 +24,7 @@ def verb(method: Callable[Concatenate[Model, P], T]) -> Callable[Concatenate[Mod
 
 
 class Model(Gate):
-    """A queue. Each method is a verb; it returns what the script replies, as far as a caller steers by it."""
+    """A queue. Each method is a verb; it returns that part of the reply on which callers act."""
 
     def holds(self, worker: str | None, job: str) -> bool:
         return worker is not None and job in self.processing.get(worker, [])
@@ -35,7 +35,7 @@ class Model(Gate):
         if record and (job in self.dead or not record.finished or job in self.schedule):
             if conflict != "replace":
                 return conflict == "keep"
-            self.unline(job)
+            self.remove_waiting(job)
             self.dead.discard(job)
             self.schedule[job] = due
             if not record.finished and self.holds(record.worker, job):
@@ -87,7 +87,7 @@ class Model(Gate):
     @verb
     def pause(self, now: float) -> None:
         self.limits.setdefault("paused", now)
-        self.step_back(self.ready)
+        self.return_to_backlog(self.ready)
         self.ready = []
 
     @verb
@@ -252,7 +252,7 @@ class Model(Gate):
                 self._convict(self.jobs[job])
             if self.jobs[job].stop:
                 self._abort(job)
-            elif self.jobs[job].again is not None or job in self.schedule or self.lined(job):
+            elif self.jobs[job].again is not None or job in self.schedule or self.waits(job):
                 self._renew(job)
             else:
                 self.jobs[job].finished = True
@@ -295,13 +295,13 @@ class Model(Gate):
                 if holder is not None:
                     self._cut_short(record, died=died, only=only)
             held.remove(job)
-        self.step_back(back)
+        self.return_to_backlog(back)
         self.admit(0, now)
 
     @verb
     def cancel(self, job: str, now: float) -> str:
         record = self.jobs.get(job)
-        place = self.unline(job) or ""
+        place = self.remove_waiting(job) or ""
         if self.schedule.pop(job, None) is not None:
             place = "schedule"
         if record is not None and record.again is not None:
@@ -318,10 +318,10 @@ class Model(Gate):
 
     @verb
     def reschedule(self, job: str, due: float, now: float) -> bool:
-        if job not in self.schedule and not self.lined(job):
+        if job not in self.schedule and not self.waits(job):
             return False
         self.schedule[job] = due
-        self.unline(job)
+        self.remove_waiting(job)
         self.admit(0, now)
         return True
 
