@@ -1,9 +1,9 @@
--- The audit: what is wrong with an id, or with a count. Stands behind the recurrences, before every verb.
+-- The audit: what is wrong with an id, or with a count.
 --
--- Each judgement reads all places of an id in one moment, so a job that moves is never between two of them. `audit` and
--- `recount` tell; `mend` judges again before it writes.
+-- Each check reads all places of an id in one moment, so a job that moves is never between two of them. `audit` and
+-- `recount` report violations; `mend` checks again before it writes.
 
--- What the lists hold, each read once a call.
+-- The ids in lists, each list read once a call.
 local lists_read = {}
 
 -- The ids in a list, as a set. O(n) once, instead of O(n) for each id.
@@ -12,7 +12,7 @@ local function listed_in(list)
   local found = lists_read[list]
   if not found then
     found = {}
-    for _, id in ipairs(redis.pcall('LRANGE', list, 0, -1)) do -- pcall: what is no list holds none
+    for _, id in ipairs(redis.pcall('LRANGE', list, 0, -1)) do -- pcall: a key of another type holds none
       found[id] = true
     end
     lists_read[list] = found
@@ -20,7 +20,7 @@ local function listed_in(list)
   return found
 end
 
--- The workers whose lists count: those with a lease, and the strays, which the caller found by their lists.
+-- The workers whose lists count: those with a lease, and strays, which have a list and no lease.
 local function list_owners(strays)
   local owners = redis.call('ZRANGE', leases, 0, -1)
   for worker in strays:gmatch('%S+') do
@@ -29,7 +29,7 @@ local function list_owners(strays)
   return owners
 end
 
--- Is the id in any worker's list? Asked for the few that are nowhere else: taken a moment ago, or lost.
+-- Is the id in any worker's list? Asked only of ids that are nowhere else: just fetched, or lost.
 -- USES list_owners, listed_in, processing
 local function held_by_any(id, strays)
   for _, worker in ipairs(list_owners(strays)) do
@@ -40,118 +40,113 @@ local function held_by_any(id, strays)
   return false
 end
 
--- An occurrence that waits for an end that has been, or that nobody will tell of.
+-- Does an occurrence wait for a run that has already ended, or whose end will not be noted?
 -- USES recurrence, unended
 local function waits_in_vain(id, name)
   local found = redis.pcall('HMGET', recurrence(name), 'waiting', 'current')
   return found[1] == id and not (found[2] and unended(found[2]))
 end
 
+-- The places where a due job waits, which should be one. `from`: see violations_of. The second value is the group in
+-- whose backlog the caller met the job, if it waits there and its record does not name that group.
+-- USES group_backlog, listed_in
+local function waiting_places(id, from, parked)
+  local places = {}
+  if redis.call('ZSCORE', backlog, id) then
+    places[#places + 1] = 'backlog'
+  end
+  if parked then
+    places[#places + 1] = 'backlog:' .. parked
+  end
+  local unnamed = from:match('^backlog:(.*)$')
+  if unnamed and unnamed ~= parked and type(redis.pcall('ZSCORE', group_backlog(unnamed), id)) == 'string' then
+    places[#places + 1] = from
+  else
+    unnamed = nil
+  end
+  if listed_in(ready)[id] then
+    places[#places + 1] = 'ready'
+  end
+  return places, unnamed
+end
+
+-- Is the id in the list of the worker that its record names, or in the one where the caller met it?
+-- USES listed_in, processing
+local function is_held(id, worker, from)
+  local named = worker and listed_in(processing(worker))[id]
+  return named or (from:find('^processing:') and listed_in(root .. from)[id])
+end
+
 -- What is wrong with an id: a list of { code, where }. `from` is the place where the caller met it, if the record need
--- not name that: `processing:<worker>` or `backlog:<group>`; else ''.
+-- not name that place: `processing:<worker>` or `backlog:<group>`; else ''.
 --
--- Legitimate, and so not told: an id on the schedule while it is anywhere else (it was scheduled again); an id in two
--- workers' lists, or in one and in line, until the second `start`; in dead and on the schedule, until dispatch.
--- USES record, worker_of, moment_of, group_of, recurrence_of, throttled_in, group_backlog, listed_in, processing,
---      held_by_any, seconds, waits_in_vain
+-- Legitimate, so not reported: an id on the schedule while it is anywhere else (it was scheduled again); an id in two
+-- workers' lists, or in one and waiting, until the second `start`; an id in dead and on the schedule, until dispatch.
+-- USES record, throttled_in, worker_of, moment_of, recurrence_of, waiting_places, is_held, group_of, held_by_any,
+--      seconds, waits_in_vain
 local function violations_of(id, from, strays, now)
-  local key, wrongs = record(id), {}
-  local function wrong(code, where)
-    wrongs[#wrongs + 1] = { code, where }
+  local key, found = record(id), {}
+  local function report(code, where)
+    found[#found + 1] = { code, where }
   end
   local size = redis.pcall('HSTRLEN', key, 'payload')
   if type(size) == 'table' then
     return { { 'record-type', '' } }
   end
-  local payload = size > 0
+  local payload, parked = size > 0, throttled_in(id)
   local run = redis.call('HMGET', key, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence')
-  local worker, finished, outcome = worker_of(run[1]), run[2], run[3]
-  local due, parked, name = moment_of(run[4]), group_of(run[5]), recurrence_of(id, run[6])
+  local worker, finished, outcome, due = worker_of(run[1]), run[2], run[3], moment_of(run[4])
+  local name, ended_well = recurrence_of(id, run[6]), outcome == 'done' or outcome == 'cancelled'
   local ttl = redis.call('PTTL', key) -- -2: there is no record
   local scheduled, buried = redis.call('ZSCORE', schedule, id), redis.call('ZSCORE', dead, id)
-  local aside = throttled_in(id)
-  -- Where it is in line, and where it is held.
-  local line = {}
-  if redis.call('ZSCORE', backlog, id) then
-    line[#line + 1] = 'backlog'
+  local waits, unnamed = waiting_places(id, from, parked)
+  local held = is_held(id, not finished and worker, from)
+  local lies = waits[1] or (held and 'processing') or (scheduled and 'schedule')
+  local places = #waits > 1 and table.concat(waits, ' and ') or (finished and waits[1] and 'finished and ' .. waits[1])
+  if places then
+    report('two-places', places)
   end
-  if aside then
-    line[#line + 1] = 'backlog:' .. parked
+  if run[5] and not parked then
+    report('parked', group_of(run[5]) or '')
   end
-  local beside = from:match('^backlog:(.*)$')
-  if beside and beside ~= parked and type(redis.pcall('ZSCORE', group_backlog(beside), id)) == 'string' then
-    line[#line + 1] = from
-  else
-    beside = nil
-  end
-  if listed_in(ready)[id] then
-    line[#line + 1] = 'ready'
-  end
-  local held = worker and not finished and listed_in(processing(worker))[id]
-  if not held and from:find('^processing:') then
-    held = listed_in(root .. from)[id]
-  end
-  local lies = line[1] or (held and 'processing') or (scheduled and 'schedule')
-  if #line > 1 then
-    wrong('two-places', table.concat(line, ' and '))
-  elseif finished and line[1] then
-    wrong('two-places', 'finished and ' .. line[1])
-  end
-  if run[5] and not aside then
-    wrong('parked', parked or '')
-  end
-  if beside and payload and #line == 1 then
-    wrong('unparked', beside)
+  if unnamed and payload and #waits == 1 then
+    report('unparked', unnamed)
   end
   if not payload and not finished and lies then
-    wrong('no-record', lies)
+    report('no-record', lies)
   elseif ttl == -2 then
     if buried then
-      wrong('dead-without-record', '')
+      report('dead-without-record', '')
     end
   elseif not finished and not lies and not buried and not held_by_any(id, strays) then
-    wrong(payload and due and 'orphan' or 'unscheduled', due or '')
-  elseif buried and ((not finished and lies) or outcome == 'done' or outcome == 'cancelled') then
-    wrong('stale-dead', finished and outcome or lies)
+    report(payload and due and 'orphan' or 'unscheduled', due or '')
+  elseif buried and ((not finished and lies) or ended_well) then
+    report('stale-dead', finished and outcome or lies)
   elseif finished and ttl == -1 and not lies and not buried and not held_by_any(id, strays) then
-    wrong('no-ttl', '')
+    report('no-ttl', '')
   end
-  if ttl >= 0 then
-    local late = finished and scheduled and scheduled ~= 'inf' and tonumber(scheduled) > now + ttl / 1000
-    if not finished or late or (buried and outcome ~= 'done' and outcome ~= 'cancelled') then
-      wrong('record-expires', seconds(now + ttl / 1000))
-    end
+  local late = finished and scheduled and scheduled ~= 'inf' and tonumber(scheduled) > now + ttl / 1000
+  if ttl >= 0 and (not finished or late or (buried and not ended_well)) then
+    report('record-expires', seconds(now + ttl / 1000))
   end
   if scheduled == 'inf' and name and waits_in_vain(id, name) then
-    wrong('stuck', name)
+    report('stuck', name)
   end
-  return wrongs
+  return found
 end
 
--- Does the worker run the job, by its record?
+-- Does the worker run the job, according to its record?
 -- USES record
 local function runs_here(worker, id)
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished')
   return run[1] == worker and not run[2]
 end
 
--- The fields of `in_flight` that a recount finds otherwise: field, the right value or false, ... Nil and how many there
--- are when that is more than `most`, since it must be one moment.
--- What strays hold may count or not: `keep_count` does not see them. So may what a worker has taken and not started: if
--- it lies in two lists, the end of the run in the other takes it out of the count, until `start`.
--- USES in_flight, size_of, processing, listed_in, runs_here, group_of, field_of
-local function miscounts(strays, most)
-  local owners, total = redis.call('ZRANGE', leases, 0, -1), redis.call('HLEN', in_flight) + redis.call('LLEN', ready)
-  for _, worker in ipairs(owners) do
-    total = total + size_of('LLEN', processing(worker))
-  end
-  if total > most then
-    return nil, total
-  end
-  local told = redis.call('HGETALL', in_flight)
-  if #told == 0 then
-    return {} -- nothing needs the count
-  end
+-- The fields that `in_flight` should have. `counted` are those it has, as field, value, ...
+-- Jobs in the lists of strays may be counted or not: `keep_count` does not see them. So may jobs that were fetched and
+-- not started: if one is in two lists, the end of its run in the other list ends the count too, until `start`.
+-- USES listed_in, processing, runs_here, group_of, field_of
+local function right_counts(counted, owners, strays)
   local uncounted, tolerated = {}, {}
   for id in pairs(listed_in(ready)) do
     uncounted[id] = ''
@@ -172,10 +167,10 @@ local function miscounts(strays, most)
     sum = sum + 1
     right['#' .. group] = (right['#' .. group] or 0) + 1
   end
-  for i = 1, #told, 2 do
-    local id = told[i]
+  for i = 1, #counted, 2 do
+    local id = counted[i]
     if not id:find('^[*#]') and (uncounted[id] or tolerated[id]) then
-      count(id, told[i + 1])
+      count(id, counted[i + 1])
       uncounted[id] = nil
     end
   end
@@ -185,10 +180,29 @@ local function miscounts(strays, most)
     end
   end
   right['*'] = sum
+  return right
+end
+
+-- The wrong fields of `in_flight`: field, the right value or false, ... It must be counted in one call, so with more
+-- than `most` entries: nil, and how many there are.
+-- USES in_flight, size_of, processing, right_counts
+local function miscounts(strays, most)
+  local owners, total = redis.call('ZRANGE', leases, 0, -1), redis.call('HLEN', in_flight) + redis.call('LLEN', ready)
+  for _, worker in ipairs(owners) do
+    total = total + size_of('LLEN', processing(worker))
+  end
+  if total > most then
+    return nil, total
+  end
+  local counted = redis.call('HGETALL', in_flight)
+  if #counted == 0 then
+    return {} -- nothing needs the count
+  end
+  local right = right_counts(counted, owners, strays)
   local changes = {}
-  for i = 1, #told, 2 do
-    local field, value = told[i], right[told[i]]
-    if tostring(value) ~= told[i + 1] then
+  for i = 1, #counted, 2 do
+    local field, value = counted[i], right[counted[i]]
+    if tostring(value) ~= counted[i + 1] then
       changes[#changes + 1] = field
       changes[#changes + 1] = value and tostring(value) or false
     end
@@ -201,8 +215,8 @@ local function miscounts(strays, most)
   return changes
 end
 
--- Is the group's backlog one that nobody will open ('stranded'), or its entry in `throttled` one without a backlog
--- ('throttled')?
+-- Has the group a backlog and no entry in `throttled`, so that it is never reopened ('stranded'), or an entry and no
+-- backlog ('throttled')?
 -- USES throttled, group_backlog
 local function group_violation(group)
   local is_throttled = redis.call('ZSCORE', throttled, group)

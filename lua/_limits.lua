@@ -1,10 +1,10 @@
--- The limits: what the operator rules, counted and measured. Stands behind the prelude, before the gate and every verb.
+-- The limits: what operators set, and what is counted and measured for it.
 --
--- limits   hash    concurrency, rate, burst, paused; with `:<group>` behind the name those of a group; weight:<group>
--- in_flight  hash    who has passed the gate and not ended, only while a limit needs it: id -> group; `*` -> how many;
---                  `#<group>` -> how many of a group
--- throttled  zset    group -> when to look at it again; the groups whose own limits hold jobs back
--- arrival  string  GCRA's state of the rate; with `:<group>` that of a group's
+-- limits     hash  concurrency, rate, burst, paused; with `:<group>` behind the name those of a group; weight:<group>
+-- in_flight  hash  the jobs that have passed the gate and not ended, only while a limit needs them: id -> group;
+--                  `*` -> how many; `#<group>` -> how many of a group
+-- throttled  zset  the groups whose own limits hold jobs back -> when to look at them again
+-- arrival    string  the state of the rate (GCRA); with `:<group>` behind the name that of a group's rate
 
 local limits, in_flight, throttled = root .. 'limits', root .. 'in_flight', root .. 'throttled'
 
@@ -12,16 +12,16 @@ local limits, in_flight, throttled = root .. 'limits', root .. 'in_flight', root
 local PACKET = 0.05
 -- Without `burst`, so many seconds' worth may pass at once after a silence.
 local BURST = 0.1
--- A rate under this is none: once in 11 days.
+-- A lower rate than this, once in 11 days, means no rate.
 local RATE_LEAST = 1e-6
 
--- A limit as a number. What is none, by a hand that wrote it past `limit`, rules nothing.
+-- A limit as a number. A malformed value, written by hand and not by `limit`, means no limit.
 local function limit_of(text)
   local number = tonumber(text)
   return number and number >= 0 and number < 1e12 and number or nil
 end
 
--- What is ruled. Its first read refuses a key of the wrong type before any verb has written.
+-- The limits that are set. This read refuses a key of the wrong type before the verb has written anything.
 -- USES limits, limit_of
 local policy
 local function read_policy()
@@ -52,7 +52,7 @@ local function enter(id, group)
   end
 end
 
--- A job that had passed is outside again: it ended, waits for another attempt, or was taken away.
+-- A job is in flight no more: it ended, waits for another attempt, or was taken away.
 -- USES counting, in_flight, throttled
 local function leave(id)
   local group = counting and redis.call('HGET', in_flight, id)
@@ -66,7 +66,7 @@ local function leave(id)
   end
 end
 
--- Count just while a limit needs it. To begin is O(n) in ready and in the workers' hands: once, when it is first set.
+-- Count only while a limit needs it. To begin is O(n) in ready and in the workers' lists, once, when one is first set.
 -- USES policy, counting, in_flight, processing, enter, group_of, field_of
 local function keep_count()
   local needed = policy.concurrency or policy.grouped
@@ -88,24 +88,24 @@ local function keep_count()
   counting = needed
 end
 
--- When the next job would come if all came at the rate; it may lie ahead by a burst. What lies further ahead was
--- written by a clock that has been set back since, or under another rate: it says nothing.
+-- When the next job would come if all came at the rate; it may lie ahead by a burst. A moment further ahead was written
+-- by a clock that has been set back since, or under another rate: it is ignored.
 local function arrival_of(key, rate, most, now)
   local text = redis.pcall('GET', key) -- of another type, it is replaced when the next job passes
   local tat = type(text) == 'string' and tonumber(text) or 0
   return tat > now and tat <= now + most / rate + 1 and tat or now
 end
 
--- How many may pass at once at the most, and how many a packet has.
+-- How many jobs may pass at once at most, and how many are in a packet.
 -- USES BURST, PACKET
 local function sizes(rate, burst)
   local most = math.max(1, burst or rate * BURST)
   return most, math.max(1, math.floor(math.min(most, rate * PACKET)))
 end
 
--- How many may pass a rate now; and when that is none, the moment at which a packet may. The generic cell rate
--- algorithm (ITU-T I.371). Moments are kept in microseconds: two of them are forgiven, so that what is whole is not
--- missed by a rounding.
+-- How many jobs a rate lets pass now; and if none, the moment at which it lets a packet pass. The generic cell rate
+-- algorithm (ITU-T I.371). Moments are kept in microseconds, and two of those are tolerated, so that rounding never
+-- turns a whole job into less than one.
 -- USES sizes, arrival_of
 local function tokens(key, rate, burst, now)
   local most, packet = sizes(rate, burst)
@@ -120,11 +120,11 @@ end
 -- USES arrival_of, sizes, seconds, milliseconds
 local function spend(key, rate, burst, count, now)
   local tat = arrival_of(key, rate, (sizes(rate, burst)), now) + count / rate
-  -- It says nothing once it has passed.
+  -- A moment that has passed means the same as no key.
   redis.call('SET', key, seconds(tat), 'PX', milliseconds(tat - now + 60))
 end
 
--- What a group's own limits leave room for: `room`, and `opens`, when it is none by its rate.
+-- What a group's own limits allow: `room`, how many jobs, and `opens`, when its rate opens if that leaves no room.
 -- USES limits, limit_of, in_flight, RATE_LEAST, tokens
 local rules = {}
 local function rule_of(group, now)

@@ -1,9 +1,9 @@
--- Recurrences: what the verbs of jobs have to know of them. Stands behind the gate, before every verb.
+-- Recurrences: what the verbs of jobs need to know of them.
 --
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds; 0 = from now on
 -- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, missed,
---                          last_id, last_outcome, last_finished, last_lateness; and current, waiting, ahead;
---                          moved, when it was moved on last
+--                          last_id, last_outcome, last_finished, last_lateness; the ids of occurrences: current,
+--                          waiting, ahead; and moved, when it was last moved on
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 
 -- Is an occurrence on its way, or does it run?
@@ -25,7 +25,7 @@ local function ahead_of(name)
   return ids
 end
 
--- Take those off the schedule again: the recurrence has changed, or is no more.
+-- Remove those from the schedule: the recurrence was changed, paused or removed.
 -- USES ahead_of, record, recurrence
 local function withdraw(name)
   for _, id in ipairs(ahead_of(name)) do
@@ -36,7 +36,7 @@ local function withdraw(name)
 end
 
 -- An occurrence falls due: 'go', 'skip' (it was missed, or the one before has not ended) or 'wait' for that end.
--- One that has run before, and is tried again or revived, was judged then.
+-- An occurrence that has run before (it is retried, or was revived) was judged then.
 -- USES recurrence, record, moment_of, attempt_of, occurrence_of, unended, field_of
 local function judge_occurrence(name, id, due, now)
   local key = recurrence(name)
@@ -46,12 +46,12 @@ local function judge_occurrence(name, id, due, now)
   if found.err or redis.call('EXISTS', key) == 0 or attempt_of(of[3]) > 0 or not planned then
     return 'go'
   elseif not (' ' .. (found[5] or '') .. ' '):find(' ' .. id .. ' ', 1, true) then
-    return 'go' -- whoever wrote this record, it was not `recur`
+    return 'go' -- its record was not written by `recur`
   end
   local overlap, misfire, ahead = found[1] or 'skip', found[4] or 'once', found[5]
   local current, waiting = occurrence_of(name, found[2]), occurrence_of(name, found[3])
   if misfire_grace and misfire ~= 'all' and now - tonumber(due) > misfire_grace and waiting ~= id then
-    -- Late by more than noise. Of several such the newest alone runs, or none.
+    -- Late by more than its grace. Of several such occurrences only the newest runs, or none.
     local newer = tonumber(redis.call('ZSCORE', recurrences, name) or 'inf') <= now
     for other in (ahead or ''):gmatch('@(%S+)') do
       local at = tonumber(other)
@@ -71,7 +71,7 @@ local function judge_occurrence(name, id, due, now)
   redis.call('HSET', key, 'current', id)
   if waiting then
     redis.call('HDEL', key, 'waiting')
-    if waiting ~= id then -- what it waited for ended without a word: somebody deleted its record
+    if waiting ~= id then -- the end that it waited for was not noted: its record was deleted
       redis.call('ZADD', schedule, 'XX', moment_of(field_of(waiting, 'planned')) or now, waiting)
     end
   end

@@ -6,7 +6,7 @@
 --        ahead     seconds: how long before its time an occurrence goes on the schedule
 --        limit     how many at most
 -- REPLY  now; the next planned time beyond those, seconds or ''; for each: name, score as it is stored, and the record
---        as a list of field, value, ...; an empty one is of a key that is gone, or of another type
+--        as a list of field, value, ...; it is empty when the key is gone or of another type
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, seconds, recurrence

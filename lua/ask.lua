@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- ask: moves nothing. Asks that a job's end be pushed to its reply list, for one that was scheduled without `reply`.
+-- ask: moves nothing. Requests that a job's outcome is pushed to its reply list, for a job scheduled without `reply`.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   id        of the job

@@ -1,12 +1,12 @@
 #!lua flags=no-writes
--- audit: moves nothing. What is wrong with some ids, by all their places and their records in one moment.
+-- audit: moves nothing. Checks ids against all their places and their records, in one moment.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        from      where the ids were met, `processing:<worker>` or `backlog:<group>`, '' = anywhere else
---        strays    workers that have a list and no lease, parted by blanks
+--        strays    workers that have a list and no lease, separated by spaces
 -- ROWS   id        at most 250
--- REPLY  for each thing that is wrong: id; code, see diagnostics/audit_rules.py; where, or a detail
+-- REPLY  for each violation: id; code, see diagnostics/audit_rules.py; where, or a detail
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, rows, violations_of

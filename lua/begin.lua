@@ -11,7 +11,7 @@
 -- TWICE  the second call writes the same
 -- USES   processing, rows, owns, record
 --
--- Most runs are shorter than the delay after which they are marked, and never are.
+-- Most runs end before the delay after which workers mark them.
 
 local worker = unpack(ARGV, 1, 1)
 local list = processing(worker)

@@ -6,10 +6,10 @@
 --        worker    who ran the jobs
 -- ROWS   id        of the job
 --        attempt   of the run that ends
---        reason    why it is given up
+--        reason    why the job is given up
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'
---        how       'killed' = its run ended the process that ran it alone, 'never' = it did not begin, ''
+--        how       'killed' = it ended the process in which it ran alone, 'never' = it did not begin, ''
 --        trace     the traceback of what the handler raised, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
@@ -17,7 +17,7 @@
 -- USES   clock, expect, convict, count_attempts, abort, RETENTION, push_reply, waiting_place, note_end, record,
 --        begin_anew, bury, end_runs
 --
--- When the same id was scheduled again meanwhile, it is not dead: it runs again, with all its attempts.
+-- When the same id was scheduled again meanwhile, the job is not dead: it runs again, with all its attempts.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)

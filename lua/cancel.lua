@@ -10,8 +10,8 @@
 -- USES   clock, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit
 --
--- Who waits for a reply is told. All there is of the id goes: a run, and the next run that was scheduled meanwhile. The
--- mark `stop` in the record sees to it that a run ends as cancelled whatever becomes of its worker.
+-- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
+-- field `stop` in the record makes a run end as cancelled even if its worker dies.
 
 local now, id = unpack(ARGV, 1, 2)
 now = clock(now)
@@ -22,10 +22,10 @@ local size = redis.call('HSTRLEN', key, 'payload')
 expect('ZCARD', dead, leases)
 expect_gate()
 
--- A longer payload is not read here: no job that runs has one.
+-- A longer payload is not read here: no running job has one.
 local PAYLOAD_READ = 1048576
 
--- From all of them: an id that waits in one may have been scheduled again.
+-- From all places: an id that waits may have been scheduled again.
 local place = remove_waiting(id)
 if redis.call('ZREM', schedule, id) + redis.call('HDEL', key, 'again') > 0 then
   place = 'schedule'

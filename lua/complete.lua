@@ -14,7 +14,7 @@
 -- TWICE  the second call finds every run lost
 -- USES   clock, seconds, acquit, abort, note_end, push_reply, record, begin_anew, milliseconds, end_runs
 --
--- A run that was told to stop ends as cancelled, whatever came of it.
+-- A run that was told to stop ends as cancelled, even if it succeeded.
 -- About 5 us a job: a job is near the head of its worker's short list.
 
 local now, worker = unpack(ARGV, 1, 2)

@@ -11,7 +11,7 @@
 -- TWICE  the second call finds it the same
 -- USES   recurrence, expect, rows, withdraw
 --
--- Its next planned time is 0, which a dispatcher reads as "from now on". What came of it before is kept.
+-- Its next planned time is 0, which a dispatcher reads as "from now on". Its counts and last outcome are kept.
 
 local name, owner = unpack(ARGV, 1, 2)
 local key = recurrence(name)

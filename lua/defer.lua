@@ -1,31 +1,31 @@
 #!lua flags=allow-oom
--- defer: processing -> schedule, since the job may not start now: its window is closed. No attempt is counted.
+-- defer: processing -> schedule, because the job's window is closed. No attempt is counted.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        worker    who took the jobs
+--        worker    who fetched the jobs
 -- ROWS   id        of the job
 --        attempt   of the run that does not begin
 --        due       Unix seconds: when it may start
 --        reason    why not now
---        window    the name of the window that is closed, '' = it has none
---        text      of that window, as the worker read it
+--        window    the name of the closed window, '' = it has no name
+--        text      the window's definition, as the worker read it
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
 -- USES   clock, seconds, milliseconds, send_back, count_attempts, record, end_runs
 --
--- When the same id was scheduled again meanwhile, that time is kept for a run after this one. One that was to stop is
--- not deferred: it ends as cancelled.
+-- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that was told to
+-- stop is not deferred: it ends as cancelled.
 --
 -- A job that waits for a named window is noted under `deferred:<window>` with its due, for `reopen`. A note is a hint:
--- it counts while the job is on the schedule at that due, and each new note takes away two that have passed. If the
--- window was changed since the worker read it, the job is due at once and is judged again.
+-- it is valid while the job is on the schedule at that due, and each new note deletes two that have passed. If the
+-- window was changed since the worker read it, the job is due at once, and a worker checks the window again.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 
--- Note that a job waits for a window. pcall: a note that cannot be written must not keep the job from its place.
+-- Note that a job waits for a window. pcall: a note that cannot be written must not stop the deferral.
 local function note_deferred(window, id, due)
   local notes = root .. 'deferred:' .. window
   if type(redis.pcall('ZADD', notes, due, id)) ~= 'number' then

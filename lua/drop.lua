@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   before    only what died up to then, Unix seconds; '' = no bound
 --        limit     how many at most, under 1000
--- ROWS   id        what is dropped; none = the oldest
+-- ROWS   id        of a job to drop; no rows = the oldest
 -- REPLY  ids of what was dropped
 -- FAILS  MISSING   an id is not dead; then none is dropped
 -- TWICE  the second call fails with MISSING, or drops the next oldest

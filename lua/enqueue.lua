@@ -3,7 +3,7 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        conflict  what of an id whose job has not ended: '' = refuse, 'keep' = leave it as it is
+--        conflict  for an id whose job has not ended: '' = refuse, 'keep' = leave that job unchanged
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -12,12 +12,12 @@
 --        delay     seconds
 -- REPLY  for each row the due, seconds
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; then no row is written
--- TWICE  the second call fails with EXISTS: to a caller that had no reply to the first, that is its own job; or it
---        keeps what the first wrote
+-- TWICE  the second call fails with EXISTS, which a caller without a reply to the first reads as success; or it keeps
+--        what the first wrote
 -- USES   clock, rows, fail, record, acquit, moment_of, field_of, seconds, write_record
 --
--- All rows are checked before the first is written. The only script, with replace, that Redis refuses when its memory
--- is full: all others make room or finish what was begun. One ZADD for all rows, so one keyspace event.
+-- All rows are checked before the first is written. Redis refuses this script when its memory is full. One ZADD for all
+-- rows, so one keyspace event.
 
 local now, conflict = unpack(ARGV, 1, 2)
 now = clock(now)
@@ -51,13 +51,13 @@ for id, _, _, _, due, delay in rows(3, 6) do
   dues[#dues + 1] = due
 end
 
--- The schedule first: ZADD refuses a due that is no number, and a key of the wrong type, before it writes.
+-- The schedule first: ZADD refuses an invalid due, and a key of the wrong type, before it writes.
 if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
 end
 for id, payload, priority, group in rows(3, 6) do
   if not kept[id] then
-    -- The reply of an earlier job of this id is no answer to who waits for this one.
+    -- The reply of an earlier job of this id must not reach a client that waits for this one.
     redis.call('DEL', record(id), root .. 'reply:' .. id)
     acquit(id)
     write_record(id, payload, priority, group)

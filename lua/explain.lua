@@ -1,21 +1,21 @@
 #!lua flags=no-writes
--- explain: moves nothing. Why a job has not run yet: where it is, and what stands before it, in one moment.
+-- explain: moves nothing. Why a job has not run yet: where it is, and what it waits for, in one moment.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        id        of the job
 -- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...;
 --        all limits as field, value, ...; the facts as name, value, ...:
---        workers, how many have a lease here; ahead, how many wait before it in its own line; waiting, in the backlog;
---        groups, how many groups of its priority wait; weights, their sum; in_flight, how many have passed the gate and
---        not ended, and inside_group; opens and opens_group, when a rate lets the next pass; holder, and when its
---        lease ends
+--        workers, how many have a lease here; ahead, how many wait before it in the same place; waiting, in the
+--        backlog; groups, how many groups of its priority wait; weights, their sum; in_flight, how many have passed the
+--        gate and not ended, and in_flight_group; opens and opens_group, when a rate lets the next pass; holder, and
+--        when its lease ends
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, field_of, group_of, priority_of, throttled_in, place_of, fair, limit_of, limits, seconds,
 --        group_backlog, in_flight, policy, RATE_LEAST, tokens, rule_of, holder_of, readable_record
 --
--- O(log n), and O(n) in the groups that wait, if those are not too many to be counted.
+-- O(log n), and O(n) in the groups that wait, which are not counted beyond 1,000.
 
 local now, id = unpack(ARGV, 1, 2)
 now = clock(now)

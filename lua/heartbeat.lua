@@ -6,8 +6,8 @@
 --        worker    whose lease
 --        lease     seconds from now to its end
 --        fresh     '1' = begin a lease, '' = renew one
--- REPLY  '1', or '0' when there was no lease to renew: it was lost, and what the worker held is others' now;
---        how many jobs the worker's list holds; ids of those among them that are to stop
+-- REPLY  '1', or '0' when there was no lease to renew: it was lost, and other workers may have the jobs by now;
+--        how many jobs the worker's list holds; ids of those that are to stop
 -- FAILS  none
 -- TWICE  the second call renews once more
 -- USES   clock, processing, field_of, seconds
@@ -15,7 +15,7 @@
 local now, worker, lease, fresh = unpack(ARGV, 1, 4)
 now = clock(now)
 
--- In case that the message which told the worker was lost. At most 1 us a job, each few seconds.
+-- The message that told the worker to stop a job may have been lost. At most 1 us a job, every few seconds.
 local stops, held = {}, redis.call('LRANGE', processing(worker), 0, -1)
 for _, id in ipairs(held) do
   if field_of(id, 'stop') then

@@ -1,16 +1,16 @@
 #!lua flags=allow-oom
--- hold: moves nothing itself. Pauses a recurrence, and withdraws what it has ahead; or lets it go on from now.
+-- hold: moves nothing itself. Pauses a recurrence and withdraws its scheduled occurrences, or resumes it from now on.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        name      of the recurrence
 --        paused    '1', or '' = go on
 -- REPLY  '1'
--- FAILS  MISSING   there is none of that name
+-- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call does the same
 -- USES   clock, recurrence, expect, fail, withdraw, seconds
 --
--- The times that pass meanwhile are not missed: nobody wanted them.
+-- The times that pass while it is paused do not count as missed.
 
 local now, name, paused = unpack(ARGV, 1, 3)
 now = clock(now)

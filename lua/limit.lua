@@ -10,7 +10,8 @@
 -- TWICE  the second call sets the same
 -- USES   clock, expect_gate, rows, limits, throttled, read_policy, admit, seconds
 --
--- Jobs that have passed already stay: a lower concurrency holds once enough of them have ended. Without rows it reads.
+-- Jobs that have passed stay in flight: a lower concurrency takes effect once enough of them have ended. Without rows
+-- it only reads.
 
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
@@ -32,7 +33,7 @@ end
 if changed then
   read_policy()
   admit(0, now)
-  -- A dispatcher that sleeps knows the old limits.
+  -- A sleeping dispatcher knows only the old limits.
   redis.call('PUBLISH', root .. 'gate', seconds(now))
 end
 return redis.call('HGETALL', limits)

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- mend: nowhere -> schedule, for what was lost on its way; and puts right what is wrong without a guess.
+-- mend: nowhere -> schedule, for jobs that were lost; and repairs violations where no decision is needed.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        most      entries that are counted at the most
---        strays    workers that have a list and no lease, parted by blanks
+--        most      entries that are counted at most
+--        strays    workers that have a list and no lease, separated by spaces
 -- ROWS   id        or group, '' = the queue
---        code      what is wrong with it, as audit or recount told
+--        code      what is wrong with it, as audit or recount reported
 --        from      where audit met it, ''
 -- REPLY  for each thing that was mended: id, code
 -- FAILS  none
@@ -14,7 +14,7 @@
 -- USES   clock, expect, expect_gate, record, release_waiting, is_id, bury, remove_waiting, group_backlog, tidy,
 --        miscounts, in_flight, throttled, group_violation, violations_of, rows, admit
 --
--- Each row is judged again here: what is not wrong any more is left alone, and so is what only a person can decide.
+-- Each row is checked again here. What is not wrong any more is left alone, and so is what needs a person's decision.
 
 local now, most, strays = unpack(ARGV, 1, 3)
 now = clock(now)
@@ -23,7 +23,7 @@ expect('ZCARD', dead)
 expect_gate()
 
 local mends = {
-  -- At its old due, so at once; its attempts go on.
+  -- At its old due, so at once; its attempts are kept.
   orphan = function(id, due)
     redis.call('ZADD', schedule, 'NX', due, id)
     redis.call('HDEL', record(id), 'parked')
@@ -46,7 +46,7 @@ local mends = {
   stuck = function(_, name)
     release_waiting(name)
   end,
-  -- To dead, as dispatch or start would when it is its turn; what a worker holds is start's.
+  -- To dead, as dispatch or start would do; `start` handles those that a worker holds.
   ['no-record'] = function(id, place)
     if place == 'processing' or not is_id(id) then
       return false
@@ -62,7 +62,7 @@ local mends = {
   end,
 }
 
--- The gate's own counts: all at once, for whichever row comes first.
+-- The gate's counts: all at once, at the first row that needs them.
 local was_counted
 local function count_again()
   if was_counted then

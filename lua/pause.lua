@@ -9,7 +9,7 @@
 -- TWICE  the second call keeps the first moment
 -- USES   clock, expect_gate, limits, seconds, return_to_backlog, moment_of
 --
--- What stood in ready stands at the front of the backlog, in its order.
+-- The jobs that were ready are at the front of the backlog, in their order.
 
 local now, limit = unpack(ARGV, 1, 2)
 now = clock(now)

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- progress: moves nothing. Keeps how far runs are, as their handlers say, and tells who follows them.
+-- progress: moves nothing. Stores the progress of runs, as reported by their handlers, and publishes it.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   worker    who runs the jobs
 -- ROWS   id        of the job
 --        attempt   of the run
 --        progress  JSON: done, total, note
--- REPLY  how many runs were still this worker's; nothing is written for the others
+-- REPLY  how many runs still belonged to this worker; nothing is written for the others
 -- FAILS  none
 -- TWICE  the second call writes the same
 -- USES   rows, owns, record

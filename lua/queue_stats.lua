@@ -10,7 +10,7 @@
 -- TWICE  it only reads
 -- USES   clock, throttled, size_of, group_backlog, processing, seconds, policy, moment_of, field_of
 --
--- A place may be several keys: what groups' own limits hold back has a backlog for each group. O(log n), and O(n) in
+-- A place may be several keys: each group that its own limits hold back has a backlog of its own. O(log n), and O(n) in
 -- the workers and in the groups that are held back.
 
 local now = unpack(ARGV, 1, 1)

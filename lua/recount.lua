@@ -2,16 +2,16 @@
 -- recount: moves nothing. Compares what the gate counts with what is there, in one moment.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   most      entries that are counted at the most
---        strays    workers that have a list and no lease, parted by blanks
--- ROWS   group     that has a backlog of its own, under 1000
--- REPLY  for each thing that is wrong: id or group, '' = the queue; code, see audit_rules.py; where, or a detail
+-- ARGV   most      entries that are counted at most
+--        strays    workers that have a list and no lease, separated by spaces
+-- ROWS   group     with a backlog of its own, under 1000
+-- REPLY  for each violation: id or group, '' = the queue; code, see diagnostics/audit_rules.py; where, or a detail
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   miscounts, rows, group_violation, throttled
 --
--- O(n) in what has passed the gate, 0.8 us for each job: 4 ms at 10,000 entries, two for each job. Above `most` it says
--- so and counts nothing.
+-- O(n) in what has passed the gate, 0.8 us for each job: 4 ms at 10,000 entries, two for each job. Above `most` it
+-- reports only that.
 
 local most, strays = unpack(ARGV, 1, 2)
 
@@ -25,7 +25,8 @@ local changes, total = miscounts(strays, tonumber(most))
 if not changes then
   wrong('', 'uncounted', tostring(total))
 else
-  -- Each job by its id, so that who looks twice knows whether it is the same; the sums only if the jobs are right.
+  -- Each job by its id, so that a caller who looks twice knows whether it is the same; the sums only if all jobs are
+  -- right.
   for i = 1, math.min(#changes, 500), 2 do
     if not changes[i]:find('^[*#]') then
       wrong(changes[i], 'in_flight', changes[i + 1] and 'it is in hand and not counted' or 'it is counted and has left')

@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock; when this was planned
 --        name      of the recurrence
---        seen      where the caller saw it stand: its score as it read it
+--        seen      its score, as the caller read it
 --        next      the planned time after those in the rows, '+inf' = none
 --        missed    how many planned times passed without an occurrence
 --        reason    why it cannot recur, '' = it does
@@ -12,12 +12,12 @@
 --        planned   Unix seconds
 --        due       Unix seconds: planned, its part of the spread, its window's opening
 --        misfire_grace     seconds after which it was missed rather than late, '' = it makes up for missed ones
--- REPLY  ids of what was put on the schedule; false when the recurrence does not stand where the caller saw it
+-- REPLY  ids of what was put on the schedule; false when the score is not `seen` any more
 -- FAILS  none
 -- TWICE  the second call finds that it has moved on
 -- USES   clock, recurrence, made_of, expect, ahead_of, rows, record, write_record, seconds, tally
 --
--- Any number of dispatchers may call this for the same occurrences: one of them moves the recurrence.
+-- Any number of dispatchers may call this for the same occurrences: only one of them moves the recurrence on.
 
 local now, name, seen, next, missed, reason = unpack(ARGV, 1, 6)
 now = clock(now)
@@ -27,7 +27,7 @@ if redis.call('ZSCORE', recurrences, name) ~= seen then
   return false
 end
 local job = redis.call('HMGET', key, 'payload', 'priority', 'group', 'count', 'made')
--- What is no count has its reason from the caller, and ends here.
+-- A malformed `count` ends the recurrence; the caller passes the reason.
 local most, made = job[4] and (tonumber(job[4]) or 0) or math.huge, made_of(job[5])
 expect('ZCARD', schedule)
 expect('HLEN', key)
@@ -38,7 +38,7 @@ for id, planned, due, misfire_grace in rows(7, 4) do
     made = made + 1
     if redis.call('EXISTS', record(id)) == 0 then
       redis.call('ZADD', schedule, due, id)
-      -- A group of their own: a minute's thousands must not stand before every job without one.
+      -- A group of their own, so that thousands in one minute do not go before all jobs without a group.
       write_record(id, job[1] or '', job[2] or '', job[3] or '@recurring')
       redis.call('HSET', record(id), 'recurrence', name, 'planned', planned, 'misfire_grace', misfire_grace)
       put[#put + 1] = id

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- remove: a recurrence -> gone, with what it has ahead on the schedule. An occurrence that is due already runs.
+-- remove: a recurrence -> gone, with its scheduled occurrences. An occurrence that is due already runs.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   name      of the recurrence
 -- REPLY  '1'
--- FAILS  MISSING   there is none of that name
+-- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call fails with MISSING
 -- USES   recurrence, expect, fail, withdraw
 

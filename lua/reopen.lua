@@ -4,14 +4,14 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        window    its name
---        limit     notes that are looked at, under 1000
+--        limit     how many notes to look at, under 1000
 -- REPLY  how many jobs are due now; how many notes are left
 -- FAILS  none
 -- TWICE  the second call goes on with the next notes
 -- USES   clock, seconds
 --
--- The notes are those of `defer`. One whose job is not on the schedule at that due any more (it was rescheduled,
--- cancelled or has run) is only taken away. The jobs are judged by workers, who know the windows, as any job is.
+-- The notes are written by `defer`. A note whose job is not on the schedule at that due any more (it was rescheduled,
+-- cancelled or has run) is only deleted. Workers, which know the windows, then check them as for any job.
 
 local now, window, limit = unpack(ARGV, 1, 3)
 now = clock(now)

@@ -15,8 +15,8 @@
 -- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
 --        admit
 --
--- What waits for the job's end goes on waiting. A job that runs goes on running, and runs again after; attempts begin
--- anew. Redis refuses this when its memory is full, as it does enqueue.
+-- Clients that wait for the job's end get that of the new one. A job that runs goes on running, and runs again
+-- afterwards; attempts begin anew. Redis refuses this script when its memory is full.
 
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
@@ -33,7 +33,7 @@ end
 
 expect('ZCARD', dead)
 expect_gate()
--- First, since it refuses a due that is no number.
+-- First, since ZADD refuses an invalid due.
 redis.call('ZADD', schedule, unpack(places))
 for id, payload, priority, group in rows(2, 6) do
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'reply')
@@ -45,7 +45,7 @@ for id, payload, priority, group in rows(2, 6) do
     redis.call('DEL', record(id))
     acquit(id)
     if run[2] then
-      -- The reply of an earlier job of this id is no answer to who waits for this one.
+      -- The reply of an earlier job of this id must not reach a client that waits for this one.
       redis.call('DEL', root .. 'reply:' .. id)
     elseif run[3] then
       redis.call('HSET', record(id), 'reply', run[3])

@@ -1,28 +1,28 @@
 #!lua flags=allow-oom
--- requeue: processing -> ready, to its front. What a worker that died held, or what a live one hands back.
+-- requeue: processing -> the front of ready. The jobs of a worker that died, or that a live one hands back.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    who held the jobs
---        lease     the lease end that the janitor judged, as it read it; 'none' = it had judged before, and the
---                  worker has not come back; '' = the worker itself hands back
+--        lease     the lease end that the janitor read; 'none' = it has read that the lease is gone; '' = the worker
+--                  itself hands back
 --        limit     how many at most, under 1000
 --        reason    kept in the record of each job that had been started
--- ROWS   id        what is handed back; none = all that the worker holds
--- REPLY  'moved' when the lease is not the judged one any more, else 'more' or 'all'; list of the ids put back
+-- ROWS   id        of a job that is handed back; no rows = all that the worker holds
+-- REPLY  'moved' when the lease has changed since, else 'more' or 'all'; list of the ids put back
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, field_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter, group_of,
 --        return_to_backlog, admit
 --
--- While the queue is paused they go to the backlog, to its front. A job that was to stop ends there, as cancelled.
--- When all was asked for and the list is empty, the lease goes too.
+-- While the queue is paused the jobs go to the front of the backlog. A job that was told to stop ends as cancelled.
+-- When there are no rows and the list is empty, the lease is deleted too.
 --
--- What a worker hands back costs no attempt. When it died, a run counts if it is known to have begun: by its mark,
--- or since it was the only one. One that nobody knows to have begun gives its attempt back. All that the worker held
--- are suspects from then on, but for an only one that was none before. One that was marked as alone in its process has
--- ended that, and all its doubtful runs count.
+-- A job that a worker hands back costs no attempt. When a worker died, the attempt of a run counts if it is known to
+-- have begun: by its mark, or because it was the only run. Otherwise its attempt is not counted. All jobs that the
+-- worker held become suspects, except an only job that was no suspect before. A run that was marked as alone in its
+-- process caused the death, and all its doubtful runs count.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -78,7 +78,7 @@ for i = #ids, 1, -1 do
   -- pcall: start judges a wrong type.
   local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'stop', 'begun')
   local holder = not run[2] and run[1]
-  -- One that runs elsewhere fell due for the second time before it began there: it is that run.
+  -- A job that runs elsewhere fell due for the second time before that run began: it is that run.
   local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
   if run[3] and not run[2] and not elsewhere then
     abort(id, reason, RETENTION, '', now)

@@ -16,6 +16,6 @@ local since = redis.call('HGET', limits, 'paused')
 redis.call('HDEL', limits, 'paused')
 read_policy()
 admit(0, now)
--- A dispatcher that sleeps knows nothing of a rate that was closed too.
+-- A sleeping dispatcher does not know when a rate that was closed too opens.
 redis.call('PUBLISH', root .. 'gate', seconds(now))
 return since and (moment_of(since) or seconds(now)) or ''

@@ -7,16 +7,16 @@
 -- ROWS   id        of the job
 --        attempt   of the run that ends
 --        delay     seconds from now to the next attempt
---        reason    why this attempt did not do it
---        killed    '1' = it ended the process that ran it alone, '' = it came to an end: then it is no suspect any more
+--        reason    why this attempt failed
+--        killed    '1' = it ended the process in which it ran alone, '' = it did not: then it is no suspect any more
 --        trace     the traceback of what the handler raised, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
 -- USES   clock, convict, acquit, record, send_back, seconds, end_runs
 --
--- When the same id was scheduled again meanwhile, that time is kept for a run after this one ends. One that was to stop
--- is not run again: it ends as cancelled.
+-- When the same id was scheduled again meanwhile, that time is kept for a run after the next. A job that was told to
+-- stop is not run again: it ends as cancelled.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)

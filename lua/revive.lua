@@ -3,9 +3,9 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        before    only what died up to then, Unix seconds, so that `all` comes to an end; '' = no bound
+--        before    only what died up to then, Unix seconds, so that `--all` ends; '' = no bound
 --        limit     how many at most, under 1000
--- ROWS   id        what is revived; none = the oldest
+-- ROWS   id        of a job to revive; no rows = the oldest
 -- REPLY  ids of what was revived
 -- FAILS  MISSING   an id is not dead; then none is revived
 -- TWICE  the second call fails with MISSING, or revives the next oldest

@@ -1,19 +1,19 @@
 #!lua flags=allow-oom
--- rewind: what recurrences have ahead on the schedule -> gone, where a clock that has been set back since put it there.
--- Groups that wait for a moment of that clock are looked at again.
+-- rewind: schedule -> gone, occurrences that were scheduled by a clock which has been set back since.
+-- Groups that wait for a time of that clock are looked at again.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        ahead     seconds: a recurrence that was moved on by a clock further ahead than this stands wrong
---        offset    how many of those that stand beyond that to pass over
+--        ahead     seconds: a recurrence that was moved on by a clock further ahead than this is reset
+--        offset    how many of the recurrences beyond that to skip
 --        limit     how many to look at
 -- REPLY  how many were looked at; the names of those that recur from now on
 -- FAILS  none
--- TWICE  the second call finds that they stand at 0, or were moved on by the right clock; groups are looked at again
+-- TWICE  the second call finds their scores at 0, or moved on by the right clock; groups are looked at again
 -- USES   clock, seconds, recurrence, throttled, made_of, ahead_of, withdraw
 --
--- A recurrence says when it was moved on. If that is ahead of now, it stands where nobody would put it now, and would
--- stand still until the clock comes there again.
+-- A recurrence's record has the time at which it was last moved on. If that is ahead of now, the clock was set back
+-- since, and the recurrence would make no occurrences until the clock reaches that time again.
 
 local now, ahead, offset, limit = unpack(ARGV, 1, 4)
 now = clock(now)
@@ -22,8 +22,8 @@ local latest = now + tonumber(ahead)
 local found = redis.call('ZRANGE', recurrences, '(' .. seconds(latest), '+inf', 'BYSCORE', 'LIMIT', offset, limit)
 local wrong = {}
 for _, name in ipairs(found) do
-  local stands = redis.pcall('HMGET', recurrence(name), 'moved', 'paused')
-  if not stands.err and (tonumber(stands[1]) or 0) > latest and not stands[2] then
+  local state = redis.pcall('HMGET', recurrence(name), 'moved', 'paused')
+  if not state.err and (tonumber(state[1]) or 0) > latest and not state[2] then
     wrong[#wrong + 1] = name
   end
 end

@@ -1,18 +1,19 @@
 #!lua flags=allow-oom
--- start: ready -> processing, the second half of a take. Numbers the attempt of what BLMOVE took, and takes more.
+-- start: ready -> processing, the second half of a fetch. Counts the attempts of the jobs that BLMOVE moved, and
+-- fetches more.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        worker    who takes
+--        worker    who fetches
 --        lease     seconds: the worker holds jobs from here on, so its lease is the short one
 --        hold      how many jobs it may hold in all, under 1000
---        cap       bytes that a payload may have, as dispatch has judged; it may have been replaced since
--- ROWS   id        already in the worker's list: what BLMOVE took, or what a lost reply left there
+--        cap       bytes that a payload may have; it may have been replaced since dispatch checked it
+-- ROWS   id        already in the worker's list: moved there by BLMOVE, or left there by a lost reply
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker had a lease, '0' when it was lost;
 --        list of id, attempt, due, payload, planned of what is to run;
 --        list of id, reason of what went to dead;
---        list of id, deaths, doubts of the suspects among what is to run: how many workers died that held the job, and
---        how many of those runs are not known to have begun
+--        list of id, deaths, doubts of the suspects among them: how many workers died that held the job, and in how
+--        many of those runs it is not known whether the job had begun
 -- FAILS  none
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
@@ -20,9 +21,9 @@
 --        NOT_A_HASH, keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
 --        group_of, field_of, attempt_of, suspicion_of, acquit
 --
--- About 3 us a job. The payloads of a call have a bound of their own: what is beyond it stays in ready or, of the rows,
--- in the worker's list. A job in two lists (its id was scheduled again and dispatched between BLMOVE and start) runs in
--- one of them, with the record as it is then: it fell due for the second time before that run began.
+-- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
+-- rows, in the worker's list. A job in two lists (its id was scheduled again and dispatched between BLMOVE and start)
+-- runs in one of them only, with the record as it is then: it fell due for the second time before that run began.
 
 local now, worker, lease, hold, cap = unpack(ARGV, 1, 5)
 now, cap = clock(now), tonumber(cap)
@@ -37,7 +38,8 @@ expect_gate()
 
 local more = tonumber(hold) - redis.call('LLEN', list)
 local ids, known = {}, {}
--- An id that was scheduled again and dispatched before it started comes twice: it is one run, with the record as it is.
+-- An id that was scheduled again and dispatched before it started is here twice: it is one run, with the current
+-- record.
 local function add(id)
   if not known[id] then
     known[id] = true
@@ -65,7 +67,7 @@ if more > 0 then
 end
 admit(0, now)
 
--- What does not fit in the reply any more, from `first` on: back to the front of ready, but what was given.
+-- Return the jobs that do not fit in the reply, from `first` on, to the front of ready; those in the rows stay.
 local function put_back(first)
   for i = #ids, math.max(first, given + 1), -1 do
     redis.call('LPUSH', ready, ids[i])
@@ -77,7 +79,7 @@ local started, buried, suspected, freed, bytes = {}, {}, {}, false, 0
 local moment, call = seconds(now), redis.call
 for i, id in ipairs(ids) do
   local key = record(id)
-  -- Before it is read: it may have been written over since dispatch looked at it.
+  -- Before it is read: the payload may have been replaced since dispatch checked it.
   local size = redis.pcall('HSTRLEN', key, 'payload')
   local payload, attempt, due, holder, finished, stop, planned
   if type(size) ~= 'number' then
@@ -109,7 +111,7 @@ for i, id in ipairs(ids) do
     buried[#buried + 1] = kept
     buried[#buried + 1] = reason
   elseif not due and redis.call('ZSCORE', schedule, id) then
-    -- The job of this id was replaced between BLMOVE and start, and a new one waits for its own time.
+    -- The job was replaced between BLMOVE and start, and the new one waits for its own time.
     redis.call('LREM', list, 1, id)
     leave(id)
   elseif stop and not finished then
@@ -125,10 +127,10 @@ for i, id in ipairs(ids) do
       acquit(id)
     end
     if i <= given and holder ~= worker and remove_waiting(id) then
-      freed = true -- and here it waits in line for the second time
+      freed = true -- it also waited there
     end
     if counting then
-      -- It is already, but when it lay in two lists and the run in the other has ended.
+      -- It is counted already, unless it was in two lists and the run in the other has ended.
       enter(id, group_of(field_of(id, 'group')) or '')
     end
     if finished or holder ~= worker then
@@ -152,7 +154,7 @@ if freed then
 end
 local leased = redis.call('ZSCORE', leases, worker)
 if redis.call('LLEN', list) > 0 then
-  -- Not for one that holds nothing: its heartbeats are rare, and it keeps its long lease.
+  -- A worker that holds nothing sends few heartbeats, and keeps its long lease.
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
 return { moment, redis.call('LLEN', ready) > 0 and '1' or '0', leased and '1' or '0', started, buried, suspected }
