@@ -96,15 +96,15 @@ local function readable_record(id)
   if size_of('HLEN', key) > FIELDS_READ then
     return { 'reason', 'its record has more than ' .. FIELDS_READ .. ' fields: DEL it and schedule the job again' }
   end
-  local names, sizes = redis.pcall('HKEYS', key), {}
+  local names, lengths = redis.pcall('HKEYS', key), {}
   for _, field in ipairs(names) do
-    sizes[field] = #field + redis.call('HSTRLEN', key, field)
+    lengths[field] = #field + redis.call('HSTRLEN', key, field)
   end
   table.sort(names, function(one, other)
-    return sizes[one] < sizes[other]
+    return lengths[one] < lengths[other]
   end)
   for _, field in ipairs(names) do
-    left = left - sizes[field]
+    left = left - lengths[field]
     local value = left >= 0 and redis.call('HGET', key, field)
     if value and valid_field[field] then
       value = valid_field[field](value)
