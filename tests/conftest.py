@@ -13,8 +13,9 @@ import redis
 from hypothesis import settings
 
 from evsched.store.store import Store
-from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
+from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from evsched.transport.server_binary import Kind, find_server
 from tests.support.recorder import Recorder
 
 # The same examples each time, so that a change is turned away for what it does alone; and no limit to how long one

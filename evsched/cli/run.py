@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -83,16 +84,21 @@ def dev(module: Module, /, *, url: Url = None, config: Config) -> None:
     from evsched.process.locate_app import find_app
     from evsched.process.service import run_dev
     from evsched.transport.embedded import EmbeddedRedis
+    from evsched.transport.project_folder import is_ended, project_folder
 
     log.configure(config.log_level)
+    if url is None and is_ended(config.url):
+        # It was exported for an earlier `dev`. Out of the environment before the app, which reads it too, is imported.
+        del os.environ["EVSCHED_URL"]
     app = find_app(module)
     if url is not None or "EVSCHED_URL" in os.environ:
         run_dev(config, app)
     elif app.url != _DEFAULT:
         run_dev(replace(config, url=app.url), app)
     else:
-        with EmbeddedRedis() as server:
-            print(f"private Redis: for another terminal, export EVSCHED_URL='{server.url}'", flush=True)
+        with project_folder(module) as project, EmbeddedRedis(project=project) as server:
+            print("A private Redis runs as long as this process. In other terminals, run this line first:")
+            print(f"export EVSCHED_URL={shlex.quote(server.url)}", flush=True)
             run_dev(replace(config, url=server.url), app)
 
 

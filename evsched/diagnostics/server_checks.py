@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from evsched.diagnostics.finding import Finding
 from evsched.transport.connection import NO_CLUSTER
-from evsched.transport.embedded import read_version
+from evsched.transport.server_binary import read_version
 
 SETTINGS: Final = ("appendonly", "appendfsync", "save", "maxmemory-policy", "notify-keyspace-events")
 """What INFO does not tell, or not on every server."""

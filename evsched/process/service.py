@@ -31,8 +31,8 @@ from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
 from evsched.transport.address import hide_password
 from evsched.transport.connection import NO_CLUSTER
-from evsched.transport.embedded import read_version
 from evsched.transport.senders import BatchingSender
+from evsched.transport.server_binary import read_version
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2

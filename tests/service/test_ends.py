@@ -323,7 +323,7 @@ def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals)
     del cli.environment["EVSCHED_URL"]
     with started(cli, "dev", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as redis:
         assert child.stdout is not None
-        url = child.stdout.readline().split("'")[1]
+        url = [child.stdout.readline() for _ in range(2)][1].removeprefix("export EVSCHED_URL=").strip()
         redis.connect(url.removeprefix("unix://").partition("?")[0])
         log.until("WorkerStarted")
         child.send_signal(number)

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from evsched import App
-from evsched.transport.embedded import EmbeddedRedis, Kind, find_server
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.server_binary import Kind, find_server
 from tests.support.cli import Cli, Log, ended
 from tests.support.prometheus import PROGRAM, Prometheus
 from tests.support.web import get

