@@ -1,6 +1,6 @@
 """`python -m evsched`, and the command `evsched`.
 
-All else takes half a second to import. A service that is asked to end meanwhile has nothing to bring in order.
+The imports take half a second. A service that gets SIGTERM meanwhile has nothing to clean up, and ends at once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _SERVICES = ("dispatcher", "worker", "dev")
 
 
 def main() -> None:
-    """Run what the command line says, and exit."""
+    """Run the command line, and exit."""
     if sys.argv[1:2] and sys.argv[1] in _SERVICES:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _end)  # until runtime/shutdown.py hears them
+            signal.signal(number, _end)  # until runtime/shutdown.py handles them
     try:
         from evsched.cli.main import main as run
     except KeyboardInterrupt:

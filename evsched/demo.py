@@ -1,6 +1,6 @@
-"""The demo: the main job, seen. Real processes, a real Redis, three doors, and each job's lateness.
+"""The demo: real processes and a real Redis run jobs that were scheduled in three ways, and it prints their lateness.
 
-The demo itself plays a foreign client: but for its first door it knows the wire protocol only.
+Two of the three ways use the wire protocol alone, as a client in another language does.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from evsched.process.child_link import LINK
 app = App(queue="demo")
 
 _READY: Final = 30.0
-"""Seconds in which both processes must have come up."""
+"""Seconds within which both processes must be ready."""
 
 _PATIENCE: Final = 10.0
-"""Seconds after the last due in which a job must have ended, or it counts as lost."""
+"""Seconds after the last due time within which a job must end; else it counts as lost."""
 
 
 _SETTLE: Final = 6.0
-"""Seconds until the leases of a worker that has just been busy are the long ones of an idle one."""
+"""Seconds until a worker that was busy has the longer lease of an idle one."""
 
 
 @app.task
 async def lateness() -> float:
-    """Return the seconds from the due to this handler, by Redis's clock."""
+    """Return the seconds from the due time to this handler, by Redis's clock."""
     return current_job().lateness
 
 
@@ -68,10 +68,10 @@ def _process(url: str, *words: str) -> Generator[subprocess.Popen[bytes]]:
 
 
 def run_demo(url: str, jobs: int, seconds: float, idle: float) -> int:
-    """Run the demo on the Redis at `url`; return 0 when nothing was lost and nothing was early.
+    """Run the demo on the Redis at `url`; return 0 if no job was lost and none was early.
 
     Raises:
-        EvschedError: a process did not come up.
+        EvschedError: a process did not start.
     """
     client: Any = redis.Redis.from_url(url, protocol=2, driver_info=None, socket_timeout=30)
     ours = SyncClient(url)
@@ -96,7 +96,7 @@ def _wait_until_ready(ours: SyncClient, *children: subprocess.Popen[bytes]) -> N
     while True:
         for child in children:
             if child.poll() is not None:
-                raise EvschedError(f"a process of the demo ended with code {child.returncode}: its words stand above")
+                raise EvschedError(f"a process of the demo ended with code {child.returncode}: its log is above")
         try:
             ours.result(app.queue, job.id, 0.5)
         except TimeoutError:
@@ -107,28 +107,28 @@ def _wait_until_ready(ours: SyncClient, *children: subprocess.Popen[bytes]) -> N
 
 
 def _schedule(client: Any, ours: SyncClient, jobs: int, seconds: float) -> dict[bytes, str]:
-    """Schedule through three doors in turn; return each job's reply list and its door."""
+    """Schedule in three ways in turn; return the reply list of each job and its way."""
     rng, replies = random.Random(), dict[bytes, str]()  # noqa: S311 - no secret
-    base = time.time() + 0.3  # to have scheduled all before the first is due
+    base = time.time() + 0.3  # so that all are scheduled before the first is due
     schedule = keys.schedule(app.queue)
     for n in range(jobs):
         job_id, due = f"demo-{n}-{rng.randrange(10**9)}", base + rng.uniform(0, seconds)
-        door = ("Python", "inline", "record")[n % 3]
+        way = ("Python", "inline", "record")[n % 3]
         payload: dict[str, Any] = {"task": lateness.name, "reply": True}
-        if door == "Python":
+        if way == "Python":
             ours.enqueue(app.queue, [new_job(lateness.name, (), {}, JobOptions(id=job_id, due=due, reply=True))])
-        elif door == "inline":
+        elif way == "inline":
             client.zadd(schedule, {msgspec.json.encode({**payload, "id": job_id}): due})
         else:
             client.hset(keys.job(app.queue, job_id), "payload", msgspec.json.encode(payload))
             client.zadd(schedule, {job_id: due})
-        replies[keys.reply(app.queue, job_id).encode()] = door
+        replies[keys.reply(app.queue, job_id).encode()] = way
     print(f"{jobs} jobs scheduled over {seconds:g} s: by the Python client, by ZADD, by HSET and ZADD", flush=True)
     return replies
 
 
 def _watch(client: Any, replies: dict[bytes, str], seconds: float) -> list[float]:
-    """Wait for each job's reply, and show its lateness as it comes."""
+    """Wait for the reply of each job, and print its lateness."""
     waiting, late = dict(replies), list[float]()
     end = time.monotonic() + seconds + _PATIENCE
     live = sys.stdout.isatty()
@@ -136,11 +136,11 @@ def _watch(client: Any, replies: dict[bytes, str], seconds: float) -> list[float
         answer = client.blpop(list(waiting), timeout=1)
         if answer is None:
             continue
-        door, told = waiting.pop(answer[0]), msgspec.json.decode(answer[1])
+        way, told = waiting.pop(answer[0]), msgspec.json.decode(answer[1])
         if told["outcome"] != "done":
             continue
         late.append(told["result"])
-        line = f"{len(late):4} of {len(replies)}  {told['id']:24} {door:8} {told['result'] * 1e3:7.2f} ms late"
+        line = f"{len(late):4} of {len(replies)}  {told['id']:24} {way:8} {told['result'] * 1e3:7.2f} ms late"
         if live:
             print(f"\r{line}", end="", flush=True)
         elif len(late) % 20 == 0:
@@ -151,7 +151,7 @@ def _watch(client: Any, replies: dict[bytes, str], seconds: float) -> list[float
 
 
 def count_commands(client: Any, seconds: float) -> int:
-    """Count what clients send to Redis, by MONITOR; the commands inside scripts are not sent."""
+    """Count the commands that clients send to Redis, by MONITOR, without those inside scripts."""
     sent, end = 0, time.monotonic() + seconds
     with client.monitor() as monitor:
         while (left := end - time.monotonic()) > 0:
@@ -161,27 +161,21 @@ def count_commands(client: Any, seconds: float) -> int:
 
 
 def _report(jobs: int, late: list[float], sent: float) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
     late = sorted(late)
     early = sum(value < 0 for value in late)
-    table = Table(title="evsched demo", title_justify="left")
-    names = ("jobs", "lost", "early", "lateness p50", "p99", "max", "idle commands/s")
-    for name in names:
-        table.add_column(name, justify="right")
 
     def share(of: float) -> str:
         return f"{late[min(int(len(late) * of), len(late) - 1)] * 1e3:.2f} ms" if late else "-"
 
-    table.add_row(
-        f"{len(late)} of {jobs}",
-        str(jobs - len(late)),
-        str(early),
-        share(0.5),
-        share(0.99),
-        share(1),
-        f"{sent:.2f} commands/s",
-    )
-    Console().print(table)
+    report = {
+        "jobs run": f"{len(late)} of {jobs}",
+        "jobs lost": jobs - len(late),
+        "jobs early": early,
+        "lateness, half of the jobs": f"at most {share(0.5)}",
+        "lateness, 99 of 100 jobs": f"at most {share(0.99)}",
+        "lateness, all jobs": f"at most {share(1)}",
+        "commands to Redis while idle": f"{sent:.2f} a second",
+    }
+    for name, value in report.items():
+        print(f"{name:30}{value}")
     return 0 if len(late) == jobs and not early else 1

@@ -1,4 +1,4 @@
-"""The commands about time itself: named windows, and what will run, by the hour."""
+"""The commands about time: named windows, and what will run in each hour to come."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, r
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.store.store import Store
 
-windows = App(name="windows", help="Named windows, in which jobs may start: list, set, remove.")
+windows = App(name="windows", help="List, set or remove named windows: the hours in which jobs may start.")
 
 _LOOKED_MOST = 200_000
 """Planned times that a simulation looks at: some 5 s, at 25 us for one with a window."""
 
 _KEPT = 35 * 86400.0
-"""Seconds for which a window may have kept an occurrence that a simulation still sees."""
+"""Seconds by which a window may have delayed an occurrence that a simulation includes."""
 
 
 @windows.default
 @windows.command(name="list")
 def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
-    """List the named windows of a queue, and when each opens next."""
+    """List the named windows of a queue, and when each opens next.
+
+    Example: evsched windows --queue mail
+    """
     with client(url) as redis:
         found, now = redis.send(Store(queue).windows()), redis.now()
     if json:
@@ -57,14 +60,17 @@ def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url =
 
 @windows.command(name="set")
 def set_window(
-    name: Annotated[str, Parameter(help="Its name, which jobs give as their window.")],
+    name: Annotated[str, Parameter(help="The name, which jobs and recurrences refer to.")],
     window: Annotated[str, Parameter(help="Such as 'mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26'.")],
     /,
     *,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
-    """Keep a window under a name. It holds at once, for all jobs that name it, those that wait for it too."""
+    """Name a window, or change it. It holds at once, also for jobs that wait for it already.
+
+    Example: evsched windows set nights '22:00-06:00 Europe/Berlin'
+    """
     try:
         if not WINDOW_NAME.fullmatch(name):
             raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
@@ -75,14 +81,17 @@ def set_window(
         redis.send(Store(queue).count_deferred(name))  # refused before anything is written
         redis.send(Store(queue).set_window(name, window))
         back = _reopen(redis, Store(queue), name)
-    print(f"{name} is {window}" + (f"; {back} jobs that waited for it are judged anew" if back else ""))
+    print(f"{name} is {window}" + (f"; {back} jobs that waited for it are checked again" if back else ""))
 
 
 @windows.command(name="remove")
 def remove_window(
-    name: Annotated[str, Parameter(help="Its name.")], /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None
+    name: Annotated[str, Parameter(help="The name of the window.")], /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None
 ) -> None:
-    """Delete a named window. Jobs that wait for it go to dead, as those do that name it and fall due."""
+    """Delete a named window. A job that refers to it goes to the dead set when it is due.
+
+    Example: evsched windows remove nights
+    """
     with client(url) as redis:
         redis.send(Store(queue).count_deferred(name))  # refused before anything is written
         if not redis.send(Store(queue).set_window(name, None)):
@@ -92,7 +101,7 @@ def remove_window(
 
 
 def _reopen(redis: SyncClient, store: Store, name: str) -> int:
-    """Have the jobs that wait for a window judged by what it is now; return how many."""
+    """Schedule the jobs that wait for a window again, so that the new one applies; return how many."""
     back, left = redis.send(store.reopen(name))
     while left:
         more, left = redis.send(store.reopen(name))
@@ -102,18 +111,20 @@ def _reopen(redis: SyncClient, store: Store, name: str) -> int:
 
 def simulate(
     *,
-    since: Annotated[str | None, Parameter(name="--from", help="ISO 8601 or Unix seconds; else now.")] = None,
-    until: Annotated[str | None, Parameter(name="--to", help="Else a day later.")] = None,
-    rule: Annotated[list[str] | None, Parameter(negative="", help="A rule instead of those in Redis.")] = None,
+    since: Annotated[str | None, Parameter(name="--from", help="From when: 2030-01-31T09:00; default: now.")] = None,
+    until: Annotated[str | None, Parameter(name="--to", help="Until when; default: a day later.")] = None,
+    rule: Annotated[list[str] | None, Parameter(negative="", help="Use this rule, not those in Redis.")] = None,
     zone: Zone = "UTC",
-    by: Annotated[Literal["hour", "run"], Parameter(help="A line for each hour, or for each run.")] = "hour",
+    by: Annotated[Literal["hour", "run"], Parameter(help="One line for each hour, or for each run.")] = "hour",
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List what will run in a span of time, over all recurrences and their windows; nothing is written anywhere.
+    """List what the recurrences of a queue will run in a span of time. Nothing is changed.
 
-    At most 400 days, and 200,000 planned times: what is more is refused.
+    The span may have 400 days and 200,000 planned times at the most.
+
+    Example: evsched simulate --from 2030-03-31T00:00 --to 2030-04-01T00:00 --by run
     """
     first = time.time() if since is None else parse_time(since)
     last = first + 86400 if until is None else parse_time(until)
@@ -169,11 +180,11 @@ def _runs(recurrences: list[_Ahead], first: float, last: float) -> list[tuple[fl
     """Return the due and the name of each run in a span.
 
     Raises:
-        UsageError: it would take too long to look.
+        UsageError: there are too many planned times.
     """
     found, looked = list[tuple[float, str]](), 0
     for recurrence, standing, now in recurrences:
-        # What a window has kept may be due long after its time.
+        # A window may have delayed an occurrence long after its planned time.
         back = recurrence.declared.spread + (_KEPT if recurrence.window else 0.0)
         for planned in times_ahead(recurrence, standing, now, math.nextafter(first - back, 0.0)):
             if planned > last:
@@ -188,7 +199,7 @@ def _runs(recurrences: list[_Ahead], first: float, last: float) -> list[tuple[fl
 
 
 def _clock_is_set(hour: float, zone: Any) -> str | None:
-    """Say so when the clock on the wall is set on this day."""
+    """Return a note if the clocks are changed on this day."""
     day = datetime.fromtimestamp(hour, zone).replace(hour=0, minute=0, second=0)
     before, after = day.utcoffset(), (day + timedelta(days=1)).utcoffset()
     if before == after or before is None or after is None:

@@ -16,21 +16,24 @@ from evsched.errors import StoreRefused
 from evsched.store.store import Store
 from evsched.transport.call import Call
 
-app = App(name="dead", help="The jobs that were given up: list, revive, drop.")
+app = App(name="dead", help="List, revive or drop dead jobs: those that were given up after their attempts.")
 
-All = Annotated[bool, Parameter(name="--all", negative="", help="All that are dead now.")]
+All = Annotated[bool, Parameter(name="--all", negative="", help="All jobs that are dead now.")]
 
 
 @app.default
 @app.command(name="list")
 def list_dead(
     *,
-    limit: Annotated[int, Parameter(help="How many at the most.")] = 50,
+    limit: Annotated[int, Parameter(help="The most jobs to list.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List dead jobs, the newest first, with their reasons."""
+    """List dead jobs, the newest first, each with the reason.
+
+    Example: evsched dead --queue mail --limit 100
+    """
     check_limit(limit)
     store = Store(queue)
     with client(url) as redis:
@@ -58,7 +61,7 @@ def list_dead(
 
 
 def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | None]:
-    """Return a dead job's task and reason. Each row is read for itself: a bad one hides no other."""
+    """Return a dead job's task and reason. Each is read by itself: a bad record does not hide the others."""
     try:
         status = redis.status(queue, job)
     except StoreRefused as error:
@@ -68,14 +71,20 @@ def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | No
 
 @app.command
 def revive(ids: Ids = None, /, *, all_: All = False, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Put dead jobs back on the schedule, due now, with all their attempts."""
+    """Schedule dead jobs again, due now, with all their attempts.
+
+    Example: evsched dead revive --all --queue mail
+    """
     store = Store(queue)
     print(f"{_each(ids, all_, url, store.revive, lambda now: store.revive(before=now))} revived")
 
 
 @app.command
 def drop(ids: Ids = None, /, *, all_: All = False, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Delete dead jobs."""
+    """Delete dead jobs.
+
+    Example: evsched dead drop report-17
+    """
     store = Store(queue)
     print(f"{_each(ids, all_, url, store.drop, lambda now: store.drop(before=now))} dropped")
 
@@ -87,9 +96,9 @@ def _each(
     some: Callable[[list[str]], Call[list[str]]],
     slice_: Callable[[float], Call[list[str]]],
 ) -> int:
-    """Do it to those that are named, or slice by slice to all that were dead when it began; return how many."""
+    """Handle the jobs named, or in slices all that were dead at the start; return how many."""
     if bool(ids) == every:
-        raise UsageError("name the jobs by their ids, or all with --all")
+        raise UsageError("give ids of jobs, or --all")
     with client(url) as redis:
         if ids:
             return len(redis.send(some(ids)))

@@ -1,4 +1,4 @@
-"""The command that looks for what is wrong: doctor."""
+"""The command that looks for problems: doctor."""
 
 from __future__ import annotations
 
@@ -25,19 +25,24 @@ from evsched.telemetry.log import escape
 from evsched.transport.senders import BatchingSender
 
 _ALIKE: Final = 10
-"""Findings of one check that a person is shown; --json has them all."""
+"""Findings of one check that are printed; --json has all."""
 
 
 def doctor(
     *,
     queue: Queues = None,
-    role: Annotated[Role | None, Parameter(help="Check the rights of this user of redis.conf, too.")] = None,
-    repair: Annotated[bool, Parameter(negative="", help="Mend what can be mended without a guess.")] = False,
+    role: Annotated[Role | None, Parameter(help="Also check the rights of this user of redis.conf.")] = None,
+    repair: Annotated[bool, Parameter(negative="", help="Repair what has only one possible repair.")] = False,
     json: Json = False,
     url: Url = None,
 ) -> int:
-    """Check Redis, that what is due moves, and that every job is in exactly one place. Exit code 1: not all is well."""
-    # The names of queues are checked as a dispatcher's are.
+    """Check Redis and every queue for problems, and print how to fix each. Exit code 1: there are problems.
+
+    It checks the settings and rights of Redis, that due jobs move, and that every job is in exactly one place.
+
+    Example: evsched doctor --repair
+    """
+    # The names of queues are checked like those of a dispatcher.
     config = settings(url, queues=tuple(queue) if queue else None)
     found, seen, queues = asyncio.run(_examine(config.url, queue or [], role, repair))
     wrong = [finding for finding in found if finding.level != "info"]
@@ -73,7 +78,7 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
 
 @contextmanager
 def _bar() -> Generator[Told]:
-    """Draw how far the audit is, on a terminal."""
+    """Show the progress of the audit, on a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

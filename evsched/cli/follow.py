@@ -30,7 +30,7 @@ from evsched.telemetry.log import escape
 from evsched.transport.connection import Subscription
 
 _SLICES = 20
-"""How many thousand ids are looked at for one that is like the one that is not there."""
+"""How many thousand ids are searched for one that resembles a missing one."""
 
 _PATIENCE = 7 * 86400.0
 """Seconds for which a job is followed."""
@@ -40,12 +40,15 @@ def show(
     job: Id,
     /,
     *,
-    follow: Annotated[bool, Parameter(negative="", help="Draw its progress until it has ended.")] = False,
+    follow: Annotated[bool, Parameter(negative="", help="Show its progress until it has ended.")] = False,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Show where a job is, and its record."""
+    """Show a job: where it is, when it ran, its arguments, result and last error.
+
+    Example: evsched show report-17 --follow
+    """
     if follow:
         asyncio.run(_follow(settings(url).url, queue, job))
     with client(url) as redis:
@@ -75,7 +78,10 @@ def show(
 
 
 def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
-    """Say why a job has not run yet, and by what facts. Exit code 1 when there is no such job."""
+    """Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.
+
+    Example: evsched explain report-17
+    """
     store = Store(queue)
     with client(url) as redis:
         facts = redis.send(store.explain(job))
@@ -101,7 +107,7 @@ def _nearest(redis: SyncClient, store: Store, job: str) -> list[str]:
     found, cursor = list[str](), 0
     for _ in range(_SLICES):
         cursor, ids = redis.send(store.ids(cursor))
-        found += [one for one in ids if one != job]  # a record may be left that makes no job
+        found += [one for one in ids if one != job]  # a record may be left that is no job any more
         if cursor == 0:
             break
     return difflib.get_close_matches(job, found, n=3)
@@ -112,7 +118,7 @@ def _missing(job: str, queue: str) -> JobMissing:
 
 
 async def _follow(url: str, queue: str, job: str) -> None:
-    """Draw a job's progress until it has ended. Nothing is polled: its progress is told, and so is its end."""
+    """Show a job's progress until it has ended. Nothing is polled: Redis publishes its progress and its end."""
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 

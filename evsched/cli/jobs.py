@@ -20,8 +20,8 @@ from evsched.jobs.job import OnConflict
 from evsched.store.store import Store
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
-At = Annotated[str | None, Parameter(name="--at", help="When: ISO 8601 or Unix seconds.")]
-In = Annotated[str | None, Parameter(name="--in", help="In how long: 10s, 250ms, 5m, 1.5h, 7d.")]
+At = Annotated[str | None, Parameter(name="--at", help="When: 2030-01-31T09:00, in your zone, or Unix seconds.")]
+In = Annotated[str | None, Parameter(name="--in", help="After how long: 250ms, 10s, 5m, 1.5h or 7d.")]
 Listed = Literal["schedule", "backlog", "ready", "dead"]
 
 
@@ -45,7 +45,10 @@ def enqueue(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Schedule a job: now, at a time, or in a while."""
+    """Schedule a job: now, at a time, or after a while. It prints the job's id.
+
+    Example: evsched enqueue send_mail '"ann@example.org"' --arg 'subject="hello"' --in 10m
+    """
     due, delay = parse_due(at, after)
     options = JobOptions(id=id, due=due, delay=delay, priority=priority, group=group, window=window)
     if timeout is not None:
@@ -94,38 +97,52 @@ def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def cancel(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Take a job away that waits, or stop it if it runs."""
+    """Cancel a job: delete it if it waits, ask its worker to stop it if it runs.
+
+    Example: evsched cancel report-17 --queue mail
+    """
     with client(url) as redis:
         place = redis.cancel(queue, job)
     print(
-        f"{job} runs: its worker is told to stop it" if place == "processing" else f"{job} cancelled, it was in {place}"
+        f"{job} is running: its worker was asked to stop it"
+        if place == "processing"
+        else f"{job} cancelled, it was in {place}"
     )
 
 
 def reschedule(job: Id, /, *, at: At = None, after: In = None, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Give a job that waits another time."""
+    """Give a waiting job another time.
+
+    Example: evsched reschedule report-17 --in 2h
+    """
     due, delay = parse_due(at, after)
     if due is None and delay is None:
-        raise UsageError("reschedule: say when with --at or --in; `evsched run-now` is at once")
+        raise UsageError("reschedule: say when with --at or --in; `evsched run-now` makes it due now")
     with client(url) as redis:
         print(f"{job} is due {output.moment(redis.reschedule(queue, job, due, delay=delay))}")
 
 
 def run_now(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Make a job that waits due at once."""
+    """Make a waiting job due now.
+
+    Example: evsched run-now report-17
+    """
     with client(url) as redis:
         print(f"{job} is due {output.moment(redis.reschedule(queue, job))}")
 
 
 def jobs(
     *,
-    place: Annotated[Listed | None, Parameter(help="Only that place.")] = None,
-    limit: Annotated[int, Parameter(help="Jobs of each place at the most.")] = 50,
+    place: Annotated[Listed | None, Parameter(help="Only the jobs in this place.")] = None,
+    limit: Annotated[int, Parameter(help="The most jobs to list of each place.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List the jobs of a queue, those first that are next."""
+    """List the waiting and the dead jobs of a queue, the next to run first.
+
+    Example: evsched jobs --queue mail --place schedule
+    """
     check_limit(limit)
     store, rows = Store(queue), list[tuple[str, str, float | None]]()
     with client(url) as redis:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from typing import Final
 
-from cyclopts import CycloptsError
+from cyclopts import App, CycloptsError, Group
 
-from evsched.cli import calendar, dead, doctor, follow, jobs, policy, queues, recurrences, run, top
+from evsched.cli import calendar, completion, dead, doctor, follow, jobs, policy, queues, recurrences, run, top
 from evsched.cli.root import UsageError, root
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded
 from evsched.telemetry.log import escape
@@ -20,37 +21,40 @@ from evsched.telemetry.log import escape
 __all__ = ["main"]
 
 ENDED: Final = 70
-"""Exit code of a process of which a loop has ended: EX_SOFTWARE of sysexits, as of one that hangs."""
+"""Exit code after a loop of the process has ended, which is a bug: EX_SOFTWARE of sysexits."""
 
 _OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 """What a write to stdout may meet. The errors of connections never come here: they are StoreErrors."""
 
-root.command(run.dispatcher)
-root.command(run.worker)
-root.command(run.dev)
-root.command(run.demo)
-root.command(jobs.enqueue)
-root.command(follow.show)
-root.command(follow.explain)
-root.command(jobs.cancel)
-root.command(jobs.reschedule)
-root.command(jobs.run_now)
-root.command(jobs.jobs)
-root.command(queues.queues)
-root.command(queues.workers)
-root.command(top.top)
-root.command(policy.pause)
-root.command(policy.resume)
-root.command(policy.limit)
-root.command(recurrences.app)
-root.command(calendar.windows)
-root.command(calendar.simulate)
-root.command(dead.app)
-root.command(doctor.doctor)
+_FAMILIES: Final[dict[str, tuple[Callable[..., object] | App, ...]]] = {
+    "Run": (run.dev, run.dispatcher, run.worker, run.demo),
+    "Jobs": (
+        jobs.enqueue,
+        jobs.jobs,
+        follow.show,
+        follow.explain,
+        jobs.cancel,
+        jobs.reschedule,
+        jobs.run_now,
+        dead.app,
+    ),
+    "Queues and workers": (queues.queues, queues.workers, top.top, policy.pause, policy.resume, policy.limit),
+    "Recurrences and windows": (recurrences.app, calendar.windows, calendar.simulate),
+    "Upkeep": (doctor.doctor, completion.completion),
+}
+
+for _family, _commands in _FAMILIES.items():
+    _panel = Group.create_ordered(_family)
+    for _command in _commands:
+        if isinstance(_command, App):
+            _command.group = _panel
+            root.command(_command)
+        else:
+            root.command(_command, group=_panel)
 
 
 def main() -> None:
-    """Run what the command line says, and exit."""
+    """Run the command line, and exit."""
     _open_closed_streams()
     code, message = _run()
     try:

@@ -1,4 +1,4 @@
-"""The commands that rule what a queue's gate lets pass: pause, resume, limit."""
+"""The commands that set what passes the gate of a queue: pause, resume, limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evsched.store import limits
 from evsched.store.store import Store
 
 Q = Annotated[str, Parameter(help="The queue.")]
-_LIFT = "`none` lifts it."
+_LIFT = "none removes the limit."
 
 
 def _store(queue: str) -> Store:
@@ -31,10 +31,13 @@ def pause(
     queue: Q,
     /,
     *,
-    create: Annotated[bool, Parameter(negative="", help="Pause it even if nothing is known of it yet.")] = False,
+    create: Annotated[bool, Parameter(negative="", help="Pause it even if nothing is known of it.")] = False,
     url: Url = None,
 ) -> None:
-    """Let nothing more start on a queue. What runs ends; what falls due waits, in fair order, until `resume`."""
+    """Pause a queue: running jobs go on, no others start until `resume`. Jobs that fall due wait.
+
+    Example: evsched pause mail
+    """
     store = _store(queue)
     with client(url) as redis:
         if not create and (unknown := missing(redis, queue)):
@@ -43,11 +46,14 @@ def pause(
         while left:
             _, put, left = redis.send(store.pause())
             back += put
-    print(f"{queue} is paused since {output.moment(since)}, {back} jobs went back to the backlog")
+    print(f"{queue} is paused since {output.moment(since)}; {back} jobs went back to the backlog")
 
 
 def resume(queue: Q, /, *, url: Url = None) -> None:
-    """Let jobs start again on a queue that was paused."""
+    """Resume a paused queue.
+
+    Example: evsched resume mail
+    """
     with client(url) as redis:
         since = redis.send(_store(queue).resume())
         if since is None and (unknown := missing(redis, queue)):
@@ -60,15 +66,21 @@ def limit(
     queue: Q,
     /,
     *,
-    group: Annotated[str | None, Parameter(help="Limit this group of the queue, not the queue.")] = None,
-    concurrency: Annotated[str | None, Parameter(help=f"Jobs in hand, over all workers. {_LIFT}")] = None,
-    rate: Annotated[str | None, Parameter(help=f"Starts: 200/s, 30/m or 1000/h. {_LIFT}")] = None,
-    burst: Annotated[str | None, Parameter(help=f"Starts at once after a silence; else 0.1 s worth. {_LIFT}")] = None,
-    weight: Annotated[str | None, Parameter(help=f"A group's share in a backlog; else 1. {_LIFT}")] = None,
+    group: Annotated[str | None, Parameter(help="Limit this group instead of the whole queue.")] = None,
+    concurrency: Annotated[str | None, Parameter(help=f"The most jobs at one time, over all workers. {_LIFT}")] = None,
+    rate: Annotated[str | None, Parameter(help=f"The most starts: 200/s, 30/m or 1000/h. {_LIFT}")] = None,
+    burst: Annotated[
+        str | None,
+        Parameter(help=f"The most starts at once; default: 0.1 s of the rate. {_LIFT}"),
+    ] = None,
+    weight: Annotated[str | None, Parameter(help=f"A group's share of the backlog; default: 1. {_LIFT}")] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Set the limits of a queue, or of a group of it, and show all there are. They hold at once."""
+    """Set limits of a queue, or of one of its groups, and show all of them. They hold at once, for all workers.
+
+    Example: evsched limit mail --concurrency 20 --rate 200/s
+    """
     asked = {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight}
     try:
         fields = {
@@ -78,7 +90,7 @@ def limit(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
-        # Limits are often set where a queue is deployed, before its first job: so that is told and not refused.
+        # Limits are often set where a queue is deployed, before its first job: so it is a note and not an error.
         if fields and (unknown := missing(redis, queue)):
             output.note(f"{unknown}. The limits are set all the same")
         found = redis.send(_store(queue).limit(fields))
@@ -99,5 +111,5 @@ def _number(name: str, text: str) -> float | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/([smh]))?", text)
     if not found or (found[2] and name != "rate"):
         example = "200/s, 30/m or 1000/h" if name == "rate" else "5"
-        raise UsageError(f"--{name} {text}: write it as {example}, or none to lift it")
+        raise UsageError(f"--{name} {text}: write it as {example}, or none to remove it")
     return float(found[1]) / {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]

@@ -1,4 +1,4 @@
-"""The commands about what there is: queues, workers; and whether there is a queue of a name."""
+"""The commands that list queues and workers, and whether a queue of some name exists."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _QUEUE_COLUMNS = (
 
 
 def missing(redis: SyncClient, queue: str) -> str | None:
-    """Return what to say when nothing is known of a queue, None when there is one of that name."""
+    """Return a message if nothing is known of a queue, None if it exists."""
     store = Store(queue)
     try:
         queue_stats = redis.send(store.queue_stats())
@@ -47,7 +47,7 @@ def missing(redis: SyncClient, queue: str) -> str | None:
     ):
         return None
     try:
-        # It may have keys, such as limits, and is no name for itself.
+        # The queue itself may have keys, such as limits: it is not a suggestion.
         others = [name for name in find_queues(redis) if name != queue]
         near = difflib.get_close_matches(queue, others, n=3)
     except StoreRefused:  # the ACL user `client` may not look for queues
@@ -59,7 +59,7 @@ def missing(redis: SyncClient, queue: str) -> str | None:
 def _each(
     redis: SyncClient, named: list[str] | None, call: Callable[[Store], Call[T]]
 ) -> list[tuple[str, T | StoreRefused]]:
-    """Ask it of each queue for itself: one that cannot be read hides no other."""
+    """Ask each queue by itself: one that cannot be read does not hide the others."""
     found = list[tuple[str, T | StoreRefused]]()
     for name in named or find_queues(redis):
         try:
@@ -70,7 +70,13 @@ def _each(
 
 
 def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
-    """Count the jobs of each queue by place. Exit code 1 when one of them cannot be read."""
+    """Count the jobs of each queue by place. Exit code 1: a queue cannot be read.
+
+    schedule: due later. backlog: due, held back by limits or fairness. ready: waits for a worker. processing: a worker
+    has it. dead: given up.
+
+    Example: evsched queues
+    """
     rows = list[dict[str, Any]]()
     with client(url) as redis:
         for name, queue_stats in _each(redis, queue, Store.queue_stats):
@@ -98,7 +104,12 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 
 
 def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
-    """List the workers, what they hold, and how long their leases have left. Exit code 1 when a queue is unreadable."""
+    """List the workers: how many jobs each holds, and the seconds until its lease ends unless it is renewed.
+
+    Exit code 1: a queue cannot be read.
+
+    Example: evsched workers --queue mail
+    """
     rows, refused = list[dict[str, Any]](), dict[str, str]()
     with client(url) as redis:
         for name, leases in _each(redis, queue, Store.survey):
@@ -117,7 +128,7 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
 
 
 def _tell(refused: dict[str, str]) -> int:
-    """Tell which queues cannot be read, and why; return the exit code."""
+    """Print which queues cannot be read, and why; return the exit code."""
     for name, reason in refused.items():
         output.note(f"queue {name} cannot be read: {reason}")
     return int(bool(refused))

@@ -22,10 +22,10 @@ from evsched.recurrence.look_ahead import read_standing, times_ahead
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap, read_declared, read_recurrence
 from evsched.store.store import Store
 
-app = App(name="recurrences", help="What recurs: list, next, add, pause, resume, remove.")
+app = App(name="recurrences", help="List, add, pause or remove recurrences: rules that make jobs again and again.")
 
-Name = Annotated[str, Parameter(help="The recurrence's name.")]
-Zone = Annotated[str, Parameter(help="An IANA zone, such as Europe/Berlin.")]
+Name = Annotated[str, Parameter(help="The name of the recurrence.")]
+Zone = Annotated[str, Parameter(help="The time zone of the rule, such as Europe/Berlin.")]
 
 _SLICE = 500
 
@@ -67,7 +67,10 @@ def _number(fields: dict[str, bytes], name: str) -> float | None:
 @app.default
 @app.command(name="list")
 def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
-    """List the recurrences of a queue: rule, next time, and what came of them."""
+    """List the recurrences of a queue: rule, next time, and what became of the last run.
+
+    Example: evsched recurrences --queue reports
+    """
     rows = list[dict[str, Any]]()
     with client(url) as redis:
         for name, at, fields in kept(redis, queue):
@@ -106,22 +109,25 @@ def next_times(
     name: Name,
     /,
     *,
-    count: Annotated[int, Parameter(name=["--count", "-n"], help=f"How many, 1 to {_NEXT_MOST}.")] = 5,
+    count: Annotated[int, Parameter(name=["--count", "-n"], help=f"How many times to list, 1 to {_NEXT_MOST}.")] = 5,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Say in words when it recurs, and list the next times in its zone and here, as many as its count leaves."""
+    """Explain a rule in words, and list its next times, in its zone and in yours.
+
+    Example: evsched recurrences next nightly-report -n 10
+    """
     if not 1 <= count <= _NEXT_MOST:
         raise UsageError(f"--count is {count}: from 1 to {_NEXT_MOST}")
     with client(url) as redis:
         fields, next_ = redis.send(Store(queue).recurrence(name)), redis.send(Store(queue).next_planned(name))
         if not fields:
-            raise JobMissing(f"{name} is no recurrence of queue {queue}")
+            raise JobMissing(f"{name} is not a recurrence of queue {queue}")
         now = redis.now()
     try:
         recurrence = read_recurrence(read_declared(name, fields))
-    except ConfigError as error:  # somebody wrote it so: that is no bad usage
+    except ConfigError as error:  # what is not valid is the record in Redis, not the command line
         raise EvschedError(str(error)) from None
     found = list[dict[str, Any]]()
     standing = read_standing(next_ or 0.0, fields)
@@ -156,21 +162,27 @@ def add(
     arguments: Annotated[list[str] | None, Parameter(help="Its arguments, each as JSON.", negative="")] = None,
     /,
     *,
-    rule: Annotated[str, Parameter(help="Cron, @daily and the like, or 'every 90' (seconds).")],
+    rule: Annotated[str, Parameter(help="A cron rule ('0 9 * * mon-fri'), @daily, or 'every 90', in seconds.")],
     zone: Zone = "UTC",
-    start: Annotated[str | None, Parameter(help="Not before: ISO 8601 or Unix seconds.")] = None,
-    end: Annotated[str | None, Parameter(help="Not after.")] = None,
-    count: Annotated[int | None, Parameter(help="How many in all.")] = None,
-    spread: Annotated[float, Parameter(help="Move each by a stable part of so many seconds.")] = 0.0,
-    misfire: Annotated[Misfire, Parameter(help="What of missed ones.")] = "once",
-    overlap: Annotated[Overlap, Parameter(help="What of one that falls due while the one before runs.")] = "skip",
-    window: Annotated[str | None, Parameter(help="When it may start; or the name of a window.")] = None,
+    start: Annotated[str | None, Parameter(help="No occurrence before this time.")] = None,
+    end: Annotated[str | None, Parameter(help="No occurrence after this time.")] = None,
+    count: Annotated[int | None, Parameter(help="The number of occurrences, after which it ends.")] = None,
+    spread: Annotated[
+        float,
+        Parameter(help="Delay it by a fixed part of so many seconds."),
+    ] = 0.0,
+    misfire: Annotated[Misfire, Parameter(help="What to do about occurrences that were missed.")] = "once",
+    overlap: Annotated[Overlap, Parameter(help="What to do while the one before runs.")] = "skip",
+    window: Annotated[str | None, Parameter(help="When its jobs may start: a window, or the name of one.")] = None,
     priority: Annotated[int | None, Parameter(help="0 to 9, higher first.")] = None,
-    group: Annotated[str | None, Parameter(help="A group that gets a fair share.")] = None,
+    group: Annotated[str | None, Parameter(help="The group of its jobs, which gets a fair share.")] = None,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
-    """Make a recurrence, or change the one of that name."""
+    """Add a recurrence, or change the one of that name.
+
+    Example: evsched recurrences add nightly report '"sales"' --rule '0 2 * * *' --zone Europe/Berlin
+    """
     try:
         options = JobOptions(priority=priority, group=group, window=window)
         declared = Declared(
@@ -199,7 +211,10 @@ def add(
 
 @app.command
 def pause(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Let it not recur until `resume`. The times that pass meanwhile are not missed."""
+    """Pause a recurrence until `resume`. The times that pass meanwhile do not count as missed.
+
+    Example: evsched recurrences pause nightly
+    """
     with client(url) as redis:
         redis.send(Store(queue).hold(name, True))
     print(f"{name} is paused")
@@ -207,7 +222,10 @@ def pause(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> No
 
 @app.command
 def resume(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Let it recur again, from now on."""
+    """Resume a paused recurrence, from now on.
+
+    Example: evsched recurrences resume nightly
+    """
     with client(url) as redis:
         redis.send(Store(queue).hold(name, False))
     print(f"{name} goes on")
@@ -215,7 +233,10 @@ def resume(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> N
 
 @app.command
 def remove(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Delete it, with what it has on the schedule. One that the code declares is made again by the next worker."""
+    """Delete a recurrence and its scheduled job. If the code declares it, the next worker adds it again.
+
+    Example: evsched recurrences remove nightly
+    """
     with client(url) as redis:
         redis.remove(queue, name)
     print(f"{name} removed")

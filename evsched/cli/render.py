@@ -1,4 +1,4 @@
-"""The page of `evsched top`, drawn: a value in, something that rich prints out. What Redis holds is escaped."""
+"""Draws the page of `evsched top`: takes the page as a value, returns what rich prints. Text from Redis is escaped."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from evsched.top.snapshot import Page, QueueRow, Sample, WorkerRow
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _STEPS: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""Seconds up to which each bar but the last goes. A scale that is fixed: it does not jump, and two can be compared."""
+"""Seconds up to which each bar but the last goes. The scale is fixed, so that two pages can be compared."""
 
 _WIDE: Final = 100
-"""Columns from which there is room for two between those of a table."""
+"""Columns of a terminal from which on there are two blanks between the columns of a table."""
 
 _FRAME: Final = 16
 """Lines of a page besides the rows of its two tables, with a line under each that says which columns are left out."""
@@ -54,7 +54,7 @@ _WORKER_COLUMNS: Final = (
 
 
 def draw(page: Page, title: str, width: int, height: int | None) -> RenderableType:
-    """Draw a page on so many lines; with None, on as many as it has."""
+    """Draw a page on at most `height` lines; None: no limit."""
     queues, workers = page.queues, page.workers
     runs: int | None = None
     if height is not None:
@@ -106,7 +106,7 @@ def _title(page: Page, title: str) -> list[Text]:
     if page.down is not None:
         reason = escape(f"Redis is down for {format_duration(page.down.seconds)}: {page.down.reason}")
         lines.append(Text(reason, style="bold red"))
-        lines.append(Text("What stands below is from before. It is tried again each second.", style="red"))
+        lines.append(Text("The figures below are from before. It tries again each second.", style="red"))
     if page.refused:
         queue, reason = next(iter(page.refused.items()))
         more = f" (and {len(page.refused) - 1} more)" if len(page.refused) > 1 else ""
@@ -202,7 +202,7 @@ def _workers(rows: Sequence[WorkerRow], runs: int | None, width: int) -> list[Re
 
 
 def _fullest(rows: list[QueueRow], count: int) -> list[QueueRow]:
-    """Return so many, those first in which something is on its way."""
+    """Return the `count` queues with the most jobs on their way, by name."""
     if len(rows) <= count:
         return rows
     fullest = sorted(rows, key=lambda row: -(row.overdue + row.backlog + row.ready + row.processing))
@@ -210,7 +210,7 @@ def _fullest(rows: list[QueueRow], count: int) -> list[QueueRow]:
 
 
 def _busiest(rows: list[WorkerRow], count: int) -> list[WorkerRow]:
-    """Return so many, those first that have not answered."""
+    """Return `count` workers by name: those without an answer, then the busiest."""
     if len(rows) <= count:
         return rows
     return sorted(sorted(rows, key=lambda row: (row.answered, -row.busy))[:count], key=lambda row: row.worker)

@@ -1,4 +1,4 @@
-"""What all commands share: the root, the options that many take, and the way to the settings and to Redis."""
+"""What all commands share: the root command, the options that many take, the settings and the client of Redis."""
 
 from __future__ import annotations
 
@@ -21,19 +21,24 @@ from evsched.transport import address
 
 root = App(
     name="evsched",
-    help="An event-driven job scheduler on Redis.",
+    help="""Run jobs on time, on Redis.
+
+    Try it: `evsched demo`. Develop: `evsched dev tasks:app`. In production, run `evsched dispatcher` and
+    `evsched worker tasks:app`. `evsched COMMAND --help` explains a command.
+
+    Lengths of time are written 250ms, 10s, 5m, 1.5h or 7d; times 2030-01-31T09:00 or as Unix seconds.""",
     version=evsched.__version__,
     suppress_keyboard_interrupt=False,
 )
 
-Url = Annotated[str | None, Parameter(help="Redis; else EVSCHED_URL, else redis://localhost:6379/0.")]
-Queue = Annotated[str, Parameter(help="The queue.")]
+Url = Annotated[str | None, Parameter(help="The Redis to use. EVSCHED_URL; default: redis://localhost:6379/0.")]
+Queue = Annotated[str, Parameter(help="The name of the queue.")]
 Queues = Annotated[
     list[str] | None,
-    Parameter(name="--queue", negative="", help="A queue; may be repeated. Else all, or the app's."),
+    Parameter(name="--queue", negative="", help="A queue; repeat the flag for several. Default: all queues."),
 ]
-Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
-Ids = Annotated[list[str] | None, Parameter(help="Ids of jobs.", negative="")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, with all fields.")]
+Ids = Annotated[list[str] | None, Parameter(help="The ids of the jobs.", negative="")]
 
 
 LIST_MOST: Final = 1_000_000
@@ -41,7 +46,7 @@ LIST_MOST: Final = 1_000_000
 
 
 class UsageError(EvschedError):
-    """The command line makes no sense."""
+    """The command line is not valid."""
 
 
 def check_limit(limit: int) -> None:
@@ -58,7 +63,7 @@ def settings(url: str | None = None, **flags: Any) -> Config:
     """Return the settings of this process.
 
     Raises:
-        UsageError: one of them cannot be.
+        UsageError: one of them is not valid.
     """
     _warn()
     try:
@@ -71,12 +76,12 @@ def settings(url: str | None = None, **flags: Any) -> Config:
 
 @cache
 def _warn() -> None:
-    """Tell once of variables that were meant to be settings, or were made by others."""
+    """Print one line, once, about variables EVSCHED_... that are not settings."""
     if not (line := config.warning(os.environ)):
         return
     from evsched.process.child_link import LINK  # not above: it brings the worker with it
 
-    if LINK not in os.environ:  # a child of --processes, whose parent has told it
+    if LINK not in os.environ:  # a child of --processes: its parent has printed the line
         print(f"evsched: warning: {escape(line)}", file=sys.stderr)
 
 

@@ -96,7 +96,7 @@ def dev(module: Module, /, *, url: Url = None, config: Config) -> None:
     elif app.url != _DEFAULT:
         run_dev(replace(config, url=app.url), app)
     else:
-        with project_folder(module) as project, EmbeddedRedis(project=project) as server:
+        with project_folder(module) as project, EmbeddedRedis(None, project) as server:
             print("A private Redis runs as long as this process. In other terminals, run this line first:")
             print(f"export EVSCHED_URL={shlex.quote(server.url)}", flush=True)
             run_dev(replace(config, url=server.url), app)
@@ -104,12 +104,17 @@ def dev(module: Module, /, *, url: Url = None, config: Config) -> None:
 
 def demo(
     *,
-    jobs: Annotated[int, Parameter(help="How many.")] = 200,
-    seconds: Annotated[float, Parameter(help="Over how long they fall due.")] = 4.0,
-    idle: Annotated[float, Parameter(help="For how long the idle fleet is watched afterwards.")] = 20.0,
+    jobs: Annotated[int, Parameter(help="How many jobs to schedule.")] = 200,
+    seconds: Annotated[float, Parameter(help="Seconds over which they are due.")] = 4.0,
+    idle: Annotated[float, Parameter(help="Seconds to count the commands of idle processes.")] = 20.0,
     url: Url = None,
 ) -> int:
-    """Show the main job: real jobs through three doors, run on time by a dispatcher and a worker process."""
+    """Watch evsched work: it schedules jobs in three ways, runs them with a dispatcher and a worker, and measures.
+
+    It starts a private Redis if no URL is set.
+
+    Example: evsched demo --jobs 1000
+    """
     from evsched.demo import run_demo
     from evsched.transport.embedded import EmbeddedRedis
 

@@ -49,12 +49,10 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], empty: st
     """Print rows, or the sentence `empty` when there are none.
 
     A terminal gets aligned columns that fit. Anything else gets a header line and one line a row, with tabs between
-    all columns; `empty` goes to stderr then.
+    all columns.
     """
     listed = list(rows)
     if not sys.stdout.isatty():
-        if not listed:
-            output.note(empty)
         _print_tabs([column.name for column in columns], listed)
     elif listed:
         _print_table(columns, listed, _terminal_width())

@@ -1,4 +1,4 @@
-"""Lengths and times as people write them on a command line."""
+"""Durations and times as people write them on a command line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def parse_length(text: str) -> float:
     """Return the seconds of "10s", "1.5h", "250ms", "7d", or of a plain number.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it is not a duration.
     """
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)", text.strip())
     if not found:
-        raise UsageError(f"{text!r} is no length: write 10s, 250ms, 5m, 1.5h or 7d")
+        raise UsageError(f"{text!r} is not a duration: write 10s, 250ms, 5m, 1.5h or 7d")
     return float(found[1]) * _UNITS[found[2]]
 
 
 def parse_time(text: str) -> float:
-    """Return the Unix seconds of an ISO 8601 time, or of a plain number. Without a zone it is this host's own.
+    """Return the Unix seconds of an ISO 8601 time, or of a plain number. Without a zone: this machine's.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is not a time.
     """
     try:
         number = float(text)
@@ -36,10 +36,10 @@ def parse_time(text: str) -> float:
             return datetime.fromisoformat(text).timestamp()
         except (ValueError, OverflowError):
             raise UsageError(
-                f"{text!r} is no time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"
+                f"{text!r} is not a time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"
             ) from None
     if not math.isfinite(number):
-        raise UsageError(f"{text!r} is no time: write Unix seconds")
+        raise UsageError(f"{text!r} is not a time: write Unix seconds")
     return number
 
 

@@ -1,4 +1,4 @@
-"""The command that looks on: a page of queues and workers that is drawn anew each second."""
+"""The command `top`: a page of queues and workers, drawn again each second."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LEAVE: Final = b"qQ\x03"
-"""Also Ctrl-C, should the terminal give it as a character."""
+"""Ctrl-C too, in case the terminal sends it as a character."""
 
 _WIDTH: Final = 200
-"""Columns of a page that goes into a file or a pipe: nothing needs to be cut there."""
+"""Columns of a page in a file or a pipe: wide enough that nothing is cut."""
 
 
 def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
-    """Watch queues, throughput, lateness and what the workers run; q or Ctrl-C leaves.
+    """Watch queues, throughput, lateness and running jobs, live. q or Ctrl-C ends it.
 
-    Without a terminal, and with --json, one page is printed, after the second that it takes to measure.
+    With --json, or when the output is not a terminal, it prints one page, after the second that measuring takes.
+
+    Example: evsched top --queue mail
     """
     found = settings(url, queues=tuple(queue) if queue else None)
     asyncio.run(_top(found.url, found.queues, json))
@@ -62,7 +64,7 @@ async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:
 
 
 async def _measured(pages: AsyncGenerator[Page]) -> Page:
-    """Return the second page: rates and lateness are of the time between two."""
+    """Return the second page: rates and lateness are measured between two."""
     await anext(pages)
     page = await anext(pages)
     if page.down is not None:
@@ -71,12 +73,12 @@ async def _measured(pages: AsyncGenerator[Page]) -> Page:
 
 
 async def _live(console: Console, pages: AsyncGenerator[Page], title: str) -> None:
-    """Draw page after page until a key or a signal says to leave; the terminal is then as it was."""
+    """Draw pages until a key or a signal ends it; then restore the terminal."""
     from rich.live import Live
 
     from evsched.cli.render import draw
 
-    first = await anext(pages)  # when there is none, that is said on the screen that one sees
+    first = await anext(pages)  # before the screen is switched, so that an error stays visible
     leave = asyncio.Event()
 
     async def show() -> None:
@@ -114,7 +116,7 @@ def _signals(leave: Callable[[], None]) -> Generator[None]:
 
 @contextmanager
 def _keys(leave: Callable[[], None]) -> Generator[None]:
-    """Hear single keys, if stdin is a terminal."""
+    """Read single keys, if stdin is a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -126,7 +128,7 @@ def _keys(leave: Callable[[], None]) -> Generator[None]:
             pressed = os.read(keyboard, 1024)
         except OSError:
             pressed = b""
-        # Nothing at all: the terminal is gone.
+        # End of file: the terminal is gone.
         if not pressed or any(key in _LEAVE for key in pressed):
             leave()
 
@@ -134,7 +136,7 @@ def _keys(leave: Callable[[], None]) -> Generator[None]:
         tty.setcbreak(keyboard)
         now = termios.tcgetattr(keyboard)
         for key in (termios.VSUSP, termios.VQUIT):
-            now[6][key] = b"\0"  # Ctrl-Z and Ctrl-\ would leave the terminal as it is while the page is on it
+            now[6][key] = b"\0"  # Ctrl-Z and Ctrl-\ would end it without restoring the terminal
         termios.tcsetattr(keyboard, termios.TCSANOW, now)
         loop.add_reader(keyboard, hear)
         yield

@@ -1,4 +1,4 @@
-"""The live view of `evsched top`: `collector.py` asks Redis and the workers, `snapshot.py` is what they answered.
+"""The live view of `evsched top`. Start with `collector.py`, which asks Redis and the workers.
 
-It is drawn by `cli/render.py`.
+`snapshot.py` makes a page of their replies, as a value; `cli/render.py` draws it.
 """

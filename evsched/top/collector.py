@@ -26,23 +26,23 @@ from evsched.transport.senders import BatchingSender
 from evsched.worker.status_reporter import WorkerStatus
 
 _EVERY: Final = 1.0
-"""Seconds between two looks."""
+"""Seconds between two pages."""
 
 _DEADLINE: Final = 1.5
-"""Seconds for Redis's answer: a page that stands still for longer should say why."""
+"""Seconds to wait for Redis: a page that does not change for longer should say why."""
 
 _PATIENCE: Final = 0.5
-"""Seconds for the workers' answers. One whose event loop is blocked does not answer, and the page must not wait."""
+"""Seconds to wait for the workers. One with a blocked event loop does not reply; the page must not wait."""
 
 _LONGEST: Final = 128 * 1024
-"""Bytes of an answer; a busy worker's has 13,000, with the longest ids and tasks 80,000. Anybody with the right to
-publish may send one."""
+"""Bytes of a reply; a busy worker's has 13,000, with the longest ids and tasks 80,000. Anybody with the right to
+publish can send one."""
 
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Top:
-    """Looks at queues: those named, else all there are."""
+    """Collects pages about the queues named, else about all queues."""
 
     def __init__(self, url: str, queues: Sequence[str] = ()) -> None:
         self._url = url
@@ -53,18 +53,18 @@ class Top:
         self._cursor = 0
         """Where the SCAN for queues goes on at the next look."""
         self._channels: dict[bytes, str] = {}
-        """Those that are heard, and their queues."""
+        """The channels subscribed to, and the queue of each."""
         self._subscription: Subscription | None = None
         self._hearing: asyncio.Future[None] | None = None
         self._heard: dict[tuple[str, str], WorkerStatus] = {}
         self._news = asyncio.Event()
 
     async def pages(self) -> AsyncGenerator[Page]:
-        """Yield a page a second, for ever. When Redis goes away meanwhile, the page says so.
+        """Yield a page each second, for ever. While Redis is down, the page says so.
 
         Raises:
-            StoreDown: there is no first page.
-            StoreRefused: a right is missing, or none of the queues can be read.
+            StoreDown: Redis is down before the first page.
+            StoreRefused: a right is missing, or no queue can be read.
         """
         page, history, since = None, History(), 0.0
         while True:
@@ -81,7 +81,7 @@ class Top:
             await asyncio.sleep(max(begun + _EVERY - time.monotonic(), 0.0))
 
     async def look(self) -> Look:
-        """Look once.
+        """Collect what one page shows.
 
         Raises:
             StoreDown, StoreRefused
@@ -101,7 +101,7 @@ class Top:
         )
 
     async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
-        """Return what each queue holds, and how many have heard the call; and of which Redis refuses it, and why."""
+        """Return the stats, leases and expected replies of each queue, and why Redis refuses which queues."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
         read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
         refused: dict[str, str] = {}
@@ -143,7 +143,7 @@ class Top:
             self._stores[queue] = Store(queue)
 
     async def _subscribe(self) -> None:
-        """Have a subscription that hears the answers of all the queues."""
+        """Subscribe to the replies of the workers of all queues."""
         channels = {keys.status_replies(queue, self._asker).encode(): queue for queue in self._stores}
         if self._hearing is not None and not self._hearing.done() and channels == self._channels:
             return
@@ -164,10 +164,10 @@ class Top:
             self._news.set()
 
     async def _wait(self, expected: int) -> None:
-        """Wait for so many answers, for as long as there is patience.
+        """Wait for that many replies, within a time limit.
 
         Raises:
-            StoreDown: the subscription was cut.
+            StoreDown: the connection of the subscription was lost.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
@@ -177,7 +177,7 @@ class Top:
                         self._hearing.result()
                     await self._news.wait()
         if expected and not self._heard:
-            # Not one of them: perhaps the link is half open. The next look has another.
+            # No reply at all: the connection may be half open. The next page opens another.
             await self._unsubscribe()
 
     async def _unsubscribe(self) -> None:
@@ -190,7 +190,7 @@ class Top:
             self._subscription = None
 
     async def close(self) -> None:
-        """Cut the connections."""
+        """Close the connections."""
         await self._unsubscribe()
         await self._sender.close()
 

@@ -1,6 +1,6 @@
-"""The page of `evsched top`, as a value: what one look brought, and what is known from the looks before it.
+"""The page of `evsched top`, as a value: made of one look at Redis and what is known from the looks before it.
 
-Pure: top/collector.py looks, cli/draw.py draws. Lengths in seconds, times in Unix seconds by Redis's clock.
+Pure: top/collector.py looks, cli/render.py draws. Lengths are in seconds, times in Unix seconds by Redis's clock.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _SENSELESS: Final = 1e9
 
 
 class Look(Struct, frozen=True):
-    """What one look brought."""
+    """What the collector got in one look."""
 
     at: float
-    """By the host's monotonic clock."""
+    """On the host's monotonic clock."""
     stats: dict[str, QueueStats]
     leases: dict[str, list[Lease]]
     statuses: list[WorkerStatus]
     refused: dict[str, str] = {}
-    """Queues that Redis would not read, and why."""
+    """Queues that Redis refused to read, and why."""
 
 
 class Count(Struct, frozen=True):
-    """What a worker had done for a queue when it last answered."""
+    """What a worker had done for a queue when it last reported."""
 
     at: float
     started: int
@@ -42,7 +42,7 @@ class Count(Struct, frozen=True):
 
 
 class Rates(Struct, frozen=True):
-    """How many in a second."""
+    """Jobs per second."""
 
     started: float = 0.0
     done: float = 0.0
@@ -50,14 +50,14 @@ class Rates(Struct, frozen=True):
 
 
 class Sample(Struct, frozen=True):
-    """The lateness of what has started since the look before."""
+    """The lateness of the jobs that have started since the look before."""
 
     p50: float
     max: float
 
 
 class History(Struct, frozen=True):
-    """What the next look is compared with. The first is compared with nothing."""
+    """What the next look is compared with. It is empty before the first."""
 
     looks: int = 0
     counts: dict[tuple[str, str], Count] = {}
@@ -67,7 +67,7 @@ class History(Struct, frozen=True):
 
 
 class QueueRow(Struct, frozen=True):
-    """One queue. `overdue` are of those on the schedule."""
+    """One queue. `overdue` jobs are a part of `schedule`."""
 
     queue: str
     schedule: int
@@ -81,11 +81,11 @@ class QueueRow(Struct, frozen=True):
     paused: float | None
     """Since when."""
     rates: Rates | None
-    """None: there is nothing yet to compare with."""
+    """None: there is only one look so far."""
 
 
 class JobRow(Struct, frozen=True):
-    """One run; `seconds` since it was handed out."""
+    """One run; `seconds` since it was fetched."""
 
     queue: str
     id: str
@@ -99,23 +99,23 @@ class WorkerRow(Struct, frozen=True):
 
     worker: str
     answered: bool
-    """False: its event loop is blocked, it hangs, or it has just ended. Then the slots are not known."""
+    """False: its event loop is blocked, it hangs, or it has just ended. Its slots are then unknown."""
     slots: int | None
     busy: int
-    """Runs; of a worker that has not answered, the jobs in its lists."""
+    """Runs; the jobs that it holds, if it has not answered."""
     runs: list[JobRow]
     """The longest first; not all of them if there are many."""
 
 
 class Down(Struct, frozen=True):
-    """Redis does not answer: the rest of the page is from before."""
+    """Redis is down: the rest of the page is from before."""
 
     seconds: float
     reason: str
 
 
 class Page(Struct, frozen=True):
-    """All that is shown."""
+    """Everything that is shown."""
 
     now: float | None
     queues: list[QueueRow]
@@ -129,7 +129,7 @@ class Page(Struct, frozen=True):
 
 
 def compose(look: Look, before: History) -> tuple[Page, History]:
-    """Make the page of a look, and what the next one is compared with."""
+    """Return the page of a look, and what the next look is compared with."""
     by_queue: dict[str, list[Rates]] = {queue: [] for queue in look.stats}
     late: list[float] = []
     for status in look.statuses:
@@ -152,7 +152,7 @@ def compose(look: Look, before: History) -> tuple[Page, History]:
 
 
 def sample(lateness: Iterable[float]) -> Sample | None:
-    """Return the middle one and the largest, None of none; of an even number the upper of the two in the middle."""
+    """Return the median and the largest; None without values. Of an even number, the median is the upper one."""
     sane = sorted(late for late in lateness if late < _SENSELESS)
     return Sample(sane[len(sane) // 2], sane[-1]) if sane else None
 
@@ -172,7 +172,7 @@ def _rates(known: Count, status: WorkerStatus, now: float) -> Rates:
 
 
 def _counts(look: Look, before: History) -> dict[tuple[str, str], Count]:
-    """Keep the counts of those who did not answer this time and still have a lease: theirs go on from there."""
+    """Return the counts by worker. One that has a lease but did not reply this time keeps its last count."""
     leased = {(lease.worker, queue) for queue, leases in look.leases.items() for lease in leases}
     kept = {key: count for key, count in before.counts.items() if key in leased}
     new = {(p.worker, p.queue): Count(look.at, p.started, p.done, p.failed) for p in look.statuses}

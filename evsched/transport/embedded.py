@@ -75,9 +75,10 @@ class EmbeddedRedis:
     def __init__(
         self,
         server: Server | None = None,
+        project: ProjectFolder | None = None,
+        /,
         *,
         port: int | None = None,
-        project: ProjectFolder | None = None,
         **settings: str,
     ) -> None:
         self.server = server or find_server()

@@ -215,13 +215,13 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "write a string as", ("enqueue", "add", "1", "--arg", "b=text")),
     (2, "more than 0", ("enqueue", "add", "1", "--timeout", "0")),
     (2, "window 'never: 1'", ("enqueue", "add", "1", "--window", "never: 1")),
-    (2, "is no time", ("enqueue", "add", "1", "--at", "soon")),
-    (2, "is no length", ("enqueue", "add", "1", "--in", "soon")),
+    (2, "is not a time", ("enqueue", "add", "1", "--at", "soon")),
+    (2, "is not a duration", ("enqueue", "add", "1", "--in", "soon")),
     (2, "give one of them", ("enqueue", "add", "1", "--in", "1s", "--at", "0")),
     (2, "from 0 to 9", ("enqueue", "add", "1", "--priority", "10")),
     (2, "an id is 1 to 200", ("enqueue", "add", "1", "--id", "a b")),
     (2, "with --at or --in", ("reschedule", "x")),
-    (2, "all with --all", ("dead", "drop")),
+    (2, "or --all", ("dead", "drop")),
     (1, "it never existed", ("show", "nobody")),
     (1, "does not wait and does not run", ("cancel", "nobody")),
     (1, "is not on the schedule", ("run-now", "nobody")),
@@ -263,6 +263,8 @@ async def test_a_redis_that_is_too_old(cli: Cli) -> None:
 
 def test_help_and_version(cli: Cli) -> None:
     assert "run-now" in cli.run("--help").stdout
+    for command in ("dev", "enqueue", "show", "limit", "recurrences add", "windows set", "simulate", "doctor", "top"):
+        assert "Example: evsched " in cli.run(*command.split(), "--help").stdout, command
     assert cli.run("--version").stdout == "0.1.0\n"
 
 

@@ -41,7 +41,7 @@ def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
 
 
 def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
-    assert "has no limits" in cli.run("limit", queue).stderr
+    assert cli.terminal(80, "limit", queue) == f"queue {queue} has no limits\n"
     assert cli.json("limit", queue, "--concurrency", "5", "--rate", "90/m") == {
         "paused": None,
         "queue": {"concurrency": 5.0, "rate": 1.5},

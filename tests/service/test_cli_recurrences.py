@@ -108,7 +108,7 @@ def test_windows_are_kept_by_name(cli: Cli, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {f"job-{n}": 4e9 for n in range(600)})
     raw.zadd(f"evsched:{{{queue}}}:deferred:customer-a", {f"job-{n}": 4e9 for n in range(600)})
     done = cli.run("windows", "set", "customer-a", "00:00-24:00 UTC", *of)
-    assert done.stdout == "customer-a is 00:00-24:00 UTC; 600 jobs that waited for it are judged anew\n"
+    assert done.stdout == "customer-a is 00:00-24:00 UTC; 600 jobs that waited for it are checked again\n"
     assert not raw.zcount(f"evsched:{{{queue}}}:schedule", 4e9, 4e9)
     assert cli.run("windows", "remove", "customer-a", *of).returncode == 0
     assert cli.run("windows", "remove", "customer-a", *of).returncode == 1

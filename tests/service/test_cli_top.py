@@ -175,7 +175,7 @@ def test_an_outage_of_redis_is_shown_and_survived(cli: Cli, own: EmbeddedRedis) 
         cli.run("enqueue", "hang", "--in", "1h")
         terminal.until("default", "0/256")
         own.stop()
-        page = terminal.until("Redis is down for", "What stands below is from before")
+        page = terminal.until("Redis is down for", "The figures below are from before")
         assert "0/256" in page
         own.start()
         terminal.until("default", "0/256", without="Redis is down")

@@ -68,8 +68,10 @@ class Cli:
 
     def terminal(self, columns: int, *words: str) -> str:
         """Run a command whose stdout is a terminal of so many columns; return what it printed there."""
+        environment = {**self.environment, "TERM": "xterm"}
+        environment.pop("COLUMNS", None)  # of the terminal on which the tests run
         with ThreadPoolExecutor(1) as thread, Terminal(columns) as terminal:
-            done = thread.submit(self._call, words, {**self.environment, "TERM": "xterm"}, terminal.stdout)
+            done = thread.submit(self._call, words, environment, terminal.stdout)
             return terminal.read_until_end(done)
 
     def process(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -100,7 +100,15 @@ def test_a_pipe_gets_every_column_whole_with_tabs_between(capsys: pytest.Capture
 def test_a_pipe_gets_the_header_of_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
     table(COLUMNS, [], "no dead jobs")
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("job\tdied\ttask\treason\n", "evsched: no dead jobs\n")
+    assert (said.out, said.err) == ("job\tdied\ttask\treason\n", "")
+
+
+def test_a_terminal_gets_a_sentence_instead_of_an_empty_table(
+    terminal: SetWidth, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal(80)
+    table(COLUMNS, [], "no dead jobs")
+    assert _lines(capsys) == ["no dead jobs"]
 
 
 def test_values_below_each_other_are_indented_as_far_as_the_longest_name(

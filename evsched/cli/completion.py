@@ -1,0 +1,21 @@
+"""The command that prints a script for tab completion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from evsched.cli.root import root
+
+
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")], /) -> None:
+    """Print a script that completes commands, flags and their choices with Tab. Save it where your shell looks for it.
+
+    bash: evsched completion bash > ~/.local/share/bash-completion/completions/evsched
+
+    zsh: evsched completion zsh > ~/.zfunc/_evsched, with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
+
+    fish: evsched completion fish > ~/.config/fish/completions/evsched.fish
+    """
+    print(root.generate_completion(shell=shell))
