@@ -136,11 +136,11 @@ def _watch(client: Any, replies: dict[bytes, str], seconds: float) -> list[float
         answer = client.blpop(list(waiting), timeout=1)
         if answer is None:
             continue
-        way, told = waiting.pop(answer[0]), msgspec.json.decode(answer[1])
-        if told["outcome"] != "done":
+        way, reply = waiting.pop(answer[0]), msgspec.json.decode(answer[1])
+        if reply["outcome"] != "done":
             continue
-        late.append(told["result"])
-        line = f"{len(late):4} of {len(replies)}  {told['id']:24} {way:8} {told['result'] * 1e3:7.2f} ms late"
+        late.append(reply["result"])
+        line = f"{len(late):4} of {len(replies)}  {reply['id']:24} {way:8} {reply['result'] * 1e3:7.2f} ms late"
         if live:
             print(f"\r{line}", end="", flush=True)
         elif len(late) % 20 == 0:

@@ -62,8 +62,8 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
             return found, 0, 0
         audit = Audit(sender, queues)
         try:
-            with _bar() as told:
-                wrong = await audit.run(repair=repair, told=told)
+            with _bar() as report:
+                wrong = await audit.run(repair=repair, told=report)
             found += await Standstill(sender, audit.queues).run()
             found += await broken_recurrences(sender, audit.queues)
             found += wrong

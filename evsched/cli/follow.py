@@ -92,14 +92,14 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
             window = redis.send(store.window(name)) if name else None
         waits = waits_now(facts.status, facts.now)
         types = {name: redis.send(server.kind(keys.root(queue) + name)) for name in PLACES} if waits else None
-    told = say(job, queue, facts, nearest, window, types)
+    answer = say(job, queue, facts, nearest, window, types)
     if facts.status is None and not json:
-        raise JobMissing(told.sentence)
+        raise JobMissing(answer.sentence)
     if json:
-        output.as_json(told)
+        output.as_json(answer)
     else:
-        table.sentence(f"{job}: {told.sentence}")
-        table.fields(told.facts.items())
+        table.sentence(f"{job}: {answer.sentence}")
+        table.fields(answer.facts.items())
     return int(facts.status is None)
 
 
@@ -131,8 +131,8 @@ async def _follow(url: str, queue: str, job: str) -> None:
     with bars:
         bar = bars.add_task(escape(job), total=None)
 
-        def draw(told: Any) -> None:
-            known = msgspec.convert(told, Progress)
+        def draw(message: Any) -> None:
+            known = msgspec.convert(message, Progress)
             bars.update(bar, completed=known.done, total=known.total, description=escape(f"{job} {known.note}"))
 
         async def hear() -> None:

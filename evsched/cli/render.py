@@ -131,11 +131,12 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[object]], names: i
     needs = [min(wide, _NAME_LEAST) if n < names else wide for n, wide in enumerate(widest)]
     kept = fit(needs, [column.rank for column in columns], width, gap)
     drawn = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    room = width - sum(needs[n] + gap for n in kept) + gap
     for n in kept:
-        if n < names:
-            drawn.add_column(columns[n].name, no_wrap=True, overflow="ellipsis")
-        else:
-            drawn.add_column(columns[n].name, no_wrap=True, justify="right", min_width=needs[n])
+        more = min(widest[n] - needs[n], max(room, 0))  # only a name may need more than it has
+        room -= more
+        justify = "left" if n < names else "right"
+        drawn.add_column(columns[n].name, no_wrap=True, overflow="ellipsis", justify=justify, width=needs[n] + more)
     for row in cells:
         drawn.add_row(*(Text(row[n]) for n in kept))
     left_out = ", ".join(column.name for n, column in enumerate(columns) if n not in kept)

@@ -41,7 +41,7 @@ def cli(server: EmbeddedRedis, folder: Path) -> Cli:
     return Cli(server.url, folder)
 
 
-def test_a_job_from_the_command_line_to_its_end(cli: Cli, queue: str) -> None:
+def test_a_job_is_scheduled_moved_run_and_shown_from_the_command_line(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     assert cli.run("enqueue", "add", "1", "--in", "1h", "--id", "one", *of).stdout == "one\n"
     assert cli.json("enqueue", "add", "2", "3", "--id", "two", *of)["id"] == "two"
@@ -140,7 +140,7 @@ def test_a_failure_is_shown_and_logged_with_its_traceback_wherever_the_handler_r
         assert "\n    json.loads('{')\n" in cli.run("show", task, *of).stdout
 
 
-def test_results_that_count_as_nothing_are_shown(cli: Cli, folder: Path, queue: str) -> None:
+def test_results_that_are_false_or_empty_are_shown(cli: Cli, folder: Path, queue: str) -> None:
     of = ("--queue", queue)
     (folder / "echo.py").write_text(
         "from typing import Any\n"
@@ -229,7 +229,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("code", "words", "command"), MISTAKES, ids=[" ".join(row[2]) for row in MISTAKES])
-def test_a_mistake_is_told_in_one_line(cli: Cli, code: int, words: str, command: tuple[str, ...]) -> None:
+def test_a_mistake_gives_one_line_and_its_exit_code(cli: Cli, code: int, words: str, command: tuple[str, ...]) -> None:
     done = cli.run(*command)
     line = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (code, 1, ""), done.stderr
@@ -245,7 +245,7 @@ def test_a_variable_that_is_not_a_setting_stops_no_command(cli: Cli) -> None:
     assert "Kubernetes" in done.stderr
 
 
-async def test_a_redis_that_is_too_old(cli: Cli) -> None:
+async def test_a_redis_that_is_too_old_is_refused(cli: Cli) -> None:
     async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1000):
             text = b"redis_version:6.2.14\r\n"
@@ -268,7 +268,7 @@ def test_help_and_version(cli: Cli) -> None:
     assert cli.run("--version").stdout == "0.1.0\n"
 
 
-def test_a_lifespan_that_fails_is_told_in_one_line(cli: Cli, folder: Path, queue: str) -> None:
+def test_a_lifespan_that_fails_gives_one_line_on_stderr(cli: Cli, folder: Path, queue: str) -> None:
     (folder / "shared.py").write_text(
         "from contextlib import asynccontextmanager\n"
         "from evsched import App\n\n"
@@ -293,7 +293,7 @@ def test_json_cannot_steer_the_terminal(cli: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["queues --json", "top --json", "doctor", "--help", "enqueue noop"])
 @pytest.mark.parametrize(("to", "words"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")])
-def test_a_stdout_that_cannot_be_written_is_told_in_one_line(cli: Cli, command: str, to: str, words: str) -> None:
+def test_a_stdout_that_cannot_be_written_gives_one_line_on_stderr(cli: Cli, command: str, to: str, words: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {to}', "sh", *cli.command(*command.split())],
         env=cli.environment,
@@ -306,7 +306,7 @@ def test_a_stdout_that_cannot_be_written_is_told_in_one_line(cli: Cli, command: 
     assert f"evsched: stdout cannot be written: {words}" in done.stderr
 
 
-def test_a_reader_that_has_gone_is_no_error_to_tell(cli: Cli) -> None:
+def test_a_reader_that_has_ended_gives_no_message(cli: Cli) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

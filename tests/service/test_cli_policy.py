@@ -68,7 +68,7 @@ def test_pause_and_resume(cli: Cli, queue: str) -> None:
     assert "completed" in cli.json("explain", "a", *of)["sentence"]
 
 
-def test_a_queue_of_which_nothing_is_known_is_not_paused_by_a_slip(cli: Cli, queue: str, raw: Any) -> None:
+def test_an_unknown_queue_is_paused_only_with_create(cli: Cli, queue: str, raw: Any) -> None:
     cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
     for command in ("pause", "resume"):
         done = cli.run(command, f"{queue}x")
@@ -84,7 +84,7 @@ def test_a_queue_of_which_nothing_is_known_is_not_paused_by_a_slip(cli: Cli, que
     assert f"did you mean {queue}?" in done.stderr
 
 
-def test_a_queue_that_cannot_be_read_hides_no_other(cli: Cli, queue: str, raw: Any) -> None:
+def test_a_queue_that_cannot_be_read_does_not_hide_the_others(cli: Cli, queue: str, raw: Any) -> None:
     cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
     bad = f"evsched:{{{queue}-bad}}:"
     raw.set(f"{bad}schedule", "x")
@@ -103,7 +103,7 @@ def test_a_queue_that_cannot_be_read_hides_no_other(cli: Cli, queue: str, raw: A
         raw.delete(f"{bad}schedule", f"{bad}leases")
 
 
-def test_a_list_that_is_cut_says_so(cli: Cli, queue: str, raw: Any) -> None:
+def test_a_list_that_is_cut_says_how_many_there_are(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     raw.zadd(f"evsched:{{{queue}}}:dead", {f"job-{n}": n for n in range(7)})
     raw.zadd(f"evsched:{{{queue}}}:schedule", {f"later-{n}": 4e9 + n for n in range(3)})
@@ -116,7 +116,7 @@ def test_a_list_that_is_cut_says_so(cli: Cli, queue: str, raw: Any) -> None:
     assert "2 of 7 jobs in dead" in done.stderr
 
 
-def test_explain_of_nobody_names_the_nearest(cli: Cli, queue: str, raw: Any) -> None:
+def test_explain_suggests_ids_like_a_missing_one(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     cli.run("enqueue", "noop", "--id", "welcome-42", "--in", "1h", *of)
     done = cli.run("explain", "welcom-42", *of)
@@ -129,7 +129,7 @@ def test_explain_of_nobody_names_the_nearest(cli: Cli, queue: str, raw: Any) -> 
     assert told["facts"]["task"] == "noop"
 
 
-def test_an_id_that_is_there_is_kept_or_replaced(cli: Cli, queue: str) -> None:
+def test_on_conflict_keeps_or_replaces_a_waiting_job(cli: Cli, queue: str) -> None:
     of = ("--queue", queue, "--id", "a")
     cli.run("enqueue", "noop", "--in", "1h", *of)
     assert "has not ended yet" in cli.run("enqueue", "noop", *of).stderr
@@ -181,7 +181,7 @@ def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> N
         ("from 0.001 to 1000", ("--weight", "5000", "--group", "a")),
     ],
 )
-def test_a_limit_that_cannot_be(cli: Cli, words: str, command: tuple[str, ...]) -> None:
+def test_a_limit_that_is_not_valid_is_refused(cli: Cli, words: str, command: tuple[str, ...]) -> None:
     done = cli.run("limit", "q", *command)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
     assert words in done.stderr

@@ -60,7 +60,7 @@ def test_a_recurrence_from_the_command_line(cli: Cli, queue: str) -> None:
     assert (gone.returncode, gone.stderr) == (1, "evsched: t is no recurrence of this queue\n")
 
 
-def test_looking_ahead(cli: Cli, queue: str) -> None:
+def test_next_and_simulate_list_the_times_to_come(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     window = "mon-thu 08:00-18:00 Europe/Berlin"
     cli.run(
@@ -89,7 +89,7 @@ def test_looking_ahead(cli: Cli, queue: str) -> None:
     assert cli.run("recurrences", "next", "nobody", *of).returncode == 1
 
 
-def test_simulate_needs_no_redis_for_rules_of_its_own(cli: Cli) -> None:
+def test_simulate_with_rules_given_needs_no_redis(cli: Cli) -> None:
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
     span = ("--from", "2026-03-29T00:00:00+01:00", "--to", "2026-03-29T04:30:00+02:00", "--zone", "Europe/Berlin")
     shown = cli.run("simulate", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *span).stdout
@@ -139,7 +139,7 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("after --from", ("simulate", "--rule", "@daily", "--from", "100", "--to", "50")),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_place(cli: Cli, words: str, command: tuple[str, ...]) -> None:
+def test_a_rule_that_is_not_valid_is_refused_with_its_place(cli: Cli, words: str, command: tuple[str, ...]) -> None:
     done = cli.run(*command)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
     assert words in done.stderr

@@ -150,7 +150,7 @@ def test_a_worker_that_hangs_has_not_answered(cli: Cli, queue: str) -> None:
 
 
 @pytest.mark.parametrize("leave", ["q", "SIGTERM"])
-def test_the_live_page_and_the_way_out(cli: Cli, queue: str, leave: str) -> None:
+def test_the_live_page_ends_on_q_or_sigterm_and_restores_the_terminal(cli: Cli, queue: str, leave: str) -> None:
     of = ("--queue", queue)
     with (
         cli.running("dispatcher", *of, until="keyspace events arrive"),
@@ -183,7 +183,7 @@ def test_an_outage_of_redis_is_shown_and_survived(cli: Cli, own: EmbeddedRedis) 
         assert terminal.left() == 0
 
 
-def test_a_missing_right_is_told(cli: Cli, own: EmbeddedRedis) -> None:
+def test_a_missing_right_is_named(cli: Cli, own: EmbeddedRedis) -> None:
     raw = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
     raw.execute_command("ACL", "SETUSER", "nobody", "on", "nopass", "+@connection", "~*", "+@read")
     raw.close()

@@ -8,12 +8,12 @@ from evsched.config import RANGES, SETTINGS, Config, as_environment, load, warni
 from evsched.errors import ConfigError
 
 
-def test_nothing_set_is_the_defaults() -> None:
+def test_without_variables_the_settings_are_the_defaults() -> None:
     assert load({}) == Config()
     assert load({"PATH": "/bin", "EVSCHED_TEST_SERVER": "valkey"}) == Config()
 
 
-def test_a_flag_wins_over_the_environment_and_none_is_no_flag() -> None:
+def test_a_flag_wins_over_the_environment_unless_it_is_none() -> None:
     environment = {"EVSCHED_URL": "redis://a:1/2", "EVSCHED_BATCH": "10"}
     found = load(environment, url="redis://b:1/0", batch=None)
     assert (found.url, found.batch) == ("redis://b:1/0", 10)
@@ -72,7 +72,7 @@ def test_settings_go_through_an_environment(config: Config) -> None:
         ({"colour": 1}, "unknown field `colour`"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused(flags: dict[str, object], words: str) -> None:
+def test_a_value_that_is_not_valid_is_refused(flags: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load({}, **flags)
 
@@ -100,7 +100,7 @@ def test_a_number_out_of_its_range_is_refused_by_its_variable(name: str, value: 
     assert "\n" not in str(error.value)
 
 
-def test_the_ends_of_a_range_are_in_it() -> None:
+def test_both_ends_of_a_range_are_allowed() -> None:
     for name, (least, most) in RANGES.items():
         if "lease" not in name and "heartbeat" not in name:  # of which one goes with the other
             assert [getattr(load({f"EVSCHED_{name.upper()}": str(end)}), name) for end in (least, most)] == [
@@ -109,7 +109,7 @@ def test_the_ends_of_a_range_are_in_it() -> None:
             ]
 
 
-def test_a_variable_that_is_not_a_setting_is_passed_over_and_told() -> None:
+def test_a_variable_that_is_not_a_setting_is_ignored_and_named() -> None:
     environment = {"EVSCHED_ZZZZZZ": "1", "EVSCHED_SAFTY_CAP": "3", "EVSCHED_BATCH": "7", "PATH": "/bin"}
     assert load(environment) == Config(batch=7)
     told = warning(environment)
@@ -118,7 +118,7 @@ def test_a_variable_that_is_not_a_setting_is_passed_over_and_told() -> None:
     assert warning({"EVSCHED_BATCH": "7", "EVSCHED_TEST_SERVER": "valkey"}) is None
 
 
-def test_what_kubernetes_sets_for_services_of_our_name_changes_nothing() -> None:
+def test_variables_of_kubernetes_services_change_nothing() -> None:
     environment = {
         "EVSCHED_PORT": "tcp://10.0.0.1:6379",
         "EVSCHED_SERVICE_HOST": "10.0.0.1",
@@ -136,7 +136,7 @@ def test_what_kubernetes_sets_for_services_of_our_name_changes_nothing() -> None
     assert "did you mean" not in told
 
 
-def test_a_warning_names_a_few_variables_of_very_many() -> None:
+def test_a_warning_names_eight_variables_at_the_most() -> None:
     told = warning({f"EVSCHED_{name * 7}": "" for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"})
     assert told is not None
     assert told.endswith("EVSCHED_HHHHHHH, 18 more")
@@ -158,6 +158,6 @@ def test_settings_come_from_flags_then_environment_then_defaults() -> None:
         ("EVSCHED_QUEUES", "a b", "a queue's name is"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_name(variable: str, value: str, words: str) -> None:
+def test_a_setting_that_is_not_valid_is_refused_by_its_variable(variable: str, value: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load({variable: value})

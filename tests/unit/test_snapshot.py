@@ -59,7 +59,7 @@ def look(at: float, *statuses: WorkerStatus, leased: tuple[str, ...] = ()) -> Lo
     return Look(at, {"q": CENSUS}, {"q": leases}, list(statuses))
 
 
-def test_the_first_look_knows_no_rates() -> None:
+def test_the_first_page_has_no_rates() -> None:
     page, history = compose(look(10.0, status("w", 100, [0.1] * 50)), History())
     assert page == Page(
         now=1000.0,
@@ -71,7 +71,7 @@ def test_the_first_look_knows_no_rates() -> None:
     assert history == History(1, {("w", "q"): Count(10.0, 100, 100, 0)}, [])
 
 
-def test_rates_and_lateness_are_of_what_is_new() -> None:
+def test_rates_and_lateness_count_what_is_new_since_the_last_look() -> None:
     _, history = compose(look(10.0, status("w", 100, [9.0, 9.0])), History())
     page, history = compose(look(12.0, status("w", 103, [9.0, 9.0, 0.3, 0.1, 0.2], runs=1)), history)
     assert page.rates == page.queues[0].rates == Rates(started=1.5, done=1.0, failed=0.0)
@@ -80,7 +80,7 @@ def test_rates_and_lateness_are_of_what_is_new() -> None:
     assert (page.rates, page.lateness) == (Rates(), [Sample(0.2, 0.3), None])
 
 
-def test_a_worker_that_missed_a_call_is_counted_over_all_the_time() -> None:
+def test_the_rate_of_a_worker_that_missed_a_request_is_over_the_whole_time() -> None:
     _, history = compose(look(10.0, status("w", 100, []), leased=("w",)), History())
     page, history = compose(look(11.0, leased=("w",)), history)
     assert (page.rates, page.workers) == (Rates(), [WorkerRow("w", False, None, 1, [])])
@@ -88,7 +88,7 @@ def test_a_worker_that_missed_a_call_is_counted_over_all_the_time() -> None:
     assert page.rates == Rates(started=2.0, done=2.0)
 
 
-def test_a_worker_that_has_gone_is_forgotten_and_a_new_one_is_no_burst() -> None:
+def test_a_worker_that_ended_is_forgotten_and_a_new_one_is_not_a_burst() -> None:
     _, history = compose(look(10.0, status("old", 100, [])), History())
     page, history = compose(look(11.0, status("new", 500, [1.0])), history)
     assert (page.rates, page.lateness) == (Rates(), [None])
@@ -100,7 +100,7 @@ def test_rates_of_queues_and_workers_add_up() -> None:
     assert total([]) == Rates()
 
 
-def test_of_more_starts_than_are_told_the_newest_count() -> None:
+def test_of_more_starts_than_are_reported_the_newest_count() -> None:
     _, history = compose(look(10.0, status("w", 0, [])), History())
     page, _ = compose(look(11.0, status("w", 5000, [0.1, 0.2, 0.3, 0.4])), history)
     assert (page.rates, page.lateness) == (Rates(5000, 5000, 0), [Sample(0.3, 0.4)])
@@ -177,6 +177,24 @@ def test_a_page_is_drawn() -> None:
         ["w2", "no", "answer,", "holds", "4"],
         [],
     ]
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_terminal_leaves_whole_columns_out_and_names_them(width: int) -> None:
+    workers = [WorkerRow("w" * 20, True, 8, 1, [JobRow("q" * 20, "j" * 40, "t" * 20, 1, 3.0)])]
+    queues = [QueueRow("q" * 30, 123456, 5, 2, 1, 3, 4, 2, 1003.5, None, Rates(1.5, 1.0, 0.0))]
+    lines = drawn(Page(1000.0, queues, Rates(), [], workers), width)
+    assert all(len(line) <= width for line in lines)
+    header, row, note = lines[lines.index(next(line for line in lines if line.startswith("queue"))) :][:3]
+    columns = ("queue", "schedule", "overdue", "backlog", "ready", "processing", "dead", "start/s", "next due")
+    shown = [name for name in columns if name in header]
+    left_out = [name for name in columns if name not in header]
+    assert {"queue", "ready"} <= {*shown}
+    assert ("123456" in row) == ("schedule" in shown)
+    assert left_out == ([] if width == 80 else ["start/s", "next due"])
+    assert note == (f"(no room for: {', '.join(left_out)}; --json shows all)" if left_out else "")
+    (header,) = [line for line in lines if line.startswith("worker")]
+    assert {"busy", "job"} <= {*header.split()}
 
 
 def test_an_empty_page_says_what_to_do() -> None:
