@@ -182,9 +182,9 @@ class EmbeddedRedis:
         deadline = time.monotonic() + _START
         while not self._answers():
             if self._ended(_LOOK):
-                raise CannotStart(f"{self.server.path} ended at its start: {self._last_words()}")
+                raise CannotStart(f"{self.server.path} ended while it started: {self._last_words()}")
             if time.monotonic() > deadline:
-                raise CannotStart(f"{self.server.path} gave no answer in {_START:g} s: {self._last_words()}")
+                raise CannotStart(f"{self.server.path} did not answer within {_START:g} s: {self._last_words()}")
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client:

@@ -152,5 +152,5 @@ def test_a_count_holds_for_what_is_looked_at_ahead(cli: Cli, queue: str, raw: An
     assert len(cli.json("simulate", *span, *of)) == 2
     raw.hset(f"evsched:{{{queue}}}:recurrence:r", "made", 2)
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": "inf"})
-    assert "does not recur any more" in cli.run("recurrences", "next", "r", *of).stderr
+    assert "does not recur any more" in cli.terminal(80, "recurrences", "next", "r", *of)
     assert cli.json("simulate", *span, *of) == []
