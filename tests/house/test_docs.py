@@ -48,6 +48,23 @@ def test_the_index_names_every_page() -> None:
     assert set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text())) == pages
 
 
+def test_the_map_answers_ten_questions_with_files_that_exist() -> None:
+    table = (DOCS / "design.md").read_text().partition("## Where to find it")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+\?) \| (.+) \|$", table, re.M)
+    assert len(rows) == 10
+    for question, answer in rows:
+        files = re.findall(r"`((?:evsched|lua)/[\w/.]+)`", answer)
+        assert files, question
+        assert all((ROOT / file).is_file() for file in files), question
+
+
+def test_the_folders_that_contributing_names_exist() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things are")[2].partition("\n## ")[0]
+    named = {path.rstrip("/") for path in re.findall(r"`((?:evsched|tests)/\w+/?)`", table)}
+    real = {path.parent.relative_to(ROOT) for path in (*ROOT.glob("evsched/*/*.py"), *ROOT.glob("tests/*/*.py"))}
+    assert named == {str(path) for path in real}
+
+
 def commands_of(app: App, *before: str) -> set[str]:
     """Return the names of all commands below an app, those that only group others left out."""
     found = set[str]()
