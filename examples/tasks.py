@@ -1,4 +1,4 @@
-"""A small app to run, to look at and to scrape: `evsched dev examples.tasks:app`, or grafana/compose.yml."""
+"""A small app to run, watch and scrape: `evsched dev examples.tasks:app`, or grafana/compose.yml."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ async def send_mail(to: str, subject: str = "") -> int:
 
 
 @app.recurring(every=2)
-@app.task(timeout=1, retry=Retry(attempts=1))  # made anew every 2 s: to try again would only be late
+@app.task(timeout=1, retry=Retry(attempts=1))  # it recurs every 2 s, so a retry would only be late
 async def mail_all() -> None:
     await send_mail.enqueue_many([(f"user{n}@example.com", "hello") for n in range(20)])
