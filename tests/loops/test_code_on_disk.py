@@ -74,7 +74,8 @@ async def test_jobs_wait_until_the_code_is_mended_and_no_attempt_is_counted(
     async with system(config, app) as running:
         text = BROKEN[broken]
         file.unlink() if text is None else file.write_text(text)
-        raw.hset(f"evsched:{{{queue}}}:job:1", mapping={"payload": encode({"task": task}), "suspect": suspect})
+        raw.hset(f"evsched:{{{queue}}}:job:1", mapping={"payload": encode({"task": task})})
+        raw.hset(f"evsched:{{{queue}}}:suspects", "1", suspect)
         raw.zadd(f"evsched:{{{queue}}}:schedule", {"1": 0})
         found = await running.recorder.wait(events.HandlerNotFound)
         assert found.task == task

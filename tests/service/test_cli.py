@@ -347,7 +347,7 @@ def test_a_recurrence_that_would_never_recur_is_bad_usage(cli: Cli) -> None:
 
 def test_a_database_that_redis_does_not_have_is_named(cli: Cli) -> None:
     for command in ("queues", "doctor"):
-        done = cli.run(command, "--url", cli.environment["EVSCHED_URL"].replace("db=0", "db=99"))
+        done = cli.run(command, "--url", f"{cli.environment['EVSCHED_URL']}?db=99")
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "the URL names a database that Redis does not have" in done.stderr
 

@@ -335,7 +335,7 @@ def test_a_node_of_a_cluster_is_told_by_that_name(tmp_path: Path) -> None:
         bus = free.getsockname()[1]
     with EmbeddedRedis(port=0, cluster_enabled="yes", cluster_port=str(bus)) as server:
         cli = Cli(server.url, tmp_path)
-        for command in (("doctor",), ("dispatcher",), ("enqueue", "t"), ("queues", "--url", f"{server.url[:-1]}1")):
+        for command in (("doctor",), ("dispatcher",), ("enqueue", "t"), ("queues", "--url", f"{server.url}?db=1")):
             done = cli.run(*command)
             assert (done.returncode, "Traceback" in done.stderr) == (1, False)
             assert "Redis Cluster, which evsched does not support yet" in done.stdout + done.stderr, command
@@ -377,7 +377,7 @@ async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: 
     ("record", "words"),
     [
         ({"rule": "61 * * * *", "payload": "{}"}, "the minute"),
-        ({"rule": "0 0 30 2 *", "payload": "{}"}, "it never comes"),
+        ({"rule": "0 0 30 2 *", "payload": "{}"}, "it never falls due"),
         ({"rule": "@daily", "zone": "Europe/Berln", "payload": "{}"}, "did you mean Europe/Berlin?"),
         ({"rule": "@daily"}, "no payload"),
         ({"rule": "@daily", "payload": "{}", "count": "many"}, "$.count"),
