@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 from evsched import events
+from evsched.errors import StoreError
 from evsched.jobs.job import Returned
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
@@ -112,10 +113,13 @@ class QueueConsumer:
             await self._work.wait()
             self._work.clear()
             async with self._reconnect:
-                await self.exchange()
-            if self._reconnect.failures:
-                self._demand.share.want(False)  # the other queues need not leave room for jobs that cannot come
-                self.on_unsure()
+                try:
+                    await self.exchange()
+                except StoreError:
+                    # Before `_reconnect` waits: the other queues need not leave room for jobs that cannot come.
+                    self._demand.share.want(False)
+                    self.on_unsure()
+                    raise
 
     async def exchange(self) -> None:
         """Write the outcomes of what has ended, and start what there is room for.

@@ -146,6 +146,38 @@ async def test_a_worker_whose_queues_are_all_refused_waits_and_can_be_stopped(
         raw.delete(f"evsched:{{{queue}}}:leases")
 
 
+async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_again(
+    server: EmbeddedRedis, queue: str, raw: Any, app: App
+) -> None:
+    """Else its share of the slots would stay free: the other queues leave room for its jobs."""
+    bad, slots = f"{queue}-bad", 4
+    broken, wanted = asyncio.Event(), list[bool]()
+
+    @app.task
+    async def hold() -> None:
+        await broken.wait()
+
+    app.move_to(server.url)
+    config = Config(url=server.url, queues=(bad, queue), concurrency=slots, shutdown_grace=0.2)
+    async with system(config, app) as running:
+        await hold.using(queue=bad).enqueue_many([()] * 2 * slots)
+        recorder = running.recorder
+        await recorder.until(lambda: sum(len(event.ids) for event in recorder.of(events.Started)) == slots)
+        raw.set(f"evsched:{{{bad}}}:fair", "a string")
+        share = running.workers[0].consumers[bad]._demand.share  # pyright: ignore[reportPrivateUsage]
+
+        def on_event(event: events.Event) -> None:
+            if isinstance(event, events.RedisFailed) and event.kind == "wrongtype":
+                asyncio.get_running_loop().call_soon(lambda: wanted.append(share.wants))
+
+        running.events.subscribe(on_event)
+        broken.set()  # the ends of these runs cannot be written, and there are more jobs
+        await recorder.wait(events.CallRefused, lambda event: event.who == f"worker, queue {bad}")
+        await recorder.until(lambda: len(wanted) >= 4)
+        assert not any(wanted[1:])
+        raw.delete(f"evsched:{{{bad}}}:fair")
+
+
 async def test_jobs_are_handed_back_to_the_other_queues_of_one_that_redis_refuses(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:

@@ -91,7 +91,7 @@ async def test_each_has_a_port_and_a_file_names_them(cli: Cli, queue: str, folde
     finally:
         assert ended(child) == 0
     assert not targets.exists()
-    assert not any(alive(line["pid"]) for line in log.lines if line["event"] == "ChildStarted")
+    assert not any(alive(line["pid"]) for line in log.lines if line.get("event") == "ChildStarted")
 
 
 def test_another_starts_when_all_slots_are_in_use_and_ends_when_idle(

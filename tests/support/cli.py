@@ -161,7 +161,7 @@ class Log:
         """Read on to the `count`th line of an event, or of any of several."""
         assert self._child.stderr is not None
         names = {event, *others}
-        while len(found := [line for line in self.lines if line["event"] in names and where(line)]) < count:
+        while len(found := [line for line in self.lines if line.get("event") in names and where(line)]) < count:
             line = self._child.stderr.readline()
             assert line, f"it ended, and said {self.lines}"
             self.lines.append(json.loads(line))
