@@ -32,12 +32,13 @@ class Reconnect:
     def __init__(self, who: str, emit: Emit, queue: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
         self._who = who
         self._queue = queue
+        self._loop = f"{who}, queue {queue}" if queue else who
         self._emit = emit
         self._clock = clock
         self._down_since: float | None = None
         """When Redis went away; None = it is there."""
         self._refusals = Refusals()
-        self.pulse = Pulse(who)
+        self.pulse = Pulse(self._loop)
         self.failures = 0
         self.reason: str | None = None
         """Why the last pass failed; None = it did not."""
@@ -51,7 +52,7 @@ class Reconnect:
         now = self._clock()
         if down and self._down_since is None:
             self._down_since = now
-            self._emit(events.RedisDown(who=self._who, reason=str(error), kind=error.kind))
+            self._emit(events.RedisDown(who=self._loop, reason=str(error), kind=error.kind))
         elif not down and self._refusals.refused(now):
             self._emit(events.CallRefused(who=self._who, queue=self._queue, reason=str(error)))
         self.failures += 1
@@ -62,7 +63,7 @@ class Reconnect:
         """Note that Redis did what it was asked."""
         now = self._clock()
         if self._down_since is not None:
-            self._emit(events.RedisUp(who=self._who, seconds=now - self._down_since))
+            self._emit(events.RedisUp(who=self._loop, seconds=now - self._down_since))
         refused_for = self._refusals.accepted(now)
         if refused_for is not None:
             self._emit(events.CallAccepted(who=self._who, queue=self._queue, seconds=refused_for))

@@ -57,7 +57,7 @@ class QueueConsumer:
         self._fetcher = Fetcher(self.served, share, self)
         self._starter = RunStarter(self.served, executor, self.held, share, self.wake)
         self._progress = ProgressWriter(self.served, self.held.runs)
-        self._reconnect = Reconnect(f"worker, queue {queue}", runtime.emit)
+        self._reconnect = Reconnect("worker", runtime.emit, queue)
         self._work = asyncio.Event()
         """There may be something to exchange."""
         self._work.set()

@@ -46,7 +46,7 @@ class Fetcher:
         self._share = share
         self._listener = listener
         self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout)
-        self.reconnect = Reconnect(f"worker, fetching from {served.queue}", served.runtime.emit)
+        self.reconnect = Reconnect("worker, fetching", served.runtime.emit, served.queue)
         self.full = False
         """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` fetches too."""
         self._hungry = asyncio.Event()

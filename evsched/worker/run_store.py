@@ -51,6 +51,7 @@ class RedisRunStore:
         self._sender = runtime.sender
         self._worker = worker
         self._reconnect = Reconnect("worker", runtime.emit)
+        self._marking = Reconnects("worker, marking runs", runtime.emit)
         self._refused = Reconnects("worker, windows", runtime.emit)
         self._reading = dict[tuple[str, str], asyncio.Future[str | None]]()
 
@@ -58,7 +59,7 @@ class RedisRunStore:
         """Write that a run begins, as `RunStore.mark`."""
         store = Store(run.delivery.queue)
         while True:
-            async with self._reconnect:
+            async with self._marking.of(store.queue):
                 return not await self._sender.send(store.begin(self._worker, [(run.job, mark)]))
 
     async def read_window(self, queue: str, name: str) -> str | None:

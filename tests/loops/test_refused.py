@@ -172,7 +172,7 @@ async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_a
 
         running.events.subscribe(on_event)
         broken.set()  # the ends of these runs cannot be written, and there are more jobs
-        await recorder.wait(events.CallRefused, lambda event: event.who == f"worker, queue {bad}")
+        await recorder.wait(events.CallRefused, lambda event: (event.who, event.queue) == ("worker", bad))
         await recorder.until(lambda: len(wanted) >= 4)
         assert not any(wanted[1:])
         raw.delete(f"evsched:{{{bad}}}:fair")
