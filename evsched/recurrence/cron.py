@@ -2,7 +2,7 @@
 
 A rule is cron (five fields, or six with seconds first; names, ranges, steps, `L`, `#`), an alias such as `@daily`, or
 `every` and a number of seconds, counted from 1970. Cron follows the local time of its zone. On the days of a clock
-change cronsim follows the rules of Debian's cron; docs/recurrences.md has the table.
+change cronsim follows the rules of Debian's cron; docs/recurrence-reference.md has the table.
 """
 
 from __future__ import annotations

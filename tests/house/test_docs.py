@@ -45,7 +45,7 @@ def test_every_table_is_whole(page: Path) -> None:
 
 def test_the_index_names_every_page() -> None:
     pages = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
-    assert set(re.findall(r"\]\((\w+\.md)\)", (DOCS / "README.md").read_text())) == pages
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "README.md").read_text())) == pages
 
 
 def test_the_map_answers_ten_questions_with_files_that_exist() -> None:

@@ -97,7 +97,7 @@ def test_the_next_is_that_of_a_walk_by_minutes(text: str, zone: str, after: int)
         assert found == expected
 
 
-# What docs/recurrences.md says of the two days on which Berlin's clock is set in 2026.
+# What docs/recurrence-reference.md says of the two days on which Berlin's clock is set in 2026.
 DAYS: list[tuple[str, str, list[str]]] = [
     ("30 2 * * *", "2026-03-29", ["2026-03-29T01:00:00"]),  # 02:30 is left out: at 03:00 summer time
     ("0 * * * *", "2026-03-29", ["2026-03-28T23:00:00", "2026-03-29T00:00:00", "2026-03-29T01:00:00"]),
