@@ -1,4 +1,4 @@
-"""The channels to which a dispatcher subscribes: keyspace events of some keys, gates, and its own canary."""
+"""The channels to which a dispatcher subscribes: keyspace events, messages about gates, and its own canary."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class Channels:
     def __init__(self, config: Config, dispatcher: str) -> None:
         db = address.parse(config.url).db
         names = config.queues or ("*",)
-        told = [keys.events(db, key(name)) for key in (keys.schedule, keys.recurrences, keys.canary) for name in names]
-        told += [keys.gate(name) for name in names]
-        # An ACL compares a pattern literally, and a channel by its own patterns: so queues named are no patterns.
-        self.patterns = [] if config.queues else told
-        self.names = [keys.canary_message(dispatcher), *(told if config.queues else ())]
+        watched = (keys.schedule, keys.recurrences, keys.canary)
+        channels = [keys.events(db, key(name)) for key in watched for name in names]
+        channels += [keys.gate(name) for name in names]
+        # Named queues are subscribed to by name: an ACL allows a pattern only if it contains the very same text.
+        self.patterns = [] if config.queues else channels
+        self.names = [keys.canary_message(dispatcher), *(channels if config.queues else ())]
         self._prefix = len(keys.events(db, ""))
 
     def read(self, channel: bytes) -> tuple[Kind, str]:
-        """Return what a channel is about, and the queue; empty = no queue."""
+        """Return what a channel is about, and the queue, '' if it is about none."""
         if channel.endswith(b"}:schedule"):
             return self._of("schedule", channel[self._prefix :])
         if channel.endswith(b"}:recurrences"):

@@ -11,14 +11,21 @@ import time
 from collections.abc import Callable
 
 from evsched import events
+from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
 
 
 class Proof:
-    """When the next proof is wanted, the one that is on its way, and what the last one showed."""
+    """When the next canary is wanted, the one that is under way, and what the last one showed.
+
+    The watcher reports what it receives. The dispatch loop sends the canaries.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._silent: Callable[[], None] | None = None
+        """Called if a canary's message does not arrive in time; None = there is no subscription."""
+        self._pulse: Pulse | None = None
         self._new = True
         """The subscription has not been proved yet: the next step does it, whatever was received before."""
         self._last = 0.0
@@ -34,29 +41,41 @@ class Proof:
         """The last canary's event did not arrive: Redis sends no keyspace events."""
         return self._proven is False
 
-    def restart(self) -> None:
-        """Ask for a proof at once: the subscription is new."""
-        self._new = True
+    def begin(self, pulse: Pulse, silent: Callable[[], None]) -> None:
+        """Ask for a proof at once: there is a new subscription. `pulse` is of the loop that reads its messages."""
+        self._new, self._pulse, self._silent = True, pulse, silent
+
+    def end(self) -> None:
+        """Ask for no proof: the subscription has ended."""
+        self._pulse = self._silent = None
+        self._cancel()
 
     def at(self) -> float:
-        """Return when the next proof is wanted, by the monotonic clock: after a silence, or at once if it is new."""
-        if self._timer is not None:
+        """Return when the next canary is wanted, by the monotonic clock; inf = none is.
+
+        That is after a silence, or at once if the subscription is new.
+        """
+        if self._silent is None or self._timer is not None:
             return float("inf")
         return 0.0 if self._new else self._last + self._runtime.config.probe_interval
 
-    def expect(self, silent: Callable[[], None]) -> None:
-        """Note that a canary is being sent. `silent` is called if its message does not arrive in time."""
-        if self._timer is None:
+    def expect(self) -> None:
+        """Note that a canary is being sent: it must arrive within the reply timeout."""
+        if self._silent is not None and self._timer is None:
             self._new = False
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._runtime.config.reply_timeout, self._end, silent)
+            self._timer = asyncio.get_running_loop().call_later(self._runtime.config.reply_timeout, self._timed_out)
 
-    def _end(self, silent: Callable[[], None]) -> None:
+    def _timed_out(self) -> None:
         self._timer = None
-        silent()
+        if self._silent is not None:
+            self._silent()
 
-    def cancel(self) -> None:
-        """Expect the canary no longer."""
+    def unsent(self) -> None:
+        """Note that a canary may not have been sent. If nothing arrives, that proves nothing; try again later."""
+        self._cancel()
+        self.received()
+
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -64,6 +83,13 @@ class Proof:
     def received(self) -> None:
         """Note that something was received, so that the connection works."""
         self._last = time.monotonic()
+        self.await_message()
+
+    def await_message(self) -> None:
+        """Tell the pulse when the next message arrives at the latest: after a silence, the canary's does."""
+        if self._pulse is not None:
+            config = self._runtime.config
+            self._pulse.expect(config.probe_interval + config.reply_timeout)
 
     def event_came(self) -> None:
         """Note that a canary's keyspace event arrived."""
@@ -71,7 +97,7 @@ class Proof:
 
     def message_came(self) -> None:
         """End the proof: the event must have arrived before this message."""
-        self.cancel()
+        self._cancel()
         came, self._event_came = self._event_came, False
         if came != self._proven:
             self._proven = came

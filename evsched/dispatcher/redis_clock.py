@@ -1,7 +1,7 @@
-"""Redis's clock, as this host's monotonic clock sees it: whether it was set, and by how much.
+"""Detects that Redis's clock was set, and by how much, with this host's monotonic clock.
 
-Redis's clock decides what is due, so a jump of it is a fact that everybody must hear of. No wall clock can tell it, for
-that may have been set too; a monotonic one runs on.
+Redis's clock decides what is due, so after a jump all times that were computed from it are wrong. A wall clock cannot
+detect the jump, because it may have been set too.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from evsched import events
 from evsched.events import Emit
 
 _JUMP: Final = 1.0
-"""Seconds: less is what NTP corrects without a word, and what no due notices."""
+"""Seconds; smaller jumps are corrections by NTP, and make no job noticeably early or late."""
 
 
 class RedisClock:
-    """Compares the times that replies tell. `jumped()` is called after a jump."""
+    """Compares the times in the replies of Redis. `jumped()` is called after a jump."""
 
     def __init__(self, emit: Emit, jumped: Callable[[], None]) -> None:
         self._emit = emit
         self._jumped = jumped
         self._lead: tuple[float, float] | None = None
-        """Redis's clock less ours was between these."""
+        """Bounds of Redis's clock minus ours, by the last reply."""
 
-    def heard(self, now: float, sent: float) -> None:
-        """Take the time that a reply tells, to a call sent at that moment of the monotonic clock.
+    def read(self, now: float, sent: float) -> None:
+        """Compare the time `now` in a reply with the last one. `sent`: when the call was sent, by the monotonic clock.
 
-        Redis read it between then and now, so a slow reply is no jump. A clock that drifts is none either: each reply
-        is compared with the one before.
+        Redis read its clock between `sent` and this moment, so a slow reply does not count as a jump. Neither does
+        drift, because each reply is compared with the one before it only.
         """
         least, most = now - time.monotonic(), now - sent
         before, self._lead = self._lead, (least, most)

@@ -59,8 +59,8 @@ class Schedule:
         if at < self.look_at:
             self.look_at, self._why = at, why
 
-    def heard(self, now: float) -> None:
-        """Answer an event: the schedule has changed."""
+    def changed(self, now: float) -> None:
+        """Answer an event: jobs may have been put on the schedule."""
         if self.rivals.reserve:
             self.look_by(self.pace.next_look(now + self.rivals.delay()), "event")
         elif self.pace.prefers_step(now):

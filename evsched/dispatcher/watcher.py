@@ -37,10 +37,10 @@ _ASIDE: Final = 0.25
 """Seconds for which the subscription is then closed, as network drivers do with interrupts."""
 
 
-class Listener(Protocol):
-    """What the watcher calls when something may have changed."""
+class ScheduleListener(Protocol):
+    """Handles the events of schedules and gates."""
 
-    def heard(self, queue: str) -> None:
+    def changed(self, queue: str) -> None:
         """Handle an event that may have brought the next due nearer."""
         ...
 
@@ -52,68 +52,47 @@ class Listener(Protocol):
         """Handle the time at which a gate opens, by Redis's clock; 0 = check now."""
         ...
 
+
+class Listener(Protocol):
+    """Handles the other events, and gaps in the subscription."""
+
     def recurs(self, queue: str) -> None:
         """Handle a change of a queue's recurrences."""
         ...
 
-    def look(self) -> None:
-        """Check every queue: events may have been missed."""
+    def look(self, *, flooded: bool) -> None:
+        """Check every queue: events may have been missed. `flooded`: they are missed until the next call."""
         ...
 
 
 class Watcher:
-    """Subscribes to the events of the schedules, and calls the listener."""
+    """Subscribes to the events of the schedules, and calls the listeners."""
 
-    def __init__(self, runtime: Runtime, dispatcher: str, listener: Listener) -> None:
+    def __init__(
+        self, runtime: Runtime, dispatcher: str, proof: Proof, schedules: ScheduleListener, listener: Listener
+    ) -> None:
         self._runtime = runtime
+        self._proof = proof
+        self._schedules = schedules
         self._listener = listener
         self._channels = Channels(runtime.config, dispatcher)
-        self._subscription: Subscription | None = None
         self._reconnect = Reconnect("subscription", runtime.emit)
         self._losses = Losses()
-        self._proof = Proof(runtime)
         self._cut = False
-        """We closed the connection ourselves, and have emitted that."""
-        self.flooded = False
-        """The subscription is closed because of a flood, or was until a moment ago: check every LOOK_MOST."""
-
-    @property
-    def deaf(self) -> bool:
-        """A proof showed that Redis sends no events."""
-        return self._proof.failed
+        """The watcher closed the connection itself, and has emitted that."""
+        self._flooded = False
+        """The subscription is closed because of a flood, or was until a moment ago."""
 
     @property
     def pulse(self) -> Pulse:
         """The pulse of its loop."""
         return self._reconnect.pulse
 
-    def proof_at(self) -> float:
-        """Return when the next proof is wanted, by the monotonic clock; inf = none is."""
-        return float("inf") if self._subscription is None else self._proof.at()
-
-    def expect(self) -> None:
-        """Note that a canary is being sent: it must arrive within the reply timeout."""
-        subscription = self._subscription
-        if subscription is not None:
-            self._proof.expect(lambda: self._silent(subscription))
-
-    def unsent(self) -> None:
-        """Note that no canary was sent, or perhaps none: that nothing arrives then proves nothing."""
-        self._proof.cancel()
-        self._proof.received()
-        self._expect_messages()
-
-    def _silent(self, subscription: Subscription) -> None:
-        if subscription is self._subscription:
-            self._cut = True
-            timeout = self._runtime.config.reply_timeout
-            self._runtime.emit(events.SubscriptionLost(reason=f"silent for {timeout:g} s after a canary"))
-            subscription.cut()
-
-    def _expect_messages(self) -> None:
-        """Tell the pulse that a message comes soon: after a silence the canary's does."""
-        config = self._runtime.config
-        self.pulse.expect(config.probe_interval + config.reply_timeout)
+    def _cut_silent(self, subscription: Subscription) -> None:
+        self._cut = True
+        timeout = self._runtime.config.reply_timeout
+        self._runtime.emit(events.SubscriptionLost(reason=f"silent for {timeout:g} s after a canary"))
+        subscription.cut()
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -136,11 +115,10 @@ class Watcher:
             await self._check_flags()
             self._reconnect.passed()
             self._losses.opened()
-            self._subscription = subscription
-            self._proof.restart()
-            if not self.flooded:
+            self._proof.begin(self.pulse, lambda: self._cut_silent(subscription))
+            if not self._flooded:
                 self._runtime.emit(events.Subscribed(again=again))
-            self._listener.look()
+            self._listener.look(flooded=self._flooded)
             try:
                 await self._listen(subscription)
             except StoreError as error:
@@ -150,28 +128,26 @@ class Watcher:
                     self._runtime.emit(events.SubscriptionLost(reason=str(error)))
                 rest = self._losses.wait()
         finally:
-            self._subscription = None
-            self._proof.cancel()
+            self._proof.end()
             await subscription.close()
-        self._listener.look()
+        self._listener.look(flooded=self._flooded)
         self.pulse.expect(rest)
         await asyncio.sleep(rest)
 
     async def _listen(self, subscription: Subscription) -> None:
         """Pass messages on until the connection is lost, or a flood makes it cheaper to check the queues."""
-        calm = asyncio.get_running_loop().call_later(_FLOOD_WITHIN, self._calm) if self.flooded else None
+        calm = asyncio.get_running_loop().call_later(_FLOOD_WITHIN, self._calm) if self._flooded else None
         count, since = 0, time.monotonic()
-        self._expect_messages()
+        self._proof.await_message()
         try:
             async for channel, message in subscription.messages():
                 self._proof.received()
-                self._expect_messages()
                 self._pass_on(channel, message)
                 count += 1
                 if count == _FLOOD:
                     now = time.monotonic()
                     if now - since < _FLOOD_WITHIN:
-                        self.flooded = True
+                        self._flooded = True
                         return
                     count, since = 0, now
         finally:
@@ -180,18 +156,18 @@ class Watcher:
 
     def _calm(self) -> None:
         """End a flood: check once more for what was missed meanwhile."""
-        self.flooded = False
-        self._listener.look()
+        self._flooded = False
+        self._listener.look(flooded=False)
 
     def _pass_on(self, channel: bytes, message: bytes) -> None:
         kind, queue = self._channels.read(channel)
         if kind == "schedule":
             # A removal, most often our own, brings no due nearer.
-            (self._listener.removed if message == b"zrem" else self._listener.heard)(queue)
+            (self._schedules.removed if message == b"zrem" else self._schedules.changed)(queue)
         elif kind == "recurrences":
             self._listener.recurs(queue)
         elif kind == "gate":
-            self._listener.opens(queue, _read_moment(message))
+            self._schedules.opens(queue, _read_moment(message))
         elif kind == "canary event":
             self._proof.event_came()
         elif kind == "canary message":

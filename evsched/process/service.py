@@ -177,7 +177,7 @@ async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
 async def _dispatch(process: _Process) -> None:
     runtime, events = process.runtime, process.events
     dispatcher = Dispatcher(runtime)
-    janitor = Janitor(runtime, lambda: dispatcher.queues)
+    janitor = Janitor(runtime, dispatcher)
     events.subscribe(janitor.on_event)
     reconnect, found = Reconnect("the search for queues", runtime.emit), False
     while not found:

@@ -1,6 +1,6 @@
 """How loops wait for Redis: retry with jitter, report once what is wrong, and once how long it lasted.
 
-Two kinds of failure are told apart: Redis is away or cannot serve (`StoreDown`), or it refuses a command
+Two kinds of failure are distinguished: Redis is away or cannot serve (`StoreDown`), or it refuses a command
 (`StoreRefused`), because of a bug, bad data or a missing right.
 """
 
@@ -12,21 +12,21 @@ from collections.abc import Callable
 from typing import Final
 
 from evsched import events
-from evsched.errors import StoreDown, StoreError
+from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.events import Emit
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.refusals import LASTING, Refusals
 from evsched.transport.backoff import reconnect_delay
 
 _AWAY_MOST: Final = 0.25
-"""Seconds to wait at most before a lost connection is opened again: a job scheduled meanwhile is late by so much."""
+"""Seconds to wait at most before a lost connection is opened again. A job scheduled meanwhile is late by that much."""
 
 
 class Reconnect:
     """The failures of one loop. Put `async with` it around each pass that talks to Redis.
 
-    A StoreError inside is reported, waited out, and swallowed: look at `failures` after the block, or start the next
-    pass. Other exceptions pass through. `pulse` shows passes that do not end; a loop that sleeps says for how long.
+    It reports a StoreError, backs off, and swallows it: check `failures` after the block, or start the next pass. Other
+    exceptions pass through. `pulse` shows a pass that does not end. A loop that sleeps must tell its pulse how long.
     """
 
     def __init__(self, who: str, emit: Emit, queue: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,12 +36,12 @@ class Reconnect:
         self._emit = emit
         self._clock = clock
         self._down_since: float | None = None
-        """When Redis went away; None = it is there."""
+        """When Redis could no longer be reached; None = it can be."""
         self._refusals = Refusals()
         self.pulse = Pulse(self._loop)
         self.failures = 0
         self.reason: str | None = None
-        """Why the last pass failed; None = it did not."""
+        """Why the last pass failed; None = it succeeded."""
 
     def failed(self, error: StoreError) -> float:
         """Count a failure; return the seconds to wait before the next try."""
@@ -59,8 +59,18 @@ class Reconnect:
         self.reason = str(error)
         return reconnect_delay(self.failures)
 
+    def refused(self, error: StoreRefused) -> float:
+        """Count that Redis refused this queue alone; return the seconds to wait before the next try.
+
+        Raises:
+            StoreRefused: the error concerns the whole connection.
+        """
+        if error.kind in NO_ENTRY:
+            raise error
+        return self.failed(error)
+
     def passed(self) -> None:
-        """Note that Redis did what it was asked."""
+        """Note that a pass succeeded."""
         now = self._clock()
         if self._down_since is not None:
             self._emit(events.RedisUp(who=self._loop, seconds=now - self._down_since))
@@ -86,7 +96,7 @@ class Reconnect:
 
 
 class Reconnects:
-    """The failures of one loop in each queue that it serves: a queue that Redis refuses holds no other up."""
+    """The failures of one loop, by queue, so that a queue that Redis refuses does not stop the others."""
 
     def __init__(self, who: str, emit: Emit) -> None:
         self._who = who
@@ -94,14 +104,14 @@ class Reconnects:
         self._queues: dict[str, Reconnect] = {}
 
     def of(self, queue: str) -> Reconnect:
-        """Return what is known of one queue."""
+        """Return the failures of one queue."""
         reconnect = self._queues.get(queue)
         if reconnect is None:
             reconnect = self._queues[queue] = Reconnect(self._who, self._emit, queue)
         return reconnect
 
     def wrong(self) -> str | None:
-        """Return why no queue is served; None = at least one is, or none was tried."""
+        """Return why the last pass of every queue failed; None = one succeeded, or none was tried."""
         reasons = [
             f"queue {queue}: {reconnect.reason}" for queue, reconnect in self._queues.items() if reconnect.reason
         ]
@@ -109,7 +119,7 @@ class Reconnects:
 
 
 class Losses:
-    """Connections that were lost after they had opened: the shorter they last, the longer the wait for the next."""
+    """Counts connections that were lost soon after they opened; each makes the wait for the next one longer."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -130,7 +130,7 @@ async def test_a_reserve_takes_over_when_nobody_is_in_front(server: EmbeddedRedi
     config = Config(url=server.url, queues=(queue,))
     async with system(config, app) as running:
         await running.recorder.wait(events.Woken)
-        schedule = running.dispatcher._schedules[queue]  # pyright: ignore[reportPrivateUsage]
+        schedule = running.dispatcher._loop.serve(queue)  # pyright: ignore[reportPrivateUsage]
         for name in ("at-once", "ahead"):
             schedule.rivals.reserve = True
             job = Store(queue).enqueue([New(name, b'{"task":"lateness"}', delay=0.05 if name == "ahead" else 0.0)])
@@ -152,5 +152,5 @@ async def test_a_flood_that_ends_is_followed_by_a_step(queue: str, app: App) -> 
             client.zadd(key, {member: due})
             await running.recorder.wait(events.Completed)
             watcher = running.dispatcher._watcher  # pyright: ignore[reportPrivateUsage]
-            await running.recorder.until(lambda: not watcher.flooded)
+            await running.recorder.until(lambda: not watcher._flooded)  # pyright: ignore[reportPrivateUsage]
         client.close()

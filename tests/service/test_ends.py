@@ -346,7 +346,7 @@ def step_of_thread(*_): raise KeyError("a bug")
     ("words", "module", "name", "function", "loop"),
     [
         (["dispatcher"], "evsched.dispatcher.janitor", "Janitor.step", "step", "janitor"),
-        (["dispatcher"], "evsched.dispatcher.dispatcher", "Dispatcher.step", "step", "dispatcher"),
+        (["dispatcher"], "evsched.dispatcher.dispatch_loop", "DispatchLoop.step", "step", "dispatcher"),
         (["worker", "tasks:app"], "evsched.worker.heartbeat", "Heartbeat.step", "step_of_thread", "heartbeat"),
         (["worker", "tasks:app"], "evsched.worker.consumer", "QueueConsumer.exchange", "step", "queue"),
     ],

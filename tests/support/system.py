@@ -30,7 +30,7 @@ class System:
         self.sender = BatchingSender(config.url)
         self.runtime = Runtime(config, self.sender, self.events.emit)
         self.dispatcher = Dispatcher(self.runtime)
-        self.janitor = Janitor(self.runtime, lambda: self.dispatcher.queues)
+        self.janitor = Janitor(self.runtime, self.dispatcher)
         self.events.subscribe(self.janitor.on_event)
         self.workers: list[Worker] = []
         self._working: list[asyncio.Task[None]] = []

@@ -55,13 +55,13 @@ def test_it_steps_by_the_cap_at_the_latest(schedule: Schedule) -> None:
 
 
 def test_an_event_after_a_silence_is_a_step_at_once(schedule: Schedule) -> None:
-    schedule.heard(2.0)
+    schedule.changed(2.0)
     assert (schedule.at, schedule.reason) == (2.0, "event")
 
 
 def test_an_event_while_a_step_is_on_its_way_waits_for_the_gap_from_when_it_was_sent(schedule: Schedule) -> None:
     schedule.stepping(2.0)
-    schedule.heard(2.0005)
+    schedule.changed(2.0005)
     assert schedule.next() == pytest.approx(2.001)
 
 
@@ -70,7 +70,7 @@ def test_a_flood_of_far_jobs_costs_looks_and_no_steps(schedule: Schedule) -> Non
     looks, steps, now = 0, 0, 2.0
     while now < 3.0:
         now += 0.0005
-        schedule.heard(now)
+        schedule.changed(now)
         if schedule.at <= now:
             steps += 1
             step(schedule, now, sleep=500.0)
@@ -84,20 +84,20 @@ def test_a_flood_of_far_jobs_costs_looks_and_no_steps(schedule: Schedule) -> Non
 def test_a_look_that_finds_a_due_job_is_followed_by_a_step_and_by_quicker_looks(schedule: Schedule) -> None:
     step(schedule, 2.0)
     for n in range(1, 6):
-        schedule.heard(2.0 + 0.01 * n - 0.005)
+        schedule.changed(2.0 + 0.01 * n - 0.005)
         look(schedule, 2.0 + 0.01 * n, 500.0)
-    schedule.heard(2.0501)
+    schedule.changed(2.0501)
     assert schedule.look_at == pytest.approx(2.05 + LOOK_MOST)
     look(schedule, 2.055, 2.05)
     assert schedule.at == pytest.approx(2.0552)
     step(schedule, 2.0552, moved=1)
-    schedule.heard(2.0553)
+    schedule.changed(2.0553)
     assert schedule.look_at == pytest.approx(2.0562)
 
 
 def test_a_look_that_finds_a_nearer_due_sets_the_timer(schedule: Schedule) -> None:
     step(schedule, 2.0, sleep=500.0)
-    schedule.heard(2.001)
+    schedule.changed(2.001)
     look(schedule, 2.001, 7.5)
     assert (schedule.at, schedule.reason) == (pytest.approx(7.5), "timer")
 
@@ -105,18 +105,18 @@ def test_a_look_that_finds_a_nearer_due_sets_the_timer(schedule: Schedule) -> No
 def test_events_that_all_bring_something_due_are_steps_a_millisecond_apart(schedule: Schedule) -> None:
     for n in range(3):
         step(schedule, 2.0 + 0.1 * n, moved=1)
-    schedule.heard(2.2003)
+    schedule.changed(2.2003)
     assert (schedule.at, schedule.look_at) == (pytest.approx(2.201), NEVER)
 
 
 def test_one_that_came_too_late_becomes_a_reserve_and_looks_behind_the_other(schedule: Schedule) -> None:
-    schedule.heard(2.0)
+    schedule.changed(2.0)
     schedule.removed(2.0001)
     step(schedule, 2.0, sleep=3.0)
     assert schedule.rivals.reserve
     assert schedule.at == 2.0 + CAP
     assert 5.001 <= schedule.look_at <= 5.004
-    schedule.heard(3.0)
+    schedule.changed(3.0)
     assert 3.001 <= schedule.look_at <= 3.004
 
 
