@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from evsched.client import operations
 from evsched.client.operations import REPLY_TIMEOUT, Operation, Pause, Send, Step
-from evsched.errors import EvschedError
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
 from evsched.store.replies import New
@@ -34,17 +33,7 @@ class Client:
 
     async def run(self, operation: Operation[T]) -> T:
         """Perform the steps of an operation, and return its result."""
-        value: Any = None
-        error: EvschedError | None = None
-        while True:
-            try:
-                step = operation.send(value) if error is None else operation.throw(error)
-            except StopIteration as end:
-                return end.value
-            try:
-                value, error = await self.perform(step), None
-            except EvschedError as failure:
-                value, error = None, failure
+        return await operations.run(operation, self.perform)
 
     async def perform(self, step: Step) -> Any:
         """Perform one step."""

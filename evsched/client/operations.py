@@ -2,20 +2,20 @@
 
 An operation is a generator. It yields steps: send a call, wait in Redis for a reply, pause. Each step gives it back a
 value or an error, and in the end it returns its result. `Client` and `SyncClient` perform the steps, each in its own
-way; the operations decide what is sent, and when it is sent again.
+way, and `run` passes the steps to them; the operations decide what is sent, and when it is sent again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from msgspec import Struct
 
 from evsched.client.times import due_and_delay
-from evsched.errors import JobDead, JobMissing, StoreDown
+from evsched.errors import EvschedError, JobDead, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict, decode
 from evsched.recurrence.recurrence import Declared, read_recurrence
 from evsched.store.replies import New
@@ -57,6 +57,21 @@ class Pause(Struct, frozen=True):
 
 Step = Send | Wait | Pause
 Operation = Generator[Step, Any, T]
+
+
+async def run(operation: Operation[T], perform: Callable[[Step], Awaitable[Any]]) -> T:
+    """Perform the steps of an operation, and return its result."""
+    value: Any = None
+    error: EvschedError | None = None
+    while True:
+        try:
+            step = operation.send(value) if error is None else operation.throw(error)
+        except StopIteration as end:
+            return end.value
+        try:
+            value, error = await perform(step), None
+        except EvschedError as failure:
+            value, error = None, failure
 
 
 def send(call: Call[T]) -> Operation[T]:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from evsched.client import operations
 from evsched.client.operations import Operation, Pause, Send, Step
-from evsched.errors import EvschedError
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
 from evsched.store.replies import New
@@ -31,24 +30,20 @@ class SyncClient:
 
     def run(self, operation: Operation[T]) -> T:
         """Perform the steps of an operation, and return its result."""
-        value: Any = None
-        error: EvschedError | None = None
-        while True:
-            try:
-                step = operation.send(value) if error is None else operation.throw(error)
-            except StopIteration as end:
-                return end.value
-            try:
-                value, error = self.perform(step), None
-            except EvschedError as failure:
-                value, error = None, failure
+        # `perform` never waits for an event loop, so the coroutine ends when it is started.
+        coroutine = operations.run(operation, self.perform)
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("a step of SyncClient waited for an event loop")
 
-    def perform(self, step: Step) -> Any:
-        """Perform one step."""
+    async def perform(self, step: Step) -> Any:
+        """Perform one step, without waiting for an event loop."""
         if isinstance(step, Send):
             return self._sender.send(step.call)
         if isinstance(step, Pause):
-            return time.sleep(step.seconds)
+            return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
         return self._sender.send(step.call, step.block)
 
     def send(self, call: Call[T]) -> T:

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from evsched.diagnostics.finding import Finding
-from evsched.transport.connection import NO_CLUSTER
+from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.server_binary import read_version
 
 SETTINGS: Final = ("appendonly", "appendfsync", "save", "maxmemory-policy", "notify-keyspace-events")

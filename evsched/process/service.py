@@ -30,7 +30,7 @@ from evsched.store.server import facts, info
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
 from evsched.transport.address import hide_password
-from evsched.transport.connection import NO_CLUSTER
+from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import read_version
 from evsched.worker.worker import Worker

@@ -1,4 +1,4 @@
-"""The connections: the only code that opens sockets to Redis and uses redis-py. Every option is explicit.
+"""The connections: the only code that opens sockets to Redis. Every option of redis-py is explicit.
 
 `Connection` is for programs with an event loop, `SyncConnection` for those without; `Subscription` receives messages.
 None of them retries: after an error the connection is closed, and the next use opens a new one. (redis-py's own retries
@@ -21,9 +21,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry as SyncRetry
 
 from evsched import forks
-from evsched.errors import EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
+from evsched.errors import StoreDown
 from evsched.transport.address import parse
-from evsched.transport.call import Call, Word
+from evsched.transport.call import Word
+from evsched.transport.redis_errors import translate
 
 _CONNECT: Final = 2.0
 """Seconds to open a connection: longer than the retry of one lost SYN (1 s), shorter than a lease."""
@@ -37,59 +38,6 @@ _OPTIONS: Final[dict[str, Any]] = {
     "health_check_interval": 0,
     "driver_info": None,  # CLIENT SETINFO is an error on Redis 7.0
 }
-
-_JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning}
-"""The codes of fail() in the scripts."""
-
-_WAIT_ERRORS: Final = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.BusyLoadingError,
-    exceptions.ReadOnlyError,
-    exceptions.MasterDownError,
-    exceptions.OutOfMemoryError,
-    OSError,
-)
-_CLUSTER_ERRORS: Final = (
-    exceptions.AskError,  # MOVED too
-    exceptions.ClusterCrossSlotError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-)
-"""redis-py removes the code from the message of these: only a slot and an address are left of MOVED."""
-
-NO_CLUSTER: Final = (
-    "this is a node of a Redis Cluster, which evsched does not support yet: use a Redis that is not a cluster"
-)
-
-_WAIT_CODES: Final = ("UNBLOCKED", "NOREPLICAS", "MISCONF", "BUSY", "NOTBUSY", "UNKILLABLE", "OOM", "READONLY")
-
-_KINDS: Final = (*_WAIT_CODES, "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE")
-"""The codes that metrics may use as a label: the text of a script's error could begin with any word."""
-
-_CLASSES: Final = {
-    exceptions.NoPermissionError: "noperm",
-    exceptions.AuthenticationError: "noauth",
-    exceptions.BusyLoadingError: "loading",
-    exceptions.ReadOnlyError: "readonly",
-    exceptions.OutOfMemoryError: "oom",
-    exceptions.MasterDownError: "masterdown",
-    exceptions.ClusterDownError: "clusterdown",
-    exceptions.TimeoutError: "timeout",
-}
-
-_UNKNOWN_CA: Final = ("self-signed certificate", "unable to get local issuer certificate")
-"""OpenSSL's messages about a certificate whose CA it does not know."""
-
-_WRONG_TYPE: Final = "WRONGTYPE a key has the wrong type: `evsched doctor` names it, and says what to do"
-
-_UNAUTHENTICATED: Final = "NOAUTH Redis asks for a password: put it into the URL, redis://USER:PASSWORD@HOST:PORT/DB"
-
-_NO_DATABASE: Final = (
-    "the URL names a database that Redis does not have: its setting `databases` says how many there are"
-)
-
-_FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; jobs that are already there continue, which frees memory"
 
 # hiredis's type annotations allow a single word only.
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
@@ -124,48 +72,6 @@ def _new(url: str) -> async_redis.AbstractConnection:
 def _descriptors(connection: async_redis.AbstractConnection) -> Iterable[int]:
     writer = connection._writer  # pyright: ignore[reportPrivateUsage]
     return [] if writer is None else [writer.get_extra_info("socket").fileno()]
-
-
-def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
-    """Return our error for one of redis-py's; its message begins with the call that failed."""
-    what = "Redis" if call is None else call.name
-    message = str(error) or type(error).__name__
-    if any(words in message for words in _UNKNOWN_CA):
-        message += "; name the file of its CA in the URL: rediss://...?ssl_ca_certs=/PATH"
-    if "unauthenticated" in message:
-        message = _UNAUTHENTICATED  # Redis closes at once on a command of many words, or a long one
-    elif "DB index is out of range" in message:
-        return StoreRefused(f"{what}: {_NO_DATABASE}", kind="database")
-    code, _, rest = message.partition(" ")
-    if code == "WRONGTYPE":
-        # The messages of our scripts name the key, Redis's own do not. Both end with the line of the script.
-        message = message.partition(" script: ")[0] if "evsched:" in message else _WRONG_TYPE
-    elif code == "OOM" or isinstance(error, exceptions.OutOfMemoryError):
-        message = _FULL
-    if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
-        return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
-    if isinstance(error, _CLUSTER_ERRORS) or code == "CROSSSLOT" or "cluster mode" in message:
-        return StoreRefused(f"{what}: {NO_CLUSTER} ({type(error).__name__}: {message})", kind=_kind(error, code))
-    if isinstance(error, _WAIT_ERRORS) or code in _WAIT_CODES:
-        return StoreDown(f"{what}: {message}", kind=_kind(error, code))
-    if code in _JOB_ERRORS:
-        return _JOB_ERRORS[code](rest)
-    return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
-
-
-def _kind(error: Exception, code: str) -> str:
-    """Return the kind of an error. redis-py removes the code of some errors; then their class decides."""
-    if code in _KINDS:
-        return code.lower()
-    for kind, name in _CLASSES.items():
-        if isinstance(error, kind):
-            return name
-    return "refused" if isinstance(error, exceptions.ResponseError) else "connection"
-
-
-def unknown_script(reply: Any) -> bool:
-    """Return whether a reply says that Redis does not know the script's SHA."""
-    return isinstance(reply, exceptions.NoScriptError)
 
 
 class Connection:
@@ -269,7 +175,7 @@ class SyncConnection:
 
 
 class Subscription:
-    """A connection subscribed to patterns and channels. It waits without a limit; its user checks its health."""
+    """A connection subscribed to patterns and channels. It waits without a limit: its user must test that it lives."""
 
     def __init__(self, url: str) -> None:
         self._connection = _new(url)

@@ -15,7 +15,8 @@ from typing import Any
 
 from evsched.errors import EvschedError, StoreRefused
 from evsched.transport.call import Call, T
-from evsched.transport.connection import Connection, SyncConnection, translate, unknown_script
+from evsched.transport.connection import Connection, SyncConnection
+from evsched.transport.redis_errors import translate, unknown_script
 
 
 def _read(call: Call[T], reply: Any) -> T:

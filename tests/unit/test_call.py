@@ -12,7 +12,7 @@ from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.call import Call, Script, text, texts
-from evsched.transport.connection import translate
+from evsched.transport.redis_errors import translate
 from evsched.transport.scripts import folder, script
 
 RUN = FetchedJob("a", 2, 1.0, b"{}")
