@@ -113,7 +113,7 @@ def run_dispatcher(config: Config) -> None:
     """Run a dispatcher and a janitor until SIGTERM or SIGINT."""
 
     async def work(process: _Process) -> bool:
-        await process.shutdown.unless_asked(_dispatch(process))
+        await process.shutdown.request.run_until_made(_dispatch(process))
         return False
 
     _run(config, 0.0, work)
@@ -146,11 +146,11 @@ def _run(config: Config, grace: float, work: _Work) -> None:
 
 
 async def _live(process: _Process, work: _Work) -> None:
-    process.shutdown.attach()
+    process.shutdown.request.attach()
     lingering = False
     try:
         async with process.telemetry:
-            if await process.shutdown.unless_asked(process.meet_redis()):
+            if await process.shutdown.request.run_until_made(process.meet_redis()):
                 lingering = await work(process)
     finally:
         await process.runtime.sender.close()
@@ -204,9 +204,9 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     if process.link is not None:
         load = ChildLink(process.link, config.scale_down_after, worker)
         process.events.subscribe(load.on_event)
-    shutdown.heard, shutdown.rescue = worker.fetch_no_more, worker.rescue
+    shutdown.worker = worker
     running = asyncio.ensure_future(worker.run())
-    ending = asyncio.ensure_future(_idle(process, worker) if burst else shutdown.wait())
+    ending = asyncio.ensure_future(_idle(process, worker) if burst else shutdown.request.wait())
     try:
         await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
         worker.stop()
@@ -226,6 +226,6 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
 async def _idle(process: _Process, worker: Worker) -> None:
     """Return when a burst is over: nothing runs and nothing is due, or it was asked to end."""
     reconnect, idle = Reconnect("burst", process.runtime.emit), False
-    while not idle and not await process.shutdown.asked_within(_BURST_LOOK):
+    while not idle and not await process.shutdown.request.comes_within(_BURST_LOOK):
         async with reconnect:
             idle = await worker.idle()

@@ -108,9 +108,9 @@ class Supervisor:
         Raises:
             CannotStart: a metrics port is taken, or the targets' file cannot be written.
         """
-        self._shutdown.attach()
-        self._shutdown.hurry = self._kill
-        asked = asyncio.ensure_future(self._shutdown.wait())
+        self._shutdown.request.attach()
+        self._shutdown.kill_children = self._kill
+        asked = asyncio.ensure_future(self._shutdown.request.wait())
         asked.add_done_callback(lambda _: self._stop.set())
         self._children = [Child(number, self._bind(number)) for number in range(self._span.most)]
         try:

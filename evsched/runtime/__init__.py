@@ -1,5 +1,5 @@
-"""What every long-running process needs: its loops, their pulses, wake-ups, reconnecting, and an orderly end.
+"""What every long-running process needs: loops, pulses that show a loop hangs, wake-ups, reconnecting, an orderly end.
 
-Start with `loops.py`. Whether a loop is late is decided in `pulse.py`, and how Redis's errors are waited out in
-`reconnect.py`.
+Start with `loops.py`. `pulse.py` decides whether a loop hangs, `reconnect.py` how long to wait after an error of Redis,
+and `shutdown.py` how the process ends.
 """

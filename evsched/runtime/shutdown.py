@@ -1,41 +1,38 @@
-"""How a service ends when it is asked to: heard at once, whatever its event loop does, and over within a bound.
+"""How a service ends when it is asked to: at once, even if its event loop is blocked, and within a time limit.
 
-A thread hears SIGTERM and SIGINT, and the end of the parent that the process works for. The event loop alone would hear
-them when the handler that blocks it gives way.
+A thread waits for SIGTERM, SIGINT, or the end of the parent process. It passes the request to the event loop, which
+does the rest. If the event loop is blocked, the thread hands back the worker's jobs and ends the process.
 
-    asked ──▶ grace ──▶ 5 s later the loop has not come round: `rescue`, and end ──▶ 10 s: it has not ended: end
+    request ──▶ grace ──▶ 5 s later, if the loop is blocked: `rescue`, exit ──▶ 10 s after the grace: exit
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import select
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Protocol, Self
 
 from evsched import forks
 from evsched.events import Emit, EndedAtOnce, EndedByForce
+from evsched.runtime.stop_request import StopRequest
+from evsched.runtime.stop_signals import StopSignals
 
 FORCED: Final = 70
-"""Exit code of a process that was held past its bounds (EX_SOFTWARE of sysexits)."""
+"""Exit code of a process that did not end within its limits (EX_SOFTWARE of sysexits)."""
 
 _LATE: Final = 5.0
-"""Seconds after the grace in which a loop that turns has come round to hand back, on the busiest machine."""
+"""Seconds after the grace in which an event loop that is not blocked begins to hand back, even on a busy machine."""
 
 _LAST: Final = 10.0
-"""Seconds after the grace in which all is over: what is left has been handed back, and the app's lifespan has ended."""
+"""Seconds after the grace in which the jobs have been handed back and the app's lifespan has ended."""
 
 _TWICE: Final = 1.0
-"""Seconds after which a second signal is meant as one: a runner may pass on the Ctrl-C that the terminal sent too."""
-
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+"""Seconds after which a second signal counts. Before that, it may be a Ctrl-C that both the terminal and a process
+manager sent."""
 
 
 def bound(shutdown_grace: float) -> float:
@@ -43,156 +40,99 @@ def bound(shutdown_grace: float) -> float:
     return shutdown_grace + _LAST
 
 
-def _nothing() -> None:
-    pass
+class Drainable(Protocol):
+    """A worker, as its shutdown sees it. The methods are called in the shutdown's thread."""
 
+    def fetch_no_more(self) -> None:
+        """Begin no other fetch. Called as soon as the process is asked to end."""
+        ...
 
-def _none_needed() -> bool:
-    return False
+    def rescue(self) -> bool:
+        """Hand back the jobs, unless the event loop has begun to; return whether it had not."""
+        ...
 
 
 class Shutdown:
-    """`with` it around the event loop, in the main thread; `attach` it in there.
+    """Use it with `with` around the event loop, in the main thread. Inside the loop, call `request.attach`.
 
-    `shutdown_grace`: how long running jobs may go on. `parent`: a socket whose other end the parent holds: when that is
-    closed, the process is asked to end. Who was signalled twice is then for the parent to count.
+    `shutdown_grace`: how long running jobs may go on. `parent`: a socket whose other end the parent process holds; when
+    that end is closed, the process is asked to end. A process with a parent ignores a second signal.
     """
 
     def __init__(self, shutdown_grace: float, emit: Emit, parent: socket.socket | None = None) -> None:
-        self.heard: Callable[[], None] = _nothing
-        """Called at once, in the thread: what takes work takes no more."""
-        self.rescue: Callable[[], bool] = _none_needed
-        """Called in the thread when the loop is late. True: it has not handed back, and that was done for it."""
-        self.hurry: Callable[[], object] = _nothing
+        self.request = StopRequest()
+        self.worker: Drainable | None = None
+        self.kill_children: Callable[[], object] | None = None
         """Called in the thread before a second signal ends the process."""
         self._grace = shutdown_grace
         self._emit = emit
         self._parent = parent
-        self._ours, self._theirs = socket.socketpair()
+        self._signals = StopSignals()
         self._thread = threading.Thread(target=self._run, name="evsched-shutdown", daemon=True)
-        self._asked = False
-        self._told = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._before: list[Any] = []
 
     def __enter__(self) -> Self:
-        self._theirs.setblocking(False)
         forks.hold(self)
         forks.separate_children()
-        signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        self._before = [signal.signal(number, self._pass_on) for number in _SIGNALS]
+        self._signals.install()
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._asked:
-            return  # the interpreter's own end is bounded too: it waits for threads of the user's
-        for number, before in zip(_SIGNALS, self._before, strict=True):
-            signal.signal(number, before)
-        signal.set_wakeup_fd(-1)
-        self._theirs.close()
+        if self.request.made:
+            return  # the thread goes on: the interpreter waits for the user's threads, and that has a limit too
+        self._signals.restore()
         self._thread.join()
-        self._ours.close()
+        self._signals.close()
 
     def descriptors(self) -> Iterable[int]:
         """Return the descriptors of its sockets: a forked child has no use for them."""
-        return [one.fileno() for one in (self._ours, self._theirs, self._parent) if one is not None]
+        return [*self._signals.descriptors(), *([] if self._parent is None else [self._parent.fileno()])]
 
-    def attach(self) -> None:
-        """Tell the running event loop, from now on."""
-        self._loop = asyncio.get_running_loop()
-        if self._asked:
-            self._told.set()
-
-    async def wait(self) -> None:
-        """Wait until the process is asked to end."""
-        await self._told.wait()
-
-    async def asked_within(self, seconds: float) -> bool:
-        """Wait for that long; return whether the process is asked to end."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._told.wait(), seconds)
-        return self._told.is_set()
-
-    async def unless_asked(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do work until the process is asked to end, which cancels it; return whether it was done before."""
-        working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
-        try:
-            await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-                return True
-            return False
-        finally:
-            working.cancel()
-            waiting.cancel()
-            await asyncio.gather(working, waiting, return_exceptions=True)
-
-    def _pass_on(self, number: int, frame: object) -> None:
-        # Where a handler minds signals of its own, its event loop has taken the wake-up descriptor.
-        ours = self._theirs.fileno()
-        descriptor = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
-        if descriptor != ours:
-            signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
-            self._theirs.send(bytes([number]))
-
-    # In the thread.
+    # The rest runs in the thread.
 
     def _run(self) -> None:
         try:
-            self._until_asked()
-            self._asked = True
-            if self._loop is not None:
-                with contextlib.suppress(RuntimeError):  # it is closed: the service ends by itself
-                    self._loop.call_soon_threadsafe(self._told.set)
-            self.heard()
+            self._signals.wait(self._parent)
+            self.request.make()
+            if self.worker is not None:
+                self.worker.fetch_no_more()
             began = time.monotonic()
-            self._rest(began, began + self._grace + _LATE)
-            if self._loop_is_blocked():
-                self._end(FORCED)
-            self._rest(began, began + self._grace + _LAST)
-            _within(1.0, lambda: self._emit(EndedByForce(seconds=time.monotonic() - began)))
-            self._end(FORCED)
+            self._wait(began, began + self._grace + _LATE)
+            if self._is_blocked():
+                self._exit(FORCED)
+            self._wait(began, began + self._grace + _LAST)
+            _call_within(1.0, lambda: self._emit(EndedByForce(seconds=time.monotonic() - began)))
+            self._exit(FORCED)
         except EOFError:
             pass  # the service has ended by itself
 
-    def _until_asked(self) -> None:
-        waits = select.poll()
-        for one in filter(None, (self._ours, self._parent)):
-            waits.register(one, select.POLLIN)
-        ready = {descriptor for descriptor, _ in waits.poll()}
-        if self._ours.fileno() in ready and not self._ours.recv(64):
-            raise EOFError
-
-    def _rest(self, began: float, until: float) -> None:
-        """Wait, and mind a second signal."""
+    def _wait(self, began: float, until: float) -> None:
+        """Wait; end the process at a second signal."""
         while (left := until - time.monotonic()) > 0:
-            self._ours.settimeout(left)
-            try:
-                numbers = self._ours.recv(64)
-            except TimeoutError:
-                return
-            if not numbers:
-                raise EOFError
-            if self._parent is None and time.monotonic() - began > _TWICE:
-                _within(1.0, lambda: self._emit(EndedAtOnce()))
-                self.hurry()
-                self._end(128 + numbers[0])
+            number = self._signals.read(left)
+            if number is not None and self._parent is None and time.monotonic() - began > _TWICE:
+                _call_within(1.0, lambda: self._emit(EndedAtOnce()))
+                if self.kill_children is not None:
+                    self.kill_children()
+                self._exit(128 + number)
 
-    def _end(self, code: int) -> None:
-        _within(1.0, lambda: forks.end_children(0.5))
+    def _is_blocked(self) -> bool:
+        """Return whether the event loop has not begun to hand back; then that has been done here."""
+        worker, replies = self.worker, list[bool]()
+        if worker is None:
+            return False
+        _call_within(_LAST - _LATE, lambda: replies.append(worker.rescue()))
+        return replies != [False]
+
+    def _exit(self, code: int) -> None:
+        _call_within(1.0, lambda: forks.end_children(0.5))
         os._exit(code)
 
-    def _loop_is_blocked(self) -> bool:
-        answers = list[bool]()
-        _within(_LAST - _LATE, lambda: answers.append(self.rescue()))
-        return answers != [False]
 
-
-def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Wait for a call that may never return: the log's reader hangs, or Redis does."""
+def _call_within(seconds: float, call: Callable[[], object]) -> None:
+    """Call a function, and wait for it at most so long: the reader of the log may hang, or Redis."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(seconds)
