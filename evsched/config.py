@@ -83,36 +83,41 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
     """Empty: a dispatcher serves all queues, a worker the queue of its app."""
     require_redis: Annotated[
-        bool, Setting("Exit with 1 when Redis is absent at the start, instead of waiting for it", _SERVICES)
+        bool, Setting("Exit with code 1 if Redis cannot be reached at the start, instead of waiting for it", _SERVICES)
     ] = False
     weights: dict[str, float] = {}
     """Of queues that a worker serves, when its slots are not enough for all; else 1. Set with `queues`."""
 
     concurrency: Annotated[
         int,
-        Setting("Jobs that a worker process runs at one time; for more, start more processes", _WORKERS, Range(1, 999)),
+        Setting(
+            "How many jobs a worker process runs at the same time; for more, start more processes",
+            _WORKERS,
+            Range(1, 999),
+        ),
     ] = 256
     """Enough that a batch of short jobs hides the round trips."""
     process_pool: Annotated[
-        int, Setting("Processes for tasks with on='process', in each worker process", _WORKERS, Range(1, 999))
+        int, Setting("How many processes each worker process has for tasks with on='process'", _WORKERS, Range(1, 999))
     ] = os.cpu_count() or 1
     shutdown_grace: Annotated[
-        float, Setting("Seconds for which jobs may go on after SIGTERM; the rest is handed back", _WORKERS, _LENGTH)
+        float,
+        Setting("Seconds that running jobs have to finish after SIGTERM; then they are handed back", _WORKERS, _LENGTH),
     ] = 10.0
     kill_grace: Annotated[
         float,
-        Setting("Seconds for which a job may ignore its timeout; then its worker process ends", _WORKERS, _LENGTH),
+        Setting("Seconds that a job has to end after its timeout; then its worker process ends", _WORKERS, _LENGTH),
     ] = 10.0
 
     batch: Annotated[
-        int, Setting("Jobs that one script call moves at the most", _SERVICES, Range(1, 999), tuning=True)
+        int, Setting("How many jobs one script call moves at most", _SERVICES, Range(1, 999), tuning=True)
     ] = 250
     """About 2 ms of Redis's time. See store/batch_size.py."""
     # Under 64 bytes hardly a payload has room; Redis takes no value over 512 MiB.
     payload_cap: Annotated[
         int,
         Setting(
-            "Bytes of a payload at the most; a larger one goes to the dead set",
+            "The largest payload in bytes; a job with a larger one goes to the dead-letter set",
             _SERVICES,
             Range(64, 512 * 1024 * 1024),
             tuning=True,
@@ -121,45 +126,57 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     metrics_port: Annotated[
         int | None,
-        Setting("Port on which to serve /metrics, /healthz and /readyz; 0 is any free one", _SERVICES, Range(0, 65535)),
+        Setting("Port of the pages /metrics, /healthz and /readyz; 0 chooses a free port", _SERVICES, Range(0, 65535)),
     ] = None
     """None: nowhere."""
-    metrics_host: Annotated[str, Setting("Address on which to serve them", _SERVICES)] = "127.0.0.1"
-    log_level: Annotated[LogLevel, Setting("The least severe lines that are logged", _SERVICES)] = "INFO"
+    metrics_host: Annotated[str, Setting("Address on which the metrics port listens", _SERVICES)] = "127.0.0.1"
+    log_level: Annotated[LogLevel, Setting("Log lines of this level and above", _SERVICES)] = "INFO"
     log_jobs: Annotated[bool, Setting("Log the start and the end of each job", _WORKERS)] = False
     scale_down_after: Annotated[
         float,
-        Setting("Seconds without a job after which a process above MIN of --processes ends", ("worker",), _LENGTH),
+        Setting(
+            "With --processes MIN:MAX: seconds without a job after which a process beyond MIN ends",
+            ("worker",),
+            _LENGTH,
+        ),
     ] = 30.0
     """To start one again takes 0.5 s."""
 
     safety_cap: Annotated[
-        float, Setting("Seconds that a dispatcher sleeps at the most", _DISPATCHERS, _PERIOD, tuning=True)
+        float,
+        Setting(
+            "The longest sleep of a dispatcher in seconds: how late a job may start if an event is lost",
+            _DISPATCHERS,
+            _PERIOD,
+            tuning=True,
+        ),
     ] = 30.0
     """What a lost event costs at the most."""
     probe_interval: Annotated[
-        float, Setting("Seconds of silence after which a connection is checked", _SERVICES, _PERIOD, tuning=True)
+        float, Setting("Seconds without traffic after which a connection is tested", _SERVICES, _PERIOD, tuning=True)
     ] = 13.0
     """With `reply_timeout` under the 15 s in which a half-open link is noticed, and seldom enough for 0.2 commands a
     second of a whole idle fleet."""
     reply_timeout: Annotated[
-        float, Setting("Seconds to wait for the reply to that check", _SERVICES, _PERIOD, tuning=True)
+        float, Setting("Seconds to wait for the reply when a connection is tested", _SERVICES, _PERIOD, tuning=True)
     ] = 1.5
 
     lease: Annotated[
         float,
-        Setting("Seconds after which a silent worker's jobs start elsewhere", _SERVICES, _PERIOD, tuning=True),
+        Setting(
+            "Seconds without a heartbeat after which a worker's jobs start elsewhere", _SERVICES, _PERIOD, tuning=True
+        ),
     ] = 14.0
     """Such jobs start elsewhere within 15 s: the lease, and the janitor's step."""
     heartbeat: Annotated[
-        float, Setting("Seconds between two renewals of that lease", _SERVICES, _PERIOD, tuning=True)
+        float, Setting("Seconds between two heartbeats of a worker that holds jobs", _SERVICES, _PERIOD, tuning=True)
     ] = 5.0
     """Two may fail."""
     idle_lease: Annotated[
-        float, Setting("The same lease, of a worker that holds no job", _SERVICES, _PERIOD, tuning=True)
+        float, Setting("The lease of a worker that holds no job, in seconds", _SERVICES, _PERIOD, tuning=True)
     ] = 135.0
     idle_heartbeat: Annotated[
-        float, Setting("Seconds between two renewals of the idle lease", _SERVICES, _PERIOD, tuning=True)
+        float, Setting("Seconds between two heartbeats of a worker that holds no job", _SERVICES, _PERIOD, tuning=True)
     ] = 45.0
 
     def __post_init__(self) -> None:

@@ -60,14 +60,16 @@ def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url =
 
 @windows.command(name="set")
 def set_window(
-    name: Annotated[str, Parameter(help="The name, which jobs and recurrences refer to.")],
-    window: Annotated[str, Parameter(help="Such as 'mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26'.")],
+    name: Annotated[str, Parameter(help="The name by which jobs and recurrences refer to the window.")],
+    window: Annotated[
+        str, Parameter(help="The hours: 'mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26'.")
+    ],
     /,
     *,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
-    """Name a window, or change it. It holds at once, also for jobs that wait for it already.
+    """Create or change a named window. A change applies at once, also to jobs that already wait for the window.
 
     Example: evsched windows set nights '22:00-06:00 Europe/Berlin'
     """
@@ -88,7 +90,7 @@ def set_window(
 def remove_window(
     name: Annotated[str, Parameter(help="The name of the window.")], /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None
 ) -> None:
-    """Delete a named window. A job that refers to it goes to the dead set when it is due.
+    """Delete a named window. A job that refers to it goes to the dead-letter set when it is due.
 
     Example: evsched windows remove nights
     """
@@ -111,18 +113,21 @@ def _reopen(redis: SyncClient, store: Store, name: str) -> int:
 
 def simulate(
     *,
-    since: Annotated[str | None, Parameter(name="--from", help="From when: 2030-01-31T09:00; default: now.")] = None,
-    until: Annotated[str | None, Parameter(name="--to", help="Until when; default: a day later.")] = None,
-    rule: Annotated[list[str] | None, Parameter(negative="", help="Use this rule, not those in Redis.")] = None,
+    since: Annotated[str | None, Parameter(name="--from", help="The start: 2030-01-31T09:00. Default: now.")] = None,
+    until: Annotated[str | None, Parameter(name="--to", help="The end. Default: a day after the start.")] = None,
+    rule: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Simulate this rule instead of the recurrences of the queue. You can repeat it."),
+    ] = None,
     zone: Zone = "UTC",
     by: Annotated[Literal["hour", "run"], Parameter(help="One line for each hour, or for each run.")] = "hour",
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List what the recurrences of a queue will run in a span of time. Nothing is changed.
+    """List what the recurrences of a queue will run between two times. Nothing is changed.
 
-    The span may have 400 days and 200,000 planned times at the most.
+    At most 400 days and 200,000 planned times.
 
     Example: evsched simulate --from 2030-03-31T00:00 --to 2030-04-01T00:00 --by run
     """

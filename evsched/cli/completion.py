@@ -10,7 +10,7 @@ from evsched.cli.root import root
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")], /) -> None:
-    """Print a script that completes commands, flags and their choices with Tab. Save it where your shell looks for it.
+    """Print a script for tab completion of commands, flags and their choices. Save it where your shell looks for it.
 
     bash: evsched completion bash > ~/.local/share/bash-completion/completions/evsched
 

@@ -16,21 +16,21 @@ from evsched.errors import StoreRefused
 from evsched.store.store import Store
 from evsched.transport.call import Call
 
-app = App(name="dead", help="List, revive or drop dead jobs: those that were given up after their attempts.")
+app = App(name="dead", help="List, revive or drop dead jobs: jobs that failed and will not be tried again.")
 
-All = Annotated[bool, Parameter(name="--all", negative="", help="All jobs that are dead now.")]
+All = Annotated[bool, Parameter(name="--all", negative="", help="All dead jobs of the queue.")]
 
 
 @app.default
 @app.command(name="list")
 def list_dead(
     *,
-    limit: Annotated[int, Parameter(help="The most jobs to list.")] = 50,
+    limit: Annotated[int, Parameter(help="How many jobs to list at most.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """List dead jobs, the newest first, each with the reason.
+    """List dead jobs with the reasons, the newest first.
 
     Example: evsched dead --queue mail --limit 100
     """
@@ -71,7 +71,7 @@ def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | No
 
 @app.command
 def revive(ids: Ids = None, /, *, all_: All = False, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Schedule dead jobs again, due now, with all their attempts.
+    """Schedule dead jobs again, due now. Their attempts are counted from 1 again.
 
     Example: evsched dead revive --all --queue mail
     """

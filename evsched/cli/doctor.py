@@ -31,8 +31,10 @@ _ALIKE: Final = 10
 def doctor(
     *,
     queue: Queues = None,
-    role: Annotated[Role | None, Parameter(help="Also check the rights of this user of redis.conf.")] = None,
-    repair: Annotated[bool, Parameter(negative="", help="Repair what has only one possible repair.")] = False,
+    role: Annotated[Role | None, Parameter(help="Also check that the Redis user of this role has its rights.")] = None,
+    repair: Annotated[
+        bool, Parameter(negative="", help="Repair the problems that can be repaired in only one way.")
+    ] = False,
     json: Json = False,
     url: Url = None,
 ) -> int:

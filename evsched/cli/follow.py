@@ -40,7 +40,7 @@ def show(
     job: Id,
     /,
     *,
-    follow: Annotated[bool, Parameter(negative="", help="Show its progress until it has ended.")] = False,
+    follow: Annotated[bool, Parameter(negative="", help="Show the progress of the job until it has ended.")] = False,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,

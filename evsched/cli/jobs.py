@@ -20,32 +20,40 @@ from evsched.jobs.job import OnConflict
 from evsched.store.store import Store
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
-At = Annotated[str | None, Parameter(name="--at", help="When: 2030-01-31T09:00, in your zone, or Unix seconds.")]
-In = Annotated[str | None, Parameter(name="--in", help="After how long: 250ms, 10s, 5m, 1.5h or 7d.")]
+At = Annotated[
+    str | None, Parameter(name="--at", help="When it is due: 2030-01-31T09:00, in your time zone, or Unix seconds.")
+]
+In = Annotated[str | None, Parameter(name="--in", help="In how long it is due: 250ms, 10s, 5m, 1.5h or 7d.")]
 Listed = Literal["schedule", "backlog", "ready", "dead"]
 
 
 def enqueue(
-    task: Annotated[str, Parameter(help="The task's name.")],
-    arguments: Annotated[list[str] | None, Parameter(help="Its arguments, each as JSON.", negative="")] = None,
+    task: Annotated[str, Parameter(help="The name of the task.")],
+    arguments: Annotated[
+        list[str] | None, Parameter(help="The arguments of the task, each as JSON.", negative="")
+    ] = None,
     /,
     *,
-    arg: Annotated[list[str] | None, Parameter(help="A keyword argument, NAME=JSON; repeat it.", negative="")] = None,
+    arg: Annotated[
+        list[str] | None, Parameter(help="A keyword argument, as NAME=JSON. You can repeat it.", negative="")
+    ] = None,
     after: In = None,
     at: At = None,
     queue: Queue = DEFAULT_QUEUE,
-    id: Annotated[str | None, Parameter(help="The job's id; else a random one.")] = None,  # noqa: A002
-    priority: Annotated[int | None, Parameter(help="0 to 9, higher first.")] = None,
-    group: Annotated[str | None, Parameter(help="A group that gets a fair share.")] = None,
-    window: Annotated[str | None, Parameter(help="When it may start; or the name of a window.")] = None,
+    id: Annotated[str | None, Parameter(help="The id of the job. Default: a random id.")] = None,  # noqa: A002
+    priority: Annotated[int | None, Parameter(help="0 to 9; higher runs first. Default: 5.")] = None,
+    group: Annotated[str | None, Parameter(help="The group of the job. Groups get equal shares of the queue.")] = None,
+    window: Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")] = None,
     timeout: Annotated[
-        str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h; else the task's limit.")
+        str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h. Default: the timeout of the task.")
     ] = None,
-    on_conflict: Annotated[OnConflict | None, Parameter(help="If a job of this id has not ended.")] = None,
+    on_conflict: Annotated[
+        OnConflict | None, Parameter(help="What to do if a job of this id has not ended. Default: refuse.")
+    ] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Schedule a job: now, at a time, or after a while. It prints the job's id.
+    """Schedule a job, and print its id. Without --in or --at, it is due now.
 
     Example: evsched enqueue send_mail '"ann@example.org"' --arg 'subject="hello"' --in 10m
     """
@@ -97,7 +105,7 @@ def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def cancel(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Cancel a job: delete it if it waits, ask its worker to stop it if it runs.
+    """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
 
     Example: evsched cancel report-17 --queue mail
     """
@@ -111,7 +119,7 @@ def cancel(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None
 
 
 def reschedule(job: Id, /, *, at: At = None, after: In = None, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Give a waiting job another time.
+    """Give a waiting job another due time.
 
     Example: evsched reschedule report-17 --in 2h
     """
@@ -133,8 +141,8 @@ def run_now(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> Non
 
 def jobs(
     *,
-    place: Annotated[Listed | None, Parameter(help="Only the jobs in this place.")] = None,
-    limit: Annotated[int, Parameter(help="The most jobs to list of each place.")] = 50,
+    place: Annotated[Listed | None, Parameter(help="List only the jobs in this place.")] = None,
+    limit: Annotated[int, Parameter(help="How many jobs of each place to list at most.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,

@@ -17,7 +17,7 @@ from evsched.store import limits
 from evsched.store.store import Store
 
 Q = Annotated[str, Parameter(help="The queue.")]
-_LIFT = "none removes the limit."
+_LIFT = "'none' removes the limit."
 
 
 def _store(queue: str) -> Store:
@@ -31,10 +31,10 @@ def pause(
     queue: Q,
     /,
     *,
-    create: Annotated[bool, Parameter(negative="", help="Pause it even if nothing is known of it.")] = False,
+    create: Annotated[bool, Parameter(negative="", help="Pause the queue even if it has never been used.")] = False,
     url: Url = None,
 ) -> None:
-    """Pause a queue: running jobs go on, no others start until `resume`. Jobs that fall due wait.
+    """Pause a queue: running jobs finish, and no other job starts until you resume the queue.
 
     Example: evsched pause mail
     """
@@ -59,7 +59,7 @@ def resume(queue: Q, /, *, url: Url = None) -> None:
         if since is None and (unknown := missing(redis, queue)):
             raise EvschedError(unknown)
     ago = "it was not paused" if since is None else f"it was paused since {output.moment(since)}"
-    print(f"{queue} goes on: {ago}")
+    print(f"{queue} is resumed: {ago}")
 
 
 def limit(
@@ -67,17 +67,23 @@ def limit(
     /,
     *,
     group: Annotated[str | None, Parameter(help="Limit this group instead of the whole queue.")] = None,
-    concurrency: Annotated[str | None, Parameter(help=f"The most jobs at one time, over all workers. {_LIFT}")] = None,
-    rate: Annotated[str | None, Parameter(help=f"The most starts: 200/s, 30/m or 1000/h. {_LIFT}")] = None,
+    concurrency: Annotated[
+        str | None, Parameter(help=f"How many jobs may run at the same time, over all workers. {_LIFT}")
+    ] = None,
+    rate: Annotated[str | None, Parameter(help=f"How many jobs may start: 200/s, 30/m or 1000/h. {_LIFT}")] = None,
     burst: Annotated[
         str | None,
-        Parameter(help=f"The most starts at once; default: 0.1 s of the rate. {_LIFT}"),
+        Parameter(
+            help=f"How many jobs of the rate may start at once. Default: a tenth of the rate per second. {_LIFT}"
+        ),
     ] = None,
-    weight: Annotated[str | None, Parameter(help=f"A group's share of the backlog; default: 1. {_LIFT}")] = None,
+    weight: Annotated[
+        str | None, Parameter(help=f"The share of the group; 2 is twice that of other groups. Default: 1. {_LIFT}")
+    ] = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Set limits of a queue, or of one of its groups, and show all of them. They hold at once, for all workers.
+    """Set limits of a queue or of one of its groups, and show all its limits. They apply at once, to all workers.
 
     Example: evsched limit mail --concurrency 20 --rate 200/s
     """

@@ -72,8 +72,8 @@ def _each(
 def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """Count the jobs of each queue by place. Exit code 1: a queue cannot be read.
 
-    schedule: due later. backlog: due, held back by limits or fairness. ready: waits for a worker. processing: a worker
-    has it. dead: given up.
+    schedule: not due yet. backlog: due, waiting for its turn or for a limit. ready: a worker may fetch it now.
+    processing: a worker has it. dead: failed, and will not be tried again.
 
     Example: evsched queues
     """
@@ -104,7 +104,7 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 
 
 def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
-    """List the workers: how many jobs each holds, and the seconds until its lease ends unless it is renewed.
+    """List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.
 
     Exit code 1: a queue cannot be read.
 

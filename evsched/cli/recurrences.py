@@ -67,7 +67,7 @@ def _number(fields: dict[str, bytes], name: str) -> float | None:
 @app.default
 @app.command(name="list")
 def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
-    """List the recurrences of a queue: rule, next time, and what became of the last run.
+    """List the recurrences of a queue: rule, next time, and how the last run ended.
 
     Example: evsched recurrences --queue reports
     """
@@ -158,28 +158,36 @@ def in_zone(moment: float, zone: Any) -> str:
 @app.command
 def add(
     name: Name,
-    task: Annotated[str, Parameter(help="The task's name.")],
-    arguments: Annotated[list[str] | None, Parameter(help="Its arguments, each as JSON.", negative="")] = None,
+    task: Annotated[str, Parameter(help="The name of the task.")],
+    arguments: Annotated[
+        list[str] | None, Parameter(help="The arguments of the task, each as JSON.", negative="")
+    ] = None,
     /,
     *,
-    rule: Annotated[str, Parameter(help="A cron rule ('0 9 * * mon-fri'), @daily, or 'every 90', in seconds.")],
+    rule: Annotated[
+        str, Parameter(help="When it runs: a cron rule ('0 9 * * mon-fri'), @daily, or 'every 90' (seconds).")
+    ],
     zone: Zone = "UTC",
     start: Annotated[str | None, Parameter(help="No occurrence before this time.")] = None,
     end: Annotated[str | None, Parameter(help="No occurrence after this time.")] = None,
-    count: Annotated[int | None, Parameter(help="The number of occurrences, after which it ends.")] = None,
+    count: Annotated[int | None, Parameter(help="End after this many occurrences.")] = None,
     spread: Annotated[
         float,
-        Parameter(help="Delay it by a fixed part of so many seconds."),
+        Parameter(help="Delay each occurrence by 0 to this many seconds, always by the same."),
     ] = 0.0,
-    misfire: Annotated[Misfire, Parameter(help="What to do about occurrences that were missed.")] = "once",
-    overlap: Annotated[Overlap, Parameter(help="What to do while the one before runs.")] = "skip",
+    misfire: Annotated[
+        Misfire, Parameter(help="What to do about missed occurrences: run none, the newest, or all.")
+    ] = "once",
+    overlap: Annotated[
+        Overlap, Parameter(help="What to do with an occurrence that is due while the one before it runs.")
+    ] = "skip",
     window: Annotated[str | None, Parameter(help="When its jobs may start: a window, or the name of one.")] = None,
-    priority: Annotated[int | None, Parameter(help="0 to 9, higher first.")] = None,
-    group: Annotated[str | None, Parameter(help="The group of its jobs, which gets a fair share.")] = None,
+    priority: Annotated[int | None, Parameter(help="0 to 9; higher runs first. Default: 5.")] = None,
+    group: Annotated[str | None, Parameter(help="The group of its jobs. Groups get equal shares of the queue.")] = None,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
-    """Add a recurrence, or change the one of that name.
+    """Add a recurrence, or change the one that has this name.
 
     Example: evsched recurrences add nightly report '"sales"' --rule '0 2 * * *' --zone Europe/Berlin
     """
@@ -211,7 +219,7 @@ def add(
 
 @app.command
 def pause(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Pause a recurrence until `resume`. The times that pass meanwhile do not count as missed.
+    """Pause a recurrence. Times that pass during the pause do not count as missed.
 
     Example: evsched recurrences pause nightly
     """
@@ -222,18 +230,18 @@ def pause(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> No
 
 @app.command
 def resume(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Resume a paused recurrence, from now on.
+    """Resume a paused recurrence. Times that have passed are not made up for.
 
     Example: evsched recurrences resume nightly
     """
     with client(url) as redis:
         redis.send(Store(queue).hold(name, False))
-    print(f"{name} goes on")
+    print(f"{name} is resumed")
 
 
 @app.command
 def remove(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Delete a recurrence and its scheduled job. If the code declares it, the next worker adds it again.
+    """Delete a recurrence and its scheduled jobs. If the code declares it, the next worker that starts adds it again.
 
     Example: evsched recurrences remove nightly
     """

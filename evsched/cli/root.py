@@ -23,21 +23,22 @@ root = App(
     name="evsched",
     help="""Run jobs on time, on Redis.
 
-    Try it: `evsched demo`. Develop: `evsched dev tasks:app`. In production, run `evsched dispatcher` and
-    `evsched worker tasks:app`. `evsched COMMAND --help` explains a command.
+    To see it work, run `evsched demo`. To develop, run `evsched dev tasks:app`. In production, run
+    `evsched dispatcher` and `evsched worker tasks:app`. `evsched COMMAND --help` explains a command.
 
-    Lengths of time are written 250ms, 10s, 5m, 1.5h or 7d; times 2030-01-31T09:00 or as Unix seconds.""",
+    Write lengths of time as 250ms, 10s, 5m, 1.5h or 7d, and times as 2030-01-31T09:00 or in Unix seconds.""",
     version=evsched.__version__,
     suppress_keyboard_interrupt=False,
 )
 
-Url = Annotated[str | None, Parameter(help="The Redis to use. EVSCHED_URL; default: redis://localhost:6379/0.")]
-Queue = Annotated[str, Parameter(help="The name of the queue.")]
+Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
+UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
+Queue = Annotated[str, Parameter(help="The queue.")]
 Queues = Annotated[
     list[str] | None,
     Parameter(name="--queue", negative="", help="A queue; repeat the flag for several. Default: all queues."),
 ]
-Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, with all fields.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON with all fields.")]
 Ids = Annotated[list[str] | None, Parameter(help="The ids of the jobs.", negative="")]
 
 

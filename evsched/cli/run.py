@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched.cli.root import Url, UsageError, settings
+from evsched.cli.root import Url, UrlOrPrivate, UsageError, settings
 from evsched.cli.settings import takes_settings
 from evsched.config import Config
 from evsched.telemetry import log
@@ -21,9 +21,9 @@ _DEFAULT = Config().url
 
 @takes_settings
 def dispatcher(*, config: Config) -> None:
-    """Run a dispatcher: it moves jobs that are due to the workers, and recovers the jobs of workers that died.
+    """Run a dispatcher: it moves due jobs to the workers, and recovers the jobs of workers that died.
 
-    At least one must run. Start a second on another machine for availability: they are equals.
+    At least one dispatcher must run. Start a second on another machine, in case the first fails: both do the same work.
 
     Example: evsched dispatcher --url redis://localhost:6379/0
     """
@@ -38,17 +38,20 @@ def worker(
     module: Module,
     /,
     *,
-    burst: Annotated[bool, Parameter(negative="", help="Dispatch too, run what is due, and exit.")] = False,
+    burst: Annotated[
+        bool, Parameter(negative="", help="Run all jobs that are due, without a dispatcher, and exit.")
+    ] = False,
     processes: Annotated[
-        str | None, Parameter(help="Start this many worker processes: 4, or 2:8 for 2 and up to 8 as needed.")
+        str | None,
+        Parameter(help="Start this many worker processes: 4; or 2:8, which is 2, and up to 8 when jobs wait."),
     ] = None,
     metrics_targets: Annotated[
-        Path | None, Parameter(help="With --processes: a file to write that lists their ports for Prometheus.")
+        Path | None, Parameter(help="With --processes: write the ports of the processes to this file, for Prometheus.")
     ] = None,
     url: Url = None,
     config: Config,
 ) -> int:
-    """Run a worker: it runs the jobs of your app's tasks. Start any number, on any machines.
+    """Run a worker: it runs the jobs of your app. Start any number of workers, on any machines.
 
     Example: evsched worker tasks:app --processes 4
     """
@@ -73,11 +76,11 @@ def worker(
 
 
 @takes_settings
-def dev(module: Module, /, *, url: Url = None, config: Config) -> None:
-    """Run everything in one process while you develop: a dispatcher, a worker and, if no URL is set, a private Redis.
+def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
+    """Run a dispatcher and a worker in one process, for development. It starts a private Redis if no URL is set.
 
-    It prints a line to copy into other terminals, so that your program and `evsched` commands there find that Redis.
-    The private Redis and its jobs are gone when `dev` ends; its address stays the same.
+    It prints a line to run in other terminals, so that your program and the `evsched` commands there use that Redis.
+    When `dev` ends, the private Redis and its jobs are deleted. Its address is the same the next time.
 
     Example: evsched dev tasks:app
     """
@@ -105,11 +108,11 @@ def dev(module: Module, /, *, url: Url = None, config: Config) -> None:
 def demo(
     *,
     jobs: Annotated[int, Parameter(help="How many jobs to schedule.")] = 200,
-    seconds: Annotated[float, Parameter(help="Seconds over which they are due.")] = 4.0,
-    idle: Annotated[float, Parameter(help="Seconds to count the commands of idle processes.")] = 20.0,
-    url: Url = None,
+    seconds: Annotated[float, Parameter(help="How many seconds to spread their due times over.")] = 4.0,
+    idle: Annotated[float, Parameter(help="How many seconds to count commands while nothing is due.")] = 20.0,
+    url: UrlOrPrivate = None,
 ) -> int:
-    """Watch evsched work: it schedules jobs in three ways, runs them with a dispatcher and a worker, and measures.
+    """Schedule jobs in three ways, run them with a dispatcher and a worker, and print how late they started.
 
     It starts a private Redis if no URL is set.
 

@@ -14,7 +14,7 @@ from evsched.config import SETTINGS, Config, variable
 R = TypeVar("R")
 
 _SETTINGS_PANEL: Final = Group("Settings", sort_key=1)
-_TUNING_PANEL: Final = Group("Tuning (the defaults are right for nearly everybody)", sort_key=2)
+_TUNING_PANEL: Final = Group("Tuning (you hardly ever need to change these)", sort_key=2)
 
 _TYPES: Final = get_type_hints(Config)
 _DEFAULTS: Final = Config()
@@ -28,7 +28,7 @@ def flag(name: str) -> str:
 def default(name: str) -> str:
     """Return the default of a setting as its help says it."""
     if name == "queues":
-        return "a dispatcher: all queues; a worker: the queue of its app"
+        return "all queues for a dispatcher, the queue of its app for a worker"
     if name == "process_pool":
         return "the number of processors"
     value = getattr(_DEFAULTS, name)
@@ -73,7 +73,7 @@ def _annotation(name: str) -> Any:
         kind = list[str]
     described = Parameter(
         name=flag(name),
-        help=f"{setting.help}. {variable(name)}; default: {default(name)}.",
+        help=f"{setting.help}. Variable: {variable(name)}. Default: {default(name)}.",
         negative="",
         show_default=False,
         group=_TUNING_PANEL if setting.tuning else _SETTINGS_PANEL,

@@ -30,9 +30,9 @@ _WIDTH: Final = 200
 
 
 def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
-    """Watch queues, throughput, lateness and running jobs, live. q or Ctrl-C ends it.
+    """Show queues, workers, throughput, lateness and running jobs, refreshed each second. q or Ctrl-C quits.
 
-    With --json, or when the output is not a terminal, it prints one page, after the second that measuring takes.
+    With --json, or if the output is not a terminal, it measures for one second, prints one page, and exits.
 
     Example: evsched top --queue mail
     """

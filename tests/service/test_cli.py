@@ -59,7 +59,7 @@ def test_a_job_is_scheduled_moved_run_and_shown_from_the_command_line(cli: Cli, 
     assert "finished" in cli.run("show", "one", *of).stdout
 
 
-def test_a_job_with_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue: str) -> None:
+def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     options = ("--window", "00:00-24:00 UTC", "--timeout", "2m")
     cli.run("enqueue", "add", "--arg", "b=3", "--arg", "a=2", "--id", "named", *options, *of)
@@ -140,7 +140,7 @@ def test_a_failure_is_shown_and_logged_with_its_traceback_wherever_the_handler_r
         assert "\n    json.loads('{')\n" in cli.run("show", task, *of).stdout
 
 
-def test_results_that_are_false_or_empty_are_shown(cli: Cli, folder: Path, queue: str) -> None:
+def test_show_prints_results_that_are_false_or_empty(cli: Cli, folder: Path, queue: str) -> None:
     of = ("--queue", queue)
     (folder / "echo.py").write_text(
         "from typing import Any\n"
@@ -159,7 +159,7 @@ def test_results_that_are_false_or_empty_are_shown(cli: Cli, folder: Path, queue
         assert rows["result"].strip() == value
 
 
-def test_services_run_and_stop(cli: Cli, queue: str) -> None:
+def test_a_worker_is_listed_while_it_runs_and_not_after_it_has_stopped(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     with (
         cli.running("dispatcher", *of, until="keyspace events arrive"),
@@ -172,14 +172,14 @@ def test_services_run_and_stop(cli: Cli, queue: str) -> None:
     assert cli.json("workers", *of) == []
 
 
-def test_dev_with_a_private_redis(folder: Path) -> None:
+def test_dev_starts_a_private_redis_and_runs_jobs(folder: Path) -> None:
     cli = Cli("", folder)
     del cli.environment["EVSCHED_URL"]
     with cli.running("dev", "tasks:app", until="keyspace events arrive"):
         pass
 
 
-def test_the_demo(folder: Path) -> None:
+def test_the_demo_runs_all_its_jobs_and_prints_how_late_they_started(folder: Path) -> None:
     cli = Cli("", folder)
     del cli.environment["EVSCHED_URL"]
     done = cli.run("demo", "--jobs", "30", "--seconds", "1", "--idle", "0")
@@ -237,7 +237,7 @@ def test_a_mistake_gives_one_line_and_its_exit_code(cli: Cli, code: int, words: 
     assert words in line
 
 
-def test_a_variable_that_is_not_a_setting_stops_no_command(cli: Cli) -> None:
+def test_a_variable_that_is_not_a_setting_causes_a_warning_and_no_error(cli: Cli) -> None:
     done = cli.process("queues", EVSCHED_SAFTY_CAP="3", EVSCHED_REDIS_SERVICE_HOST="10.0.0.1")
     assert done.returncode == 0
     assert done.stderr.count("evsched: warning: ") == 1
@@ -261,7 +261,7 @@ async def test_a_redis_that_is_too_old_is_refused(cli: Cli) -> None:
     assert "needs redis 7.0 or newer" in done.stderr
 
 
-def test_help_and_version(cli: Cli) -> None:
+def test_every_kind_of_command_has_help_with_an_example(cli: Cli) -> None:
     assert "run-now" in cli.run("--help").stdout
     for command in ("dev", "enqueue", "show", "limit", "recurrences add", "windows set", "simulate", "doctor", "top"):
         assert "Example: evsched " in cli.run(*command.split(), "--help").stdout, command
@@ -283,7 +283,7 @@ def test_a_lifespan_that_fails_gives_one_line_on_stderr(cli: Cli, folder: Path, 
     assert "lifespan did not begin: RuntimeError: no database" in done.stderr
 
 
-def test_json_cannot_steer_the_terminal(cli: Cli) -> None:
+def test_json_output_escapes_control_characters(cli: Cli) -> None:
     words = "\x9b31m\u202e\u2028"
     job = cli.run("enqueue", "t", json.dumps(words), "--in", "1h").stdout.strip()
     done = cli.run("show", job, "--json")
@@ -306,7 +306,7 @@ def test_a_stdout_that_cannot_be_written_gives_one_line_on_stderr(cli: Cli, comm
     assert f"evsched: stdout cannot be written: {words}" in done.stderr
 
 
-def test_a_reader_that_has_ended_gives_no_message(cli: Cli) -> None:
+def test_a_pipe_that_is_closed_early_causes_no_message(cli: Cli) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -345,7 +345,7 @@ def test_a_recurrence_that_would_never_recur_is_bad_usage(cli: Cli) -> None:
     assert cli.json("recurrences") == []
 
 
-def test_a_database_that_redis_does_not_have_is_named(cli: Cli) -> None:
+def test_the_message_names_a_database_that_redis_does_not_have(cli: Cli) -> None:
     for command in ("queues", "doctor"):
         done = cli.run(command, "--url", f"{cli.environment['EVSCHED_URL']}?db=99")
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -353,7 +353,7 @@ def test_a_database_that_redis_does_not_have_is_named(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", [("queues",), ("enqueue", "t", "--id", "a")])
-def test_a_missing_password_is_told_as_such(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_command_without_a_password_says_that_redis_asks_for_one(tmp_path: Path, command: tuple[str, ...]) -> None:
     """Redis answers a command of many words with an error of the protocol."""
     with EmbeddedRedis(requirepass="secret") as server:
         done = Cli(server.url, tmp_path).run(*command)

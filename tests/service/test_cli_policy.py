@@ -54,7 +54,7 @@ def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
     assert "alice" in table
 
 
-def test_pause_and_resume(cli: Cli, queue: str) -> None:
+def test_a_paused_queue_starts_no_job_until_it_is_resumed(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     assert "is paused since" in cli.run("pause", queue, "--create").stdout
     assert [row["paused"] is not None for row in cli.json("queues") if row["queue"] == queue] == [True]
@@ -103,7 +103,7 @@ def test_a_queue_that_cannot_be_read_does_not_hide_the_others(cli: Cli, queue: s
         raw.delete(f"{bad}schedule", f"{bad}leases")
 
 
-def test_a_list_that_is_cut_says_how_many_there_are(cli: Cli, queue: str, raw: Any) -> None:
+def test_a_list_that_limit_cuts_says_how_many_rows_there_are(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     raw.zadd(f"evsched:{{{queue}}}:dead", {f"job-{n}": n for n in range(7)})
     raw.zadd(f"evsched:{{{queue}}}:schedule", {f"later-{n}": 4e9 + n for n in range(3)})

@@ -35,7 +35,7 @@ def listed(cli: Cli, *of: str) -> dict[str, Any]:
     return {row["name"]: row for row in cli.json("recurrences", *of)}
 
 
-def test_a_recurrence_from_the_command_line(cli: Cli, queue: str) -> None:
+def test_a_recurrence_is_added_listed_paused_resumed_and_removed(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     assert cli.run("recurrences", "add", "t", "tick", '"hi"', "--rule", "@daily", *of).stdout == "t made\n"
     assert cli.run("recurrences", "add", "t", "tick", '"hi"', "--rule", "@daily", *of).stdout == "t same\n"
@@ -54,7 +54,7 @@ def test_a_recurrence_from_the_command_line(cli: Cli, queue: str) -> None:
     assert "report" in cli.run("recurrences", *of).stdout
     assert cli.run("recurrences", "pause", "report", *of).stdout == "report is paused\n"
     assert "paused" in cli.run("recurrences", *of).stdout
-    assert cli.run("recurrences", "resume", "report", *of).stdout == "report goes on\n"
+    assert cli.run("recurrences", "resume", "report", *of).stdout == "report is resumed\n"
     assert cli.run("recurrences", "remove", "t", *of).stdout == "t removed\n"
     gone = cli.run("recurrences", "remove", "t", *of)
     assert (gone.returncode, gone.stderr) == (1, "evsched: t is no recurrence of this queue\n")
@@ -100,7 +100,7 @@ def test_simulate_with_rules_given_needs_no_redis(cli: Cli) -> None:
     assert "2026-03-29 03:00:00+02:00" in runs  # 02:15 is left out: as soon as there is a time again
 
 
-def test_windows_are_kept_by_name(cli: Cli, queue: str, raw: Any) -> None:
+def test_a_named_window_is_set_listed_changed_and_removed(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     assert "customer-a is 22:00-06:00 UTC" in cli.run("windows", "set", "customer-a", "22:00-06:00 UTC", *of).stdout
     assert cli.json("windows", *of) == {"customer-a": "22:00-06:00 UTC"}
@@ -145,7 +145,7 @@ def test_a_rule_that_is_not_valid_is_refused_with_its_place(cli: Cli, words: str
     assert words in done.stderr
 
 
-def test_a_count_holds_for_what_is_looked_at_ahead(cli: Cli, queue: str, raw: Any) -> None:
+def test_next_and_simulate_end_when_the_count_of_a_recurrence_is_used_up(cli: Cli, queue: str, raw: Any) -> None:
     of, span = ("--queue", queue), ("--from", "4000000000", "--to", "4000000060")
     cli.run("recurrences", "add", "r", "t", "--rule", "every 2", "--count", "2", "--start", "4000000000", *of)
     assert len(cli.json("recurrences", "next", "r", *of)["times"]) == 2

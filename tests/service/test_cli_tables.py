@@ -74,7 +74,9 @@ def _words(command: str) -> list[str]:
 
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_terminal_shows_what_fits_and_breaks_nothing(cli: Cli, command: str, columns: int) -> None:
+def test_a_table_leaves_out_columns_that_do_not_fit_the_terminal_and_breaks_no_word(
+    cli: Cli, command: str, columns: int
+) -> None:
     piped, printed = cli.run(*_words(command)).stdout, cli.terminal(columns, *_words(command))
     shown = re.sub(r"\x1b\[[01]m", "", printed)
     assert "\x1b" not in shown, "bold is all that steers the terminal"
@@ -96,7 +98,7 @@ def test_a_terminal_shows_what_fits_and_breaks_nothing(cli: Cli, command: str, c
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_pipe_gets_a_header_and_one_line_a_row(cli: Cli, command: str) -> None:
+def test_a_table_in_a_pipe_has_a_header_and_one_line_for_each_row(cli: Cli, command: str) -> None:
     lines = cli.run(*_words(command), COLUMNS="20").stdout.splitlines()
     header = "\t".join(COMMANDS[command])
     rows = lines[lines.index(header) :]

@@ -113,7 +113,7 @@ class Terminal:
         return code
 
 
-def test_one_page_as_json(cli: Cli, queue: str) -> None:
+def test_top_prints_one_page_as_json(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     with (
         cli.running("dispatcher", *of, until="keyspace events arrive"),
@@ -146,7 +146,7 @@ def test_one_page_as_json(cli: Cli, queue: str) -> None:
         assert "\x1b" not in printed.stdout
 
 
-def test_a_worker_that_hangs_has_not_answered(cli: Cli, queue: str) -> None:
+def test_top_says_that_a_hanging_worker_does_not_answer(cli: Cli, queue: str) -> None:
     with cli.running("worker", "tasks:app", "--queue", queue, until="256 slots") as worker:
         worker.send_signal(signal.SIGSTOP)
         (row,) = cli.json("top", "--queue", queue)["workers"]
@@ -155,7 +155,7 @@ def test_a_worker_that_hangs_has_not_answered(cli: Cli, queue: str) -> None:
 
 
 @pytest.mark.parametrize("leave", ["q", "SIGTERM"])
-def test_the_live_page_ends_on_q_or_sigterm_and_restores_the_terminal(cli: Cli, queue: str, leave: str) -> None:
+def test_top_ends_on_q_or_sigterm_and_restores_the_terminal(cli: Cli, queue: str, leave: str) -> None:
     of = ("--queue", queue)
     with (
         cli.running("dispatcher", *of, until="keyspace events arrive"),
@@ -174,7 +174,7 @@ def test_the_live_page_ends_on_q_or_sigterm_and_restores_the_terminal(cli: Cli, 
         assert terminal.left() == 0
 
 
-def test_an_outage_of_redis_is_shown_and_survived(cli: Cli, own: EmbeddedRedis) -> None:
+def test_top_says_that_redis_is_down_and_continues_when_it_is_back(cli: Cli, own: EmbeddedRedis) -> None:
     cli.environment["EVSCHED_URL"] = own.url
     with cli.running("worker", "tasks:app", until="256 slots"), Terminal(cli) as terminal:
         cli.run("enqueue", "hang", "--in", "1h")
@@ -188,7 +188,7 @@ def test_an_outage_of_redis_is_shown_and_survived(cli: Cli, own: EmbeddedRedis) 
         assert terminal.left() == 0
 
 
-def test_a_missing_right_is_named(cli: Cli, own: EmbeddedRedis) -> None:
+def test_top_names_the_right_that_its_user_lacks(cli: Cli, own: EmbeddedRedis) -> None:
     raw = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
     raw.execute_command("ACL", "SETUSER", "nobody", "on", "nopass", "+@connection", "~*", "+@read")
     raw.close()
@@ -197,7 +197,7 @@ def test_a_missing_right_is_named(cli: Cli, own: EmbeddedRedis) -> None:
     assert "the rights of the user `observer` in redis.conf" in done.stderr
 
 
-def test_a_live_page_without_a_redis_ends_at_once(cli: Cli) -> None:
+def test_top_ends_at_once_if_redis_cannot_be_reached(cli: Cli) -> None:
     with Terminal(cli, "--url", "redis://127.0.0.1:1/0") as terminal:
         assert terminal.process.wait(PATIENCE) == 1
         while "connecting to" not in terminal.said:

@@ -120,7 +120,9 @@ def program(client: Client, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
-async def test_a_foreign_client(client: Client, guarded: EmbeddedRedis, queue: str, tmp_path: Path) -> None:
+async def test_a_client_of_another_language_schedules_cancels_and_reads_replies(
+    client: Client, guarded: EmbeddedRedis, queue: str, tmp_path: Path
+) -> None:
     words = await asyncio.to_thread(program, client, tmp_path)
     app = App(queue=queue)
 

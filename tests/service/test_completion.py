@@ -26,7 +26,7 @@ def cli(tmp_path: Path) -> Cli:
         ("evsched completion ", {"bash", "zsh", "fish"}),
     ],
 )
-def test_bash_completes(cli: Cli, line: str, expected: set[str]) -> None:
+def test_bash_completes_commands_flags_and_choices(cli: Cli, line: str, expected: set[str]) -> None:
     words = line.split(" ")
     program = f"""
         {cli.run("completion", "bash").stdout}
@@ -40,13 +40,13 @@ def test_bash_completes(cli: Cli, line: str, expected: set[str]) -> None:
 
 
 @pytest.mark.parametrize(("shell", "head"), [("zsh", "#compdef evsched"), ("fish", "complete -c evsched")])
-def test_the_other_shells_have_a_script_too(cli: Cli, shell: str, head: str) -> None:
+def test_zsh_and_fish_have_a_completion_script(cli: Cli, shell: str, head: str) -> None:
     script = cli.run("completion", shell).stdout
     assert head in script
     for word in ("run-now", "log-level", "CRITICAL", "recurrences"):
         assert word in script
 
 
-def test_a_shell_that_is_not_known_is_refused(cli: Cli) -> None:
+def test_completion_refuses_an_unknown_shell(cli: Cli) -> None:
     done = cli.run("completion", "csh")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -66,7 +66,7 @@ def dev(cli: Cli, app: str = "tasks:app", **environment: str) -> Generator[tuple
         child.communicate()
 
 
-def test_the_url_is_the_same_at_each_start_and_is_a_line_to_copy(cli: Cli) -> None:
+def test_dev_prints_the_same_url_at_each_start_as_a_line_to_copy(cli: Cli) -> None:
     with dev(cli) as (_, first):
         assert first.startswith("unix:///")
         assert not set(first) & set("'\"?& "), "no shell needs quotes"
@@ -80,7 +80,7 @@ def test_the_url_is_the_same_at_each_start_and_is_a_line_to_copy(cli: Cli) -> No
         assert third == first
 
 
-def test_two_at_once_have_two_servers(cli: Cli) -> None:
+def test_two_devs_at_the_same_time_have_two_servers(cli: Cli) -> None:
     with dev(cli) as (_, first), dev(cli) as (_, second), dev(cli, "tasks:other") as (_, other):
         assert len({first, second, other}) == 3
         cli.run("enqueue", "nothing", "--in", "1h", EVSCHED_URL=first)
@@ -116,7 +116,7 @@ def _folder() -> ProjectFolder | None:
         return folder
 
 
-def test_a_folder_is_empty_and_ours_alone(cli: Cli) -> None:
+def test_the_folder_of_a_private_redis_is_emptied_and_belongs_to_its_user_alone(cli: Cli) -> None:
     with project_folder("tasks:app") as folder:
         assert folder is not None
         assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -140,7 +140,9 @@ def test_a_place_that_others_may_write_to_is_not_used(
     assert after is None or after.path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_long_path_still_gives_a_short_socket(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_project_with_a_long_path_has_a_short_socket_path(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
