@@ -1,17 +1,17 @@
 #!lua flags=allow-oom
--- begin: moves nothing. Marks runs that have begun, or are about to: if their worker dies, their attempts count.
+-- begin: moves nothing. Marks runs that have begun, or are about to: if their worker dies, their attempts count by it.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   worker    who runs the jobs
 -- ROWS   id        of the job
 --        attempt   of the run
---        mark      '1', or 'alone' = no other run is in its process
+--        mark      '1' = it has begun; 'alone' = so it has, and no other run is in its worker; 'maybe' = it may have
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call writes the same
 -- USES   processing, rows, owns, record
 --
--- Most runs end before the delay after which workers mark them.
+-- Most runs end before the delay after which workers mark them. Suspects are marked before they begin.
 
 local worker = unpack(ARGV, 1, 1)
 local list = processing(worker)

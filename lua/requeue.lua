@@ -20,9 +20,10 @@
 -- When there are no rows and the list is empty, the lease is deleted too.
 --
 -- A job that a worker hands back costs no attempt. When a worker died, the attempt of a run counts if it is known to
--- have begun: by its mark, or because it was the only run. Otherwise its attempt is not counted. All jobs that the
+-- have begun: by its mark, or because it was the only run. Otherwise its attempt is not counted, and if it may have
+-- begun this is noted as a doubt. A suspect is marked before it begins, so without a mark it has not. All jobs that the
 -- worker held become suspects, except an only job that was no suspect before. A run that was marked as alone in its
--- process caused the death, and all its doubtful runs count.
+-- worker caused the death, and all its doubtful runs count.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -39,18 +40,18 @@ expect_gate()
 local died = lease ~= ''
 local only = died and redis.call('LLEN', list) == 1
 -- A run that was handed out and did not end.
-local function cut_short(id, begun)
+local function cut_short(id, mark)
   local key = record(id)
-  if died and begun == 'alone' then
+  local deaths, doubts = suspicion_of(id)
+  local may_have_begun = mark or deaths == 0
+  local begun = may_have_begun and (only or mark == '1' or mark == 'alone')
+  if died and mark == 'alone' then
     convict(id)
     acquit(id)
-  elseif died then
-    local deaths, doubts = suspicion_of(id)
-    if not only or deaths > 0 then
-      mark_suspect(id, deaths + 1, (begun or only) and doubts or doubts + 1)
-    end
+  elseif died and (deaths > 0 or not only) then
+    mark_suspect(id, deaths + 1, may_have_begun and not begun and doubts + 1 or doubts)
   end
-  if not died or not (begun or only) then
+  if not died or not begun then
     count_attempts(id, -1)
   end
   redis.call('HSET', key, 'reason', reason)

@@ -58,7 +58,12 @@ class FetchedJob(Struct, frozen=True):
     deaths: int = 0
     """How many workers in a row died while they held the job. Above 0 the job is a suspect."""
     doubts: int = 0
-    """How many of those runs may not have begun. `attempt` does not count them."""
+    """How many of those runs may have begun, which is not known. `attempt` does not count them."""
+
+
+Mark = Literal["1", "alone", "maybe"]
+"""What Redis keeps of a run that has not ended: it has begun; it has, and nothing else runs in its worker; it may have,
+since it was handed to what begins it."""
 
 
 class Done(Struct, frozen=True):

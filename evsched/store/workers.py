@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Returned, encode
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Outcome, Retried, Returned, encode
 from evsched.store.queue import Queue, as_pairs
 from evsched.store.replies import Fetched
 from evsched.transport.call import Call, Word, raw, text, texts
@@ -80,11 +80,8 @@ class Workers(Queue):
 
         return self._verb("start", fetch, self._stamp(now), worker, lease, hold, cap, *ids)
 
-    def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Literal["1", "alone"]]]) -> Call[list[str]]:
-        """Mark runs that have begun, or are about to; the reply is the ids of those that were lost.
-
-        "alone": no other run is in the worker's process, so if that dies it was this one.
-        """
+    def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Mark]]) -> Call[list[str]]:
+        """Mark runs that have begun, or are about to; the reply is the ids of those that were lost."""
         words: list[Word] = [worker]
         for job, mark in runs:
             words += (job.id, job.attempt, mark)

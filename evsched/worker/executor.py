@@ -17,11 +17,11 @@ import anyio
 from msgspec.structs import replace
 
 from evsched.events import Emit, HandlerNotFound
-from evsched.jobs.job import Buried, Deferred, Outcome, Returned
+from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Returned
 from evsched.worker import process_pool
 from evsched.worker.handlers import Handlers
 from evsched.worker.isolation import Isolation, RunIsolated
-from evsched.worker.precautions import patience, precautions_for
+from evsched.worker.precautions import mark_before, patience, precautions_for
 from evsched.worker.prepare import Prepared, prepare, read_payload
 from evsched.worker.process_pool import HandlerMissing
 from evsched.worker.program import Program
@@ -143,17 +143,22 @@ class Executor:
             else:
                 await self.lock.share()
                 stack.callback(self.lock.release)
-            if open_again or prepared.policy.attempts == 1:
-                # One after the other: the next waits until this one has made its first step.
-                async with self._marking:
-                    run.marked = await self._store.mark(run, "alone" if open_again else "1")
-                if not run.marked:
-                    return Returned()  # the job is not this worker's any more, so nothing is put back
-                if open_again:
-                    stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
+            if not await self._mark(run, mark_before(prepared.policy.attempts, alone=open_again is not None)):
+                return Returned()  # the job is not this worker's any more, so nothing is put back
+            if open_again:
+                stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
             if isolation is not None:
                 return await isolation.run(run, prepared)
             return judge(run.job, prepared, await self.handlers.call(run, prepared), run.stop_reason)
+
+    async def _mark(self, run: Run, mark: Mark) -> bool:
+        """Mark a run that is about to begin; return whether its job is still this worker's."""
+        if mark == "maybe":
+            return await self._store.mark(run, mark)
+        # One after the other: the next waits until this one has made its first step.
+        async with self._marking:
+            run.marked = await self._store.mark(run, mark)
+        return run.marked
 
     async def _let_others_begin(self, run: Run, open_again: Callable[[], None]) -> None:
         """Let other runs begin beside one that was alone, when it lasts longer than what kills its process at once."""

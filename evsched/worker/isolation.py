@@ -52,7 +52,7 @@ class Isolation:
             HandlerMissing: the process does not find the app or the task.
         """
         timeout, delivery = prepared.timeout, run.delivery
-        # Only its own process knows when the handler begins. If the worker dies too, the run is doubtful.
+        # Only its own process knows when the handler begins. So the mark that it may have begun is not replaced.
         run.marked = True
         # The process keeps the timeout itself. One that does not yield to it is ended from here.
         self._handlers.begin(run, None if timeout is None else timeout + self._kill_grace)

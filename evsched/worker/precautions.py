@@ -1,8 +1,9 @@
-"""Precautions: how a job is run that may kill its process, so that it takes no other job with it.
+"""Precautions: how to run a job that may kill its process, so that no other job suffers and its attempts are exact.
 
-A dead worker cannot say which of its jobs killed it. So all that it held are suspects (`FetchedJob.deaths`). A job that
-was held at one death runs as any other: one death says little, and there may be many suspects. A job that was held
-again when a worker died runs in a process of its own, so if that process dies, this job killed it.
+When a worker dies, nobody knows which of its jobs killed it. So all jobs that it held are suspects
+(`FetchedJob.deaths`). After one death a suspect runs like any other job: one death says little, and there may be many
+suspects. After two, it runs in a process of its own: if that process dies, this job killed it. Its last attempt, and
+every run after four deaths, has the worker to itself: if the whole worker dies then, this job killed it.
 """
 
 from __future__ import annotations
@@ -11,29 +12,28 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.jobs.job import FetchedJob
+from evsched.jobs.job import FetchedJob, Mark
 
 _ISOLATED: Final = 2
-"""Deaths from which on a suspect runs in a process of its own: the second one narrows the suspects enough."""
+"""Deaths after which a suspect runs in a process of its own: two leave few suspects."""
 
 _ALONE: Final = 4
-"""Deaths from which on nothing else runs beside it: processes of their own did not keep its worker alive. A container
-whose memory is full ends with all its processes."""
+"""Deaths after which nothing else runs in its worker: isolation did not keep the worker alive. A container whose memory
+is full, for example, ends with all its processes."""
 
 _PATIENCE: Final = 0.25
-"""Seconds that a run waits at first for the others in its worker to end, so that it is alone. Nothing else begins there
-meanwhile: this is what a suspect costs the others. It doubles with each further death, so in the end the run is alone.
+"""Seconds that a run waits at first for the other runs of its worker to end, so that it is alone. Nothing else begins
+there meanwhile, which is the price that the others pay. The wait doubles with each death after the fourth, so in the
+end the run is alone.
 """
 
 _WAIT_MOST: Final = 60.0
-"""Seconds that it waits at the most."""
+"""The longest wait, in seconds."""
 
 
 class Precautions(Struct, frozen=True):
-    """What is to be done for a run before it begins."""
+    """How a run is to begin."""
 
-    marked: bool = False
-    """The run is marked in Redis first, and such runs begin one by one: whether one has begun is known exactly."""
     isolated: bool = False
     """It runs in a process of its own."""
     alone: bool = False
@@ -43,15 +43,25 @@ class Precautions(Struct, frozen=True):
 def precautions_for(job: FetchedJob, attempts: int, *, can_isolate: bool) -> Precautions:
     """Return the precautions that a run needs. `can_isolate`: a process of its own is possible.
 
-    A job's only attempt must not be begun twice, nor be lost by a run that did not begin: so it is marked. A suspect
-    whose next run may be its last is isolated after one death: so its attempts are exact.
+    A suspect in its last attempt, counting the doubtful runs, is alone: if its worker dies now, it is given up. An only
+    attempt needs no such proof, since its mark is enough to give it up.
     """
-    last = job.attempt + job.doubts >= attempts
-    isolated = job.deaths >= _ISOLATED or (job.deaths > 0 and last)
-    alone = job.deaths >= _ALONE or (isolated and not can_isolate)
-    return Precautions(marked=attempts == 1 or alone, isolated=isolated and can_isolate, alone=alone)
+    last = job.deaths > 0 and job.attempt + job.doubts >= attempts
+    isolated = job.deaths >= _ISOLATED or last
+    alone = job.deaths >= _ALONE or (last and attempts > 1) or (isolated and not can_isolate)
+    return Precautions(isolated=isolated and can_isolate, alone=alone)
+
+
+def mark_before(attempts: int, *, alone: bool) -> Mark:
+    """Return the mark that a run gets before it begins; `alone`: it has its worker to itself.
+
+    An only attempt must not begin twice, nor be given up if it did not begin. So it counts as begun from the mark on.
+    """
+    if alone:
+        return "alone"
+    return "1" if attempts == 1 else "maybe"
 
 
 def patience(job: FetchedJob) -> float:
-    """Return how long a run waits to be alone, in seconds; and it stays so for a second longer than that."""
+    """Return how many seconds a run waits to be alone. It then stays alone for a second longer than that."""
     return min(_PATIENCE * 2.0 ** max(0, job.deaths - _ALONE), _WAIT_MOST)

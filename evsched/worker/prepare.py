@@ -56,8 +56,15 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
         late = now - payload.expires
         return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
     if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
-        # An only attempt is marked before it begins, so the worker may have died in between.
-        only = "its only attempt began, or was about to, and never ended"
-        last = f"the last of its {policy.attempts} attempts began and never ended"
-        return Buried(f"{only if policy.attempts == 1 else last}: its worker died or hung", payload.reply)
+        return Buried(_why_spent(job.attempt - 1, policy.attempts), payload.reply)
     return Prepared(payload, task, policy, args, kwargs)
+
+
+def _why_spent(begun: int, attempts: int) -> str:
+    """Return why a job has no attempt left, of which so many runs began."""
+    if attempts == 1:
+        # It is marked before it begins, so its worker may have died in between.
+        return "its only attempt began, or was about to, and never ended: its worker died or hung"
+    if begun == attempts:
+        return f"the last of its {attempts} attempts began and never ended: its worker died or hung"
+    return f"{begun} attempts began, {attempts} are allowed: workers died or hung, or the limit was lowered"

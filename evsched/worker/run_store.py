@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 from evsched.errors import NO_ENTRY, StoreRefused
+from evsched.jobs.job import Mark
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
 from evsched.worker.run import Run
-
-Mark = Literal["1", "alone"]
-"""What is written of a run before it begins: that it does; and that no other run is in its worker's process."""
 
 
 class RunStore(Protocol):
@@ -28,7 +26,7 @@ class RunStore(Protocol):
         ...
 
     async def mark(self, run: Run, mark: Mark) -> bool:
-        """Write that a run begins; return whether its job is still this worker's."""
+        """Write that a run is about to begin; return whether its job is still this worker's."""
         ...
 
 
@@ -56,7 +54,7 @@ class RedisRunStore:
         self._reading = dict[tuple[str, str], asyncio.Future[str | None]]()
 
     async def mark(self, run: Run, mark: Mark) -> bool:
-        """Write that a run begins, as `RunStore.mark`."""
+        """Mark a run, as `RunStore.mark`."""
         store = Store(run.delivery.queue)
         while True:
             async with self._marking.of(store.queue):

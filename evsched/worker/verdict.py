@@ -66,7 +66,10 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
         return Buried(shorten(failure.reason), reply, traceback=failure.traceback)
     # A job that kills its process now most likely killed those of its doubtful runs too, so they count as attempts.
     attempt = job.attempt + (job.doubts if failure.killed else 0)
-    reason = shorten(f"attempt {attempt} of {policy.attempts}: {failure.reason}")
+    # A suspect may begin more often than that, since the deaths may have been another job's fault.
+    beyond = f"{attempt} ({policy.attempts} are allowed, but workers died that held the job)"
+    count = f"{attempt} of {policy.attempts}" if attempt <= policy.attempts else beyond
+    reason = shorten(f"attempt {count}: {failure.reason}")
     if attempt >= policy.attempts:
         return Buried(reason, reply, killed=failure.killed, traceback=failure.traceback)
     # max() with the least delay first returns that for NaN.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 
 from evsched import App, Retry, current_job
 
@@ -36,6 +37,16 @@ async def suicide() -> None:
 async def poison() -> None:
     """Kill the process that runs it, each time; as often as the default attempts allow."""
     note("start")
+    os.kill(os.getpid(), 9)
+
+
+@app.task
+async def massacre() -> None:
+    """Kill the whole worker each time, also from a process of its own."""
+    note("start")
+    parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    if b"\0worker\0tests.chaos.app:app\0" in parent:
+        os.kill(os.getppid(), 9)
     os.kill(os.getpid(), 9)
 
 

@@ -65,13 +65,28 @@ def nothing_is_there_before(raw: Any) -> None:
 def test_one_poison_among_a_thousand_dies_alone(
     fleet: Fleet, client: SyncClient, raw: Any, workers: int, seed: int
 ) -> None:
+    assert "its process died" in reason_of_poison(fleet, client, raw, "poison", workers, seed)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_poison_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_its_attempts(
+    fleet: Fleet, client: SyncClient, raw: Any, workers: int, seed: int
+) -> None:
+    reason = reason_of_poison(fleet, client, raw, "massacre", workers, seed)
+    assert reason.startswith(f"the last of its {Retry().attempts} attempts began and never ended")
+
+
+def reason_of_poison(fleet: Fleet, client: SyncClient, raw: Any, task: str, workers: int, seed: int) -> str:
+    """Run a thousand harmless jobs and one poison; return why that was given up."""
     rng = random.Random(seed)
     concurrency = str(rng.choice([4, 32, 256]))
     place = rng.randrange(HARMLESS)
     jobs = [
         new_job("harmless", (rng.choice([0.0, 0.0, 0.01, 0.2]),), {}, JobOptions(id=f"h{n}")) for n in range(HARMLESS)
     ]
-    jobs.insert(place, new_job("poison", (), {}, JobOptions(id="poison")))
+    jobs.insert(place, new_job(task, (), {}, JobOptions(id="poison")))
     fleet.start("dispatcher", **SHORT)
     client.enqueue("chaos", jobs)
     supervised = Supervised(fleet, workers, "--concurrency", concurrency)
@@ -82,7 +97,6 @@ def test_one_poison_among_a_thousand_dies_alone(
     status = client.status("chaos", "poison")
     assert status is not None
     assert status.attempt == starts["poison"]
-    assert "its process died" in (status.reason or "")
     # No attempt without a start: the number that a handler was given is at most that of its starts so far.
     seen = Counter[str]()
     for what, job, attempt, *_ in fleet.lines():
@@ -90,3 +104,4 @@ def test_one_poison_among_a_thousand_dies_alone(
             seen[job] += 1
             assert job == "poison" or attempt <= seen[job], job
     print(f"{workers} workers of {concurrency} slots, poison at {place}: {supervised.deaths} deaths")
+    return status.reason or ""

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried
+from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Payload, Retried
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import Tasks, define
 from evsched.store.replies import New
 from evsched.store.store import Store
+from evsched.worker.precautions import mark_before, precautions_for
+from evsched.worker.prepare import prepare
 from tests.scripts.conftest import NOW, Send, State
 
 
@@ -54,8 +58,17 @@ def test_a_death_counts_what_is_known_to_have_begun_and_suspects_all(
     assert send(store.begin("w", [(jobs[1], "1")])) == []
     die(send, store)
     assert suspicion(again(send, store)) == {"j0": (1, 1, 1), "j1": (2, 1, 0), "j2": (1, 1, 1)}
+
+
+def test_a_suspect_is_marked_before_it_begins_so_without_a_mark_it_did_not(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
+) -> None:
+    fetch(4)
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (1, 2, 2), "j1": (2, 2, 1), "j2": (1, 2, 2)}
+    suspects = again(send, store)
+    assert send(store.begin("w", [(suspects[1], "maybe"), (suspects[2], "1")])) == []
+    die(send, store)
+    assert suspicion(again(send, store)) == {"j0": (1, 2, 1), "j1": (1, 2, 2), "j2": (2, 2, 1), "j3": (1, 2, 1)}
 
 
 def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
@@ -73,11 +86,15 @@ def test_a_suspect_that_is_the_only_job_of_each_dead_worker_stays_a_suspect(
     die(send, store)
     first, second = again(send, store)
     send(store.complete("w", [(second, Done(b"1", 100.0, False))], now=NOW))
+    send(store.begin("w", [(first, "maybe")]))
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (2, 2, 1)}
+    (only,) = again(send, store)
+    assert suspicion([only]) == {"j0": (2, 2, 1)}
+    send(store.begin("w", [(only, "maybe")]))
     die(send, store)
     assert suspicion(again(send, store)) == {"j0": (3, 3, 1)}
-    assert first.id == "j0"
+    die(send, store)  # before it began
+    assert suspicion(again(send, store)) == {"j0": (3, 4, 1)}
 
 
 def test_a_job_that_is_buried_before_it_began_is_charged_no_attempt(
@@ -107,7 +124,7 @@ def test_a_job_that_was_alone_in_its_process_is_charged_and_the_others_are_suspe
     first, _ = again(send, store)
     send(store.begin("w", [(first, "alone")]))
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (3, 0, 0), "j1": (1, 2, 2)}
+    assert suspicion(again(send, store)) == {"j0": (3, 0, 0), "j1": (1, 2, 1)}
 
 
 def test_a_job_that_killed_its_isolated_process_is_charged_for_the_doubtful_runs(
@@ -201,3 +218,30 @@ def test_a_key_of_another_type_makes_no_suspects_and_keeps_no_run_from_its_end(
     first, second = again(send, store)
     assert (first.deaths, second.deaths) == (0, 0)
     assert send(store.complete("w", [(first, Done(b"1", 100.0, False))], now=NOW)) == []
+
+
+@pytest.mark.parametrize("lasts", [False, True], ids=["at once", "after 25 ms"])
+@pytest.mark.parametrize("attempts", [2, 3, 4, 5, 10])
+def test_a_job_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_its_attempts(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, attempts: int, lasts: bool
+) -> None:
+    """Although the worker dies with it even when it runs in a process of its own. The job beside it never begins."""
+    tasks = Tasks()
+    tasks.add(define(print, name="t", retry=Retry(attempts=attempts)))
+    jobs, begun = fetch(2), 0
+    while True:
+        poison, beside = jobs
+        assert beside.attempt == 1
+        prepared = prepare(tasks, poison, Payload("t"), NOW)
+        if isinstance(prepared, Buried):
+            break
+        begun += 1
+        precautions = precautions_for(poison, attempts, can_isolate=True)
+        if poison.deaths:
+            send(store.begin("w", [(poison, mark_before(attempts, alone=precautions.alone))]))
+        if lasts and not precautions.isolated:
+            send(store.begin("w", [(poison, "1")]))
+        die(send, store)
+        jobs = again(send, store)
+    assert begun == attempts
+    assert f"the last of its {attempts} attempts began and never ended" in prepared.reason

@@ -7,13 +7,13 @@ import os
 import random
 import secrets
 from collections import Counter
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pytest
 import redis
 
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, OnConflict, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, OnConflict, Retried
 from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -176,7 +176,7 @@ class Walk:
     def begin(self) -> None:
         if self.runs:
             worker, job = self.pick.choice(self.runs[-20:])
-            mark: Literal["1", "alone"] = self.pick.choice(["1", "1", "alone"])
+            mark: Mark = self.pick.choice(["1", "1", "alone", "maybe"])
             lost = self.send(self.store.begin(worker, [(job, mark)]))
             assert lost == ([] if self.model.begin(worker, job.id, job.attempt, mark) else [job.id])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsched.jobs.job import FetchedJob
-from evsched.worker.precautions import Precautions, patience, precautions_for
+from evsched.worker.precautions import Precautions, mark_before, patience, precautions_for
 
 
 def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> FetchedJob:
@@ -17,19 +17,27 @@ def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> FetchedJob:
     [
         (job(), 5, True, Precautions()),
         (job(5), 5, True, Precautions()),
-        (job(), 1, True, Precautions(marked=True)),
+        (job(), 1, True, Precautions()),
         (job(1, 1, 1), 5, True, Precautions()),
-        (job(1, 1, 1), 2, True, Precautions(isolated=True)),
-        (job(1, 1, 1), 1, True, Precautions(marked=True, isolated=True)),
+        (job(1, 1, 1), 2, True, Precautions(isolated=True, alone=True)),
+        (job(1, 1, 1), 1, True, Precautions(isolated=True)),
         (job(1, 2, 2), 5, True, Precautions(isolated=True)),
-        (job(1, 2, 2), 5, False, Precautions(marked=True, alone=True)),
-        (job(1, 4, 3), 9, True, Precautions(marked=True, isolated=True, alone=True)),
+        (job(1, 2, 2), 5, False, Precautions(alone=True)),
+        (job(1, 3, 3), 4, True, Precautions(isolated=True, alone=True)),
+        (job(1, 4, 3), 9, True, Precautions(isolated=True, alone=True)),
     ],
 )
 def test_precautions_grow_with_the_deaths(
     run: FetchedJob, attempts: int, can_isolate: bool, precautions: Precautions
 ) -> None:
     assert precautions_for(run, attempts, can_isolate=can_isolate) == precautions
+
+
+@pytest.mark.parametrize(
+    ("attempts", "alone", "mark"), [(5, False, "maybe"), (5, True, "alone"), (1, False, "1"), (1, True, "alone")]
+)
+def test_the_mark_before_a_run_says_what_its_end_would_prove(attempts: int, alone: bool, mark: str) -> None:
+    assert mark_before(attempts, alone=alone) == mark
 
 
 def test_patience_doubles_and_is_bounded() -> None:

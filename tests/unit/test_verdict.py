@@ -59,3 +59,9 @@ def test_a_job_that_killed_its_process_is_charged_for_the_doubtful_runs() -> Non
     assert judge(job(1, 2, 2), prepared(reply=True), Failed("it died", killed=True)) == Buried(
         "attempt 3 of 3: it died", True, killed=True
     )
+
+
+def test_the_reason_says_why_a_suspect_began_more_often_than_it_may() -> None:
+    why = "attempt 9 (3 are allowed, but workers died that held the job): no luck"
+    assert judge(job(9, 4, 0), prepared(), Failed("no luck")) == Buried(why, False)
+    assert judge(job(5, 4, 4), prepared(), Failed("no luck", killed=True)) == Buried(why, False, killed=True)
