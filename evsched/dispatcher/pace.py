@@ -1,8 +1,9 @@
-"""How soon a dispatcher answers an event of one queue, and whether by a step or by a look. Pure; times are monotonic.
+"""Decides how soon an event of a queue is answered, and whether by a step or by a look. Pure; times are monotonic.
 
-An event that comes after a silence, or after events that all brought something due, most likely brings something due
-too: it is answered by a step. Others are answered by looks. Looks are `_GAP` apart while they find something due, and
-up to `LOOK_MOST` if they do not: a flood of far jobs costs 200 looks a second, and delays no job by more than that.
+An event after a silence, or after events that all brought due jobs, most likely brings a due job too, so it is answered
+by a step. Other events are answered by looks. Looks are `_GAP` apart while they find something due, and up to
+`LOOK_MOST` apart while they do not. So a flood of far jobs costs 200 looks a second, and delays no job by more than
+5 ms.
 """
 
 from __future__ import annotations
@@ -10,40 +11,40 @@ from __future__ import annotations
 from typing import Final
 
 _SILENCE: Final = 0.01
-"""Seconds without a look or step after which an event is answered by a step: at most 100 of these a second."""
+"""Seconds without a look or step after which an event is answered by a step: at most 100 such steps a second."""
 
 _GAP: Final = 0.001
-"""Seconds between two steps or looks that events ask for, counted from when they are sent: a producer that schedules
-without pause must not keep Redis busy with our looks."""
+"""Seconds between two steps or looks that answer events, counted from when they are sent. So a producer that schedules
+without pause does not cause more of them than Redis can bear."""
 
 LOOK_MOST: Final = 0.005
-"""Seconds between two looks that find nothing: in a flood, a job that is due at once may be late by so much."""
+"""Seconds between two looks that find nothing. In a flood, a job that is due at once may be late by that much."""
 
 _FRUITFUL: Final = 2
-"""Events in a row that brought something due, after which the next is answered by a step."""
+"""Events in a row that brought due jobs, after which the next event is answered by a step."""
 
 
 class Pace:
-    """When the last steps and looks of one queue were sent, and what they found."""
+    """The times of the last steps and looks of one queue, and what they found."""
 
     def __init__(self) -> None:
         self.last_step = 0.0
         self._touched = 0.0
-        """The last step or look."""
+        """When the last step or look was sent."""
         self._gap = _GAP
         self._fruitful = 0
-        """Steps after events that moved something, in a row."""
+        """Steps in a row that answered events and found due jobs."""
 
     def prefers_step(self, now: float) -> bool:
-        """Tell whether an event is better answered by a step than by a look."""
+        """Return whether an event should be answered by a step rather than by a look."""
         return now - self._touched >= _SILENCE or self._fruitful >= _FRUITFUL
 
     def next_step(self, at: float) -> float:
-        """Return when a step that an event asks for may be sent, at the earliest at `at`."""
+        """Return when a step that answers an event may be sent: at `at`, or later."""
         return max(at, self.last_step + _GAP)
 
     def next_look(self, at: float) -> float:
-        """Return when a look that an event asks for may be sent, at the earliest at `at`."""
+        """Return when a look that answers an event may be sent: at `at`, or later."""
         return max(at, self._touched + self._gap)
 
     def stepping(self, now: float) -> None:

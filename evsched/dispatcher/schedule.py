@@ -1,10 +1,10 @@
-"""When a dispatcher steps or looks at one queue next, and why. Pure; times are monotonic.
+"""Decides when one queue is stepped or looked at next, and why. Pure; times are monotonic.
 
-A step is the script `dispatch`. A look reads only the nearest due, and costs Redis a thirtieth of a step. A step is
-made when something is probably due:
+A step is a call of the script `dispatch`. A look reads only the nearest due, and costs Redis a thirtieth of a step. A
+step is made when a job is probably due:
 
-* at the due that is known, at the opening of the gate, by the safety cap, after a new subscription;
-* at events that most likely brought something due (`pace.py`). Other events are answered by looks.
+* at the known due time, at the opening of the gate, by the safety cap, and after a new subscription;
+* at an event that most likely brought a due job (`pace.py`). Other events are answered by looks.
 
 Among several dispatchers, `rivals.py` decides which one acts first.
 """
@@ -22,39 +22,39 @@ _NEVER = float("inf")
 
 
 class Schedule:
-    """When to step or look next. The sender calls `stepping` or `looking`, then `stepped` or `looked`."""
+    """The schedule of one queue. The loop calls `stepping` before a step and `stepped` after it; likewise for looks."""
 
     def __init__(self, queue: str, most: int = 250) -> None:
         self.store = Store(queue)
         self.batch = Batch(most)
-        """How many jobs a step moves."""
+        """How many jobs a step may move."""
         self.full = False
-        """The last step moved so many jobs that the next is worth timing."""
+        """The last step moved so many jobs that the next one is worth measuring."""
         self.at = 0.0
         """When to step; 0 = at once."""
         self.reason: Reason = "reconnect"
         self.look_at = _NEVER
         self._why: Reason = "event"
-        """What the look is for."""
+        """Why to look."""
         self._not_before = 0.0
-        """Redis refused the last step: no other is tried until then."""
+        """No step or look before this: Redis refused the last step."""
         self._ahead: float | None = None
-        """Redis's clock minus ours, by the last step; None = not stepped yet."""
+        """Redis's clock minus the monotonic clock, by the last step; None = no step yet."""
         self.pace = Pace()
         self.rivals = Rivals()
 
     def next(self) -> float:
-        """Return when there is something to do."""
+        """Return when to step or look, whichever is first."""
         return min(self.at, self.look_at)
 
     def step_by(self, at: float, reason: Reason) -> None:
-        """Step at that moment, if not before."""
+        """Step at that moment, or earlier if that is planned."""
         at = max(at, self._not_before)
         if at < self.at:
             self.at, self.reason = at, reason
 
     def look_by(self, at: float, why: Reason) -> None:
-        """Look at that moment, if not before."""
+        """Look at that moment, or earlier if that is planned."""
         at = max(at, self._not_before)
         if at < self.look_at:
             self.look_at, self._why = at, why
@@ -69,16 +69,16 @@ class Schedule:
             self.look_by(self.pace.next_look(now), "event")
 
     def opens(self, now: float, moment: float) -> None:
-        """Step when a gate opens by its rate, at `moment` of Redis's clock; 0 = now."""
+        """Step when a rate opens the gate, at `moment` of Redis's clock; 0 = now."""
         at = now if self._ahead is None else max(now, moment - self._ahead)
         self.step_by(self.pace.next_step(at + self.rivals.delay()), "event")
 
     def removed(self, now: float) -> None:
-        """Note that jobs left the schedule."""
+        """Note that jobs were removed from the schedule."""
         self.rivals.removed(now)
 
     def stepping(self, now: float) -> None:
-        """Note that a step is being sent: it does not answer the events that arrive from now on."""
+        """Note that a step is being sent. Events that arrive from now on need another one."""
         self.at = self.look_at = _NEVER
         self.pace.stepping(now)
 
@@ -101,18 +101,18 @@ class Schedule:
             self._wake_at(sent + done.sleep, sent + done.opens)
 
     def refused(self, now: float, delay: float) -> None:
-        """Note that Redis refused the step: the next proof of the subscription goes to another queue."""
+        """Note that Redis refused the step. The next canary goes to another queue."""
         self.pace.last_step = now
         self._not_before = self.at = now + delay
 
     def looking(self, now: float) -> Reason:
-        """Note that a look is being sent; return what for."""
+        """Note that a look is being sent; return its reason."""
         self.look_at = _NEVER
         self.pace.looking(now)
         return self._why
 
     def looked(self, now: float, why: Reason, nearest: float | None) -> None:
-        """Note the nearest due, by Redis's clock."""
+        """Note the nearest due that a look found, by Redis's clock."""
         due = _NEVER if nearest is None else nearest - (self._ahead or 0.0)
         self.pace.looked(found=due <= now)
         if due <= now:

@@ -31,7 +31,7 @@ def missing_flags(flags: str) -> set[str]:
 
 _FLOOD: Final = 1000
 _FLOOD_WITHIN: Final = 0.1
-"""So many events in so many seconds are a flood: reading each of them (6 us) would cost more than checking queues."""
+"""So many events in so many seconds are a flood: reading them (6 us each) would cost more than checking the queues."""
 
 _ASIDE: Final = 0.25
 """Seconds for which the subscription is then closed, as network drivers do with interrupts."""

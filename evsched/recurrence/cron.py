@@ -51,7 +51,7 @@ _LONGEST: Final = 500
 """Characters of a rule, at most."""
 
 _GUARD: Final = 200
-"""Times that may be skipped to get past `after`: in the repeated hour of autumn, cronsim can return past times."""
+"""Times before `after` that are skipped at most. In the repeated hour of autumn, cronsim can return such times."""
 
 
 class Rule(Struct, frozen=True):
@@ -66,7 +66,7 @@ class Rule(Struct, frozen=True):
     """Unix seconds: the occurrences of `every` are counted from this moment."""
 
     def next(self, after: float) -> float | None:
-        """Return the first occurrence after a moment, both in Unix seconds; None if there is no more."""
+        """Return the first occurrence after a moment, in Unix seconds; None if there are no more."""
         return next(self.walk(after), None)
 
     def walk(self, after: float) -> Iterator[float]:
@@ -133,7 +133,7 @@ def parse_rule(text: str, zone: str = "UTC", *, anchor: float = 0.0) -> Rule:
 
 
 def _place(cron: str, message: str) -> str:
-    """Say which part of a cron rule is wrong."""
+    """Return a message that says which part of a cron rule is wrong. `message` is cronsim's."""
     parts = cron.split()
     if len(parts) not in (5, 6):
         return (

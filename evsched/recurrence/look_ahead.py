@@ -1,4 +1,4 @@
-"""What a recurrence will still do, from where it stands: its planned times that are yet to come. Pure."""
+"""The future planned times of a recurrence, computed from its score and record. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from evsched.recurrence.recurrence import Recurrence
 
 
 class Standing(Struct, frozen=True):
-    """Where a recurrence stands."""
+    """How far a recurrence has got."""
 
     next: float
-    """The planned time that goes on the schedule next, Unix seconds; 0 = the first from now on, inf = none."""
+    """The planned time that is scheduled next, in Unix seconds; 0 = the first one from now on, inf = none."""
     made: int = 0
-    """How many occurrences it has made, those that are ahead on the schedule too."""
+    """How many occurrences were scheduled so far, including those in `ahead`."""
     ahead: tuple[float, ...] = ()
-    """The planned times of those on the schedule."""
+    """The planned times of the occurrences that are on the schedule."""
     paused: bool = False
 
 
 def read_standing(next_: float, fields: Mapping[str, bytes]) -> Standing:
-    """Read where a recurrence stands from its score and its record; what is malformed counts as absent."""
+    """Read a recurrence's score and record. Malformed values count as absent."""
     planned = (number(id_.rpartition(b"@")[2]) for id_ in fields.get("ahead", b"").split())
     ahead = tuple(sorted(moment for moment in planned if moment is not None))
     return Standing(next_, whole(fields.get("made")) or 0, ahead, "paused" in fields)
@@ -34,7 +34,7 @@ def read_standing(next_: float, fields: Mapping[str, bytes]) -> Standing:
 def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: float) -> Iterator[float]:
     """Yield the planned times after a moment, as many as its `count` leaves.
 
-    With a count nothing is known of the past: what has run is not told from what was missed.
+    For a recurrence with a count, past times are left out, because the record does not say which of them were missed.
     """
     count = recurrence.declared.count
     if count is None:
@@ -42,7 +42,7 @@ def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: f
         return
     yield from (planned for planned in standing.ahead if planned > max(now, after))
     if standing.next == math.inf and not standing.paused:
-        return  # it is over
+        return  # all its occurrences have been scheduled
     begin = math.nextafter(standing.next, -math.inf) if 0 < standing.next < math.inf else now
     for planned in islice(recurrence.walk(begin), max(0, count - standing.made)):
         if planned > after:

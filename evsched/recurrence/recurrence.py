@@ -1,4 +1,4 @@
-"""Recurrences: how one is declared, and which of its occurrences go on the schedule now. Pure."""
+"""Recurrences: their declaration, and which of their occurrences to put on the schedule now. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from evsched.recurrence.cron import Rule, parse_rule
 from evsched.recurrence.windows import WINDOW_NAME, Window, read_window
 
 Misfire = Literal["skip", "once", "all"]
-"""What happens to missed occurrences: those whose time passed while no dispatcher could schedule them."""
+"""What happens to missed occurrences, those whose time passed while no dispatcher could schedule them."""
 
 Overlap = Literal["allow", "skip", "wait"]
 """What happens to an occurrence that falls due before the one before it has ended."""
 
 _LATE: Final = 5.0
-"""Seconds after which an occurrence counts as missed, not late; less if half of the interval is shorter."""
+"""Seconds of lateness after which an occurrence counts as missed; half of the interval, if that is shorter."""
 
 _PUT: Final = 100
 """Occurrences of one recurrence that one step schedules, at most."""
 
 _LOOKED: Final = 2000
-"""Occurrences of one recurrence that one step looks at, at most: 40 ms."""
+"""Occurrences of one recurrence that one step examines, at most: 40 ms."""
 
 _MADE_UP: Final = 10_000
 """Missed occurrences that `all` schedules late, at most."""
@@ -44,7 +44,7 @@ _NAME_MOST: Final = 180
 
 
 class Declared(Struct, frozen=True, kw_only=True):
-    """A recurrence as it is declared, and as its record holds it. Moments in Unix seconds, durations in seconds."""
+    """A recurrence as an app declares it, and as its record stores it. All times in seconds, moments since 1970."""
 
     name: str
     rule: str
@@ -58,15 +58,16 @@ class Declared(Struct, frozen=True, kw_only=True):
     count: int | None = None
     """How many occurrences there are in all."""
     spread: float = 0.0
-    """Each occurrence is moved by a stable part of this, so that many recurrences do not start at once."""
+    """Seconds by which occurrences are delayed at most, so that not all recurrences start at once. The delay of an
+    occurrence is computed from its id."""
     misfire: Misfire = "once"
     most: int = 100
-    """How many missed occurrences `all` schedules late at a time."""
+    """How many missed occurrences `all` schedules at a time, the newest ones."""
     overlap: Overlap = "skip"
     window: str | None = None
 
     def fields(self) -> dict[str, str | bytes]:
-        """Return the fields of its record; '' means not set."""
+        """Return the fields of the record; '' means that a value is not set."""
         return {
             "rule": self.rule,
             "zone": self.zone,
@@ -148,30 +149,31 @@ class Recurrence(Struct, frozen=True):
         return None if due is None else Occurrence(job_id, planned, due, misfire_grace)
 
     def plan(self, stands: float, now: float, ahead: float) -> Plan:
-        """Return what goes on the schedule now. `stands`: the next planned time; 0 for a new recurrence.
+        """Return what to put on the schedule now. `stands`: the next planned time; 0 for a new recurrence.
 
-        An occurrence that is late by more than half an interval, or by 5 s, was missed: the misfire policy applies.
+        An occurrence that is late by more than 5 s, or by more than half an interval, counts as missed, and the misfire
+        policy applies to it.
         """
         if stands <= 0:
             return Plan([], next(self.walk(now), None), 0)
-        put, missed, over, looked = list[Occurrence](), 0, deque[Occurrence](maxlen=self.declared.most), 0
+        put, missed, late, looked = list[Occurrence](), 0, deque[Occurrence](maxlen=self.declared.most), 0
         planned: float | None = stands
         times = self.walk(stands)
         while planned is not None and planned <= now + ahead and len(put) < _PUT:
             looked += 1
             if looked > _LOOKED:
-                return Plan([], planned, missed)  # after a long downtime: the rest follows in the next step
+                return Plan([], planned, missed)  # after a long downtime; the next step goes on from here
             following = next(times, None)
             misfire_grace = _LATE if following is None else min(_LATE, (following - planned) / 2)
             one = self.occurrence(planned, misfire_grace)
             if one is None or now - one.due > misfire_grace:
                 missed += 1
                 if one is not None:
-                    over.append(msgspec.structs.replace(one, misfire_grace=None))
+                    late.append(msgspec.structs.replace(one, misfire_grace=None))
             else:
                 put.append(one)
             planned = following
-        made_up = {"skip": [], "once": list(over)[-1:], "all": list(over)}[self.declared.misfire]
+        made_up = {"skip": [], "once": list(late)[-1:], "all": list(late)}[self.declared.misfire]
         return Plan([*made_up, *put], planned, missed - len(made_up))
 
 

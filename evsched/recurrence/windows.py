@@ -1,10 +1,14 @@
 """Service windows: when a job may start, such as `mon-fri 22:00-06:00 Europe/Berlin; not 2026-12-24..2026-12-26`. Pure.
 
-A window is one or more spans and exceptions, separated by `;`. A span is days (`mon-fri`, `sat,sun`; none means every
-day), two times of day, and a time zone. A span that ends before it begins ends on the next day. At least one span must
-name the zone, and all share it. An exception is a local date, or two dates, both included. Local time counts, so on the
-days of a clock change a span is an hour shorter or longer. A span that begins in the hour that is skipped begins after
-it; one that ends in the hour that is repeated closes, and opens again when the clock is set back.
+A window is one or more spans and exceptions, separated by `;`.
+
+* A span is days (`mon-fri`, `sat,sun`; every day if left out), two times of day, and a time zone. A span that ends
+  before it begins ends on the next day. At least one span must name the zone, and all share it.
+* An exception is a local date, or two dates, both included.
+
+Local time counts. So a span is an hour shorter or longer on the days of a clock change. A span that begins in the
+skipped hour begins after it. A span that ends in the repeated hour closes twice, because it opens again when the clock
+is set back.
 """
 
 from __future__ import annotations
@@ -36,10 +40,10 @@ LONGEST: Final = 8192
 
 SPANS: Final = 20
 EXCEPTIONS: Final = 200
-"""Parts of a window, at most: a worker looks for the next opening between two jobs, within a few milliseconds."""
+"""Parts of a window, at most. A worker computes the next opening between two jobs, within a few milliseconds."""
 
 WINDOW_NAME: Final = re.compile(r"[A-Za-z0-9._\-]{1,100}")
-"""The name of a window that is kept in Redis; a window itself contains blanks or colons."""
+"""The name of a window that is stored in Redis. A window itself always contains a blank or a colon."""
 
 _QUOTED: Final = 200
 """Characters of a window that a message quotes, at most."""
@@ -47,7 +51,7 @@ _QUOTED: Final = 200
 _DAY: Final = 24 * 60
 
 _AHEAD: Final = 800 * 86400.0
-"""Seconds within which the next opening is searched: two years of exceptions."""
+"""Seconds within which the next opening is searched, a little over two years."""
 
 
 class Span(Struct, frozen=True):
@@ -71,7 +75,7 @@ class Window(Struct, frozen=True):
         return self._is_open_at(datetime.fromtimestamp(moment, self.zone))
 
     def next_open(self, moment: float) -> float | None:
-        """Return `moment` if the window is open then, else when it opens next; None if not within two years."""
+        """Return `moment` if the window is open then, or else when it opens next; None if not within two years."""
         begins = [sorted({span.begin for span in self.spans if day in span.days}) for day in range(7)]
         last = moment + _AHEAD
         while moment < last:
@@ -98,7 +102,7 @@ class Window(Struct, frozen=True):
         return at >= 0 and day <= self.closed[at][1]
 
     def _next_change(self, moment: float, local: datetime, begins: list[list[int]]) -> float:
-        """Return when a closed window may open: when a span begins, the day ends, or the clock changes before that."""
+        """Return when a closed window may open next: when a span begins, the day ends, or the clock changes."""
         minute = 60 * local.hour + local.minute
         begin = _DAY
         if not self._is_closed_on(local.date()):
@@ -109,7 +113,7 @@ class Window(Struct, frozen=True):
         offset = local.utcoffset()
         if self._offset(at) == offset:
             return at
-        while at - before > 1:  # bisection: the offset is still the old one at `before`, and no longer at `at`
+        while at - before > 1:  # bisection: `before` has the old offset, `at` the new one
             middle = (before + at) // 2
             before, at = (middle, at) if self._offset(middle) == offset else (before, middle)
         return at

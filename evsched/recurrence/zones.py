@@ -15,7 +15,7 @@ _LONGEST: Final = 64
 
 @cache
 def find_zone(name: str) -> ZoneInfo:
-    """Return a zone.
+    """Return the zone of a name.
 
     Raises:
         ConfigError: there is no zone of that name; the message suggests the nearest.

@@ -1,4 +1,4 @@
-"""The loops of a process: each runs for as long as the process does, so the end of one is the end of all."""
+"""Runs the loops of a process. Each runs as long as the process, so when one ends, all end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from evsched.errors import LoopEnded
 
 
 async def run_loops(loops: Mapping[str, Coroutine[Any, Any, None]]) -> None:
-    """Run loops, by their names, until this is cancelled.
+    """Run loops, keyed by name, until cancelled.
 
     Raises:
-        LoopEnded: one has ended by itself, whether it failed, returned or was cancelled from within.
+        LoopEnded: a loop failed, returned, or was cancelled from within.
     """
     running = {asyncio.ensure_future(loop): name for name, loop in loops.items()}
     try:
@@ -26,26 +26,26 @@ async def run_loops(loops: Mapping[str, Coroutine[Any, Any, None]]) -> None:
 
 
 def ended_loop(name: str, loop: asyncio.Future[Any]) -> LoopEnded:
-    """Return the error that says of a loop that it has ended, and why."""
+    """Return the error that says that a loop has ended, and why."""
     error = None if loop.cancelled() else loop.exception()
     if isinstance(error, LoopEnded):
         return error
-    why = "it was cancelled" if loop.cancelled() else "it returned" if error is None else told(error)
-    ended = LoopEnded(f"the {name} loop has ended: {why}; this is a bug of evsched: start the process anew")
+    why = "it was cancelled" if loop.cancelled() else "it returned" if error is None else _describe(error)
+    ended = LoopEnded(f"the {name} loop has ended: {why}; this is a bug of evsched: restart the process")
     ended.__cause__ = error
     return ended
 
 
 def returned(loop: asyncio.Future[Any]) -> bool:
-    """Tell whether a loop has ended by itself, without an error."""
+    """Return whether a loop has returned, neither cancelled nor with an error."""
     return loop.done() and not loop.cancelled() and loop.exception() is None
 
 
-def told(error: BaseException) -> str:
-    """Return what an error says, with where it was raised."""
-    if isinstance(error, BaseExceptionGroup):  # a group of tasks has failed: what of it came first says why
+def _describe(error: BaseException) -> str:
+    """Return an error's type and message, and where it was raised."""
+    if isinstance(error, BaseExceptionGroup):  # a group of tasks failed: its first error is the cause
         first: BaseException = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-        return told(first)
+        return _describe(first)
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,7 +1,7 @@
-"""When to report that Redis refuses what a loop asks, and that it no longer does.
+"""Decides when to report that Redis refuses the calls of a loop, and that it accepts them again.
 
-That it accepts again is reported at the first pass that succeeds. If it refuses again soon after, some passes fail and
-others do not: then success is reported only when it has lasted.
+The first pass that succeeds is reported. If Redis refuses again soon after, some passes fail and others do not. Then a
+success is reported only when it has lasted, so that the log does not fill with both.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ LASTING: Final = 10.0
 
 
 class Refusals:
-    """What was reported of the refusals of one loop. Times are monotonic."""
+    """The refusals of one loop, and which of them were reported. Times are monotonic."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        """When Redis began to refuse; None = that was not reported, or its end was."""
+        """When the refusals began that were reported; None = none were, or their end was reported too."""
         self._last = 0.0
         self._accepted = -math.inf
-        """When it was last reported that Redis accepts again."""
+        """When an end of refusals was last reported."""
         self._unsteady = False
-        """That report came too early, so the next success must last to be reported."""
+        """That report came too early, so the next success is reported only if it lasts."""
 
     def refused(self, now: float) -> bool:
         """Note a refusal; return whether to report it."""
@@ -35,7 +35,7 @@ class Refusals:
         return True
 
     def accepted(self, now: float) -> float | None:
-        """Note a success; return how long Redis refused, if that is to be reported."""
+        """Note a success; return for how many seconds Redis refused, or None if there is nothing to report."""
         if self._since is None or (self._unsteady and now - self._last < LASTING):
             return None
         seconds, self._since, self._accepted = now - self._since, None, now

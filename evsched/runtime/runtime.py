@@ -1,4 +1,4 @@
-"""What all loops of a process share: its settings, its sender to Redis, and where events go."""
+"""What all loops of a process share: the settings, the sender to Redis, and the function that emits events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evsched.transport.senders import BatchingSender
 
 
 class Runtime(Struct, frozen=True):
-    """Passed to the constructor of each loop. `structs.replace` makes one whose events go elsewhere."""
+    """Passed to the constructor of each loop. Use `structs.replace` to send events elsewhere."""
 
     config: Config
     sender: BatchingSender

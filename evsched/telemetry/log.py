@@ -21,7 +21,7 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
     events.QueueFound: (logging.INFO, "queue {queue} found"),
     events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
-    events.NotificationsMissing: (logging.ERROR, "Redis tells no keyspace events, jobs start late: {mend}"),
+    events.NotificationsMissing: (logging.ERROR, "Redis sends no keyspace events, so jobs start late: {mend}"),
     events.NotificationsProven: (logging.INFO, "keyspace events arrive"),
     events.Retrying: (logging.WARNING, "job {id} of {queue}, task {task}: {reason}; again in {delay:.3g} s"),
     events.JobBuried: (logging.ERROR, "job {id} of {queue}, task {task}, is {outcome}: {reason}"),

@@ -205,12 +205,12 @@ async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
         assert await get(f"{url}/healthz") == (200, "ok\n")
         for pulse in (running.janitor.pulse, running.dispatcher.pulses[2], running.workers[0].pulses[0]):
             with monkeypatch.context() as hung:
-                pulse.expect(-60)  # as if it had not come round for that long
+                pulse.expect(-60)  # as if it had not run for that long
                 for came_round in ("expect", "rest"):  # the loop itself goes on: what it notes is not heard
                     hung.setattr(pulse, came_round, lambda within=0.0: None)
                 for path in ("healthz", "readyz"):
                     status, why = await get(f"{url}/{path}")
-                    assert (status, why.startswith(f"the {pulse.who} loop has not come round")) == (503, True)
+                    assert (status, why.startswith(f"the {pulse.who} loop has not run for")) == (503, True)
             pulse.rest()
         assert await get(f"{url}/readyz") == (200, "ok\n")
 

@@ -80,6 +80,6 @@ def test_a_loop_that_did_not_come_round_in_its_time_is_told() -> None:
     pulse.expect(5.0)
     assert pulse.wrong() is None
     pulse.expect(-SLACK - 1)
-    assert (pulse.wrong() or "").startswith("the janitor loop has not come round for")
+    assert (pulse.wrong() or "").startswith("the janitor loop has not run for")
     pulse.rest()
     assert pulse.wrong() is None
