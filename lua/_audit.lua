@@ -83,7 +83,7 @@ end
 -- Legitimate, so not reported: an id on the schedule while it is anywhere else (it was scheduled again); an id in two
 -- workers' lists, or in one and waiting, until the second `start`; an id in dead and on the schedule, until dispatch.
 -- USES record, throttled_in, worker_of, moment_of, recurrence_of, waiting_places, is_held, group_of, held_by_any,
---      seconds, waits_in_vain
+--      seconds, waits_in_vain, fields_of
 local function violations_of(id, from, strays, now)
   local key, found = record(id), {}
   local function report(code, where)
@@ -94,7 +94,7 @@ local function violations_of(id, from, strays, now)
     return { { 'record-type', '' } }
   end
   local payload, parked = size > 0, throttled_in(id)
-  local run = redis.call('HMGET', key, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence')
+  local run = fields_of(key, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence')
   local worker, finished, outcome, due = worker_of(run[1]), run[2], run[3], moment_of(run[4])
   local name, ended_well = recurrence_of(id, run[6]), outcome == 'done' or outcome == 'cancelled'
   local ttl = redis.call('PTTL', key) -- -2: there is no record
@@ -136,9 +136,9 @@ local function violations_of(id, from, strays, now)
 end
 
 -- Does the worker run the job, according to its record?
--- USES record
+-- USES fields_of, record
 local function runs_here(worker, id)
-  local run = redis.pcall('HMGET', record(id), 'worker', 'finished')
+  local run = fields_of(record(id), 'worker', 'finished')
   return run[1] == worker and not run[2]
 end
 

@@ -55,9 +55,9 @@ local function release_waiting(name)
 end
 
 -- A job has ended for good. If it is an occurrence, its recurrence keeps the outcome.
--- USES record, recurrence_of, moment_of, recurrence, tally, seconds, release_waiting
+-- USES recurrence_of, moment_of, recurrence, tally, seconds, release_waiting, fields_of, record
 local function note_end(id, outcome, now)
-  local run = redis.call('HMGET', record(id), 'recurrence', 'due', 'started')
+  local run = fields_of(record(id), 'recurrence', 'due', 'started')
   local name, due, started = recurrence_of(id, run[1]), moment_of(run[2]), moment_of(run[3])
   local key = recurrence(name or '')
   if not name or redis.call('TYPE', key).ok ~= 'hash' then
@@ -129,11 +129,11 @@ end
 
 -- End a job as cancelled. Its record is kept; it becomes that of the next run when the id was scheduled again. The
 -- caller then removes the job from the place it was in.
--- USES note_end, acquit, record, push_reply, begin_anew, seconds, milliseconds
+-- USES note_end, acquit, record, push_reply, begin_anew, seconds, milliseconds, fields_of
 local function abort(id, reason, retention, reply, now)
   note_end(id, 'cancelled', now)
   acquit(id)
-  local extra = redis.call('HMGET', record(id), 'reply', 'again')
+  local extra = fields_of(record(id), 'reply', 'again')
   if reply == '1' or extra[1] then
     push_reply(id, 'cancelled', 'null', reason, retention)
   end

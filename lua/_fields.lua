@@ -4,11 +4,48 @@
 -- priority and the group, which dispatch checks, a field reaches a command, a key's name or a reply only through these
 -- functions. A producer can set a field but not delete one, and it has no access to workers' lists.
 
--- A field of a job's record; nil when it is absent or the record is not a hash.
--- USES record
+-- The longest valid value of a field that scripts read, in bytes; the payload alone may be longer.
+local FIELD_MOST = 512
+-- Stands for a value that is longer, which is not read: each MB takes Redis about 5 ms. No function below accepts it.
+local UNREAD = '}'
+
+-- One field of a job's record; nil when it is absent or empty, or the record is not a hash.
+-- USES record, FIELD_MOST, UNREAD
 local function field_of(id, field)
-  local value = redis.pcall('HGET', record(id), field)
-  return type(value) == 'string' and value or nil
+  local key = record(id)
+  local size = redis.pcall('HSTRLEN', key, field)
+  if type(size) ~= 'number' or size == 0 then
+    return nil
+  end
+  return size > FIELD_MOST and UNREAD or redis.call('HGET', key, field)
+end
+
+-- Several fields of a record, in the order of their names; false for an absent one. An error when it is not a hash.
+--
+-- MEMORY USAGE tells whether the whole record is small; then one HMGET reads the fields. Otherwise each is measured
+-- before it is read. The figure is exact if every field is sampled. A record of more than 512 fields is never small,
+-- because each field takes 16 bytes or more.
+-- USES FIELD_MOST, UNREAD
+local function fields_of(key, ...)
+  local bytes = redis.call('MEMORY', 'USAGE', key, 'SAMPLES', '512')
+  if not bytes or bytes <= 8192 then
+    return redis.pcall('HMGET', key, ...)
+  end
+  local values = {}
+  for i, field in ipairs({ ... }) do
+    local size = redis.pcall('HSTRLEN', key, field)
+    if type(size) ~= 'number' then
+      return size
+    end
+    values[i] = size > FIELD_MOST and UNREAD or redis.call('HGET', key, field)
+  end
+  return values
+end
+
+-- The size of a payload that fields_of returned: 0 when there is none.
+-- USES UNREAD
+local function payload_size(key, payload)
+  return payload == UNREAD and redis.call('HSTRLEN', key, 'payload') or #(payload or '')
 end
 
 -- Is this text valid as a job's id?

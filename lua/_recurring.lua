@@ -7,9 +7,9 @@
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 
 -- Is an occurrence on its way, or does it run?
--- USES record, place_of
+-- USES place_of, fields_of, record
 local function unended(id)
-  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'payload')
+  local run = fields_of(record(id), 'worker', 'finished', 'payload')
   return not run.err and run[3] and not run[2] and place_of(id, run[1], run[2])
 end
 
@@ -37,11 +37,11 @@ end
 
 -- An occurrence falls due: 'go', 'skip' (it was missed, or the one before has not ended) or 'wait' for that end.
 -- An occurrence that has run before (it is retried, or was revived) was judged then.
--- USES recurrence, record, moment_of, attempt_of, occurrence_of, unended, field_of
+-- USES recurrence, moment_of, attempt_of, occurrence_of, unended, field_of, fields_of, record
 local function judge_occurrence(name, id, due, now)
   local key = recurrence(name)
   local found = redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
-  local of = redis.call('HMGET', record(id), 'planned', 'misfire_grace', 'attempt')
+  local of = fields_of(record(id), 'planned', 'misfire_grace', 'attempt')
   local planned, misfire_grace = tonumber(moment_of(of[1])), tonumber(moment_of(of[2]))
   if found.err or redis.call('EXISTS', key) == 0 or attempt_of(of[3]) > 0 or not planned then
     return 'go'

@@ -18,7 +18,7 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 
-local function finish(id, _, retention, reply)
+local function finish(id, _, _, retention, reply)
   abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
 end
 return end_runs(3, 4, worker, now, finish)

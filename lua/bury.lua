@@ -23,7 +23,7 @@ local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 expect('ZCARD', dead)
 
-local function finish(id, run, reason, reply, outcome, how, trace)
+local function finish(id, run, scheduled, reason, reply, outcome, how, trace)
   if how == 'killed' then
     convict(id)
   elseif how == 'never' then
@@ -35,7 +35,7 @@ local function finish(id, run, reason, reply, outcome, how, trace)
   if reply == '1' or run[3] then
     push_reply(id, outcome, 'null', reason, 0)
   end
-  if run[4] or redis.call('ZSCORE', schedule, id) or waiting_place(id) then
+  if run[4] or scheduled or waiting_place(id) then
     note_end(id, outcome, now)
     redis.call('HSET', record(id), 'reason', reason)
     begin_anew(id, run[4])

@@ -8,7 +8,7 @@
 -- FAILS  MISSING   there is no such job, or it has ended or is dead
 -- TWICE  the second call fails with MISSING, or tells the worker again
 -- USES   clock, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
---        release_waiting, admit
+--        release_waiting, admit, fields_of
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies.
@@ -16,7 +16,7 @@
 local now, id = unpack(ARGV, 1, 2)
 now = clock(now)
 local key = record(id)
-local run = redis.call('HMGET', key, 'worker', 'finished', 'reply', 'recurrence')
+local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence')
 local size = redis.call('HSTRLEN', key, 'payload')
 
 expect('ZCARD', dead, leases)

@@ -21,7 +21,7 @@ local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 local moment = seconds(now)
 
-local function finish(id, run, result, retention, reply)
+local function finish(id, run, scheduled, result, retention, reply)
   if run[5] then
     return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
   end
@@ -33,7 +33,7 @@ local function finish(id, run, result, retention, reply)
     push_reply(id, 'done', result, nil, tonumber(retention))
   end
   local key = record(id)
-  if run[4] or redis.call('ZSCORE', schedule, id) then
+  if run[4] or scheduled then
     begin_anew(id, run[4])
   elseif retention == '0' then
     redis.call('DEL', key)

@@ -40,10 +40,10 @@ local function note_deferred(window, id, due)
   end
 end
 
-local function finish(id, run, due, reason, window, text)
+local function finish(id, run, scheduled, due, reason, window, text)
   local changed = window ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
   due = changed and seconds(now) or due
-  if send_back(id, run, due, reason, now) then
+  if send_back(id, run, scheduled, due, reason, now) then
     count_attempts(id, -1)
     redis.call('HDEL', record(id), 'started')
     if window ~= '' and not changed then

@@ -15,7 +15,7 @@
 -- TWICE  the second call finds nothing due
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
---        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open
+--        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open, fields_of, payload_size
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a record here. A job that cannot run
 -- goes to dead with a reason, and does not stop the others.
@@ -27,7 +27,7 @@ now, limit, cap = clock(now), tonumber(limit), tonumber(cap)
 local RECORD_WAIT = 2
 -- How many of the newest due jobs a call looks at when more is due than it moves.
 local NEWEST = 16
--- How many bytes of members and fields a call reads, and how many members at once: inline jobs may be long.
+-- How many bytes of members a call reads, and how many members at once: inline jobs may be long.
 local BYTES_MOST, SLICE = 1048576, 16
 
 if canary ~= '' then
@@ -86,7 +86,6 @@ if #due > 0 then
 end
 
 local moved, buried, missed, places, gone = {}, {}, {}, {}, {}
-local bytes_read = 0
 
 -- Put a job into dead. If its id also waits already, with the same record, it is removed there.
 local function quarantine(id, reason)
@@ -145,17 +144,14 @@ end
 -- Move one due job on, by its record. Returns whether it leaves the schedule.
 local function move_on(id, score)
   local key = record(id)
-  local size = redis.pcall('HSTRLEN', key, 'payload')
-  if type(size) == 'table' then
+  local job = fields_of(key, 'payload', 'worker', 'finished', 'priority', 'group', 'awaited', 'parked', 'recurrence')
+  if job.err then
     quarantine(keep_misnamed(id), 'the key of its record is ' .. NOT_A_HASH)
     return true
   end
-  local job =
-    redis.call('HMGET', key, 'worker', 'finished', 'priority', 'group', 'awaited', 'due', 'parked', 'recurrence')
-  for field = 1, 8 do
-    bytes_read = bytes_read + #(job[field] or '')
-  end
-  local worker, finished, priority, group, awaited = job[1], job[2], job[3] or '5', job[4] or '', job[5]
+  local payload, worker, finished, priority, group, awaited, parked, name = unpack(job)
+  local size = payload_size(key, payload)
+  priority, group = priority or '5', group or ''
   if worker then
     if holds(worker_of(worker), id) then
       -- It runs now. The verb that ends the run puts it on the schedule again.
@@ -165,7 +161,7 @@ local function move_on(id, score)
     redis.call('HDEL', key, 'worker')
   end
   if awaited then
-    score = moment_of(job[6]) or score
+    score = moment_of(field_of(id, 'due')) or score
   end
   if size == 0 and not finished and await_record(id, score, awaited) then
     return false
@@ -182,16 +178,13 @@ local function move_on(id, score)
     reuse(id)
     redis.call('DEL', root .. 'reply:' .. id)
   end
-  if is_ready[id] or (job[7] and throttled_in(id)) then
+  if is_ready[id] or (parked and throttled_in(id)) then
     return true -- it waits already
   end
-  return line_up(id, score, priority, group, job[8] and recurrence_of(id, job[8]))
+  return line_up(id, score, priority, group, name and recurrence_of(id, name))
 end
 
 for i = 1, #due, 2 do
-  if bytes_read > BYTES_MOST then
-    break
-  end
   local member = due[i]
   local id, problem = identify(member, cap)
   if problem then

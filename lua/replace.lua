@@ -13,7 +13,7 @@
 -- FAILS  none
 -- TWICE  the second call writes the same, with a `delay` that much later
 -- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
---        admit
+--        admit, fields_of
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, and runs again
 -- afterwards; attempts begin anew. Redis refuses this script when its memory is full.
@@ -36,7 +36,7 @@ expect_gate()
 -- First, since ZADD refuses an invalid due.
 redis.call('ZADD', schedule, unpack(places))
 for id, payload, priority, group in rows(2, 6) do
-  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'reply')
+  local run = fields_of(record(id), 'worker', 'finished', 'reply')
   remove_waiting(id)
   redis.call('ZREM', dead, id)
   if holds(worker_of(run[1]), id) then

@@ -14,7 +14,7 @@
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, field_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter, group_of,
---        return_to_backlog, admit
+--        return_to_backlog, admit, fields_of
 --
 -- While the queue is paused the jobs go to the front of the backlog. A job that was told to stop ends as cancelled.
 -- When there are no rows and the list is empty, the lease is deleted too.
@@ -76,8 +76,8 @@ end
 local back = {}
 for i = #ids, 1, -1 do
   local id = ids[i]
-  -- pcall: start judges a wrong type.
-  local run = redis.pcall('HMGET', record(id), 'worker', 'finished', 'stop', 'begun')
+  -- An error has no fields: start judges a record of a wrong type.
+  local run = fields_of(record(id), 'worker', 'finished', 'stop', 'begun')
   local holder = not run[2] and run[1]
   -- A job that runs elsewhere fell due for the second time before that run began: it is that run.
   local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)

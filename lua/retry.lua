@@ -21,13 +21,13 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 
-local function finish(id, run, delay, reason, killed, trace)
+local function finish(id, run, scheduled, delay, reason, killed, trace)
   if killed == '1' then
     convict(id)
   else
     acquit(id)
   end
-  if send_back(id, run, seconds(now + tonumber(delay)), reason, now) and trace ~= '' then
+  if send_back(id, run, scheduled, seconds(now + tonumber(delay)), reason, now) and trace ~= '' then
     redis.call('HSET', record(id), 'traceback', trace)
   end
 end

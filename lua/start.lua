@@ -17,9 +17,9 @@
 -- FAILS  none
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
--- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of,
---        NOT_A_HASH, keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
---        group_of, field_of, attempt_of, suspicion_of, acquit
+-- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
+--        keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter, group_of,
+--        attempt_of, suspicion_of, acquit, fields_of, payload_size
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. A job in two lists (its id was scheduled again and dispatched between BLMOVE and start)
@@ -75,26 +75,26 @@ local function put_back(first)
   end
 end
 
+local fields = { 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned' }
+if counting then
+  fields[#fields + 1] = 'group'
+end
 local started, buried, suspected, freed, bytes = {}, {}, {}, false, 0
-local moment, call = seconds(now), redis.call
+local moment = seconds(now)
 for i, id in ipairs(ids) do
   local key = record(id)
-  -- Before it is read: the payload may have been replaced since dispatch checked it.
-  local size = redis.pcall('HSTRLEN', key, 'payload')
-  local payload, attempt, due, holder, finished, stop, planned
-  if type(size) ~= 'number' then
-    size = nil
-  elseif size > 0 and size <= cap then
+  local run = fields_of(key, unpack(fields))
+  local payload, attempt, due, holder, finished, stop, planned, group = unpack(run, 1, 8)
+  local size = not run.err and payload_size(key, payload)
+  if not size or size == 0 or size > cap then
+    payload = nil -- it may have been replaced since dispatch checked it
+  else
     if bytes > 0 and bytes + size > BYTES_MOST then
       put_back(i)
       break
     end
-    payload, attempt, due, holder, finished, stop, planned =
-      unpack(call('HMGET', key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned'))
-    bytes = bytes + size + #(due or '')
-    if attempt or holder or finished or stop or planned then
-      bytes = bytes + #(attempt or '') + #(holder or '') + #(finished or '') + #(stop or '') + #(planned or '')
-    end
+    bytes = bytes + size
+    payload = size > #payload and redis.call('HGET', key, 'payload') or payload
     due = moment_of(due)
   end
   local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
@@ -131,7 +131,7 @@ for i, id in ipairs(ids) do
     end
     if counting then
       -- It is counted already, unless it was in two lists and the run in the other has ended.
-      enter(id, group_of(field_of(id, 'group')) or '')
+      enter(id, group_of(group) or '')
     end
     if finished or holder ~= worker then
       attempt = tostring(attempt_of(attempt) + 1)

@@ -11,8 +11,9 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 READS: Final = """
 EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
-HMGET job:x field · LLEN ready · LPOS ready x · LRANGE ready 0 1 · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1
-ZRANGE schedule 0 1 · ZRANK backlog x · ZSCORE schedule x
+HMGET job:x field · HSTRLEN job:x payload · LLEN ready · LPOS ready x · LRANGE ready 0 1 · MEMORY USAGE job:x
+TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x · ZRANGE schedule 0 1 · ZRANK backlog x
+ZSCORE schedule x
 """
 """What the scripts that only read do inside. A test compares these with lua/."""
 
@@ -21,7 +22,7 @@ AUDITS: Final = "PTTL job:x"
 
 WRITES: Final = """
 DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 · HSET job:x field value
-HSETNX job:x field value · HSTRLEN job:x payload · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
+HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
 PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SREM declared:x y
 ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
 """

@@ -1,0 +1,144 @@
+"""A field that is too long to be valid is not read, so no script gets slow by what a producer writes into a record.
+
+Copying a value into a script takes Redis about 5 ms for each MB. What a script reads is counted by MONITOR, which shows
+the commands inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.jobs.current_job import Progress
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
+from evsched.store.replies import New
+from evsched.store.store import Store
+from evsched.transport.call import Call
+from tests.scripts.conftest import NOW, Send
+from tests.support.hostile import FIELDS, VALID
+
+CAP = 262_144
+LONG = b"x" * 1_048_576
+MOST = 20_000
+"""Bytes that a script may read of records in these tests: those of small records are read as they are."""
+
+VERBS: dict[str, Callable[[Store], Call[Any]]] = {
+    "dispatch": lambda store: store.dispatch(limit=100, cap=CAP, now=NOW),
+    "start": lambda store: store.start("w", (), hold=100, lease=15, now=NOW),
+    "start-fetched": lambda store: store.start("w", ("held",), hold=1, lease=15, now=NOW),
+    "heartbeat": lambda store: store.heartbeat("w", 15, fresh=False, now=NOW),
+    "requeue": lambda store: store.requeue("w", "it stops", now=NOW),
+    "cancel": lambda store: store.cancel("ready", now=NOW),
+    "cancel-held": lambda store: store.cancel("held", now=NOW),
+    "replace": lambda store: store.replace([New("ready", VALID, due=NOW)], now=NOW),
+    "enqueue-keep": lambda store: store.enqueue([New("ready", VALID, due=NOW)], keep=True, now=NOW),
+    "reschedule": lambda store: store.reschedule("due", NOW, now=NOW),
+    "queue-stats": lambda store: store.queue_stats(now=NOW),
+    "audit": lambda store: store.audit([b"ready", b"held", b"due"], now=NOW),
+}
+
+
+def record_bytes(raw: Any, send: Send, call: Call[Any]) -> int:
+    """Send a call; return how many bytes of records its script reads."""
+    sizes = {key: {name: len(value) for name, value in raw.hgetall(key).items()} for key in raw.keys("*:job:*")}
+    read = 0
+    with raw.monitor() as monitor:
+        send(call)
+        raw.echo("the end of the call")
+        for seen in monitor.listen():
+            words = seen["command"].split()
+            if words[0] == "ECHO":
+                return read
+            if seen["client_type"] == "lua" and words[0] in ("HGET", "HMGET") and words[1].encode() in sizes:
+                read += sum(sizes[words[1].encode()].get(field.encode(), 0) for field in words[2:])
+    raise AssertionError("the monitor ended")
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["", "limited"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_reads_a_field_that_is_too_long(
+    send: Send, store: Store, raw: Any, queue: str, verb: str, limited: bool
+) -> None:
+    if limited:
+        send(store.limit({"concurrency": 9, "concurrency:g": 2}))
+    for job_id, worker in (("held", "w"), ("ready", None)):
+        send(store.enqueue([New(job_id, VALID, due=NOW)], now=NOW))
+        send(store.dispatch(limit=100, cap=CAP, now=NOW))
+        if worker:
+            send(store.start(worker, (), hold=1, lease=15, now=NOW))
+    send(store.enqueue([New("due", VALID, due=NOW)], now=NOW))
+    for job_id in ("held", "ready", "due"):
+        raw.hset(f"evsched:{{{queue}}}:job:{job_id}", mapping=dict.fromkeys(FIELDS[1:], LONG))
+    assert record_bytes(raw, send, VERBS[verb](store)) < MOST
+
+
+ENDS: dict[str, Callable[[Store, FetchedJob], Call[Any]]] = {
+    "complete": lambda store, run: store.complete("w", [(run, Done(b"1", 300.0, True))], now=NOW),
+    "retry": lambda store, run: store.retry("w", [(run, Retried(1.0, "x"))], now=NOW),
+    "bury": lambda store, run: store.bury("w", [(run, Buried("x", True))], now=NOW),
+    "abort": lambda store, run: store.abort("w", [(run, Aborted(300.0, True))], now=NOW),
+    "defer": lambda store, run: store.defer("w", [(run, Deferred(NOW + 9, "x"))], now=NOW),
+    "begin": lambda store, run: store.begin("w", [(run, "1")]),
+    "progress": lambda store, run: store.progress("w", [(run, Progress(1, 2))]),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("cancelled", [False, True], ids=["", "cancelled"])
+def test_no_end_of_a_run_reads_a_field_that_is_too_long(
+    send: Send, store: Store, raw: Any, queue: str, end: str, cancelled: bool
+) -> None:
+    send(store.enqueue([New("a", VALID, due=NOW)], now=NOW))
+    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    record = f"evsched:{{{queue}}}:job:a"
+    raw.hset(record, mapping=dict.fromkeys(set(FIELDS[1:]) - {b"worker", b"attempt"}, LONG))
+    if not cancelled:
+        raw.hdel(record, "stop")
+    assert record_bytes(raw, send, ENDS[end](store, run)) < MOST
+    if end not in ("begin", "progress"):
+        assert not raw.exists(f"evsched:{{{queue}}}:processing:w")
+
+
+def test_a_job_with_long_fields_is_dead_and_its_reason_names_the_first_of_them(
+    send: Send, store: Store, raw: Any, queue: str
+) -> None:
+    for field in ("priority", "group"):
+        raw.hset(f"evsched:{{{queue}}}:job:{field}", mapping={"payload": VALID, field: LONG})
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {field: 1})
+    buried = dict(send(store.dispatch(limit=100, cap=CAP, now=NOW)).buried)
+    assert buried["priority"].startswith("the priority is not a whole number")
+    assert buried["group"].startswith("the group has more than 200 bytes")
+
+
+@pytest.mark.parametrize("fields", [100, 600])
+def test_one_long_field_among_many_short_ones_is_noticed(
+    send: Send, store: Store, raw: Any, queue: str, fields: int
+) -> None:
+    """MEMORY USAGE samples a part of the fields only."""
+    record = f"evsched:{{{queue}}}:job:many"
+    raw.hset(record, mapping={str(n): "" for n in range(fields)} | {"payload": VALID, "group": LONG})
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"many": 1})
+    call = store.dispatch(limit=100, cap=CAP, now=NOW)
+    assert record_bytes(raw, send, call) < MOST
+    assert raw.zscore(f"evsched:{{{queue}}}:dead", "many") == NOW
+
+
+def test_a_small_record_takes_no_more_commands_than_its_memory_usage_and_one_read(
+    send: Send, store: Store, raw: Any, queue: str
+) -> None:
+    send(store.enqueue([New("a", VALID, due=NOW, priority=3, group="g")], now=NOW))
+    raw.config_resetstat()
+    send(store.dispatch(limit=100, cap=CAP, now=NOW))
+    send(store.start("w", (), hold=9, lease=15, now=NOW))
+    stats = raw.info("commandstats")
+    assert {
+        name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("memory|usage", "hmget", "hget")
+    } == {
+        "memory|usage": 2,
+        "hmget": 2,
+        "hget": 2,  # of `fair`
+    }
+    assert "cmdstat_hstrlen" not in stats
