@@ -1,4 +1,4 @@
-"""What most tests of loops start from: a system of one queue, with a short grace, and an app without tasks yet."""
+"""Fixtures for most tests of loops: settings for one queue with short graces, and an app without tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def app(queue: str) -> App:
 
 @pytest.fixture(autouse=True)
 def every_job_is_in_one_place_after_all(server: EmbeddedRedis, queue: str) -> Generator[None]:
-    """Whatever a test did to the loops, the audit has nothing to say; but of ids that tests made up."""
+    """After each test, the audit finds nothing wrong, except ids without a record that the test made up."""
 
     async def audit() -> list[Finding]:
         sender = BatchingSender(server.url)

@@ -1,4 +1,4 @@
-"""The dispatcher's ear: subscriptions that are cut, silent, or deaf; floods; and who of several is in front."""
+"""The dispatcher's subscription (cut, silent, or without events), floods, and which of several dispatchers acts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inline(queue: str, name: str, due: float = 0) -> tuple[str, float, str]:
     return f"evsched:{{{queue}}}:schedule", due, f'{{"task":"lateness","id":"{name}"}}'
 
 
-async def test_a_subscription_that_is_cut_is_built_anew_and_looked_at(
+async def test_a_cut_subscription_is_reopened_and_the_queues_are_looked_at(
     server: EmbeddedRedis, queue: str, app: App, raw: Any
 ) -> None:
     config = Config(url=server.url, queues=(queue,), safety_cap=60, probe_interval=50)
@@ -63,25 +63,25 @@ async def test_a_half_open_subscription_is_noticed(queue: str, app: App) -> None
                 await running.recorder.wait(events.Subscribed, lambda event: event.again)
 
 
-async def test_a_redis_that_takes_no_write_does_not_cost_the_subscription(queue: str, app: App) -> None:
-    """A replica refuses the step that brings the canary: that it is not heard says nothing of the subscription."""
+async def test_a_redis_that_refuses_writes_does_not_end_the_subscription(queue: str, app: App) -> None:
+    """A replica refuses the step that carries the canary, so a missing canary proves nothing."""
     with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:
         config = Config(url=replica.url, queues=(queue,), probe_interval=0.05, reply_timeout=2)
         async with system(config, app, workers=0) as running:
             await running.recorder.wait(events.RedisFailed, count=20)  # which takes longer than the deadline
             assert not running.recorder.of(events.SubscriptionLost)
             assert [pulse.wrong() for pulse in running.dispatcher.pulses if pulse.wrong()] == []
-            told = [event.who for event in running.recorder.of(events.RedisDown)]
-            assert len(told) == len(set(told))
+            reported = [event.who for event in running.recorder.of(events.RedisDown)]
+            assert len(reported) == len(set(reported))
 
 
-async def test_missing_notifications_are_set_where_allowed(queue: str, app: App) -> None:
+async def test_missing_notification_flags_are_set_if_redis_allows_it(queue: str, app: App) -> None:
     with EmbeddedRedis(notify_keyspace_events="") as own:
         async with system(Config(url=own.url, queues=(queue,)), app) as running:
             await running.recorder.wait(events.NotificationsProven)
 
 
-async def test_without_notifications_the_cap_does_the_work_and_it_is_said(
+async def test_without_keyspace_events_the_safety_cap_finds_jobs_and_the_log_says_so(
     queue: str, app: App, server: EmbeddedRedis
 ) -> None:
     with EmbeddedRedis(notify_keyspace_events="", rename_command="CONFIG hidden") as own:
@@ -99,7 +99,7 @@ def _enqueue(queue: str) -> Any:
     return Store(queue).enqueue([New("late", b'{"task":"lateness"}')])
 
 
-async def test_flags_that_vanish_are_noticed(queue: str, app: App) -> None:
+async def test_notification_flags_that_are_removed_later_are_noticed(queue: str, app: App) -> None:
     with EmbeddedRedis() as own:
         config = Config(url=own.url, queues=(queue,), probe_interval=0.1)
         async with system(config, app) as running:
@@ -126,7 +126,7 @@ async def test_a_flood_of_far_jobs_costs_few_script_calls(queue: str, app: App) 
         client.close()
 
 
-async def test_a_reserve_takes_over_when_nobody_is_in_front(server: EmbeddedRedis, queue: str, app: App) -> None:
+async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: EmbeddedRedis, queue: str, app: App) -> None:
     config = Config(url=server.url, queues=(queue,))
     async with system(config, app) as running:
         await running.recorder.wait(events.Woken)

@@ -1,4 +1,4 @@
-"""Commands find all queues: by their set while a dispatcher keeps it, else by the keys."""
+"""Commands find all queues: in the set while a dispatcher runs, otherwise by a scan of the keys too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SET = "evsched:{}:queues"
 
 
 class Counted:
-    """A sender that notes the commands that it sent."""
+    """A sender that records the commands that it sent."""
 
     def __init__(self, url: str) -> None:
         self.sender = SyncSender(url)
@@ -53,7 +53,7 @@ def counted(own: EmbeddedRedis) -> Generator[Counted]:
     counted.sender.close()
 
 
-async def test_while_a_dispatcher_runs_the_set_is_read_and_no_key(
+async def test_while_a_dispatcher_runs_only_the_set_is_read(
     own: EmbeddedRedis, client: Any, app: App, counted: Counted
 ) -> None:
     async with system(Config(url=own.url), app, workers=0) as running:
@@ -66,7 +66,7 @@ async def test_while_a_dispatcher_runs_the_set_is_read_and_no_key(
     assert counted.sent == ["SMEMBERS", "PUBSUB"]
 
 
-def test_without_a_dispatcher_the_keys_tell_what_the_set_does_not_hold(client: Any, counted: Counted) -> None:
+def test_without_a_dispatcher_the_keys_are_scanned_too(client: Any, counted: Counted) -> None:
     client.sadd(SET, "idle")
     client.zadd("evsched:{made-by-zadd}:schedule", {'{"task":"t"}': 4e9})
     client.hset("evsched:{only-a-record}:job:x", "payload", "{}")
@@ -87,13 +87,13 @@ def test_all_slices_of_many_keys_are_read(client: Any, counted: Counted) -> None
     assert counted.sent.count("SCAN") > 1
 
 
-def test_a_set_of_another_type_is_passed_over(client: Any, counted: Counted) -> None:
+def test_a_set_key_of_another_type_is_ignored(client: Any, counted: Counted) -> None:
     client.set(SET, "x")
     client.zadd("evsched:{one}:schedule", {"x": 4e9})
     assert find_queues(counted) == ["one"]
 
 
-def test_who_may_not_read_the_keys_is_refused(own: EmbeddedRedis, client: Any, counted: Counted) -> None:
+def test_a_user_without_the_right_to_scan_is_refused(own: EmbeddedRedis, client: Any, counted: Counted) -> None:
     client.execute_command("ACL", "SETUSER", "default", "-scan")
     with pytest.raises(StoreRefused):
         find_queues(counted)

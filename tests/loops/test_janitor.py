@@ -1,4 +1,4 @@
-"""The janitor judges a worker's life, by its lease and by our own clock, and never the time that a job takes."""
+"""The janitor judges whether a worker is alive, by its lease and the monotonic clock, never how long a job takes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def janitor(config: Config, sender: BatchingSender, recorder: Recorder, queue: s
 
 
 async def hold(sender: BatchingSender, store: Store, worker: str, lease: float) -> None:
-    """Let a worker take one job, and be silent from then on."""
+    """Let a worker fetch one job and send nothing after that."""
     await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
     await sender.send(store.dispatch(limit=10, cap=1000))
     await sender.send(store.start(worker, (), hold=1, lease=lease))
 
 
 async def after(seconds: float) -> None:
-    """Let a length of time pass: what the janitor judges is just that."""
+    """Let time pass, because the janitor judges by time alone."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()
@@ -64,20 +64,20 @@ async def test_a_silent_worker_loses_its_jobs_when_its_lease_has_ended_and_a_hea
     assert await sender.send(store.survey()) == []
 
 
-async def test_a_lease_that_moves_is_alive_whatever_redis_clock_says(
+async def test_a_worker_whose_lease_changes_is_alive_even_if_redis_clock_jumps(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
     await hold(sender, store, "w", lease=0.05)
     for _ in range(3):
         await janitor.step(store.queue)
         await after(2 * HEARTBEAT)
-        # Its heartbeats come, but Redis's clock has jumped: each lease has ended when it is seen.
+        # The worker sends heartbeats, but Redis's clock has jumped, so each lease has ended when it is read.
         await sender.send(store.heartbeat("w", -3600))
     await janitor.step(store.queue)
     assert not recorder.of(events.Requeued)
 
 
-async def test_a_job_that_was_taken_and_never_started_is_found_under_a_long_lease(
+async def test_a_job_that_was_fetched_and_never_started_is_put_back_despite_a_long_lease(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder, raw: Any
 ) -> None:
     await sender.send(store.heartbeat("w", 60, fresh=True))
@@ -88,7 +88,7 @@ async def test_a_job_that_was_taken_and_never_started_is_found_under_a_long_leas
     assert (await recorder.wait(events.Requeued)).ids == ["a"]
 
 
-async def test_it_looks_often_while_jobs_wait_since_a_worker_may_begin_at_any_time(
+async def test_it_looks_often_while_jobs_wait_because_a_worker_may_fetch_them_at_any_time(
     sender: BatchingSender, store: Store, janitor: Janitor, config: Config
 ) -> None:
     assert await janitor.step(store.queue) > 50
@@ -98,7 +98,7 @@ async def test_it_looks_often_while_jobs_wait_since_a_worker_may_begin_at_any_ti
 
 
 @pytest.mark.parametrize(("reason", "looks"), [("event", True), ("timer", True), ("safety", False)])
-async def test_a_step_that_something_brought_about_makes_it_look_within_a_heartbeat(
+async def test_it_looks_within_a_heartbeat_after_a_step_that_was_not_the_safety_caps(
     janitor: Janitor, store: Store, recorder: Recorder, raw: Any, reason: Any, looks: bool
 ) -> None:
     running = asyncio.create_task(janitor.run())
@@ -111,7 +111,7 @@ async def test_a_step_that_something_brought_about_makes_it_look_within_a_heartb
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_healthy_idle_worker_is_seldom_looked_at(
+async def test_it_seldom_looks_at_an_idle_worker_whose_lease_is_long(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
     await sender.send(store.heartbeat("w", 60, fresh=True))
@@ -119,7 +119,7 @@ async def test_a_healthy_idle_worker_is_seldom_looked_at(
     assert not recorder.of(events.Requeued)
 
 
-async def test_it_looks_soon_after_jobs_were_moved_on(
+async def test_it_looks_within_a_heartbeat_after_jobs_were_dispatched(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder, raw: Any
 ) -> None:
     await sender.send(store.heartbeat("w", 60, fresh=True))
@@ -132,7 +132,7 @@ async def test_it_looks_soon_after_jobs_were_moved_on(
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_thousand_jobs_are_put_back_in_bounded_steps_in_their_order(
+async def test_many_jobs_are_put_back_in_bounded_steps_and_in_order(
     sender: BatchingSender, store: Store, janitor: Janitor, recorder: Recorder
 ) -> None:
     await sender.send(store.enqueue([New(f"j{n:03}", b'{"task":"t"}') for n in range(600)]))

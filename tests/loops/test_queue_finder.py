@@ -1,4 +1,4 @@
-"""New queues: by their first event, and when nobody heard that."""
+"""How a dispatcher finds new queues: by their first event, and if that is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client(own: EmbeddedRedis) -> Generator[Any]:
 
 
 async def is_found(running: System, queue: str) -> None:
-    """Wait until a queue is found, written down, and its due job moved."""
+    """Wait until a queue is found and its due job is dispatched."""
     await running.recorder.wait(events.QueueFound, lambda event: event.queue == queue)
     await running.recorder.wait(events.Dispatched, lambda event: event.queue == queue)
 
@@ -45,10 +45,8 @@ async def test_a_new_queue_is_found_by_its_first_event(own: EmbeddedRedis, clien
         await is_found(running, "brand-new")
 
 
-async def test_a_new_queue_whose_first_event_fell_into_a_gap_is_found(
-    own: EmbeddedRedis, client: Any, app: App
-) -> None:
-    """A walk of several slices: 5,000 records lie beside it."""
+async def test_a_new_queue_whose_first_event_was_lost_is_found(own: EmbeddedRedis, client: Any, app: App) -> None:
+    """The scan takes several slices, because 5,000 records exist too."""
     for n in range(5000):
         client.hset(f"evsched:{{other}}:job:{n}", "payload", "{}")
     async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
@@ -65,7 +63,7 @@ async def test_a_new_queue_whose_first_event_fell_into_a_gap_is_found(
                 await is_found(running, f"gap-{n}")
 
 
-async def test_the_set_tells_a_queue_at_once_that_was_worked_on(own: EmbeddedRedis, client: Any, app: App) -> None:
+async def test_a_queue_in_the_set_is_found_without_a_scan(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url, safety_cap=3600), app) as running:
         assert client.sismember(SET, app.queue)
         client.sadd(SET, "known")
@@ -77,7 +75,7 @@ async def test_the_set_tells_a_queue_at_once_that_was_worked_on(own: EmbeddedRed
         assert "no name" not in running.dispatcher.queues
 
 
-async def test_a_worker_that_starts_tells_its_queue(own: EmbeddedRedis, app: App) -> None:
+async def test_a_worker_that_starts_announces_its_queue(own: EmbeddedRedis, app: App) -> None:
     async with system(Config(url=own.url, safety_cap=3600), app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)
         assert app.queue not in running.dispatcher.queues
@@ -85,7 +83,7 @@ async def test_a_worker_that_starts_tells_its_queue(own: EmbeddedRedis, app: App
         await running.recorder.wait(events.QueueFound, lambda event: event.queue == app.queue)
 
 
-async def test_what_a_dispatcher_finds_is_written_for_the_others(own: EmbeddedRedis, client: Any, app: App) -> None:
+async def test_a_dispatcher_adds_the_queues_that_it_finds_to_the_set(own: EmbeddedRedis, client: Any, app: App) -> None:
     async with system(Config(url=own.url), app, workers=0) as running:
         await running.recorder.wait(events.NotificationsProven)
         client.zadd("evsched:{one}:schedule", {'{"task":"t"}': 0})
@@ -96,7 +94,7 @@ async def test_what_a_dispatcher_finds_is_written_for_the_others(own: EmbeddedRe
 
 
 @pytest.mark.parametrize("spoiled", [False, True], ids=["no events", "no set"])
-async def test_each_cap_all_keys_are_walked_where_nothing_else_tells(app: App, spoiled: bool) -> None:
+async def test_all_keys_are_scanned_in_each_safety_cap_without_events_or_the_set(app: App, spoiled: bool) -> None:
     settings = {} if spoiled else {"notify_keyspace_events": "", "rename_command": "CONFIG hidden"}
     with EmbeddedRedis(**settings) as own:  # pyright: ignore[reportArgumentType]
         client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
@@ -113,7 +111,7 @@ async def test_each_cap_all_keys_are_walked_where_nothing_else_tells(app: App, s
         client.close()
 
 
-async def test_what_is_there_is_found_at_the_start(own: EmbeddedRedis, client: Any, app: App) -> None:
+async def test_queues_that_exist_are_found_at_the_start(own: EmbeddedRedis, client: Any, app: App) -> None:
     client.zadd("evsched:{one}:schedule", {"x": 4e9})
     client.zadd("evsched:{two}:backlog", {"x": 1})
     client.rpush("evsched:{three}:processing:w1", "x")
@@ -122,7 +120,7 @@ async def test_what_is_there_is_found_at_the_start(own: EmbeddedRedis, client: A
     async with system(Config(url=own.url), app, workers=0, dispatch=False) as running:
         await running.dispatcher.find_queues()
         assert sorted(running.dispatcher.queues) == ["default", "one", "three", "two"]
-        # What a worker without a lease holds is the janitor's from now on.
+        # The worker without a lease has one now, so the janitor will judge it.
         assert client.zscore("evsched:{three}:leases", "w1") is not None
 
 

@@ -1,4 +1,4 @@
-"""Recurrences with dispatchers and workers: declared, made by any client, missed, overlapping, changed, removed."""
+"""Recurrences with dispatchers and workers: declared, changed, removed, missed and overlapping."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def root(queue: str) -> str:
     return f"evsched:{{{queue}}}:"
 
 
-async def test_a_declared_recurrence_runs_at_its_times_and_counts(config: Config, queue: str, raw: Any) -> None:
+async def test_a_declared_recurrence_runs_at_its_times_and_counts_its_occurrences(
+    config: Config, queue: str, raw: Any
+) -> None:
     app, moments = App(queue=queue), list[tuple[str, float]]()
 
     @app.recurring(every=1)
@@ -50,7 +52,7 @@ async def test_a_declared_recurrence_runs_at_its_times_and_counts(config: Config
         await running.recorder.until(lambda: len(moments) >= 3)
     record = raw.hgetall(f"{root(queue)}recurrence:tick")
     seconds = [int(job_id.removeprefix("tick@")) for job_id, _ in moments]
-    # Each second has run, or is counted as missed: on a machine that stood still for half of it.
+    # Each second has run, or counts as missed, if the machine stood still for half of it.
     missed = int(record.get(b"missed", 0))
     assert seconds == sorted(set(seconds))
     assert len(seconds) <= seconds[-1] - seconds[0] + 1 <= len(seconds) + missed
@@ -59,7 +61,7 @@ async def test_a_declared_recurrence_runs_at_its_times_and_counts(config: Config
     assert int(record[b"runs"]) >= 2
 
 
-async def test_code_and_redis_are_kept_in_step(config: Config, queue: str, raw: Any) -> None:
+async def test_recurrences_in_redis_follow_the_code(config: Config, queue: str, raw: Any) -> None:
     def app_with(*rules: str) -> App:
         app = App(queue=queue, name="reports")
 
@@ -83,7 +85,9 @@ async def test_code_and_redis_are_kept_in_step(config: Config, queue: str, raw: 
     assert sorted(raw.zrange(f"{root(queue)}recurrences", 0, -1)) == [b"foreign", b"r0"]
 
 
-async def test_any_client_can_make_one(config: Config, app: App, queue: str, raw: Any, ran: list[str]) -> None:
+async def test_any_client_can_declare_a_recurrence(
+    config: Config, app: App, queue: str, raw: Any, ran: list[str]
+) -> None:
     async with system(config, app) as running:
         raw.hset(f"{root(queue)}recurrence:raw", mapping={"rule": "* * * * * *", "payload": PAYLOAD, "count": 2})
         raw.zadd(f"{root(queue)}recurrences", {"raw": 0})
@@ -92,7 +96,9 @@ async def test_any_client_can_make_one(config: Config, app: App, queue: str, raw
     assert len(ran) == 2
 
 
-async def test_a_rule_that_is_none_says_so_and_disturbs_nobody(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_an_invalid_rule_is_reported_and_the_other_recurrences_go_on(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
     async with system(config, app) as running:
         raw.hset(f"{root(queue)}recurrence:bad", mapping={"rule": "61 * * * *", "payload": PAYLOAD})
         raw.hset(f"{root(queue)}recurrence:good", mapping={"rule": "every 1", "payload": PAYLOAD})
@@ -104,7 +110,7 @@ async def test_a_rule_that_is_none_says_so_and_disturbs_nobody(config: Config, a
 
 
 @pytest.mark.parametrize("spoil", ["gone", "a string"])
-async def test_a_recurrence_without_a_record_is_told_once_and_disturbs_nobody(
+async def test_a_recurrence_without_a_record_is_reported_once_and_the_others_go_on(
     config: Config, app: App, queue: str, raw: Any, ran: list[str], spoil: str
 ) -> None:
     async with system(config, app) as running:
@@ -116,13 +122,13 @@ async def test_a_recurrence_without_a_record_is_told_once_and_disturbs_nobody(
         (broken,) = running.recorder.of(events.RecurrenceBroken)
         assert (broken.name, "its key is no hash" in broken.reason) == ("bad", True)
         assert not running.recorder.of(events.CallRefused)
-        # When it is there again it goes on by itself.
+        # It recurs again when its record is back.
         raw.delete(f"{root(queue)}recurrence:bad")
         raw.hset(f"{root(queue)}recurrence:bad", mapping={"rule": "every 1", "payload": PAYLOAD})
         await running.recorder.until(lambda: any(job.startswith("bad@") for job in ran))
 
 
-async def test_a_count_that_is_none_is_told_once_and_disturbs_nobody(
+async def test_an_invalid_count_is_reported_once_and_the_others_go_on(
     config: Config, app: App, queue: str, raw: Any, ran: list[str]
 ) -> None:
     async with system(config, app) as running:
@@ -140,10 +146,10 @@ async def test_a_count_that_is_none_is_told_once_and_disturbs_nobody(
 @pytest.mark.parametrize(
     ("misfire", "made_up", "missed"), [("skip", 0, 20), ("once", 1, 19), ("all", 20, 0)], ids=["skip", "once", "all"]
 )
-async def test_what_became_of_twenty_seconds_of_downtime(
+async def test_twenty_seconds_of_downtime_follow_the_misfire_policy(
     config: Config, app: App, queue: str, raw: Any, ran: list[str], misfire: Any, made_up: int, missed: int
 ) -> None:
-    """A recurrence that stands 20 s in the past, as it does when nobody could move it on for so long."""
+    """The recurrence's next planned time is 20 s ago, as after a downtime of all dispatchers."""
     store = Store(queue)
     declared = Declared(name="t", rule="every 1", payload=PAYLOAD, misfire=misfire, overlap="allow")
     async with system(config, app, dispatch=False) as running:
@@ -153,19 +159,19 @@ async def test_what_became_of_twenty_seconds_of_downtime(
         running.dispatch()
         await running.recorder.until(lambda: len([job for job in ran if float(job[2:]) > now]) >= 2)
     late = [job for job in ran if float(job[2:]) < now]
-    assert abs(len(late) - made_up) <= 1  # the one of this very second may count as late or as on time
-    # A machine that stands still makes it miss more, but no more than did not run.
+    assert abs(len(late) - made_up) <= 1  # the current second's may count as late or as on time
+    # If the machine stands still it misses more, but only occurrences that did not run.
     newer = [int(job[2:]) for job in ran if float(job[2:]) > now]
     stalled = max(newer) - int(now) - len(newer)
-    told = int(raw.hget(f"{root(queue)}recurrence:t", "missed") or 0)
-    assert missed - 1 <= told <= missed + 1 + (0 if misfire == "all" else stalled)
+    counted = int(raw.hget(f"{root(queue)}recurrence:t", "missed") or 0)
+    assert missed - 1 <= counted <= missed + 1 + (0 if misfire == "all" else stalled)
     assert len(set(ran)) == len(ran)
 
 
-async def test_what_lay_ahead_on_the_schedule_is_missed_too(
+async def test_occurrences_that_were_scheduled_before_the_downtime_are_missed_too(
     config: Config, app: App, queue: str, raw: Any, ran: list[str]
 ) -> None:
-    """Dispatched after the downtime: `once` runs the newest of them, and no other."""
+    """They are dispatched after the downtime; the policy `once` runs only the newest."""
     store = Store(queue)
     async with system(config, app, dispatch=False) as running:
         await running.sender.send(store.declare(Declared(name="t", rule="every 60", payload=PAYLOAD)))
@@ -181,7 +187,7 @@ async def test_what_lay_ahead_on_the_schedule_is_missed_too(
 
 
 @pytest.mark.parametrize("overlap", ["allow", "skip", "wait"])
-async def test_an_occurrence_that_falls_due_while_the_one_before_runs(
+async def test_an_occurrence_due_while_the_one_before_runs_follows_the_overlap_policy(
     config: Config, queue: str, raw: Any, overlap: Any
 ) -> None:
     app, gate, begun = App(queue=queue), asyncio.Event(), list[str]()
@@ -236,11 +242,11 @@ async def test_the_idempotency_key_is_the_same_for_all_attempts_of_an_occurrence
 
     async with system(config, app) as running:
         await running.recorder.until(lambda: 2 <= len({job for job, _ in keys}) < len(keys))
-    # Several were seen, and of one both attempts: each has one, and no other has it.
+    # Several occurrences ran, at least one of them twice. Each has one key, and no two share a key.
     assert len(set(keys)) == len({job for job, _ in keys}) == len({key for _, key in keys})
 
 
-def test_an_interval_that_is_shorter_than_the_retries_is_refused_with_the_figures(app: App) -> None:
+def test_an_interval_shorter_than_the_retries_is_refused_with_both_durations(app: App) -> None:
     async def often() -> None: ...
 
     task = app.task(retry=Retry(attempts=3, interval=0.2, jitter=0.5))(often)
@@ -251,7 +257,7 @@ def test_an_interval_that_is_shorter_than_the_retries_is_refused_with_the_figure
     app.recurring(every=1, name="once")(app.task(name="once", retry=Retry(attempts=1))(often))
 
 
-async def test_five_dispatchers_double_nothing(config: Config, app: App, queue: str, ran: list[str]) -> None:
+async def test_two_dispatchers_run_no_occurrence_twice(config: Config, app: App, queue: str, ran: list[str]) -> None:
     async with system(config, app, dispatch=False) as running:
         for n in range(20):
             declared = Declared(name=f"t{n}", rule="every 1", payload=PAYLOAD, count=3, misfire="all", overlap="allow")
@@ -261,7 +267,7 @@ async def test_five_dispatchers_double_nothing(config: Config, app: App, queue: 
     assert len(ran) == len(set(ran)) == 60
 
 
-async def test_events_that_come_at_once_do_not_put_off_the_proof_of_the_subscription(
+async def test_events_that_arrive_at_once_do_not_delay_the_proof_of_the_subscription(
     config: Config, app: App, queue: str
 ) -> None:
     async with system(config, app, dispatch=False) as running:

@@ -1,4 +1,4 @@
-"""The main job, end to end in one loop: what is enqueued runs, on time, and its end is written."""
+"""The whole system in one event loop: jobs that are enqueued run on time, and their outcomes are written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_job_runs_and_its_result_comes_back(config: Config, app: App) ->
     assert (status.place, status.outcome, status.result, status.attempt) == ("finished", "done", 5, 1)
 
 
-async def test_nothing_starts_early_and_lateness_is_told(config: Config, app: App) -> None:
+async def test_no_job_starts_early_and_the_handler_knows_its_lateness(config: Config, app: App) -> None:
     @app.task
     async def lateness() -> float:
         return current_job().lateness
@@ -47,7 +47,7 @@ async def test_nothing_starts_early_and_lateness_is_told(config: Config, app: Ap
     assert max(late) < PATIENCE  # by events, and not by the safety cap
 
 
-async def test_a_nearer_job_shortens_the_sleep(config: Config, app: App) -> None:
+async def test_an_earlier_job_shortens_the_sleep(config: Config, app: App) -> None:
     @app.task
     async def lateness() -> float:
         return current_job().lateness
@@ -68,7 +68,7 @@ async def test_a_plain_function_runs_in_a_thread(config: Config, app: App) -> No
         assert await (await name.enqueue()).result(PATIENCE) != threading.current_thread().name
 
 
-async def test_a_failure_is_tried_again_and_then_dead_with_the_reason(config: Config, app: App) -> None:
+async def test_a_job_that_fails_is_retried_and_then_dead_with_the_reason(config: Config, app: App) -> None:
     attempts: list[int] = []
 
     @app.task(retry=Retry(attempts=3, interval=0.01, jitter=0))
@@ -86,7 +86,7 @@ async def test_a_failure_is_tried_again_and_then_dead_with_the_reason(config: Co
     assert (status.place, status.outcome) == ("dead", "dead")
 
 
-async def test_handlers_steer(config: Config, app: App) -> None:
+async def test_a_handler_may_retry_later_or_give_up(config: Config, app: App) -> None:
     @app.task
     async def later() -> int:
         if current_job().attempt == 1:
@@ -119,7 +119,7 @@ async def test_a_timeout_ends_a_run_and_counts_as_an_attempt(config: Config, app
             await (await task.enqueue()).result(PATIENCE)
 
 
-async def test_a_handler_that_is_cancelled_from_inside_fails_as_others_do(config: Config, app: App) -> None:
+async def test_a_handler_that_cancels_itself_fails_like_any_other(config: Config, app: App) -> None:
     @app.task(retry=Retry(attempts=1))
     async def inner() -> None:
         raise asyncio.CancelledError
@@ -129,7 +129,7 @@ async def test_a_handler_that_is_cancelled_from_inside_fails_as_others_do(config
             await (await inner.enqueue()).result(PATIENCE)
 
 
-async def test_an_id_is_one_job_until_it_ends(config: Config, app: App) -> None:
+async def test_an_id_cannot_be_enqueued_again_until_its_job_ends(config: Config, app: App) -> None:
     @app.task
     async def noop() -> None: ...
 
@@ -142,7 +142,7 @@ async def test_an_id_is_one_job_until_it_ends(config: Config, app: App) -> None:
         await (await noop.using(id="once").enqueue()).result(PATIENCE)
 
 
-async def test_cancel_tells_who_waits(config: Config, app: App) -> None:
+async def test_a_cancel_ends_the_wait_for_the_result(config: Config, app: App) -> None:
     @app.task
     async def noop() -> None: ...
 
@@ -162,7 +162,7 @@ def _asked(queue: str, job_id: str) -> Any:
     return Call(("HGET", f"evsched:{{{queue}}}:job:{job_id}", "reply"), raw)
 
 
-async def test_two_who_wait_both_get_the_result(config: Config, app: App) -> None:
+async def test_two_callers_that_wait_both_get_the_result(config: Config, app: App) -> None:
     gate = asyncio.Event()
 
     @app.task
@@ -178,7 +178,7 @@ async def test_two_who_wait_both_get_the_result(config: Config, app: App) -> Non
         assert await asyncio.gather(*waiting) == ["open", "open"]
 
 
-async def test_a_result_can_be_waited_for_without_a_loop(config: Config, app: App) -> None:
+async def test_a_result_can_be_awaited_without_an_event_loop(config: Config, app: App) -> None:
     @app.task
     async def double(n: int) -> int:
         return 2 * n
@@ -191,7 +191,7 @@ async def test_a_result_can_be_waited_for_without_a_loop(config: Config, app: Ap
         assert await asyncio.to_thread(program) == 42
 
 
-async def test_more_jobs_than_slots(config: Config, app: App) -> None:
+async def test_more_jobs_than_slots_all_run(config: Config, app: App) -> None:
     most, now = 0, 0
 
     @app.task
@@ -210,7 +210,7 @@ async def test_more_jobs_than_slots(config: Config, app: App) -> None:
     assert most <= config.concurrency
 
 
-async def test_five_of_each_do_each_job_once(config: Config, app: App) -> None:
+async def test_two_dispatchers_and_five_workers_run_each_job_once(config: Config, app: App) -> None:
     runs: list[int] = []
 
     @app.task

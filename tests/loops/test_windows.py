@@ -1,4 +1,4 @@
-"""Service windows: a job does not start outside its own, and that costs it no attempt."""
+"""Service windows: a job does not start outside its window, and waiting costs no attempt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def app(queue: str) -> App:
 
 
 def closed_now() -> str:
-    """Return a window that is closed for hours to come."""
+    """Return a window that stays closed for hours."""
     now = datetime.now(UTC)
     return f"{now + timedelta(hours=5):%H:%M}-{now + timedelta(hours=6):%H:%M} UTC"
 
@@ -38,7 +38,9 @@ def task(app: App) -> TaskHandle[[], int]:
     return TaskHandle(app, app.tasks["attempt"])
 
 
-async def test_outside_its_window_a_job_waits_for_the_opening(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_a_job_outside_its_window_waits_until_the_window_opens(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
     async with system(config, app) as running:
         job = await task(app).using(window=closed_now()).enqueue()
         deferred = await running.recorder.wait(events.JobDeferred)
@@ -52,7 +54,7 @@ async def test_outside_its_window_a_job_waits_for_the_opening(config: Config, ap
         await running.recorder.wait(events.JobDeferred, count=2)
 
 
-async def test_a_named_window_holds_at_once_when_it_is_changed(config: Config, app: App, queue: str) -> None:
+async def test_a_change_of_a_named_window_takes_effect_at_once(config: Config, app: App, queue: str) -> None:
     store = Store(queue)
     async with system(config, app) as running:
         await running.sender.send(store.set_window("customer-a", closed_now()))
@@ -65,7 +67,7 @@ async def test_a_named_window_holds_at_once_when_it_is_changed(config: Config, a
         assert await job.result(PATIENCE) == 1  # its first attempt
 
 
-async def test_a_window_that_is_none_goes_to_dead_with_the_place(
+async def test_a_job_with_an_invalid_window_is_dead_and_the_reason_names_the_wrong_part(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     async with system(config, app):
@@ -81,7 +83,9 @@ async def test_a_window_that_is_none_goes_to_dead_with_the_place(
         await task(app).using(window="always open").enqueue()
 
 
-async def test_what_the_backlog_has_kept_past_the_closing_goes_back(config: Config, app: App, queue: str) -> None:
+async def test_a_job_that_waited_in_the_backlog_until_its_window_closed_is_deferred(
+    config: Config, app: App, queue: str
+) -> None:
     store = Store(queue)
     async with system(config, app) as running:
         await running.sender.send(store.set_window("w", "00:00-24:00 UTC"))
@@ -95,7 +99,7 @@ async def test_what_the_backlog_has_kept_past_the_closing_goes_back(config: Conf
         assert (await job.status()).attempt == 0
 
 
-async def test_windows_that_cannot_be_read_cost_no_slot_and_are_told_once(
+async def test_windows_that_cannot_be_read_occupy_no_slot_and_are_reported_once(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"
@@ -107,9 +111,9 @@ async def test_windows_that_cannot_be_read_cost_no_slot_and_are_told_once(
         jobs = [await task(app).using(queue=bad, window="nights").enqueue() for _ in range(6)]
         await running.recorder.wait(events.JobDeferred, lambda event: event.queue == bad, count=len(jobs))
         assert await (await task(app).enqueue()).result(PATIENCE) == 1
-        (told,) = running.recorder.of(events.CallRefused)
-        assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
-        # None has failed, and the record says what it waits for. It may be looked at anew by now.
+        (refused,) = running.recorder.of(events.CallRefused)
+        assert (refused.queue, "WRONGTYPE" in refused.reason) == (bad, True)
+        # No job has failed, and the record says why it waits. It may have been tried again by now.
         status = await jobs[0].status()
         assert (status.reason or "").startswith("its window 'nights' cannot be read: HGET: WRONGTYPE"), status.reason
         raw.delete(windows)

@@ -1,4 +1,4 @@
-"""A whole system in the test's own loop: a dispatcher, a janitor and workers on one queue, and what they tell."""
+"""A whole system in the test's own event loop: a dispatcher, a janitor, workers, and a recorder of their events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.recorder import Recorder
 
 
 class System:
-    """What a test may look at."""
+    """The parts of a running system that a test may use."""
 
     def __init__(self, config: Config, app: App, recorder: Recorder) -> None:
         self.config = config
@@ -50,7 +50,7 @@ class System:
         self._dispatching += [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.janitor.run())]
 
     async def stop(self) -> None:
-        """Stop the workers as SIGTERM does, then cancel the rest. What failed is raised."""
+        """Stop the workers as SIGTERM does, cancel the rest, and raise the first failure."""
         for worker in self.workers:
             worker.stop()
         ended = await asyncio.gather(*self._working, return_exceptions=True)
@@ -68,7 +68,7 @@ class System:
 async def system(
     config: Config, app: App, recorder: Recorder | None = None, *, workers: int = 1, dispatch: bool = True
 ) -> AsyncGenerator[System]:
-    """Run a system; what it needs to be ready has happened when it is yielded."""
+    """Run a system, which is ready when it is yielded."""
     recorder = recorder or Recorder()
     app.move_to(config.url)
     running = System(config, app, recorder)

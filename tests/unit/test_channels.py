@@ -10,7 +10,7 @@ from evsched.dispatcher.channels import Channels
 EVENTS = "__keyspace@3__:evsched:"
 
 
-def test_all_queues_are_patterns_and_some_are_names() -> None:
+def test_all_queues_need_patterns_and_named_queues_do_not() -> None:
     every = Channels(Config(url="redis://localhost/3"), "d")
     assert f"{EVENTS}{{*}}:schedule" in every.patterns
     assert every.names == ["evsched:canary:d"]
@@ -30,5 +30,5 @@ def test_all_queues_are_patterns_and_some_are_names() -> None:
         (f"{EVENTS}{{no name}}:schedule", ("foreign", "")),
     ],
 )
-def test_a_channel_says_what_changed_and_in_which_queue(channel: str, read: tuple[str, str]) -> None:
+def test_the_name_of_a_channel_says_what_changed_and_in_which_queue(channel: str, read: tuple[str, str]) -> None:
     assert Channels(Config(url="redis://localhost/3"), "d").read(channel.encode()) == read

@@ -1,4 +1,4 @@
-"""What a recurrence will still do: its count, and that it is over, hold for what is looked at ahead too."""
+"""The future planned times of a recurrence, with and without a count."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ def ahead(standing: Standing, count: int | None, after: float = NOW) -> list[flo
         (Standing(0.0, made=7), 2, []),
     ],
 )
-def test_as_many_as_the_count_leaves(standing: Standing, count: int | None, expected: list[float]) -> None:
+def test_it_lists_as_many_times_as_the_count_leaves(
+    standing: Standing, count: int | None, expected: list[float]
+) -> None:
     assert ahead(standing, count) == expected
 
 
-def test_what_comes_before_a_span_is_counted_and_not_listed() -> None:
+def test_occurrences_before_the_given_moment_count_and_are_not_listed() -> None:
     assert ahead(Standing(0.0), 4, after=NOW + 20) == [30, 40]
 
 
-def test_where_it_stands_is_read_from_its_record() -> None:
+def test_a_standing_is_read_from_score_and_record() -> None:
     fields = {"made": b"3", "ahead": b"r@1900000010 r@1900000005.5 nonsense", "paused": b"1"}
     assert read_standing(7.0, fields) == Standing(7.0, 3, (1900000005.5, 1900000010.0), True)
     assert read_standing(7.0, {"made": b"many"}) == Standing(7.0)

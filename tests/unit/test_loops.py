@@ -1,4 +1,4 @@
-"""Loops of a process: the end of one is the end of all, and is told; what did not come round is told too."""
+"""The loops of a process: when one ends, all end and the reason is reported; a loop that is late is reported too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def is_cancelled_from_within() -> None:
         (is_cancelled_from_within, "it was cancelled"),
     ],
 )
-async def test_a_loop_that_ends_is_the_end_of_all_and_is_told(
+async def test_a_loop_that_ends_ends_the_others_and_raises_the_reason(
     loop: Callable[[], Coroutine[Any, Any, None]], why: str
 ) -> None:
     other = asyncio.Event()
@@ -53,7 +53,7 @@ async def test_a_loop_that_ends_is_the_end_of_all_and_is_told(
     assert other.is_set()
 
 
-async def test_loops_within_loops_are_told_once() -> None:
+async def test_a_loop_within_loops_is_named_once_in_the_error() -> None:
     async def inner() -> None:
         await run_loops({"recurring": fails()})
 
@@ -61,7 +61,7 @@ async def test_loops_within_loops_are_told_once() -> None:
         await run_loops({"dispatcher": inner()})
 
 
-async def test_loops_end_in_peace_when_they_are_cancelled() -> None:
+async def test_loops_that_are_cancelled_raise_no_error() -> None:
     began = asyncio.Event()
 
     async def lasts() -> None:
@@ -75,7 +75,7 @@ async def test_loops_end_in_peace_when_they_are_cancelled() -> None:
         await running
 
 
-def test_a_loop_that_did_not_come_round_in_its_time_is_told() -> None:
+def test_a_loop_that_is_late_is_reported() -> None:
     pulse = Pulse("janitor")
     pulse.expect(5.0)
     assert pulse.wrong() is None

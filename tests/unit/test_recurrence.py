@@ -1,4 +1,4 @@
-"""The calendar: rules over zones and years, against a walk by minutes, and on the days clocks are set."""
+"""Rules in many zones and years, compared with a search minute by minute; days of clock changes; plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RULES = st.tuples(field(0, 59), field(0, 23), field(1, 28), field(1, 12), field(
 
 
 @given(RULES, st.sampled_from(ZONES), MOMENTS)
-def test_the_next_lies_after_in_utc(text: str, zone: str, after: int) -> None:
+def test_the_next_occurrence_is_after_the_given_moment(text: str, zone: str, after: int) -> None:
     rule, moments = parse_rule(text, zone), [float(after)]
     for _ in range(4):
         found = rule.next(moments[-1])
@@ -47,7 +47,7 @@ def test_the_next_lies_after_in_utc(text: str, zone: str, after: int) -> None:
 
 
 def matches(part: str, value: int, low: int, high: int) -> bool:
-    """Say whether a value matches a field: a second reading of cron, to compare with."""
+    """Return whether a value matches a field of cron: a second implementation to compare with."""
     for piece in part.split(","):
         base, _, step = piece.partition("/")
         first, last = (low, high) if base == "*" else (int(base.split("-")[0]), int(base.split("-")[-1]))
@@ -57,7 +57,7 @@ def matches(part: str, value: int, low: int, high: int) -> bool:
 
 
 def by_minutes(text: str, zone: str, after: int, most: int) -> float | None:
-    """Walk minute by minute until a rule matches; None = not within `most` minutes."""
+    """Return the first minute that matches a rule; None if none does within `most` minutes."""
     minute, hour, day, month, weekday = text.split()
     tz = ZoneInfo(zone)
     moment = after // 60 * 60
@@ -77,7 +77,7 @@ def by_minutes(text: str, zone: str, after: int, most: int) -> float | None:
 
 
 def clock_is_set(zone: str, first: float, last: float) -> bool:
-    """Is the clock on the wall set in a span of time, or near it? There cron has rules of its own."""
+    """Return whether the local clock changes near a span of time: special rules of cron apply there."""
     tz = ZoneInfo(zone)
     at = first - 86400
     while at <= last + 86400:
@@ -88,7 +88,7 @@ def clock_is_set(zone: str, first: float, last: float) -> bool:
 
 
 @given(RULES, st.sampled_from(ZONES), MOMENTS)
-def test_the_next_is_that_of_a_walk_by_minutes(text: str, zone: str, after: int) -> None:
+def test_the_next_occurrence_is_the_one_that_a_search_minute_by_minute_finds(text: str, zone: str, after: int) -> None:
     found, most = parse_rule(text, zone).next(after), 3 * 24 * 60
     if clock_is_set(zone, after, after + most * 60):
         return
@@ -110,7 +110,7 @@ DAYS: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "day", "expected"), DAYS)
-def test_the_days_on_which_the_clock_is_set(text: str, day: str, expected: list[str]) -> None:
+def test_occurrences_on_the_days_of_a_clock_change(text: str, day: str, expected: list[str]) -> None:
     zone = ZoneInfo("Europe/Berlin")
     midnight = datetime.fromisoformat(day).replace(tzinfo=zone)
     rule, moment, found = parse_rule(text, "Europe/Berlin"), midnight.timestamp() - 1, list[str]()
@@ -137,13 +137,13 @@ def test_the_days_on_which_the_clock_is_set(text: str, day: str, expected: list[
         ("every", "it has 1 fields"),
     ],
 )
-def test_a_rule_that_is_none_is_refused_with_the_place(text: str, words: str) -> None:
+def test_an_invalid_rule_is_refused_and_the_error_names_the_wrong_part(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_rule(text)
     assert words in str(refused.value)
 
 
-def test_a_zone_that_is_none_names_the_nearest() -> None:
+def test_an_unknown_zone_is_refused_and_the_error_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean Europe/Berlin\?"):
         parse_rule("@daily", "Europe/Berln")
 
@@ -161,7 +161,7 @@ def planned(plan: Plan) -> list[float]:
     return [one.planned for one in plan.put]
 
 
-def test_start_end_and_the_spread() -> None:
+def test_start_and_end_limit_the_occurrences_and_the_spread_delays_them() -> None:
     bounded = recurrence(start=600.0, end=720.0)
     assert list(bounded.walk(0)) == [600.0, 660.0, 720.0]
     spread = recurrence(spread=30.0)
@@ -172,7 +172,7 @@ def test_start_end_and_the_spread() -> None:
     assert dues == [one.due - one.planned for one in spread.plan(60.0, 50.0, 600.0).put]
 
 
-def test_a_long_downtime_is_worked_off_in_steps() -> None:
+def test_a_long_downtime_is_handled_in_several_steps() -> None:
     stands, now, missed, put, steps = 60.0, 1_000_000.0, 0, list[float](), 0
     once = recurrence(misfire="once")
     while stands <= now + 15:
@@ -185,11 +185,11 @@ def test_a_long_downtime_is_worked_off_in_steps() -> None:
     assert steps > 5
 
 
-def test_what_stands_at_0_begins_from_now() -> None:
+def test_a_new_recurrence_begins_now() -> None:
     assert recurrence().plan(0.0, 1000.0, 15) == Plan([], 1020.0, 0)
 
 
-def test_ids_are_the_same_whoever_computes_them() -> None:
+def test_the_id_of_an_occurrence_is_its_name_and_planned_time() -> None:
     assert occurrence_id("r", 1900000000.0) == "r@1900000000"
     assert occurrence_id("r", 1900000000.25) == "r@1900000000.25"
     assert occurrence_id("r", 10.0) == "r@10"
@@ -207,7 +207,7 @@ def test_ids_are_the_same_whoever_computes_them() -> None:
         ({"rule": b"@daily", "payload": b"{}", "count": b"0"}, "at least 1"),
     ],
 )
-def test_a_record_that_cannot_be(fields: dict[str, bytes], words: str) -> None:
+def test_an_invalid_record_is_refused_and_the_error_names_the_field(fields: dict[str, bytes], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_recurrence(read_declared("r", fields))
     assert words in str(refused.value)

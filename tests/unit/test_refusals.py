@@ -13,7 +13,7 @@ def test_the_first_refusal_and_the_first_success_are_reported() -> None:
     assert refusals.accepted(5.0) is None
 
 
-def test_a_success_that_was_reported_too_early_must_last_the_next_time() -> None:
+def test_after_an_end_that_was_reported_too_early_the_next_one_must_last() -> None:
     refusals = Refusals()
     refusals.refused(1.0)
     refusals.accepted(2.0)

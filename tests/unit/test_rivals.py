@@ -5,11 +5,11 @@ from __future__ import annotations
 from evsched.dispatcher.rivals import Rivals
 
 
-def test_one_in_front_does_not_wait() -> None:
+def test_the_dispatcher_in_front_does_not_wait() -> None:
     assert Rivals().delay() == 0.0
 
 
-def test_a_step_that_finds_nothing_about_when_another_removed_something_makes_a_reserve() -> None:
+def test_a_step_that_finds_nothing_soon_after_anothers_removal_makes_a_reserve() -> None:
     rivals = Rivals()
     rivals.removed(1.0)
     rivals.found_nothing(1.005)
@@ -17,7 +17,7 @@ def test_a_step_that_finds_nothing_about_when_another_removed_something_makes_a_
     assert 0.001 <= rivals.delay() <= 0.004
 
 
-def test_the_removal_may_be_heard_after_the_step() -> None:
+def test_the_removal_may_be_reported_after_the_step() -> None:
     rivals = Rivals()
     rivals.found_nothing(1.0)
     assert not rivals.reserve
@@ -25,14 +25,14 @@ def test_the_removal_may_be_heard_after_the_step() -> None:
     assert rivals.reserve
 
 
-def test_a_removal_long_ago_explains_nothing() -> None:
+def test_a_removal_long_before_the_step_makes_no_reserve() -> None:
     rivals = Rivals()
     rivals.removed(1.0)
     rivals.found_nothing(2.0)
     assert not rivals.reserve
 
 
-def test_one_that_finds_something_is_in_front_and_its_own_removals_do_not_count() -> None:
+def test_a_dispatcher_that_moves_jobs_is_in_front_and_its_own_removals_do_not_count() -> None:
     rivals = Rivals()
     rivals.reserve = True
     rivals.found(1.0)

@@ -1,4 +1,4 @@
-"""What a dispatcher knows of one schedule: when it steps, when it only looks, and when it leaves it to another."""
+"""When a dispatcher steps or looks at one queue, and when it lets another dispatcher act first."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ def step(
 
 
 def look(schedule: Schedule, now: float, due: float | None) -> None:
-    """Send a look and receive the nearest due, by our clock."""
+    """Send a look and receive the nearest due, by the monotonic clock."""
     why = schedule.looking(now)
     schedule.looked(now + 0.0002, why, None if due is None else REDIS + due)
 
 
 @pytest.fixture
 def schedule() -> Schedule:
-    """One that was stepped at 1 and knows of nothing."""
+    """A schedule that was stepped at 1 and knows no due time."""
     schedule = Schedule("q")
     step(schedule, 1.0, reason="reconnect")
     return schedule
 
 
-def test_it_steps_when_the_next_job_is_due_counted_from_when_it_asked(schedule: Schedule) -> None:
+def test_it_steps_when_the_next_job_is_due_counted_from_when_the_last_step_was_sent(schedule: Schedule) -> None:
     step(schedule, 2.0, sleep=5.0)
     assert (schedule.at, schedule.reason, schedule.next()) == (7.0, "timer", 7.0)
 
 
-def test_it_steps_by_the_cap_at_the_latest(schedule: Schedule) -> None:
+def test_it_steps_after_the_safety_cap_at_the_latest(schedule: Schedule) -> None:
     step(schedule, 2.0, sleep=100.0)
     assert (schedule.at, schedule.reason) == (2.0 + CAP, "safety")
 
 
-def test_an_event_after_a_silence_is_a_step_at_once(schedule: Schedule) -> None:
+def test_an_event_after_a_silence_is_answered_by_a_step_at_once(schedule: Schedule) -> None:
     schedule.changed(2.0)
     assert (schedule.at, schedule.reason) == (2.0, "event")
 
 
-def test_an_event_while_a_step_is_on_its_way_waits_for_the_gap_from_when_it_was_sent(schedule: Schedule) -> None:
+def test_an_event_during_a_step_is_answered_a_gap_after_the_step_was_sent(schedule: Schedule) -> None:
     schedule.stepping(2.0)
     schedule.changed(2.0005)
     assert schedule.next() == pytest.approx(2.001)
@@ -102,14 +102,14 @@ def test_a_look_that_finds_a_nearer_due_sets_the_timer(schedule: Schedule) -> No
     assert (schedule.at, schedule.reason) == (pytest.approx(7.5), "timer")
 
 
-def test_events_that_all_bring_something_due_are_steps_a_millisecond_apart(schedule: Schedule) -> None:
+def test_events_that_all_bring_due_jobs_are_answered_by_steps_a_millisecond_apart(schedule: Schedule) -> None:
     for n in range(3):
         step(schedule, 2.0 + 0.1 * n, moved=1)
     schedule.changed(2.2003)
     assert (schedule.at, schedule.look_at) == (pytest.approx(2.201), NEVER)
 
 
-def test_one_that_came_too_late_becomes_a_reserve_and_looks_behind_the_other(schedule: Schedule) -> None:
+def test_a_dispatcher_that_came_too_late_becomes_a_reserve_and_looks_after_the_other(schedule: Schedule) -> None:
     schedule.changed(2.0)
     schedule.removed(2.0001)
     step(schedule, 2.0, sleep=3.0)
@@ -120,7 +120,7 @@ def test_one_that_came_too_late_becomes_a_reserve_and_looks_behind_the_other(sch
     assert 3.001 <= schedule.look_at <= 3.004
 
 
-def test_a_reserve_that_finds_a_due_job_takes_the_lead(schedule: Schedule) -> None:
+def test_a_reserve_that_moves_a_due_job_is_in_front_again(schedule: Schedule) -> None:
     schedule.rivals.reserve = True
     look(schedule, 5.002, 5.0)
     assert schedule.at == pytest.approx(5.0022)
@@ -129,14 +129,14 @@ def test_a_reserve_that_finds_a_due_job_takes_the_lead(schedule: Schedule) -> No
     assert schedule.at == pytest.approx(6.0022)
 
 
-def test_a_reserve_whose_job_another_moved_only_waits_for_the_next(schedule: Schedule) -> None:
+def test_a_reserve_whose_job_was_moved_by_another_waits_for_the_next_job(schedule: Schedule) -> None:
     schedule.rivals.reserve = True
     look(schedule, 5.002, 6.0)
     assert schedule.at == 1.0 + CAP
     assert 6.001 <= schedule.look_at <= 6.004
 
 
-def test_its_own_removals_make_nobody_a_reserve(schedule: Schedule) -> None:
+def test_a_dispatchers_own_removals_do_not_make_it_a_reserve(schedule: Schedule) -> None:
     schedule.stepping(2.0)
     schedule.removed(2.0001)  # the event may come before the reply
     schedule.stepped(2.0, 2.0002, "event", Step(REDIS + 2.0, NEVER, [REDIS], [], [], NEVER), CAP)
@@ -145,14 +145,14 @@ def test_its_own_removals_make_nobody_a_reserve(schedule: Schedule) -> None:
     assert not schedule.rivals.reserve
 
 
-def test_a_gate_that_opens_is_a_step_then(schedule: Schedule) -> None:
+def test_it_steps_when_the_gate_opens(schedule: Schedule) -> None:
     schedule.opens(2.0, REDIS + 4.0)
     assert schedule.at == pytest.approx(4.0)
     schedule.opens(2.0, 0.0)
     assert schedule.at == 2.0
 
 
-def test_a_reserve_steps_for_a_gate_that_opens(schedule: Schedule) -> None:
+def test_a_reserve_steps_when_the_gate_opens(schedule: Schedule) -> None:
     schedule.rivals.reserve = True
     step(schedule, 2.0, sleep=9.0, opens=1.0, reason="safety")
     assert 3.001 <= schedule.at <= 3.004

@@ -1,4 +1,4 @@
-"""Service windows: what is one, when it opens, and both on the days on which clocks are set, by walks over minutes."""
+"""Service windows: how they are parsed, and when they open, compared with a search minute by minute."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def berlin(text: str) -> float:
         ("2026-12-24T00:00", "2026-12-28T22:00"),  # Thursday, closed to Saturday; Friday's night is closed with it
     ],
 )
-def test_when_a_window_opens(at: str, opens: str) -> None:
+def test_a_window_opens_at_the_expected_moment(at: str, opens: str) -> None:
     window = parse_window(NIGHTS)
     assert window.next_open(berlin(at)) == berlin(opens)
     assert window.is_open(berlin(at)) is (at == opens)
@@ -76,15 +76,15 @@ MINUTE, HOUR = 60, 3600
 
 @pytest.mark.parametrize("zone", SET)
 @pytest.mark.parametrize("span", SPANS.values(), ids=SPANS)
-def test_a_window_opens_at_the_first_minute_that_is_open_when_clocks_are_set(span: str, zone: str) -> None:
+def test_on_the_days_of_a_clock_change_a_window_opens_at_its_first_open_minute(span: str, zone: str) -> None:
     first, *rest = span.split(";")
     window = parse_window(";".join([f"{first} {zone}", *rest]))
     for moment in SET[zone]:
         at = int(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp())
         offsets = {window.zone.utcoffset(datetime.fromtimestamp(at + by, window.zone)) for by in (-1, 0)}
-        assert len(offsets) == 2, "the clock is not set then"
-        # The walk goes back from the end of the next opening, so that it knows what comes; near the hour it asks each
-        # minute, and elsewhere the first and the last of each time that the window is closed, and some between.
+        assert len(offsets) == 2, "the clock does not change then"
+        # Search backwards from the next opening, which is then known. Test each minute near the clock change; elsewhere
+        # test the first and the last minute of each closed span, and some between.
         opens = window.next_open(at + 30 * HOUR)
         assert opens is not None
         for minute in range(at + 30 * HOUR, at - 30 * HOUR, -MINUTE):
@@ -106,14 +106,16 @@ def test_a_window_opens_at_the_first_minute_that_is_open_when_clocks_are_set(spa
         ("04:00-05:00", 60, 60),
     ],
 )
-def test_how_long_a_window_is_open_on_the_days_on_which_clocks_are_set(span: str, spring: int, autumn: int) -> None:
+def test_a_window_is_an_hour_shorter_or_longer_on_the_days_of_a_clock_change(
+    span: str, spring: int, autumn: int
+) -> None:
     window = parse_window(f"{span} Europe/Berlin")
     for day, minutes in (("2026-03-29", spring), ("2026-10-25", autumn)):
         begin, end = int(berlin(day)), int(berlin(day)) + (23 if day == "2026-03-29" else 25) * HOUR
         assert sum(map(window.is_open, range(begin, end, MINUTE))) == minutes
 
 
-def test_a_window_that_closed_in_the_hour_that_comes_twice_opens_again() -> None:
+def test_a_window_that_closes_in_the_repeated_hour_opens_again() -> None:
     window = parse_window("sun 01:30-02:30 Europe/Berlin")
     set_back = datetime(2032, 10, 31, 1, tzinfo=UTC).timestamp()
     assert window.next_open(set_back - 1805.5) == set_back - 1805.5  # 02:29:54 CEST
@@ -122,7 +124,7 @@ def test_a_window_that_closed_in_the_hour_that_comes_twice_opens_again() -> None
 
 
 @given(st.sampled_from(list(SPANS.values())), st.sampled_from([*SET, "UTC"]), MOMENTS)
-def test_the_next_opening_is_the_first_minute_that_is_open(span: str, zone: str, at: int) -> None:
+def test_the_next_opening_is_the_first_open_minute(span: str, zone: str, at: int) -> None:
     first, *rest = span.split(";")
     window = parse_window(";".join([f"{first} {zone}", *rest]))
     found = window.next_open(float(at))
@@ -149,12 +151,12 @@ def test_the_next_opening_is_the_first_minute_that_is_open(span: str, zone: str,
         ("weekdays", "write it as"),
     ],
 )
-def test_a_window_that_is_none_is_refused_with_the_place(text: str, words: str) -> None:
+def test_an_invalid_window_is_refused_and_the_error_names_the_wrong_part(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_window(text)
     assert words in str(refused.value)
 
 
-def test_a_window_that_never_opens_again() -> None:
+def test_a_window_that_never_opens_again_has_no_next_opening() -> None:
     window = parse_window("09:00-17:00 UTC; not 2020-01-01..2040-01-01")
     assert window.next_open(berlin("2026-01-01T00:00")) is None
