@@ -23,7 +23,7 @@ Id = Annotated[str, Parameter(help="The id of the job.")]
 At = Annotated[
     str | None, Parameter(name="--at", help="When it is due: 2030-01-31T09:00, in your time zone, or Unix seconds.")
 ]
-In = Annotated[str | None, Parameter(name="--in", help="In how long it is due: 250ms, 10s, 5m, 1.5h or 7d.")]
+In = Annotated[str | None, Parameter(name="--in", help="How long from now it is due: 250ms, 10s, 5m, 1.5h or 7d.")]
 Listed = Literal["schedule", "backlog", "ready", "dead"]
 
 
@@ -41,7 +41,9 @@ def enqueue(
     at: At = None,
     queue: Queue = DEFAULT_QUEUE,
     id: Annotated[str | None, Parameter(help="The id of the job. Default: a random id.")] = None,  # noqa: A002
-    priority: Annotated[int | None, Parameter(help="0 to 9; higher runs first. Default: 5.")] = None,
+    priority: Annotated[
+        int | None, Parameter(help="The priority of the job, 0 to 9; higher runs first. Default: 5.")
+    ] = None,
     group: Annotated[str | None, Parameter(help="The group of the job. Groups get equal shares of the queue.")] = None,
     window: Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")] = None,
     timeout: Annotated[

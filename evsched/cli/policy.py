@@ -74,7 +74,7 @@ def limit(
     burst: Annotated[
         str | None,
         Parameter(
-            help=f"How many jobs of the rate may start at once. Default: a tenth of the rate per second. {_LIFT}"
+            help=f"How many jobs of the rate may start at once. Default: a tenth of a second of the rate. {_LIFT}"
         ),
     ] = None,
     weight: Annotated[

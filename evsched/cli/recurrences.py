@@ -173,7 +173,7 @@ def add(
     count: Annotated[int | None, Parameter(help="End after this many occurrences.")] = None,
     spread: Annotated[
         float,
-        Parameter(help="Delay each occurrence by 0 to this many seconds, always by the same."),
+        Parameter(help="Delay each occurrence by up to this many seconds, to spread the load."),
     ] = 0.0,
     misfire: Annotated[
         Misfire, Parameter(help="What to do about missed occurrences: run none, the newest, or all.")
@@ -182,7 +182,9 @@ def add(
         Overlap, Parameter(help="What to do with an occurrence that is due while the one before it runs.")
     ] = "skip",
     window: Annotated[str | None, Parameter(help="When its jobs may start: a window, or the name of one.")] = None,
-    priority: Annotated[int | None, Parameter(help="0 to 9; higher runs first. Default: 5.")] = None,
+    priority: Annotated[
+        int | None, Parameter(help="The priority of its jobs, 0 to 9; higher runs first. Default: 5.")
+    ] = None,
     group: Annotated[str | None, Parameter(help="The group of its jobs. Groups get equal shares of the queue.")] = None,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,

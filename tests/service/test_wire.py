@@ -80,7 +80,7 @@ async def ended(running: System, job_id: str) -> None:
     await running.recorder.wait(events.Completed, lambda event: job_id in event.ids)
 
 
-async def test_an_inline_job(send: Send, running: System, queue: str) -> None:
+async def test_one_zadd_schedules_a_job_that_runs_when_it_is_due(send: Send, running: System, queue: str) -> None:
     member = job(args=[])
     job_id = hashlib.sha1(member.encode()).hexdigest()
     due = time.time() + 0.6
@@ -93,7 +93,9 @@ async def test_an_inline_job(send: Send, running: System, queue: str) -> None:
     assert float(found["started"]) >= float(found["due"]) == pytest.approx(due, abs=1e-5)
 
 
-async def test_a_record_job_and_its_outcome(send: Send, running: System, queue: str) -> None:
+async def test_hset_and_zadd_schedule_a_job_whose_record_has_its_outcome(
+    send: Send, running: System, queue: str
+) -> None:
     await send(
         ["HSET", f"evsched:{{{queue}}}:job:42", "payload", job(), "priority", "7", "group", "alice"],
         ["ZADD", f"evsched:{{{queue}}}:schedule", "0", "42"],
@@ -105,7 +107,7 @@ async def test_a_record_job_and_its_outcome(send: Send, running: System, queue: 
     assert 0 <= float(found["result"]) < PATIENCE
 
 
-async def test_reschedule_and_cancel(send: Send, running: System, queue: str, raw: Any) -> None:
+async def test_zadd_xx_reschedules_a_job_and_zrem_cancels_it(send: Send, running: System, queue: str, raw: Any) -> None:
     schedule = f"evsched:{{{queue}}}:schedule"
     await send(
         *(["HSET", f"evsched:{{{queue}}}:job:{name}", "payload", job()] for name in ("nearer", "later", "gone")),
@@ -121,7 +123,7 @@ async def test_reschedule_and_cancel(send: Send, running: System, queue: str, ra
     assert raw.zscore(schedule, "later") > time.time() + 3600
 
 
-async def test_waiting_for_the_reply(send: Send, running: System, queue: str) -> None:
+async def test_blpop_receives_the_outcome_of_a_job_with_a_reply(send: Send, running: System, queue: str) -> None:
     schedule = f"evsched:{{{queue}}}:schedule"
     *_, done, dead = await send(
         ["HSET", f"evsched:{{{queue}}}:job:good", "payload", job(reply=True)],
@@ -137,7 +139,7 @@ async def test_waiting_for_the_reply(send: Send, running: System, queue: str) ->
     assert record(reply)["reason"] == "the account is closed"
 
 
-async def test_a_recurrence(send: Send, running: System, queue: str) -> None:
+async def test_hset_and_zadd_make_a_recurrence(send: Send, running: System, queue: str) -> None:
     name, root = "clock", f"evsched:{{{queue}}}:"
     payload = json.dumps({"task": "lateness", "retry": {"attempts": 1}})
     await send(
