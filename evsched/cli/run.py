@@ -56,8 +56,8 @@ def worker(
     Example: evsched worker tasks:app --processes 4
     """
     from evsched.process.locate_app import find_app
+    from evsched.process.scaling import read_span
     from evsched.process.service import run_worker, run_workers
-    from evsched.process.supervisor import read_span
 
     if processes is None and metrics_targets is not None:
         raise UsageError("--metrics-targets names the ports of many: give --processes too")

@@ -21,7 +21,8 @@ from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events, HandlersLeft, RedisUnsafe
 from evsched.process.child_link import LINK, METRICS, ChildLink, inherited
 from evsched.process.isolated_run import run_isolated
-from evsched.process.supervisor import Span, Supervisor
+from evsched.process.scaling import Span
+from evsched.process.supervisor import Supervisor
 from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime

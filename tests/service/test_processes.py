@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from evsched.client.sync_client import SyncClient
-from evsched.errors import ConfigError
-from evsched.process.supervisor import Span, read_span
 from evsched.store.store import Store
 from tests.support.cli import Cli, Log, ended
 from tests.support.patience import PATIENCE
@@ -216,14 +214,3 @@ Path({str(folder)!r}, f"{{sleeper.pid}}.pid").touch()
         assert ended(child) == 0
         for file in folder.glob("*.pid"):
             os.kill(int(file.stem), signal.SIGKILL)
-
-
-@pytest.mark.parametrize(("text", "span"), [("4", Span(4, 4)), ("2:8", Span(2, 8)), ("1:1", Span(1, 1))])
-def test_a_span(text: str, span: Span) -> None:
-    assert read_span(text) == span
-
-
-@pytest.mark.parametrize("text", ["0", "8:2", "a", ":", "1:", "-1", "1:1000", "1:2:3"])
-def test_no_span(text: str) -> None:
-    with pytest.raises(ConfigError, match="MIN:MAX"):
-        read_span(text)

@@ -1,0 +1,80 @@
+"""The metrics ports of worker processes, and the file that lists them for Prometheus (`file_sd_configs`).
+
+The parent opens the ports. So a process that is started again listens on the port of the one before it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from evsched.config import Config
+from evsched.errors import CannotStart
+
+_EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104
+"""Addresses to listen on that Prometheus could not connect to: the file has the host's name instead."""
+
+
+class MetricsPorts:
+    """A port for each of `count` processes, one after the other from the configured one; none if there is none.
+
+    Raises:
+        CannotStart: a port is taken.
+    """
+
+    def __init__(self, config: Config, count: int, targets: Path | None) -> None:
+        self._host = config.metrics_host
+        self._targets = targets
+        self._sockets = list[socket.socket]()
+        first = config.metrics_port
+        try:
+            for number in range(0 if first is None else count):
+                self._sockets.append(_listen(self._host, first + number if first else 0))
+        except CannotStart:
+            self._close_sockets()
+            raise
+
+    def of(self, number: int) -> socket.socket | None:
+        """Return the socket of one process; None = processes have none."""
+        return self._sockets[number] if self._sockets else None
+
+    def write_targets(self, numbers: Iterable[int]) -> None:
+        """Write the ports of the processes that should run: Prometheus shows one that died as down, and no others.
+
+        Raises:
+            CannotStart: the file cannot be written.
+        """
+        path = self._targets
+        if path is None:
+            return
+        host = socket.gethostname() if self._host in _EVERY_ADDRESS else self._host
+        ports = [self._sockets[number].getsockname()[1] for number in numbers if self._sockets]
+        text = msgspec.json.encode([{"targets": [f"{host}:{port}" for port in ports], "labels": {}}])
+        try:
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_bytes(text + b"\n")
+            part.replace(path)  # so Prometheus never reads half a file
+        except OSError as error:
+            raise CannotStart(f"metrics targets {path}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Close the ports and delete the file."""
+        if self._targets is not None:
+            self._targets.unlink(missing_ok=True)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for port in self._sockets:
+            port.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise CannotStart(f"metrics on {host}:{port}: {error}: choose another first port") from None

@@ -1,0 +1,54 @@
+"""How many worker processes there are: between two bounds, as they report that they are behind or idle. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from evsched.errors import ConfigError
+from evsched.process import child_link
+
+_APART: Final = 2.0
+"""Seconds from one start of another process to the next: the first must have had time to fetch jobs."""
+
+
+class Span(Struct, frozen=True):
+    """How many processes there are, at least and at most."""
+
+    least: int
+    most: int
+
+
+def read_span(text: str) -> Span:
+    """Read `4` or `2:8`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    low, colon, high = text.partition(":")
+    try:
+        span = Span(int(low), int(high if colon else low))
+    except ValueError:
+        span = Span(0, 0)
+    if not 1 <= span.least <= span.most <= 256:
+        raise ConfigError(f"processes {text!r}: a number such as 4, or MIN:MAX such as 2:8, from 1 to 256")
+    return span
+
+
+class Scaling:
+    """Decides when to start another process, and when to end one."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self._last_added = float("-inf")
+        """When another process was started, by the monotonic clock."""
+
+    def decide(self, report: bytes, running: int, now: float) -> Literal["add", "end"] | None:
+        """Return what to do about a report of one of `running` processes; "end" is about the one that reports."""
+        if report == child_link.FULL and running < self.span.most and now - self._last_added > _APART:
+            self._last_added = now
+            return "add"
+        if report == child_link.IDLE and running > self.span.least:
+            return "end"
+        return None

@@ -1,0 +1,34 @@
+"""When the parent of worker processes starts another, and when it ends one."""
+
+from __future__ import annotations
+
+import pytest
+
+from evsched.errors import ConfigError
+from evsched.process.child_link import FULL, IDLE
+from evsched.process.scaling import Scaling, Span, read_span
+
+
+@pytest.mark.parametrize(("text", "span"), [("4", Span(4, 4)), ("2:8", Span(2, 8)), ("1:1", Span(1, 1))])
+def test_a_number_of_processes_is_one_number_or_two(text: str, span: Span) -> None:
+    assert read_span(text) == span
+
+
+@pytest.mark.parametrize("text", ["", "0", "8:2", "a", ":", "1:", "-1", "1:257", "1:1000", "1:2:3"])
+def test_a_malformed_number_of_processes_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="a number such as 4, or MIN:MAX such as 2:8"):
+        read_span(text)
+
+
+def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_most() -> None:
+    scaling = Scaling(Span(1, 3))
+    assert scaling.decide(FULL, 1, 0.0) == "add"
+    assert scaling.decide(FULL, 2, 1.0) is None  # the one before has had no time to fetch
+    assert scaling.decide(FULL, 2, 2.5) == "add"
+    assert scaling.decide(FULL, 3, 9.0) is None
+
+
+def test_an_idle_process_ends_if_more_than_the_least_are_left() -> None:
+    scaling = Scaling(Span(1, 3))
+    assert scaling.decide(IDLE, 2, 0.0) == "end"
+    assert scaling.decide(IDLE, 1, 0.0) is None
