@@ -43,8 +43,7 @@ async def run_isolated(
 
 def _run(report: Callable[[Progress], None], app: str, queue: str, job: FetchedJob, now: float) -> Outcome:
     """Run a job; runs in the process."""
-    delivery = Delivery(queue, now, time.monotonic())
-    run = Run(job, delivery, lambda: report(cast(Progress, run.progress)))
+    run = Run(job, Delivery(queue, now, time.monotonic(), lambda: report(cast(Progress, run.progress))))
     return asyncio.run(_find_and_call(app, run))
 
 

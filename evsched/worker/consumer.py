@@ -4,8 +4,7 @@ Two loops. One blocks (`fetcher.py`). The other exchanges (`exchange.py`): in on
 the jobs that have ended and starts the next ones. So under load there is no blocking call at all, and one batch costs
 what one job does.
 
-A lost reply leaves jobs in the worker's list that the worker does not know of. So after each failure, and when a
-heartbeat counts more jobs than are known, the list itself is read, and jobs that are unknown are started.
+If a reply is lost, its jobs are in the worker's list without the worker's knowledge: `lost_replies.py` finds them.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from evsched.worker.exchange import Exchange, Exchanged
 from evsched.worker.executor import Executor
 from evsched.worker.fetcher import Fetcher
 from evsched.worker.held_runs import HeldRuns
+from evsched.worker.lost_replies import LostReplies
 from evsched.worker.outcomes import events_of
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.run import Run
@@ -55,18 +55,13 @@ class QueueConsumer:
         self._demand = Demand(share, executor)
         self._exchange = Exchange(self.served)
         self._fetcher = Fetcher(self.served, share, self)
-        self._starter = RunStarter(self.served, executor, self.held, share, self.wake)
         self._progress = ProgressWriter(self.served, self.held.runs)
+        self._starter = RunStarter(self.served, executor, self.held, share, self._progress, self.wake)
+        self._lost = LostReplies(self.served, self.held, share)
         self._reconnect = Reconnect("worker", runtime.emit, queue)
         self._work = asyncio.Event()
         """There may be something to exchange."""
         self._work.set()
-        self._unsure = True
-        """The worker's list in Redis may hold jobs that are not known here."""
-        self._left_some = False
-        """The last start left jobs in ready, and that was reported."""
-        self._stopping = False
-        """It ends with the last job that it holds."""
         executor.freed.append(self._on_freed)
 
     @property
@@ -109,7 +104,7 @@ class QueueConsumer:
             await self._exchange.close()
 
     async def _exchange_all(self) -> None:
-        while not (self._stopping and not self.held.busy):
+        while self.fetches or self.held.busy:
             await self._work.wait()
             self._work.clear()
             async with self._reconnect:
@@ -127,8 +122,9 @@ class QueueConsumer:
         Raises:
             StoreDown, StoreRefused: what was not written stays, for the next exchange.
         """
-        if self._unsure:
-            await self._compare()
+        if self._lost.suspected:
+            await self._lost.find()
+            self._demand.more = True
         await self._progress.settle()
         ended, fetched = self.held.begin_exchange(self._exchange.limit)
         if any(type(outcome) is Returned for _, outcome in ended):
@@ -138,7 +134,7 @@ class QueueConsumer:
         room = self._demand.reserve(self._exchange.limit)
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
         self._apply(await self._exchange.send(ended, fetched, hold), fetched, room)
-        if self._demand.asks_again() or self.held.ended or self.held.fetched:
+        if self._demand.asks_again() or self.held.ended or self.held.fetched or self._lost.suspected:
             self._work.set()
         self._fetcher.feed(hungry=self._demand.blocks)
 
@@ -152,7 +148,7 @@ class QueueConsumer:
                 self.served.runtime.emit(event)
         if result.started is not None:
             room += len(fetched) - self._start(result.started, result.sent)
-            self._find_left(fetched, result.started)
+            self._lost.look_for(fetched, result.started)
         self._demand.share.release(room)
         if result.error is not None:
             raise result.error
@@ -162,36 +158,13 @@ class QueueConsumer:
         if not reply.leased and self.held.runs:
             self.lose()
         self._demand.more = reply.more
-        if reply.more != self._left_some:
-            self._left_some = reply.more
-            queue = self.served.queue
-            self.served.runtime.emit(events.ReadyLeft(queue=queue) if reply.more else events.ReadyDrained(queue=queue))
         held_some = bool(self.held.runs)
-        count = self._starter.start(reply, sent, self._progress.progressed)
+        count = self._starter.start(reply, sent)
         if count:
             self._demand.widen()
-            self._progress.handed_out()
             if not held_some:
                 self._attend()
-        for job_id, why in reply.buried:
-            self.served.runtime.emit(events.JobBuried(queue=self.served.queue, id=job_id, reason=why))
         return count
-
-    def _find_left(self, asked: list[str], reply: Fetched) -> None:
-        """Look for jobs that were asked for and not handed out: they may not have fitted in one reply."""
-        if asked and not self.held.runs.keys() >= {*asked} - {job_id for job_id, _ in reply.buried}:
-            self.on_unsure()
-
-    async def _compare(self) -> None:
-        """Read the worker's list. Jobs that are not known are started as far as there are slots, else handed back."""
-        runtime, store, worker = self.served.runtime, self.served.store, self.served.worker
-        unknown = self.held.unknown(await runtime.sender.send(store.held(worker)))
-        kept = [job_id for job_id in unknown if self._demand.share.reserve_one()]
-        self.held.fetched += kept
-        if len(kept) < len(unknown):
-            await runtime.sender.send(store.requeue(worker, "no slot was free", ids=unknown[len(kept) :]))
-        self._unsure = False
-        self._demand.more = True
 
     # Called by the fetcher and by the executor.
 
@@ -207,7 +180,7 @@ class QueueConsumer:
 
     def on_unsure(self) -> None:
         """Read the worker's list: it may hold jobs that are not known here."""
-        self._unsure = True
+        self._lost.suspected = True
         self._work.set()
 
     def _on_freed(self) -> None:
@@ -239,7 +212,6 @@ class QueueConsumer:
     async def stop_fetching(self) -> None:
         """Fetch no more; a BLMOVE that waits ends without a job, or hands its job back."""
         self.fetch_no_more()
-        self._stopping = True
         self._work.set()
         await self._fetcher.stop()
 

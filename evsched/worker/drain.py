@@ -32,6 +32,13 @@ class Drain:
         self._worker = worker
         self._consumers = consumers
         self._running = running
+        self.handing_back = False
+        """The event loop has begun to hand back."""
+
+    @property
+    def lingering(self) -> bool:
+        """Whether handlers still run."""
+        return len(self._running) > 0
 
     async def wait(self, consumers_running: Sequence[asyncio.Future[Any]], set_up: Sequence[bool]) -> None:
         """Fetch no more, and wait until what runs has ended, or for the shutdown grace.
@@ -45,6 +52,10 @@ class Drain:
         await asyncio.wait([*stopping, *compress(consumers_running, set_up)], timeout=grace)
         for task in stopping:
             task.cancel()
+
+    def begin_hand_back(self) -> None:
+        """Note that the event loop does it, so that no thread has to."""
+        self.handing_back = True
 
     async def hand_back(self) -> None:
         """Put back to ready what has not ended, and end the leases."""

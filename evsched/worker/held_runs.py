@@ -5,7 +5,7 @@ fetched (to be started) -> runs (until their end is written) -> ended (their end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from evsched.jobs.job import FetchedJob, Outcome
 from evsched.worker.outcomes import Ended
@@ -47,12 +47,10 @@ class HeldRuns:
         self.ended += ended
         self.fetched = fetched + self.fetched
 
-    def add(
-        self, jobs: Iterable[FetchedJob], delivery: Delivery, on_progress: Callable[[], None] | None = None
-    ) -> list[Run]:
+    def add(self, jobs: Iterable[FetchedJob], delivery: Delivery) -> list[Run]:
         """Make runs of jobs that were handed out; return those that are new."""
         # By id: a job that Redis names twice is one run.
-        new = {job.id: Run(job, delivery, on_progress) for job in jobs if job.id not in self.runs}
+        new = {job.id: Run(job, delivery) for job in jobs if job.id not in self.runs}
         self.runs.update(new)
         self.running += len(new)
         return list(new.values())

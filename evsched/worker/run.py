@@ -27,6 +27,8 @@ class Delivery(Struct, frozen=True):
     """When Redis handed them out, by its clock."""
     received: float
     """The same by this host's monotonic clock."""
+    on_progress: Callable[[], None] | None = None
+    """Called when one of the runs has reported progress, from any thread."""
 
     def redis_now(self) -> float:
         """Return the present time by Redis's clock."""
@@ -36,9 +38,9 @@ class Delivery(Struct, frozen=True):
 class Run:
     """A run; `(job.id, job.attempt)` names it. One object for each job, so it is as small as it can be.
 
-    Each attribute has one writer. `job`, `delivery` and `on_progress` are what was handed out, and do not change. The
-    executor writes `task` to `cancellable`, the consumer `work`, `outcome` and `on_begin`, and the handler, from any
-    thread, `progress` alone. Whoever stops the run calls `stop`, in the event loop's thread.
+    Each attribute has one writer. `job` and `delivery` are what was handed out, and do not change. The executor writes
+    `task` to `cancellable`, and the consumer `work`, `outcome` and `on_begin`. The handler writes `progress`, from any
+    thread, and nothing else. To stop a run, call `stop` in the event loop's thread.
     """
 
     __slots__ = (
@@ -49,7 +51,6 @@ class Run:
         "job",
         "marked",
         "on_begin",
-        "on_progress",
         "outcome",
         "prepared",
         "progress",
@@ -59,11 +60,9 @@ class Run:
         "work",
     )
 
-    def __init__(self, job: FetchedJob, delivery: Delivery, on_progress: Callable[[], None] | None = None) -> None:
+    def __init__(self, job: FetchedJob, delivery: Delivery) -> None:
         self.job: Final = job
         self.delivery: Final = delivery
-        self.on_progress: Final = on_progress
-        """Called when there is new progress, from any thread."""
 
         self.task = "?"
         """The name of the task; "?" until the payload is read."""
@@ -102,8 +101,8 @@ class Run:
     def report_progress(self, progress: Progress) -> None:
         """Note how far the run is. For any thread."""
         self.progress = progress
-        if self.on_progress is not None:
-            self.on_progress()
+        if self.delivery.on_progress is not None:
+            self.delivery.on_progress()
 
     def end(self, outcome: Outcome | None) -> None:
         """Keep the outcome, and drop what a run needs only until then.

@@ -1,4 +1,4 @@
-"""Starting runs: from the reply that handed out jobs to the tasks that run them, and the event that says so."""
+"""Starting runs: from the reply that handed out jobs to the tasks that run them, and the events that say so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from evsched.jobs.job import Buried, Outcome, Returned, shorten
 from evsched.store.replies import Fetched
 from evsched.worker.executor import Executor
 from evsched.worker.held_runs import HeldRuns
+from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.run import Delivery, Run
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Share
@@ -20,26 +21,46 @@ class RunStarter:
     """Runs jobs in tasks of their own. `on_end()` is called when one has ended, and is in `held.ended`."""
 
     def __init__(
-        self, served: ServedQueue, executor: Executor, held: HeldRuns, share: Share, on_end: Callable[[], None]
+        self,
+        served: ServedQueue,
+        executor: Executor,
+        held: HeldRuns,
+        share: Share,
+        progress: ProgressWriter,
+        on_end: Callable[[], None],
     ) -> None:
         self._served = served
         self._executor = executor
         self._held = held
         self._share = share
+        self._progress = progress
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
+        self._left_some = False
+        """The last reply left jobs in ready, and that was reported."""
 
-    def start(self, reply: Fetched, sent: float, on_progress: Callable[[], None]) -> int:
+    def start(self, reply: Fetched, sent: float) -> int:
         """Run what was handed out; return how many runs that are. `sent`: when it was asked for."""
-        delivery = Delivery(self._served.queue, reply.now, sent)
-        runs, create = self._held.add(reply.jobs, delivery, on_progress), self._loop.create_task
+        delivery = Delivery(self._served.queue, reply.now, sent, self._progress.progressed)
+        runs, create = self._held.add(reply.jobs, delivery), self._loop.create_task
         for run in runs:
             run.work = create(self._run(run))
             if self._held.was_cancelled(run):
                 run.stop("cancelled")
         if runs:
             self._loop.call_soon(self._report, runs)
+            self._progress.handed_out()
+        self._report_rest(reply)
         return len(runs)
+
+    def _report_rest(self, reply: Fetched) -> None:
+        """Report the jobs that were given up instead, and whether ready holds more than the slots took."""
+        emit, queue = self._served.runtime.emit, self._served.queue
+        if reply.more != self._left_some:
+            self._left_some = reply.more
+            emit(events.ReadyLeft(queue=queue) if reply.more else events.ReadyDrained(queue=queue))
+        for job_id, why in reply.buried:
+            emit(events.JobBuried(queue=queue, id=job_id, reason=why))
 
     async def _run(self, run: Run) -> None:
         outcome: Outcome | None = None

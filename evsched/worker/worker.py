@@ -15,8 +15,6 @@ from typing import Any
 
 from msgspec import structs
 
-from evsched import events
-from evsched.errors import CannotStart
 from evsched.events import Events
 from evsched.runtime.loops import ended_loop, returned
 from evsched.runtime.pulse import Pulse
@@ -33,6 +31,7 @@ from evsched.worker.program import Program
 from evsched.worker.queue_setup import QueueSetup
 from evsched.worker.run_store import RedisRunStore
 from evsched.worker.slots import Slots
+from evsched.worker.startup import Startup
 from evsched.worker.status_reporter import StatusReporter
 
 
@@ -56,8 +55,7 @@ class Worker:
         config, emit = runtime.config, runtime.emit
         self.id = new_id()
         self._runtime = runtime
-        self._program = program
-        self._executor = Executor(
+        executor = Executor(
             program,
             config.concurrency,
             config.process_pool,
@@ -67,12 +65,13 @@ class Worker:
             emit=emit,
         )
         self._setup = QueueSetup(runtime, program, self.id)
+        self._startup = Startup(runtime, self.id, program, self._setup, executor.handlers)
         self.consumers: dict[str, QueueConsumer] = {}
         self._status = StatusReporter(
             self.id, config.concurrency, queues, runtime.sender, lambda queue: self.consumers[queue].held.runs.values()
         )
         self._control = Control(runtime, self.id, queues, OnControl(self.consumers, self._status))
-        self._drain = Drain(runtime, self.id, self.consumers, self._executor.handlers.running)
+        self._drain = Drain(runtime, self.id, self.consumers, executor.handlers.running)
         self._on_heartbeat = OnHeartbeat(emit, self.consumers, self._control, self._drain)
         self._heartbeat = Heartbeat(config, self.id, [Store(queue) for queue in queues], self._on_heartbeat)
         shared, slots = (
@@ -80,12 +79,8 @@ class Worker:
             Slots(config.concurrency),
         )
         for queue in queues:
-            self.consumers[queue] = QueueConsumer(shared, queue, self.id, self._executor, slots, self._heartbeat.attend)
+            self.consumers[queue] = QueueConsumer(shared, queue, self.id, executor, slots, self._heartbeat.attend)
         self._stop = asyncio.Event()
-        self._starting: asyncio.Task[Any] | None = None
-        """The task of `run`, until the worker has started: it can be cancelled."""
-        self._hands_back = False
-        """The event loop has come to hand back what did not end within the grace."""
 
     async def run(self) -> None:
         """Run until `stop` was called and what ran has ended, or has had its grace.
@@ -93,35 +88,16 @@ class Worker:
         Raises:
             CannotStart: the app's lifespan did not begin.
         """
+        if self._stop.is_set():
+            return
         async with contextlib.AsyncExitStack() as stack:
-            if await self._start(stack):
+            if await self._startup.run(stack, [consumer.store for consumer in self.consumers.values()]):
                 await self._run()
-
-    async def _start(self, stack: contextlib.AsyncExitStack) -> bool:
-        """Begin the lifespan and the leases, waiting for Redis; return False if that was stopped."""
-        task = self._starting = asyncio.current_task()
-        try:
-            if self._stop.is_set():
-                return False
-            try:
-                self._executor.handlers.state = await stack.enter_async_context(self._program.lifespan())
-            # Whatever a user's lifespan raises is the user's mistake, and is reported in one line.
-            except Exception as error:  # noqa: BLE001
-                raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
-            await self._setup.until_one([consumer.store for consumer in self.consumers.values()])
-            return True
-        except asyncio.CancelledError:
-            if not self._stop.is_set() or (task is not None and task.uncancel()):
-                raise
-            await self._drain.hand_back()  # the leases that have begun
-            return False
-        finally:
-            self._starting = None
+            else:
+                await self._drain.hand_back()  # the leases that have begun
 
     async def _run(self) -> None:
         self._heartbeat.start()
-        slots, tasks = self._runtime.config.concurrency, sorted(self._program.tasks)
-        self._runtime.emit(events.WorkerStarted(worker=self.id, queues=list(self.consumers), slots=slots, tasks=tasks))
         running: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(self._serve(consumer)) for consumer in self.consumers.values()
         ]
@@ -137,7 +113,7 @@ class Worker:
                 if loop.done() and (fetches or not returned(loop)):
                     raise ended_loop(name, loop)
             await self._drain.wait(running, [self._setup.is_done(one.store) for one in self.consumers.values()])
-            self._hands_back = True
+            self._drain.begin_hand_back()
             await self._end_heartbeat()
             await self._drain.hand_back()
         finally:
@@ -160,8 +136,8 @@ class Worker:
 
     @property
     def lingering(self) -> bool:
-        """Whether handlers go on that were given up: plain functions, whose threads cannot be ended."""
-        return len(self._executor.handlers.running) > 0
+        """Whether handlers still run that were given up: plain functions, whose threads cannot be ended."""
+        return self._drain.lingering
 
     @property
     def pulses(self) -> list[Pulse]:
@@ -180,8 +156,7 @@ class Worker:
     def stop(self) -> None:
         """Fetch no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""
         self._stop.set()
-        if self._starting is not None:
-            self._starting.cancel()
+        self._startup.stop()
 
     def fetch_no_more(self) -> None:
         """Begin no other fetch. For any thread, before `stop`."""
@@ -190,7 +165,7 @@ class Worker:
 
     def rescue(self) -> bool:
         """Hand back what is held, if the event loop is blocked and has not begun to; return whether. For any thread."""
-        if self._hands_back:
+        if self._drain.handing_back:
             return False
         self._heartbeat.stop()
         if self._heartbeat.is_alive():

@@ -1,0 +1,45 @@
+"""Lost replies: how a worker finds the jobs in its list that it does not know of.
+
+If the reply to a BLMOVE or a `start` is lost, the jobs that it named stay in the worker's list in Redis, where nobody
+runs them. So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was
+asked for, and when heartbeats count more jobs than are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evsched.store.replies import Fetched
+from evsched.worker.held_runs import HeldRuns
+from evsched.worker.served_queue import ServedQueue
+from evsched.worker.slots import Share
+
+
+class LostReplies:
+    """Compares the worker's list with the jobs that it knows of."""
+
+    def __init__(self, served: ServedQueue, held: HeldRuns, share: Share) -> None:
+        self._served = served
+        self._held = held
+        self._share = share
+        self.suspected = True
+        """The list may hold jobs that are not known here. At the start it may."""
+
+    def look_for(self, asked: Sequence[str], reply: Fetched) -> None:
+        """Look at what `start` did of the jobs that it was asked for: those that it left out may not have fitted."""
+        if asked and not self._held.runs.keys() >= {*asked} - {job_id for job_id, _ in reply.buried}:
+            self.suspected = True
+
+    async def find(self) -> None:
+        """Read the list. Start the jobs that are not known, as far as there are slots, and hand back the others.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        sender, store, worker = self._served.runtime.sender, self._served.store, self._served.worker
+        unknown = self._held.unknown(await sender.send(store.held(worker)))
+        kept = [job_id for job_id in unknown if self._share.reserve_one()]
+        self._held.fetched += kept
+        if len(kept) < len(unknown):
+            await sender.send(store.requeue(worker, "no slot was free", ids=unknown[len(kept) :]))
+        self.suspected = False
