@@ -14,7 +14,7 @@ OF = 'job=~"$job"'
 
 OVERDUE = f"max by (queue) (evsched_queue_overdue_jobs{{{OF}}})"
 PAUSED = f"max by (queue) (evsched_queue_paused{{{OF}}})"
-"""Every dispatcher tells the same depths: the highest of them, not their sum."""
+"""Every dispatcher reports the same depths, so use their maximum, not their sum."""
 
 DEAD = f'sum(max by (queue) (evsched_queue_jobs{{{OF}, place="dead"}}'
 
@@ -67,8 +67,8 @@ def tile(
 PROCESSES = [
     tile(
         "Redis",
-        "`down`: a process has no Redis.",
-        "`evsched doctor`, and *Redis up, by process*; nothing is lost meanwhile, jobs start when it is back.",
+        "`down`: at least one process cannot use Redis.",
+        "run `evsched doctor`, and see *Redis up, by process*. No job is lost; jobs start when Redis is back.",
         f"min(evsched_redis_up{{{OF}}})",
         bad=1,
         low_is_bad=True,
@@ -76,8 +76,8 @@ PROCESSES = [
     ),
     tile(
         "Dispatchers",
-        "Dispatchers that are scraped. With none nothing starts, and nobody tells what waits.",
-        "start one, and see why it ended: `evsched dispatcher`, its log, its supervisor.",
+        "Dispatchers that Prometheus scrapes. Without one, no job starts, and the panels of queues have no data.",
+        "start one with `evsched dispatcher`; its log and its supervisor say why it ended.",
         f"count(sum by (job, instance) (evsched_wakeups_total{{{OF}}}))",
         otherwise=0,
         bad=1,
@@ -85,8 +85,8 @@ PROCESSES = [
     ),
     tile(
         "Workers",
-        "Worker processes that are scraped.",
-        "start them, and see why they ended. *Workers by queue* says which queue nobody serves.",
+        "Worker processes that Prometheus scrapes.",
+        "start workers, and find out why they ended. *Workers by queue* shows which queue has none.",
         f"count(sum by (job, instance) (evsched_worker_slots{{{OF}}}))",
         otherwise=0,
         bad=1,
@@ -94,16 +94,16 @@ PROCESSES = [
     ),
     tile(
         "Not answering",
-        "Processes that Prometheus should scrape and cannot: they have ended, or hang.",
-        "Prometheus's page *Targets* names them.",
+        "Processes that Prometheus cannot scrape: they have ended, or hang.",
+        "Prometheus's page *Targets* lists them.",
         f"count(up{{{OF}}} == 0 and on (job) last_over_time(evsched_build_info{{{OF}}}[1h]))",
         otherwise=0,
         bad=1,
     ),
     tile(
         "Restarts, 5 min",
-        "Processes that ended and were started anew. A release is some; a job that kills its process goes on.",
-        "the log of the supervisor, the kernel's for out of memory, and `evsched dead` for a job given up.",
+        "Processes that ended and were started again. A release causes a few; a job that kills its process, more.",
+        "read the supervisor's log, and the kernel's for out of memory; `evsched dead` shows jobs given up.",
         f"sum(changes(evsched_start_time_seconds{{{OF}}}[5m]))",
         otherwise=0,
         warn=1,
@@ -111,8 +111,8 @@ PROCESSES = [
     ),
     tile(
         "Redis's clock off",
-        "How far Redis's clock is from the dispatchers' hosts'. It decides what is due.",
-        "set both by NTP. After a jump: *Clock jumps*, and the runbook's section *The clock jumped*.",
+        "How far Redis's clock is from the clocks of the dispatchers' hosts. Redis's clock decides what is due.",
+        "synchronise all with NTP. After a jump, see *Clock jumps* and the runbook's section *The clock jumped*.",
         f"max(abs(evsched_redis_clock_ahead_seconds{{{OF}}}) >= 0)",
         unit="s",
         warn=1,
@@ -123,8 +123,8 @@ PROCESSES = [
 JOBS = [
     tile(
         "Start lateness, p99",
-        "From a job's due to its handler, by Redis's clock: 99 of 100 jobs start within this; 0 when none does.",
-        "look at the rows below from the top: jobs late at the gate are the dispatcher's, later ones the workers'.",
+        "From a job's due time to its handler, by Redis's clock: 99 of 100 jobs start within this; 0 if no job starts.",
+        "compare with *Dispatch lateness* below: if that is high too, look at the dispatcher; if not, at the workers.",
         "(histogram_quantile(0.99, sum by (le) "
         f"(rate(evsched_start_lateness_seconds_bucket{{{OF}}}[$__rate_interval]))) >= 0)",
         otherwise=0,
@@ -134,16 +134,16 @@ JOBS = [
     ),
     tile(
         "Overdue",
-        "Jobs that are due and not taken: on the schedule, in the backlog and in ready.",
-        "more workers or slots, or a limit or a pause that is meant; `evsched explain ID` says which it is.",
+        "Due jobs that no worker has fetched: on the schedule, in the backlog and in ready.",
+        "`evsched explain ID` says why a job waits: for a slot (start more workers), at a limit, or in a pause.",
         f"sum({OVERDUE})",
         warn=100,
         bad=1000,
     ),
     tile(
         "Overdue for",
-        "How long the first of them has been due, but for queues that are paused.",
-        "nothing of that queue moves, or too little: `evsched doctor` says who is missing.",
+        "How long the oldest overdue job has been due, without queues that are paused.",
+        "a queue does not move, or too slowly: `evsched doctor` says what is missing.",
         f"max(max by (queue) (evsched_queue_overdue_seconds{{{OF}}}) * (1 - {PAUSED}))",
         unit="s",
         warn=10,
@@ -151,16 +151,16 @@ JOBS = [
     ),
     tile(
         "Given up, 15 min",
-        "By how many more jobs lie in dead than 15 minutes ago.",
-        "`evsched dead` shows the reasons; mend those, then `evsched dead revive`.",
+        "How many more jobs are in the dead-letter set than 15 minutes ago.",
+        "`evsched dead` shows the reasons; fix the cause, then `evsched dead revive`.",
         f"clamp_min({DEAD})) - ({DEAD} offset 15m)) or vector(0)), 0)",
         warn=1,
         bad=100,
     ),
     tile(
         "Missed, 15 min",
-        "Planned times of recurrences that passed without a job.",
-        "`evsched recurrences` shows which; dispatchers were away, the clock was set, or the one before still ran.",
+        "Occurrences of recurrences that were skipped.",
+        "`evsched recurrences` shows which. No dispatcher ran, the clock was set, or the occurrence before still ran.",
         grown("evsched_recurrences_missed_total", "15m", 900),
         otherwise=0,
         warn=1,
@@ -168,8 +168,8 @@ JOBS = [
     ),
     tile(
         "Redis's memory",
-        "Of maxmemory, 0 when it has none. When it is full Redis refuses new jobs; those that are there run on.",
-        "raise maxmemory, or keep results and dead jobs for less long.",
+        "Used part of maxmemory; 0 if none is set. When it is full, Redis refuses new jobs; existing jobs continue.",
+        "raise maxmemory, or keep results and dead jobs for a shorter time.",
         f"max(evsched_redis_memory_used_ratio{{{OF}}} >= 0)",
         unit="percentunit",
         warn=0.8,

@@ -24,8 +24,8 @@ ROWS = [
         [
             Panel(
                 "Start lateness",
-                "From the due to the handler, by Redis's clock. Of all tasks of the queue.",
-                "if *Dispatch lateness* is low, jobs wait for slots, or at a limit of this queue.",
+                "From a job's due time to its handler, by Redis's clock, for all tasks of the queue.",
+                "if *Dispatch lateness* is low, jobs wait for slots or at a limit of this queue.",
                 quantiles("evsched_start_lateness_seconds", OF),
                 unit="s",
                 bad=1,
@@ -33,15 +33,15 @@ ROWS = [
             Panel(
                 "Start lateness, all starts",
                 "How many jobs started how late.",
-                "a second band: a group at its limit, or a priority that waits for others.",
+                "a second band is a group at its limit, or a priority that waits for higher ones.",
                 [Query(f"sum by (le) (increase(evsched_start_lateness_seconds_bucket{{{OF}}}[{RATE}]))", "{{le}}")],
                 unit="s",
                 kind="heatmap",
             ),
             Panel(
                 "Dispatch lateness",
-                "From the due to the gate.",
-                "see the overview's *Wake-ups*, and Redis's slow log.",
+                "From a job's due time to the gate.",
+                "see the overview's *Wake-ups by reason*, and Redis's slow log.",
                 quantiles("evsched_dispatch_lateness_seconds", OF),
                 unit="s",
                 bad=0.1,
@@ -53,7 +53,7 @@ ROWS = [
         [
             Panel(
                 "Next due",
-                "How far away the next job is.",
+                "Time until the next job is due.",
                 "below zero for longer than a moment: no dispatcher serves this queue.",
                 [Query(f"min(evsched_next_due_timestamp_seconds{{{OF}}}) - time()", "next due")],
                 unit="s",
@@ -62,13 +62,13 @@ ROWS = [
             Panel(
                 "Depth by place",
                 "Jobs in each place.",
-                "`evsched limit $queue` and `evsched queues` show what closes the gate.",
+                "`evsched limit $queue` and `evsched queues` show what holds jobs back.",
                 [Query(f"max by (place) (evsched_queue_jobs{{{OF}}})", "{{place}}")],
             ),
             Panel(
                 "Longest wait at the front",
-                "How long the front of ready, else of the backlog, has been due.",
-                "`evsched explain ID` for the first of `evsched jobs --queue $queue`.",
+                "How long the first job in ready, or in the backlog if ready is empty, has been due.",
+                "run `evsched explain ID` for the first job of `evsched jobs --queue $queue`.",
                 [
                     Query(f"max(evsched_queue_oldest_ready_seconds{{{OF}}})", "waits"),
                 ],
@@ -82,8 +82,8 @@ ROWS = [
         [
             Panel(
                 "Throughput",
-                "Runs begun and ended well, in a second.",
-                "begun above ended: see *Outcomes*.",
+                "Runs started and runs done, per second.",
+                "if started stays above done, see *Outcomes*.",
                 [
                     Query(f"sum(rate(evsched_jobs_started_total{{{TASK}}}[{RATE}]))", "started"),
                     Query(f'sum(rate(evsched_jobs_finished_total{{{TASK}, outcome="done"}}[{RATE}]))', "done"),
@@ -93,13 +93,13 @@ ROWS = [
             Panel(
                 "Run time",
                 "How long handlers ran.",
-                "a slow task fills the slots for all: a timeout, or a queue of its own.",
+                "a slow task occupies the slots of other tasks: give it a timeout, or a queue of its own.",
                 quantiles("evsched_run_seconds", TASK),
                 unit="s",
             ),
             Panel(
                 "Outcomes",
-                "What runs came to, by task.",
+                "How runs ended, by task, per second.",
                 "`evsched dead --queue $queue` shows the reasons of dead jobs.",
                 [
                     Query(
@@ -117,7 +117,7 @@ ROWS = [
         [
             Panel(
                 "Workers",
-                "Workers that hold a lease on this queue; 1 while it is paused.",
+                "Workers that have a lease on this queue; and 1 while it is paused.",
                 "none: start one with `evsched worker MODULE:APP --queue $queue`. Paused: `evsched resume $queue`.",
                 [
                     Query(f"max(evsched_queue_workers{{{OF}}})", "workers"),
@@ -125,9 +125,9 @@ ROWS = [
                 ],
             ),
             Panel(
-                "Put back and lost",
-                "Jobs put back to ready, by why; and leases that were lost by workers that live.",
-                "`died`: workers are killed. A lost lease: a host that hangs, or a link that breaks.",
+                "Requeued, leases lost",
+                "Jobs returned to ready, by reason; and leases that ended while their worker was alive.",
+                "`died`: workers are killed. A lost lease: a host hangs, or its network fails.",
                 [
                     Query(f"sum by (reason) (increase(evsched_jobs_requeued_total{{{OF}}}[{RATE}]))", "{{reason}}"),
                     Query(f"sum(increase(evsched_leases_lost_total{{{OF}}}[{RATE}]))", "leases lost"),
@@ -135,9 +135,9 @@ ROWS = [
             ),
             Panel(
                 "Missed occurrences",
-                "Planned times of this queue's recurrences that passed without a job; recurrences that cannot recur.",
-                "dispatchers were away, or the occurrence before still ran: `evsched recurrences` says whose. Broken: "
-                "`evsched doctor` names the recurrence, and how to mend it.",
+                "Occurrences of this queue's recurrences that were skipped; and recurrences that cannot make jobs.",
+                "no dispatcher ran, or the occurrence before still ran: `evsched recurrences` shows which. Broken: "
+                "`evsched doctor` names the recurrence, and says how to repair it.",
                 [
                     Query(f"sum(increase(evsched_recurrences_missed_total{{{OF}}}[{RATE}]))", "missed"),
                     Query(f"sum(increase(evsched_recurrences_broken_total{{{OF}}}[{RATE}]))", "broken"),
@@ -154,7 +154,7 @@ def queue() -> Dashboard:
     return page(
         "evsched-queue",
         "evsched: queue",
-        "One queue, and one task or all: how late its jobs start, where they wait, what they come to.",
+        "One queue, and one task or all: how late its jobs start, where they wait, how they end.",
         [
             queried("job", "Job", "label_values(evsched_build_info, job)", many=True),
             queried("queue", "Queue", "label_values(evsched_queue_jobs, queue)", many=False),

@@ -19,8 +19,8 @@ LATENESS = Row(
     [
         Panel(
             "Start lateness",
-            "From the due to the handler, by Redis's clock.",
-            "compare with *Dispatch lateness*: if that is low, jobs wait for slots or at a limit.",
+            "From a job's due time to its handler, by Redis's clock.",
+            "if *Dispatch lateness* is low, jobs wait for slots or at a limit.",
             [
                 Query(quantile(0.5, "evsched_start_lateness_seconds"), "p50"),
                 Query(quantile(0.99, "evsched_start_lateness_seconds"), "p99"),
@@ -31,16 +31,16 @@ LATENESS = Row(
         ),
         Panel(
             "Start lateness, all starts",
-            "How many jobs started how late: a second band far above the first is a group of jobs that waits.",
-            "pick the queue on the *Queue* dashboard.",
+            "How many jobs started how late. A second band far above the first is a set of jobs that waits.",
+            "find the queue on the *Queue* dashboard.",
             [Query(f"sum by (le) (increase(evsched_start_lateness_seconds_bucket{{{OF}}}[{RATE}]))", "{{le}}")],
             unit="s",
             kind="heatmap",
         ),
         Panel(
             "Dispatch lateness",
-            "From the due to the gate: the dispatcher's and Redis's share of the lateness.",
-            "see *Wake-ups*, Redis's slow log, and whether one host's processors are all in use.",
+            "From a job's due time to the gate: the share of dispatcher and Redis in the lateness.",
+            "see *Wake-ups by reason*, Redis's slow log, and whether a host's processors are all busy.",
             [
                 Query(quantile(0.5, "evsched_dispatch_lateness_seconds"), "p50"),
                 Query(quantile(0.99, "evsched_dispatch_lateness_seconds"), "p99"),
@@ -56,7 +56,7 @@ SCHEDULE = Row(
     [
         Panel(
             "Next due",
-            "How far away the next job of each queue is; below zero, it is due and nobody has moved it.",
+            "Time until the next job of each queue is due. Below zero: it is due, and no dispatcher has moved it.",
             "below zero for longer than a moment: no dispatcher serves this queue, or Redis refuses it.",
             [Query(f"min by (queue) (evsched_next_due_timestamp_seconds{{{OF}}}) - time()", "{{queue}}")],
             unit="s",
@@ -64,17 +64,17 @@ SCHEDULE = Row(
         ),
         Panel(
             "Wake-ups by reason",
-            "What made dispatchers look at a schedule. Idle, each looks once in 13 s, to prove its connection.",
-            "many by `event`: a client schedules without pause. `reconnect`: the link to Redis breaks.",
+            "Why dispatchers checked a schedule. An idle dispatcher checks once in 13 s, to test its connection.",
+            "many by `event`: a client schedules jobs without pause. `reconnect`: the connection to Redis is lost.",
             [Query(f"sum by (reason) (rate(evsched_wakeups_total{{{OF}}}[{RATE}]))", "{{reason}}")],
             unit="ops",
             stacked=True,
         ),
         Panel(
             "Missed wake-ups and occurrences",
-            "Looks by the safety cap that found due jobs, and planned times of recurrences that passed without a job.",
-            "missed wake-ups: keyspace events do not arrive, see `evsched doctor`. Missed occurrences: dispatchers "
-            "were away, or the one before still ran.",
+            "Checks by the safety cap that found due jobs, and occurrences of recurrences that were skipped.",
+            "missed wake-ups: keyspace events do not arrive, see `evsched doctor`. Missed occurrences: no dispatcher "
+            "ran, or the occurrence before still ran.",
             [
                 Query(f"sum(increase(evsched_wakeups_missed_total{{{OF}}}[{RATE}]))", "wake-ups"),
                 Query(
@@ -89,8 +89,8 @@ SCHEDULE = Row(
 
 CLOCK = Panel(
     "Clock jumps",
-    "Redis's clock against the dispatchers' hosts', and by their monotonic clocks the times that it was set.",
-    "dues follow Redis's clock: what it made due has run. Recurrences go on after it was set back.",
+    "How far Redis's clock is ahead of the dispatchers' hosts, and how often it was set.",
+    "jobs that became due by a jump have run. Recurrences continue when the clock is set back.",
     [
         Query(f"max by (instance) (evsched_redis_clock_ahead_seconds{{{OF}}})", "ahead, {{instance}}"),
         Query(f"sum by (to) (increase(evsched_redis_clock_jumps_total{{{OF}}}[{RATE}]))", "jumps {{to}}"),
@@ -105,20 +105,20 @@ GATE = Row(
         Panel(
             "Depth by place",
             "Jobs in each place, over all queues.",
-            "backlog grows: more comes than is worked off, or a gate is closed. processing alone grows: handlers hang.",
+            "backlog grows: too few workers, or a limit holds jobs back. Only processing grows: handlers hang.",
             [Query(f"sum by (place) (max by (queue, place) (evsched_queue_jobs{{{OF}}}))", "{{place}}")],
         ),
         Panel(
             "Overdue by queue",
-            "Due and not taken: on the schedule, in the backlog and in ready.",
-            "`evsched queues` shows pauses, `evsched limit Q` the limits, `evsched workers` who serves it.",
+            "Due jobs that no worker has fetched: on the schedule, in the backlog and in ready.",
+            "`evsched queues` shows pauses, `evsched limit Q` the limits, `evsched workers` the workers.",
             [Query(OVERDUE, "{{queue}}")],
             stacked=True,
         ),
         Panel(
             "Longest wait at the front",
-            "How long the front of ready, else of the backlog, has been due.",
-            "a steady climb: nothing passes. *Workers by queue* tells paused queues.",
+            "How long the first job in ready, or in the backlog if ready is empty, has been due.",
+            "if it climbs steadily, no job starts. *Workers by queue* shows paused queues.",
             [Query(f"max by (queue) (evsched_queue_oldest_ready_seconds{{{OF}}})", "{{queue}}")],
             unit="s",
             bad=60,
@@ -131,8 +131,8 @@ WORKERS = Row(
     [
         Panel(
             "Throughput",
-            "Jobs moved to the gate, runs begun, and runs ended well, in a second.",
-            "dispatched above started for long: more workers. Started above done: see *Failures by task*.",
+            "Jobs moved to the gate, runs started, and runs done, per second.",
+            "dispatched stays above started: start more workers. Started above done: see *Failures by task*.",
             [
                 Query(f"sum(rate(evsched_jobs_dispatched_total{{{OF}}}[{RATE}]))", "dispatched"),
                 Query(f"sum(rate(evsched_jobs_started_total{{{OF}}}[{RATE}]))", "started"),
@@ -142,16 +142,16 @@ WORKERS = Row(
         ),
         Panel(
             "Slots",
-            "Room for jobs, over all workers.",
-            "none free while jobs are overdue: more processes, or a higher --concurrency when handlers mostly wait.",
+            "Busy and free slots of all workers.",
+            "none free while jobs are overdue: start more processes, or raise --concurrency if handlers mostly wait.",
             [Query(f"sum by (state) (evsched_worker_slots{{{OF}}})", "{{state}}")],
             stacked=True,
             colors={"busy": "orange", "free": "green"},
         ),
         Panel(
             "Workers by queue",
-            "Workers that hold a lease, by queue; 1 for each queue that is paused.",
-            "none where jobs are due: start one for that queue. Paused: `evsched resume Q`.",
+            "Workers that have a lease, by queue; and 1 for each paused queue.",
+            "no worker where jobs are due: start one for that queue. Paused: `evsched resume Q`.",
             [
                 Query(f"max by (queue) (evsched_queue_workers{{{OF}}})", "{{queue}}"),
                 Query(f"max by (queue) (evsched_queue_paused{{{OF}}}) > 0", "{{queue}} is paused"),
@@ -159,8 +159,8 @@ WORKERS = Row(
         ),
         Panel(
             "Run time, p99",
-            "How long handlers ran.",
-            "a climb of one task slows all that share its slots: give it a queue of its own, or a timeout.",
+            "How long handlers ran, by task.",
+            "a slow task occupies the slots of other tasks: give it a timeout, or a queue of its own.",
             [
                 Query(
                     f"histogram_quantile(0.99, sum by (le, task) (rate(evsched_run_seconds_bucket{{{OF}}}[{RATE}])))",
@@ -171,15 +171,15 @@ WORKERS = Row(
         ),
         Panel(
             "Requeued",
-            "Jobs put back to ready: their worker died, was stopped, or had no slot.",
-            "`died`: processes are killed, see the kernel's log for out of memory; each such run counts as an attempt.",
+            "Jobs returned to ready because their worker died, was stopped, or had no free slot.",
+            "`died`: processes are killed; see the kernel's log for out of memory. A run that had begun counts.",
             [Query(f"sum by (reason) (rate(evsched_jobs_requeued_total{{{OF}}}[{RATE}]))", "{{reason}}")],
             unit="ops",
         ),
         Panel(
             "Leases lost",
-            "Workers that were silent for longer than their lease, and live: what they ran was started elsewhere.",
-            "a host that swaps or is stopped, or a link that breaks; nothing was written twice.",
+            "Leases that ended while their worker was alive: its jobs were started elsewhere.",
+            "a host swaps or was suspended, or its network fails. The result of the older run is discarded.",
             [Query(f"sum by (queue) (increase(evsched_leases_lost_total{{{OF}}}[{RATE}]))", "{{queue}}")],
             bad=1,
         ),
@@ -191,8 +191,8 @@ ENDS = Row(
     [
         Panel(
             "Runs ended, by outcome",
-            "What runs came to.",
-            "`lost` and `expired` should be at zero; `deferred` waits for its window.",
+            "How runs ended, per second.",
+            "`lost` and `expired` should be zero; a `deferred` job waits for its window.",
             [Query(f"sum by (outcome) (rate(evsched_jobs_finished_total{{{OF}}}[{RATE}]))", "{{outcome}}")],
             unit="ops",
             stacked=True,
@@ -200,8 +200,8 @@ ENDS = Row(
         ),
         Panel(
             "Failures by task",
-            "Runs that failed, by task. `__other__` are names that no worker has registered.",
-            "`evsched dead --queue Q` shows the reasons; a retry that succeeds needs nobody.",
+            "Runs that failed, by task. `__other__` stands for names that no worker has registered.",
+            "`evsched dead --queue Q` shows the reasons of dead jobs. A retry that succeeds needs no action.",
             [
                 Query(
                     f"sum by (task, outcome) "
@@ -213,8 +213,8 @@ ENDS = Row(
         ),
         Panel(
             "Dead jobs",
-            "Jobs given up on, kept until they are revived or dropped.",
-            "mend what the reasons say, then `evsched dead revive`.",
+            "Jobs that were given up, kept until they are revived or dropped.",
+            "`evsched dead` shows the reasons; fix the cause, then `evsched dead revive`.",
             [
                 Query(
                     f'max by (queue) (evsched_queue_jobs{{{OF}, place="dead"}})',
@@ -232,20 +232,20 @@ REDIS = Row(
         CLOCK,
         Panel(
             "Redis up, by process",
-            "1 = the process has Redis.",
-            "one process alone: its network. All of them: Redis.",
+            "1 = Redis serves the process.",
+            "if only one process is down, check its network. If all are, check Redis.",
             [Query(f"evsched_redis_up{{{OF}}}", "{{instance}}")],
         ),
         Panel(
             "Redis errors by kind",
-            "Commands of loops that failed; each loop waits up to 1 s between tries.",
-            "`oom`: raise maxmemory. `noperm`: the ACL user lacks a right: `evsched doctor`. `readonly`: a failover.",
+            "Redis commands that failed. A loop waits up to 1 s before it tries again.",
+            "`oom`: raise maxmemory. `noperm`: the user lacks a right, see `evsched doctor`. `readonly`: a failover.",
             [Query(f"sum by (kind) (rate(evsched_redis_errors_total{{{OF}}}[{RATE}]))", "{{kind}}")],
             unit="ops",
         ),
         Panel(
             "Evicted keys, versions",
-            "Keys that Redis deleted for want of memory since it started, and the processes of each version.",
+            "Keys that Redis deleted to free memory since it started, and the processes of each version.",
             "any eviction may have lost a job: set maxmemory-policy noeviction.",
             [
                 Query(f"max(evsched_redis_evicted_keys{{{OF}}})", "evicted"),
@@ -261,7 +261,7 @@ def overview() -> Dashboard:
     return page(
         "evsched-overview",
         "evsched: overview",
-        "How late jobs start, how much waits, what fails: all queues. Rows in the order in which a job passes.",
+        "All queues: how late jobs start, how many wait, what fails. The rows follow the way of a job.",
         [queried("job", "Job", "label_values(evsched_build_info, job)", many=True)],
         [AT_A_GLANCE, LATENESS, SCHEDULE, GATE, WORKERS, ENDS, REDIS],
     )

@@ -15,10 +15,10 @@ HMGET job:x field · HSTRLEN job:x payload · LLEN ready · LPOS ready x · LRAN
 TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x · ZRANGE schedule 0 1 · ZRANK backlog x
 ZSCORE schedule x
 """
-"""What the scripts that only read do inside. A test compares these with lua/."""
+"""The commands in the scripts that only read. A test compares these with lua/."""
 
 AUDITS: Final = "PTTL job:x"
-"""What the audit's scripts do besides."""
+"""The commands that the audit's scripts need besides."""
 
 WRITES: Final = """
 DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 · HSET job:x field value
@@ -26,7 +26,7 @@ HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 �
 PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SREM declared:x y
 ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
 """
-"""What the others do besides."""
+"""The commands that the other scripts need besides."""
 
 _PLACES: Final = ("job:", "reply:", "processing:", "declared:")
 _NAMES: Final = ("arrival", "limits", "ready", "schedule", "backlog", "in_flight", "fair", "dead", "canary")
@@ -76,7 +76,7 @@ def needs(role: Role, queue: str, db: int, *, all_queues: bool) -> list[tuple[st
     text = _OWN[role]
     found = _read(text, root, keys.events(db, keys.canary(queue)))
     if role != "producer":
-        # A script may do inside only what its caller may.
+        # A script may run only commands that its caller may run.
         found += [("EVALSHA", "0", "1", root), ("EVAL", "return 1", "1", root), ("TIME",)]
         found += _read(READS, root, "")
     if role == "doctor":

@@ -1,8 +1,8 @@
 """The audit: every id in exactly one place, every record in a place, every count right.
 
-It walks a live system in slices: each is judged by one script in one moment, so that what moves meanwhile is
-never told. What looks wrong is looked at a second time after a pause, since a client may write a record after its
-ZADD. What is wrong, and what to do about it, stands in diagnostics/audit_rules.py.
+It reads a live system in slices. One script checks a slice in one atomic step, so a job that moves meanwhile is not
+reported. What looks wrong is checked again after a pause, because a client may write a record after its ZADD. The
+findings and their remedies are in diagnostics/audit_rules.py.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from evsched.transport.call import Call, text
 from evsched.transport.senders import BatchingSender
 
 SLICE: Final = 250
-"""Ids that one script judges: about 1.2 ms of Redis's time."""
+"""Ids that one script checks: about 1.2 ms of Redis's time."""
 
 PAUSE: Final = 2.5
-"""Seconds before the second look: a record may come 2 s after its ZADD."""
+"""Seconds before the second check: a record may come 2 s after its ZADD."""
 
 _MOST: Final = 10_000
-"""Things wrong that are kept: who has more mends these first, and looks again."""
+"""The most violations that are kept of a queue: repair these first, then run the audit again."""
 
 _LEASE: Final = 14.0
-"""Seconds for which a list without a lease is given one: a janitor that watches it through puts the jobs back."""
+"""Seconds of the lease that a list without one is given; a janitor that sees it end puts the jobs back."""
 
 _TYPES: Final = {
     "arrival": "string",
@@ -61,26 +61,26 @@ _TYPES_OF_MANY: Final = {
     "recurrence:": "hash",
     "reply:": "list",
 }
-"""The same of keys of which a queue has many; `job:` is for the script to judge."""
+"""The types of keys of which a queue has many. The script checks those that begin with `job:`."""
 
 PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in ("arrival", "canary", "windows")}
 """The keys on which a whole queue depends, with their types."""
 
 Told = Callable[[int, int], None]
-"""Hears how far the walk is: so many of about so many."""
+"""Receives the progress: how many were checked, of about how many."""
 
 
 class _Queue:
-    """What the walk has met of one queue."""
+    """What the audit found of one queue."""
 
     def __init__(self, name: str) -> None:
         self.store = Store(name)
         self.lists = set[str]()
         """The workers that have a list."""
         self.strays = list[str]()
-        """Those of them that have no lease."""
+        """The workers that have a list and no lease."""
         self.groups = set[bytes]()
-        """Those that have a backlog of their own."""
+        """The groups that have a backlog of their own."""
         self.suspects: dict[tuple[bytes, str], Violation] = {}
         self.refused = ""
         self.types = list[Violation]()
@@ -105,17 +105,17 @@ class Audit:
         self._queues = {name: _Queue(name) for name in queues}
         self._pause = pause
         self._misnamed = set[bytes]()
-        """Keys of queues whose names are none."""
+        """Keys of queues whose names are not allowed."""
         self.seen = 0
-        """How many records and entries of places it has looked at."""
+        """How many records and entries of places it has checked."""
 
     @property
     def queues(self) -> list[str]:
-        """The queues that it has met."""
+        """The queues that it has found."""
         return sorted(self._queues)
 
     async def run(self, *, repair: bool = False, told: Told = lambda done, total: None) -> list[Finding]:
-        """Walk all places and records; mend what needs no guess, if asked to.
+        """Check all places and records; with `repair`, repair what needs no guess.
 
         Raises:
             StoreDown, StoreRefused
@@ -137,10 +137,10 @@ class Audit:
                 found.append(describe(queue.store.queue, Violation(b"", "refused", queue.refused)))
         return found
 
-    # The walk: all keys once, then the places that they show.
+    # The first check: all keys once, then the places that they show.
 
     async def _walk(self, told: Told) -> None:
-        # Each job is met twice: by its record, and in its place.
+        # Each job is checked twice: by its record, and in its place.
         total, cursor = 2 * await self._sender.send(server.size()), 0
         while True:
             cursor, found = await self._sender.send(server.scan_all(cursor))
@@ -204,7 +204,7 @@ class Audit:
         cursor = 0
         while True:
             cursor, ids = await self._ask(queue, queue.store.members(place, cursor, SLICE), (0, []))
-            # A job inline has no record until it is due.
+            # An inline job has no record until it is due.
             await self._judge(queue, [id_ for id_ in ids if not id_.startswith(b"{")], met)
             told()
             if cursor == 0:
@@ -220,7 +220,7 @@ class Audit:
         return await self._ask(queue, queue.store.recount(groups, strays=queue.strays))
 
     async def _ask(self, queue: _Queue, call: Call[Any], empty: Any = ()) -> Any:
-        """Send a call, if none of this queue was refused: a place of the wrong type refuses them all."""
+        """Send a call, unless one of this queue was refused: a place of the wrong type makes Redis refuse them all."""
         if queue.refused:
             return empty
         try:
@@ -231,10 +231,10 @@ class Audit:
                 raise
             return empty
 
-    # The second look, and what comes of it.
+    # The second check, and the repairs.
 
     async def _again(self, queue: _Queue) -> list[Violation]:
-        """Return what is wrong still."""
+        """Return what is still wrong."""
         first = queue.suspects
         leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
         queue.strays = [worker for worker in queue.strays if worker not in leased]
@@ -264,7 +264,7 @@ class Audit:
 
 
 def _wanted(rest: str) -> str | None:
-    """Return which type a key is to be of, by its name without the root; None = it is for others to say."""
+    """Return the type that a key must have, by its name without the root; None if it is not checked here."""
     kind, colon, _ = rest.partition(":")
     return _TYPES_OF_MANY.get(kind + colon) if colon else _TYPES.get(rest)
 

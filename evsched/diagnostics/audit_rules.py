@@ -1,4 +1,4 @@
-"""What the audit may find wrong: how bad it is, what it means, and what to do. Pure: code -> finding."""
+"""The findings of the audit by their codes: how bad each is, what it means, and what to do. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Rule(Struct, frozen=True):
     level: Level
     what: str
     mend: str
-    """`{repair}`, where `--repair` does it."""
+    """It names `--repair` if that repairs it."""
 
 
 _REPAIR: Final = "evsched doctor --queue {q} --repair"
@@ -24,71 +24,81 @@ _REPAIR: Final = "evsched doctor --queue {q} --repair"
 _RULES: Final[dict[str, _Rule]] = {
     "orphan": _Rule(
         "fault",
-        "a job that has not ended is in no place: it never runs",
-        f"{_REPAIR} puts it back on the schedule at its due; if it was cancelled by a bare ZREM: DEL {{record}}",
+        "a job that has not ended is in no place: it will never run",
+        f"{_REPAIR} schedules it at its due time; if a client cancelled it with ZREM alone: DEL {{record}}",
     ),
     "unscheduled": _Rule(
         "warning",
-        "a record that is in no place and was never due: its job was cancelled by a bare ZREM, or never scheduled",
+        "a record whose job is in no place and was never due: cancelled with ZREM alone, or never scheduled",
         "DEL {record}, or schedule it: ZADD {root}schedule 0 {id}",
     ),
     "no-record": _Rule(
         "fault",
-        "an id in {where} has no record, or one without a payload: it goes to dead when it is its turn",
-        f"HSET {{record}} payload '{{{{...}}}}' before that; or {_REPAIR} puts it into dead now",
+        "an id in {where} has no record, or one without a payload: it will go to the dead-letter set",
+        f"HSET {{record}} payload '{{{{...}}}}' before it is due; or {_REPAIR} puts it into the dead-letter set now",
     ),
     "record-type": _Rule(
-        "fault", "the key of a record is not a hash", "DEL {record}, and schedule the job again if it is wanted"
+        "fault", "the key of a record is not a hash", "DEL {record}, and schedule the job again if you still want it"
     ),
     "two-places": _Rule(
         "fault",
         "an id is in two places, {where}: its job may run twice",
-        "evsched cancel {id} --queue {q} takes it out of the line, then schedule it again",
+        "evsched cancel {id} --queue {q}, then schedule it again",
     ),
-    "parked": _Rule("fault", "a record says that group {where} holds its job back, which it does not", _REPAIR),
+    "parked": _Rule(
+        "fault", "the record says that a limit of group {where} holds the job back, but none does", _REPAIR
+    ),
     "unparked": _Rule(
-        "warning", "group {where} holds a job back whose record does not say so: no cancel finds it", _REPAIR
+        "warning",
+        "a limit of group {where} holds a job back, but its record does not say so: it cannot be cancelled",
+        _REPAIR,
     ),
-    "dead-without-record": _Rule("warning", "a dead id has no record: there is nothing to revive", _REPAIR),
+    "dead-without-record": _Rule("warning", "a dead job has no record, so it cannot be revived", _REPAIR),
     "stale-dead": _Rule(
-        "fault", "an id is in dead, but its job is not ({where}): `evsched dead revive` would run it again", _REPAIR
+        "fault",
+        "an id is in the dead-letter set, but its job is not dead ({where}): reviving it would run it again",
+        _REPAIR,
     ),
     "record-expires": _Rule(
         "fault",
-        "a record expires before its job can have ended: the job would be lost",
+        "the record expires before the job can end: the job would be lost",
         f"{_REPAIR}, or PERSIST {{record}}",
     ),
-    "no-ttl": _Rule("warning", "the record of a job that has ended is kept for ever", "EXPIRE {record} 300"),
-    "stuck": _Rule("fault", "an occurrence of recurrence {where} waits for an end that has been", _REPAIR),
+    "no-ttl": _Rule("warning", "the record of a job that has ended never expires", "EXPIRE {record} 300"),
+    "stuck": _Rule("fault", "an occurrence of recurrence {where} waits for a run that has already ended", _REPAIR),
     "stray": _Rule(
         "fault",
-        "worker {id} has a list and no lease: no janitor looks at what it holds",
-        f"{_REPAIR} gives it a lease, so that a dispatcher puts the jobs back; or start a dispatcher anew",
+        "worker {id} holds jobs but has no lease: no dispatcher will put them back",
+        f"{_REPAIR} gives it a lease; when that ends, a dispatcher puts the jobs back; or restart a dispatcher",
     ),
-    "in_flight": _Rule("fault", "the gate has miscounted what passed it ({where}): limits do not hold", _REPAIR),
-    "uncounted": _Rule("info", "{where} entries are to be counted again, too many for one step: it is left out", ""),
-    "stranded": _Rule("fault", "what the limits of group {id} held back is never looked at again", _REPAIR),
-    "throttled": _Rule("warning", "group {id} counts as held back, and no job of it is", _REPAIR),
+    "in_flight": _Rule(
+        "fault", "the count of jobs in flight is wrong ({where}): concurrency limits do not hold", _REPAIR
+    ),
+    "uncounted": _Rule(
+        "info", "the jobs in flight were not checked: {where} entries are too many to count in one step", ""
+    ),
+    "stranded": _Rule("fault", "the jobs that a limit of group {id} holds back will never continue", _REPAIR),
+    "throttled": _Rule("warning", "group {id} counts as held back, but none of its jobs is", _REPAIR),
     "place-type": _Rule(
-        "fault", "the key of a place is {where}: nothing of the queue moves", "RENAME or DEL {root}{id}"
+        "fault", "a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {root}{id}"
     ),
-    "key-type": _Rule("fault", "a key is {where}: what it is for does not work", "RENAME or DEL {root}{id}"),
-    "refused": _Rule("fault", "Redis refuses the audit: {where}", "look at the types of the keys {root}*"),
-    "more": _Rule("info", "more than {where} things are wrong", "mend these, and look again"),
-}  # fmt: skip
+    "key-type": _Rule("fault", "a key is {where}: the feature that uses it does not work", "RENAME or DEL {root}{id}"),
+    "refused": _Rule("fault", "Redis refused to check this queue: {where}", "check the types of the keys {root}*"),
+    "more": _Rule("info", "there are more than {where} findings", "repair these, then run the doctor again"),
+}
 
 _KEY_MOST: Final = 240
-"""Characters of a key that are told, when its queue's name may be of any length."""
+"""Characters of a key that are shown: the name of its queue may have any length."""
 
 _OF_GROUPS: Final = ("stranded", "throttled", "stray", "place-type", "key-type")
 _MAY_COME: Final = "schedule"
 
 
 def describe(queue: str, wrong: Violation, *, repaired: bool = False) -> Finding:
-    """Say what is wrong."""
+    """Return the finding about a violation."""
     rule, job_id, root = _RULES[wrong.code], text(wrong.id), keys.root(queue)
     names = {"q": queue, "id": job_id, "where": wrong.where, "root": root, "record": f"{root}job:{job_id}"}
-    # What is scheduled may get its record until it is due.
+    # The record of a scheduled job may still come, until the job is due.
     level = "warning" if wrong.code == "no-record" and wrong.where == _MAY_COME else rule.level
     if not job_id:
         where = f"queue {queue}"
@@ -98,11 +108,11 @@ def describe(queue: str, wrong: Violation, *, repaired: bool = False) -> Finding
 
 
 def misnamed(key: bytes) -> Finding:
-    """Say that a key is of a queue whose name no queue may have."""
+    """Return the finding about a key of a queue whose name is not allowed."""
     shown = text(key)
     if len(shown) > _KEY_MOST:
         shown = f"{shown[:_KEY_MOST]}... ({len(key)} bytes)"
-    what = "jobs of a queue whose name no queue may have: no dispatcher looks there, and they never run"
+    what = "jobs of a queue whose name is not allowed: no dispatcher serves it, so they will never run"
     return Finding(
-        "queue-name", "fault", what, shown, f"{keys.QUEUE_RULE}: schedule them under such a name, and DEL it"
+        "queue-name", "fault", what, shown, f"{keys.QUEUE_RULE}: schedule the jobs under such a name, and DEL this key"
     )

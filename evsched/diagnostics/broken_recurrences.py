@@ -1,6 +1,6 @@
 """Recurrences that cannot recur: a bad rule, an unknown zone, a field that cannot be read, no payload or no record.
 
-A dispatcher logs such a recurrence once, when it reaches it; here each is found for as long as it is broken.
+A dispatcher logs such a recurrence once, when it reads it; the doctor reports it for as long as it is broken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLICE: Final = 250
 """Recurrences that are read in one round trip: about 1 ms of Redis's time."""
 
 _PAUSE: Final = 2.0
-"""Seconds before the second look at one without a record: a client may write the record after its ZADD."""
+"""Seconds before a recurrence without a record is checked again: a client may write the record after its ZADD."""
 
 _WRONG_TYPE: Final = "wrongtype"
 """The kind of a refusal that the audit reports, with the key."""
@@ -44,7 +44,7 @@ async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, p
         await asyncio.sleep(pause)
     for queue, name in missing:
         if (fields := await _ask(sender, Store(queue).recurrence(name))) == {}:
-            found.append(_describe(queue, name, f"recurrence {name}: it has no record"))
+            found.append(_describe(queue, name, f"recurrence {name} has no record"))
     return found
 
 
@@ -81,8 +81,8 @@ def _why_not(name: str, fields: dict[str, bytes]) -> str:
 def _describe(queue: str, name: str, reason: str) -> Finding:
     root = keys.root(queue)
     mend = (
-        f"evsched recurrences add {name} TASK --rule ... --queue {queue} makes it anew; or HSET the field of "
-        f"{root}recurrence:{name} that is wrong, then ZADD {root}recurrences 0 {name}; or evsched recurrences remove "
+        f"replace it: evsched recurrences add {name} TASK --rule ... --queue {queue}; or HSET the wrong field of "
+        f"{root}recurrence:{name}, then ZADD {root}recurrences 0 {name}; or delete it: evsched recurrences remove "
         f"{name} --queue {queue}"
     )
-    return Finding("recurrence-broken", "fault", f"it does not recur: {reason}", f"queue {queue}, {name}", mend)
+    return Finding("recurrence-broken", "fault", f"it makes no jobs: {reason}", f"queue {queue}, {name}", mend)

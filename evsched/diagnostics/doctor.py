@@ -1,6 +1,7 @@
-"""The doctor: asks a server what it is and may do, and proves what no setting can prove.
+"""The doctor: reads the settings and state of a Redis server, and tests what they cannot show.
 
-What it may not ask it says, as an `info`. `server_checks.py` judges the answers; `audit.py` looks at the queues.
+A check that this user may not run is reported as an `info`. `server_checks.py` judges the replies, and `audit.py`
+checks the queues.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from evsched.transport.connection import Subscription
 from evsched.transport.senders import BatchingSender
 
 _HEARD: Final = 1.5
-"""Seconds in which the canary must be heard: what a dispatcher waits."""
+"""Seconds in which the canary's event must arrive; a dispatcher waits as long."""
 
 _NAMED: Final = 5
-"""Of the commands that are refused so many are named: the line of redis.conf has them all."""
+"""How many of the refused commands are named. The line of redis.conf has them all."""
 
 
 class Doctor:
-    """Looks at one server. `queue` stands for all queues where a check needs one."""
+    """Checks one server. `queue` stands for all queues where a check needs one."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Doctor:
         self._found = list[Finding]()
 
     async def run(self, role: Role | None = None, *, all_queues: bool = True) -> list[Finding]:
-        """Check the server; the rights too, when a role is named.
+        """Check the server, and the rights of a role if one is named.
 
         Raises:
             StoreDown: it cannot be reached.
@@ -63,12 +64,12 @@ class Doctor:
             told = server_checks.Server(info, settings or {})
             self._found += [finding for check in server_checks.CHECKS for finding in check(told)]
             if server_checks.cluster(told):
-                return self._found  # all else would fail for that reason, and say another
+                return self._found  # all other checks would fail because of it, and report something else
         await self._check_clock()
         if settings is not None:
             await self._check_flags(settings.get("notify-keyspace-events", ""))
         await self._prove_events()
-        if role != "producer":  # it may not, and need not
+        if role != "producer":  # it may not run scripts, and need not
             await self._run_script()
         if role is not None:
             await self._check_rights(role, all_queues)
@@ -78,7 +79,7 @@ class Doctor:
         self._found.append(finding)
 
     async def _ask(self, check: str, what: str, call: Call[T]) -> T | None:
-        """Send a call; say so when this user may not.
+        """Send a call; if this user may not send it, report that and return None.
 
         Raises:
             StoreDown
@@ -89,8 +90,10 @@ class Doctor:
         except StoreRefused as error:
             if error.kind in NO_ENTRY:
                 raise  # nothing can be looked at
-            mend = "ask as an administrator, or as the user `doctor` of redis.conf: --url redis://USER:PASSWORD@..."
-            self._tell(Finding(check, "info", f"{what} cannot be asked, so not all is checked: {error}", "Redis", mend))
+            mend = "run the doctor as an administrator or as the user `doctor` of redis.conf: --url redis://USER:PASSWORD@..."
+            self._tell(
+                Finding(check, "info", f"{what} was refused, so not everything was checked: {error}", "Redis", mend)
+            )
             return None
 
     async def _check_clock(self) -> None:
@@ -111,16 +114,16 @@ class Doctor:
             Finding(
                 "notifications",
                 "fault",
-                f"notify-keyspace-events is '{flags}', without {''.join(sorted(missing))}: jobs start late, by the "
-                "dispatcher's safety cap",
+                f"notify-keyspace-events is '{flags}', without {''.join(sorted(missing))}: jobs start late, when the "
+                "dispatcher's safety cap (30 s) finds them",
                 "Redis, notify-keyspace-events",
-                f"CONFIG SET notify-keyspace-events {wanted}, and notify-keyspace-events {FLAGS} into redis.conf",
+                f"CONFIG SET notify-keyspace-events {wanted}, and write notify-keyspace-events {FLAGS} to redis.conf",
                 repaired,
             )
         )
 
     async def _prove_events(self) -> None:
-        """Subscribe to the events of a canary's key, write it, and hear that."""
+        """Subscribe to the events of a canary's key, write the key, and wait for the event."""
         key = keys.canary(self._queue)
         subscription = Subscription(self._url)
         try:
@@ -134,17 +137,21 @@ class Doctor:
                 Finding(
                     "canary",
                     "fault",
-                    f"an event of our own was not heard within {self._heard:g} s: jobs start late",
+                    f"a test event did not arrive within {self._heard:g} s: jobs start up to 30 s late",
                     key,
-                    f"CONFIG SET notify-keyspace-events {FLAGS}; behind a proxy, one that passes keyspace events on",
+                    f"CONFIG SET notify-keyspace-events {FLAGS}; a proxy in between must pass keyspace events on",
                 )
             )
         except StoreRefused as error:
-            mend = "the user `doctor` of redis.conf may; a dispatcher's log says `keyspace events arrive`"
-            self._tell(Finding("canary", "info", f"the events cannot be proved: {error}", key, mend))
+            mend = (
+                "run it as the user `doctor` of redis.conf; or look in a dispatcher's log for `keyspace events arrive`"
+            )
+            self._tell(
+                Finding("canary", "info", f"whether keyspace events arrive cannot be tested: {error}", key, mend)
+            )
         except StoreDown as error:
             self._tell(
-                Finding("canary", "fault", f"the canary cannot be written: {error}", key, "see the faults above")
+                Finding("canary", "fault", f"the test key cannot be written: {error}", key, "mend the faults above")
             )
         finally:
             await subscription.close()
@@ -153,32 +160,32 @@ class Doctor:
         try:
             await self._sender.send(Store(self._queue).queue_stats())
         except StoreError as error:
-            mend = "nothing runs without scripts: allow EVAL and EVALSHA, see the users in redis.conf"
+            mend = "evsched needs scripts: allow EVAL and EVALSHA, as for the users in redis.conf"
             if "WRONGTYPE" in str(error):
                 return  # the audit names the key
-            self._tell(Finding("scripts", "fault", f"a script that reads was refused: {error}", "Redis", mend))
+            self._tell(Finding("scripts", "fault", f"a read-only script was refused: {error}", "Redis", mend))
 
     async def _check_rights(self, role: Role, all_queues: bool) -> None:
-        """Ask what the user that is named as the role may do; without such a user, what this connection's may."""
+        """Check the rights of the user that has the role's name; if there is none, those of this connection's user."""
         user = str(role)
         try:
             if not await self._is_user(user):
                 user = await self._sender.send(server.whoami())
-                what = f"there is no user {role}, so this connection's user was asked for what {role} needs"
+                what = f"there is no Redis user {role}, so the rights of this connection's user were checked"
                 self._tell(Finding("rights", "info", what, f"user {user}", ""))
             refused = list[str]()
             for words in needs(role, self._queue, address.parse(self._url).db, all_queues=all_queues):
                 if await self._sender.send(server.may(user, words)) != "OK":
                     refused.append(" ".join(words[:2]))
         except StoreRefused as error:
-            mend = f"as an administrator: evsched doctor --role {role} --url redis://USER:PASSWORD@..."
-            what = f"the rights of {role} cannot be asked: {error}"
+            mend = f"run it as an administrator: evsched doctor --role {role} --url redis://USER:PASSWORD@..."
+            what = f"the rights of {role} cannot be checked: {error}"
             self._tell(Finding("rights", "info", what, f"user {user}", mend))
             return
         if refused:
             more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-            what = f"it may not do what {role} needs: {', '.join(refused[:_NAMED])}{more}"
-            mend = f"give it the rights of the line `user {role}` in redis.conf, by ACL SETUSER {user} ..."
+            what = f"this user lacks rights that {role} needs: {', '.join(refused[:_NAMED])}{more}"
+            mend = f"ACL SETUSER {user} with the rights of the line `user {role}` in redis.conf"
             self._tell(Finding("rights", "fault", what, f"user {user}", mend))
 
     async def _is_user(self, name: str) -> bool:

@@ -10,14 +10,14 @@ Level = Literal["fault", "warning", "info"]
 
 
 class Finding(Struct, frozen=True):
-    """Something is wrong, may become so, or is worth knowing (`info`: that is not counted as found)."""
+    """A fault, a risk (`warning`), or something worth knowing (`info`, which does not change the exit code)."""
 
     check: str
-    """Its name, which does not change from release to release."""
+    """The name of the check, which does not change between releases."""
     level: Level
     what: str
     where: str
     """A setting, a key, or a queue and an id."""
     mend: str
-    """What to type, or a line for redis.conf; empty = there is nothing to do."""
+    """The command to type, or a line for redis.conf; empty if there is nothing to do."""
     repaired: bool = False

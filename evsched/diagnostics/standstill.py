@@ -1,8 +1,8 @@
-"""Standstill: jobs that are due, or ready, and that nobody moves; the doctor's question whether the system works.
+"""Standstill: jobs that are due or ready and do not move. This is how the doctor checks that the system works.
 
-No moment can tell it: due jobs lie on the schedule of every busy system, for milliseconds. So a queue is looked at
-several times, and what is told is what was so at each look, about the very same job. Who may be missing is told by the
-leases of the workers, and by the channels on which dispatchers hear their canaries.
+One look cannot tell: every busy system has due jobs on its schedule for some milliseconds. So a queue is looked at
+several times, and a finding is reported if every look found it, about the same job. The leases show which workers are
+alive, and the channels on which dispatchers receive their canaries show whether a dispatcher is.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from evsched.transport.call import T
 from evsched.transport.senders import BatchingSender
 
 _WATCH: Final = 2.5
-"""Seconds between the first look and the last: a job whose record has not come is passed over for 2."""
+"""Seconds between the first look and the last. A dispatcher leaves a job without a record alone for 2."""
 
 _LOOKS: Final = 6
-"""An id that is scheduled again and again may be met at the front by chance once or twice, not each time."""
+"""Looks. An id that is scheduled again and again may be at the front by chance once or twice, but not each time."""
 
 _RECOVERED: Final = 30.0
-"""Seconds after the end of a lease: a janitor watches it for a heartbeat, 5 s, before it puts jobs back."""
+"""Seconds after the end of a lease. A janitor waits for another heartbeat, 5 s, before it puts jobs back."""
 
 _MOVED: Final = 5.0
-"""Seconds: a recurrence is moved on 15 s ahead of its time, so one that stands in the past is late by more."""
+"""Seconds. A recurrence is advanced 15 s ahead of its time, so one whose time has passed is later than it seems."""
 
 _LATE: Final = 10.0
-"""Seconds for which the front of ready was due: with a free slot it waits for a round trip."""
+"""Seconds for which the first job in ready has been due. With a free slot it would wait for one round trip."""
 
 _BUSY: Final = 60.0
-"""The same, where workers run other jobs of the queue: that they have no free slot may be meant, for a while."""
+"""The same while workers run other jobs of the queue: for a while, that all slots are busy may be intended."""
 
 
 class _Look(Struct, frozen=True):
@@ -49,7 +49,7 @@ class _Look(Struct, frozen=True):
     due: tuple[str, float] | None
     """The front of the schedule."""
     moved: list[bytes | None]
-    """Of its record: an id that is scheduled again and again is at the front each time, and has run each time."""
+    """Fields of its record that change when it runs: an id that is scheduled again and again runs between two looks."""
     waiting: tuple[str, float] | None
     """The front of the backlog."""
     ready: str | None
@@ -57,7 +57,7 @@ class _Look(Struct, frozen=True):
     leases: list[Lease]
     limits: Limits
     dispatchers: int | None
-    """Of all queues; None = this user may not ask."""
+    """How many dispatchers are subscribed, for any queue; None if this user may not ask."""
 
     @property
     def late(self) -> int:
@@ -65,8 +65,8 @@ class _Look(Struct, frozen=True):
         return self.queue_stats.places["backlog"] + self.queue_stats.places["ready"]
 
     def late_by(self, moment: float) -> str:
-        """Say how long ago something was due; who schedules at 0 means at once."""
-        return f", the first for {format_duration(self.queue_stats.now - moment)}" if moment > 0 else ""
+        """Say how long ago something was due. A due of 0 means at once, so it says nothing."""
+        return f", the first was due {format_duration(self.queue_stats.now - moment)} ago" if moment > 0 else ""
 
 
 class _Suspicion(Struct, frozen=True):
@@ -74,11 +74,11 @@ class _Suspicion(Struct, frozen=True):
 
     finding: Finding
     mark: object = None
-    """By what the next look knows that it has not moved; None = that it is so again says enough."""
+    """What must be the same at the next look; None if it is enough that the next look finds it again."""
 
 
 class Standstill:
-    """Watches queues for what does not move."""
+    """Watches queues for jobs that do not move."""
 
     def __init__(self, sender: BatchingSender, queues: Sequence[str], *, watch: float = _WATCH) -> None:
         self._sender = sender
@@ -86,7 +86,7 @@ class Standstill:
         self._pause = watch / (_LOOKS - 1)
 
     async def run(self) -> list[Finding]:
-        """Return what stands still. It waits only where something seems to.
+        """Return what does not move. It waits only if a first look finds something.
 
         Raises:
             StoreDown, StoreRefused
@@ -103,7 +103,7 @@ class Standstill:
                     name: now[name] for name in before if name in now and before[name].mark == now[name].mark
                 }
         found = [suspicion.finding for of in suspects.values() for suspicion in of.values()]
-        return list(dict.fromkeys(found))  # that no dispatcher listens is said once, not for each queue
+        return list(dict.fromkeys(found))  # `no-dispatcher` is the same finding for each queue
 
     async def _suspect(self, queue: str) -> dict[str, _Suspicion]:
         try:
@@ -148,22 +148,22 @@ def _count(number: int, thing: str) -> str:
 
 
 def _suspicions(queue: str, look: _Look) -> Iterator[_Suspicion]:
-    yield from _undispatched(queue, look)
-    yield from _unrecovered(queue, look)
-    yield from _shut(queue, look)
+    yield from _not_dispatched(queue, look)
+    yield from _not_recovered(queue, look)
+    yield from _held_at_the_gate(queue, look)
     if look.late and look.limits.paused is None:
-        yield from _untaken(queue, look)
+        yield from _not_fetched(queue, look)
 
 
-def _undispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
-    """Find due jobs and recurrences that no dispatcher moves; or that there is none, while all is ahead."""
+def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
+    """Find due jobs and recurrences that no dispatcher moves; or, before any is due, that there is no dispatcher."""
     where, now = f"queue {queue}", look.queue_stats.now
     if look.dispatchers:
-        who = f"{_count(look.dispatchers, 'dispatcher')} on this Redis, and none moves this queue"
-        mend = "does a dispatcher's --queue leave it out? what do its log and its /readyz say?"
+        who = f"{_count(look.dispatchers, 'dispatcher')} on this Redis, but none serves this queue"
+        mend = "check that a dispatcher's --queue includes this queue, then read its log and its /readyz"
     else:
-        who = "nobody moves them" if look.dispatchers is None else "no dispatcher listens"
-        mend = "start one: evsched dispatcher; if one runs: what do its log and its /readyz say?"
+        who = "no dispatcher moves them" if look.dispatchers is None else "no dispatcher is connected"
+        mend = "start one: evsched dispatcher; if one runs, read its log and its /readyz"
     stands = False
     if look.queue_stats.due and look.due:
         stands = True
@@ -171,51 +171,52 @@ def _undispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         yield _Suspicion(Finding("not-dispatched", "fault", what, where, mend), (look.due, look.moved))
     if look.recurs and look.recurs[1] < now - _MOVED:
         stands = True
-        what = f"recurrence {look.recurs[0]} is not moved on{look.late_by(look.recurs[1])}: {who}"
+        what = f"recurrence {look.recurs[0]} makes no jobs{look.late_by(look.recurs[1])}: {who}"
         yield _Suspicion(Finding("not-recurring", "fault", what, where, mend), look.recurs)
     ahead = look.queue_stats.places["schedule"] or (look.recurs and look.recurs[1] != float("inf"))
     if look.dispatchers == 0 and ahead and not stands:
-        what = "no dispatcher listens: what is scheduled will not start"
+        what = "no dispatcher is connected: scheduled jobs will not start"
         yield _Suspicion(Finding("no-dispatcher", "warning", what, "Redis", "start one: evsched dispatcher"))
 
 
-def _unrecovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
-    """Find what workers hold whose lease has ended, and no janitor puts back."""
+def _not_recovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
+    """Find jobs of workers whose lease has ended, which no janitor has put back."""
     lost = [lease for lease in look.leases if lease.held and lease.left < -_RECOVERED]
     if lost:
         jobs, ago = sum(lease.held for lease in lost), format_duration(max(-lease.left for lease in lost))
-        what = f"{_count(jobs, 'job')} held by {_count(len(lost), 'worker')} whose lease has ended, the first {ago} ago"
-        mend = "a dispatcher puts them back: start one: evsched dispatcher"
+        dead = _count(len(lost), "dead worker")
+        what = f"{_count(jobs, 'job')} of {dead} not put back; the first lease ended {ago} ago"
+        mend = "a dispatcher puts them back; start one: evsched dispatcher; if one runs, read its log"
         mark = {(lease.worker, lease.end) for lease in lost}
         yield _Suspicion(Finding("not-recovered", "fault", what, f"queue {queue}", mend), mark)
 
 
-def _shut(queue: str, look: _Look) -> Iterator[_Suspicion]:
-    """Find a gate that lets nothing pass: as somebody rules it, or though nobody does."""
+def _held_at_the_gate(queue: str, look: _Look) -> Iterator[_Suspicion]:
+    """Find a gate that lets nothing pass: because of a pause or a limit, or without a reason."""
     where, limits, waiting = f"queue {queue}", look.limits, look.late + look.queue_stats.due
     if waiting and limits.paused is not None:
         since = format_duration(look.queue_stats.now - limits.paused)
-        what = f"it has been paused for {since}; {_count(waiting, 'due job')} waiting"
+        what = f"the queue has been paused for {since}; {_count(waiting, 'due job')} waiting"
         yield _Suspicion(Finding("paused", "info", what, where, f"evsched resume {queue}"))
     elif look.queue_stats.places["backlog"]:
-        shut = [group for group, ruled in limits.groups.items() if ruled.get("concurrency", 1) < 1]
+        closed = [group for group, ruled in limits.groups.items() if ruled.get("concurrency", 1) < 1]
         if limits.queue.get("concurrency", 1) < 1:
-            what = f"its concurrency limit is 0, so nothing passes; {_count(waiting, 'due job')} waiting"
-            mend = f"evsched limit {queue} --concurrency N; none lifts it"
+            what = f"the queue's concurrency limit is 0, so no job starts; {_count(waiting, 'due job')} waiting"
+            mend = f"evsched limit {queue} --concurrency N; `none` removes the limit"
             yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
-        elif shut:
-            what = f"the concurrency limit of group {shut[0]} is 0, so none of its jobs passes"
-            mend = f"evsched limit {queue} --group {shut[0]} --concurrency N; none lifts it"
+        elif closed:
+            what = f"the concurrency limit of group {closed[0]} is 0, so none of its jobs starts"
+            mend = f"evsched limit {queue} --group {closed[0]} --concurrency N; `none` removes the limit"
             yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
         elif look.waiting and not (look.queue_stats.places["ready"] or limits.queue or limits.groups):
             waiting = _count(look.queue_stats.places["backlog"], "job")
-            what = f"{waiting} at the gate, which nothing closes and nobody opens"
-            mend = f"evsched resume {queue} opens it; and tell evsched's maintainers"
+            what = f"{waiting} waiting at the gate, although no limit holds them back"
+            mend = f"evsched resume {queue} opens the gate; please report it, this is a bug of evsched"
             yield _Suspicion(Finding("gate", "fault", what, where, mend), look.waiting)
 
 
-def _untaken(queue: str, look: _Look) -> Iterator[_Suspicion]:
-    """Find jobs that have passed the gate, or wait behind those, and that no worker takes."""
+def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
+    """Find jobs that have passed the gate, or wait behind such jobs, and that no worker fetches."""
     where, places, late = f"queue {queue}", look.queue_stats.places, look.queue_stats.oldest
     wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.queue_stats.now - late)}"
     serve = f"evsched worker MODULE:APP --queue {queue}"
@@ -224,10 +225,10 @@ def _untaken(queue: str, look: _Look) -> Iterator[_Suspicion]:
         what = f"{wait}, and no worker has a lease on this queue"
         yield _Suspicion(Finding("no-worker", "fault", what, where, f"start one: {serve}"))
     elif places["processing"] and places["ready"] and late > _BUSY:
-        what = f"{wait}; {_count(workers, 'worker')} running {places['processing']} and taking no more"
-        mend = f"evsched top shows their slots; more workers: {serve}, or a higher --concurrency"
+        what = f"{wait}; {_count(workers, 'worker')} running {places['processing']} and fetching no more"
+        mend = f"see their slots in evsched top; start more workers: {serve}, or raise --concurrency"
         yield _Suspicion(Finding("not-taken", "warning", what, where, mend), look.ready)
     elif not places["processing"] and places["ready"] and late > _LATE:
-        what = f"{wait}; {_count(workers, 'worker')} with a lease, holding none of this queue's jobs and taking none"
-        mend = f"evsched top shows which do not answer, and which other queues keep busy; more workers: {serve}"
+        what = f"{wait}; {_count(workers, 'worker')} with a lease, but running no job of this queue and fetching none"
+        mend = f"see in evsched top which hang, and which are busy with other queues; start more workers: {serve}"
         yield _Suspicion(Finding("not-taken", "fault", what, where, mend), look.ready)

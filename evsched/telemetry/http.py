@@ -1,4 +1,4 @@
-"""What a process tells over HTTP: /metrics for Prometheus, /healthz and /readyz for who starts and ends processes.
+"""The HTTP server of a process: /metrics for Prometheus, /healthz and /readyz for whatever supervises the process.
 
 It answers GET and HEAD, one request a connection, and nothing else: no framework is needed for three pages, and none
 of them takes input. It binds to 127.0.0.1 unless told otherwise.
@@ -27,16 +27,16 @@ from evsched import forks
 from evsched.errors import CannotStart
 
 _PATIENCE: Final = 5.0
-"""Seconds in which a request must have come, and its answer must be taken."""
+"""Seconds in which a client must have sent its request, and again to take the response."""
 
 _LONGEST: Final = 8192
-"""Bytes of a request's head."""
+"""The most bytes of a request's head."""
 
 _WAITED_FOR: Final = 64
-"""Clients that are waited for at one time: one that has sent its request is none of them."""
+"""The most clients that have connected and not yet sent their request."""
 
 _SCRAPES: Final = 32
-"""Scrapes at one time, which are answered one after the other: Prometheus makes one."""
+"""The most scrapes at one time, which are answered one after the other. Prometheus makes one."""
 
 
 class Request(Struct, frozen=True):
@@ -71,11 +71,11 @@ class HttpServer:
         self._alive = alive
         self._server: asyncio.Server | None = None
         self._waiting = dict[asyncio.StreamWriter, None]()
-        """Whom we wait for, the one that we have waited for longest first."""
+        """The clients that have not sent their request yet, the oldest first."""
         self._scraping = 0
         self._scrape = asyncio.Lock()
         self._builder = ThreadPoolExecutor(1, "evsched-metrics")
-        """A thread of its own: handlers may hold all those that the loop shares."""
+        """A thread of its own: handlers may occupy all threads of the loop's pool."""
         forks.hold(self)
 
     async def open(self, host: str, port: int) -> str:
@@ -91,16 +91,16 @@ class HttpServer:
         return _url(self._server)
 
     async def adopt(self, listening: socket.socket) -> str:
-        """Listen on a socket that listens already; return the URL."""
+        """Serve on a socket that already listens; return the URL."""
         self._server = await asyncio.start_server(self._serve, sock=listening, limit=_LONGEST)
         return _url(self._server)
 
     def descriptors(self) -> Iterable[int]:
-        """Return what it listens on: the port is free once this process has ended, whatever it forked."""
+        """Return the descriptors of its sockets: a forked child that held them would keep the port in use."""
         return [] if self._server is None else [one.fileno() for one in self._server.sockets]
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
             for writer in list(self._waiting):
@@ -109,7 +109,7 @@ class HttpServer:
         self._builder.shutdown(wait=False)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.set_write_buffer_limits(0)  # `drain` ends when all is taken
+        writer.transport.set_write_buffer_limits(0)  # so that `drain` ends when the client has received everything
         try:
             with self._wait_for(writer):
                 async with asyncio.timeout(_PATIENCE):
@@ -121,13 +121,13 @@ class HttpServer:
                     writer.write(_head(page) + body)
                     await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
-            _cut(writer)  # who asks and goes away, or is too slow, has lost only the answer
+            _cut(writer)  # a client that leaves or is too slow loses only its response
         finally:
             writer.close()
 
     @contextlib.contextmanager
     def _wait_for(self, writer: asyncio.StreamWriter) -> Generator[None]:
-        """Wait for a client; when too many are waited for, cut off the one that has kept us for longest."""
+        """Wait for a client's request; if too many are waiting, disconnect the one that has waited longest."""
         if len(self._waiting) >= _WAITED_FOR:
             slowest = next(iter(self._waiting))
             del self._waiting[slowest]
@@ -152,13 +152,13 @@ class HttpServer:
             return Page(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at one time\n")
         try:
             encode, kind = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that is no number: then the oldest format, which all can read
+        except (TypeError, ValueError):  # the version is not a number: use the oldest format, which all can read
             encode, kind = choose_encoder("")
         self._scraping += 1
         try:
-            async with self._scrape:  # gauges are set anew by one scrape at a time
+            async with self._scrape:  # only one scrape at a time may set the gauges
                 await self._refresh()
-                # It may take some ms: jobs go on meanwhile.
+                # It may take some milliseconds; the event loop continues meanwhile.
                 body = await asyncio.get_running_loop().run_in_executor(self._builder, encode, self._registry)
         finally:
             self._scraping -= 1
@@ -182,7 +182,7 @@ async def _read(reader: asyncio.StreamReader) -> Request | Page:
 
 
 def _cut(writer: asyncio.StreamWriter) -> None:
-    # By a reset: else the system would keep what the client has not taken, for as long as it likes.
+    # Send a reset. Otherwise the system would keep what the client has not read.
     with contextlib.suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

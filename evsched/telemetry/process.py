@@ -28,7 +28,7 @@ class Telemetry:
     def __init__(self, runtime: Runtime, events: Events, version: str, listening: socket.socket | None = None) -> None:
         self._runtime = runtime
         self._listening = listening
-        """A socket that listens already, instead of a port."""
+        """A socket that already listens, instead of a port."""
         self._metrics = Metrics(version)
         self._readiness = Readiness(runtime.sender)
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
@@ -36,7 +36,7 @@ class Telemetry:
             self._metrics.registry, self._refresh, self._readiness.why_not_ready, self._readiness.why_not_alive
         )
         if runtime.config.metrics_port is not None or listening is not None:
-            disable_created_metrics()  # they double the series, for times that nobody asks for
+            disable_created_metrics()  # they would double the series, and nothing uses those times
             events.subscribe(self._metrics.on_event)
             events.subscribe(self._readiness.on_event)
 

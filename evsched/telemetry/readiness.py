@@ -28,14 +28,14 @@ class Readiness:
         self._sender = sender
         self._pulses: list[Callable[[], list[Pulse]]] = []
         self._loops: list[tuple[str, Callable[[], str | None]]] = []
-        """A queue of each kind of loop, and the function that says what its last passes met."""
+        """One queue of each kind of loop, and a function that returns why its last passes failed, or None."""
         self._subscribes = False
-        self._unproven: str | None = "the subscription is not proved yet"
+        self._unproven: str | None = "whether keyspace events arrive is not tested yet"
         self._unsubscribed: str | None = None
         self._draining = False
 
     def on_event(self, event: Event) -> None:
-        """Note what an event says of the subscription, and that the process drains."""
+        """Note whether the subscription works, and whether the process drains."""
         if isinstance(event, WorkerDraining):
             self._draining = True
         elif isinstance(event, NotificationsProven):
@@ -48,7 +48,7 @@ class Readiness:
             self._unsubscribed = None
 
     def watch(self, pulses: Callable[[], list[Pulse]]) -> None:
-        """Count these loops among those that must make progress."""
+        """Require these loops to make progress."""
         self._pulses.append(pulses)
 
     def require(self, queue: str, wrong: Callable[[], str | None], *, subscribes: bool = False) -> None:
@@ -57,15 +57,15 @@ class Readiness:
         self._subscribes = self._subscribes or subscribes
 
     def why_not_alive(self) -> str | None:
-        """Return which loop hangs; None = none does."""
+        """Return which loop hangs; None if none does."""
         return next((wrong for pulses in self._pulses for pulse in pulses() if (wrong := pulse.wrong())), None)
 
     async def why_not_ready(self) -> str | None:
-        """Return why the process is not ready; None = it is."""
+        """Return why the process is not ready; None if it is."""
         if self._draining:
-            return "draining: it was asked to end"
+            return "draining: the process was asked to stop"
         if not self._loops:
-            return "it is starting"
+            return "the process is starting"
         known = self.why_not_alive() or (self._subscribes and (self._unsubscribed or self._unproven)) or None
         if known is not None:
             return known
@@ -75,7 +75,7 @@ class Readiness:
         return None
 
     async def _why_redis_does_not_serve(self, queue: str, wrong: Callable[[], str | None]) -> str | None:
-        """Ask Redis, then look at what the last passes of the loops met."""
+        """Run a script, then check how the last passes of the loops went."""
         try:
             async with asyncio.timeout(DEADLINE):
                 await self._sender.send(Store(queue).queue_stats())  # a script, so scripts run
@@ -86,7 +86,7 @@ class Readiness:
         except StoreRefused as error:
             if error.kind in (*NO_ENTRY, "noperm"):
                 return f"Redis refuses: {error}"
-            # Bad data of one queue: what the loops met in all queues decides.
+            # Bad data of one queue: whether the loops fail for all queues decides.
         except TimeoutError:
             return f"Redis does not answer within {DEADLINE:g} s"
         refused = wrong()

@@ -201,8 +201,8 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
         True,
     ),
     "kept for ever": (lambda at: at.raw.persist(at.key("job:done")), "no-ttl", "job done", "EXPIRE evsched:{", False),
-    "waits for an end that has been": (stuck, "stuck", "n@6.0", "--repair", True),
-    "a list without a lease": (stray, "stray", ", w", "start a dispatcher anew", True),
+    "waits for a run that has already ended": (stuck, "stuck", "n@6.0", "--repair", True),
+    "a list without a lease": (stray, "stray", ", w", "restart a dispatcher", True),
     "one too many counted": (
         lambda at: at.raw.hincrby(at.key("in_flight"), "*", 1),
         "in_flight",

@@ -1,4 +1,4 @@
-"""The schedule of a queue whose name no queue may have: anybody can write one, and the audit names it."""
+"""The schedule of a queue whose name is not allowed: anybody can write one, and the audit reports it."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ async def test_a_worker_that_drains_lives_and_is_not_ready(cli: Cli, queue: str,
         assert await get(f"{url}/readyz") == (200, "ok\n")
         child.send_signal(signal.SIGTERM)
         log.until("WorkerDraining")
-        assert await get(f"{url}/readyz") == (503, "draining: it was asked to end\n")
+        assert await get(f"{url}/readyz") == (503, "draining: the process was asked to stop\n")
         assert (await get(f"{url}/healthz"))[0] == 200
 
 

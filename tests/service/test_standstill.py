@@ -123,23 +123,33 @@ STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
     # what is so; the check, its level, a piece of what it says and of its mend
     (
         Seed.due,
-        [("not-dispatched", "fault", "3 due jobs on the schedule, the first for ", "start one: evsched dispatcher")],
+        [
+            (
+                "not-dispatched",
+                "fault",
+                "3 due jobs on the schedule, the first was due ",
+                "start one: evsched dispatcher",
+            )
+        ],
     ),
-    (Seed.ahead, [("no-dispatcher", "warning", "what is scheduled will not start", "evsched dispatcher")]),
-    (Seed.recurrence, [("not-recurring", "fault", "recurrence r is not moved on, the first for 2m 0", "evsched disp")]),
+    (Seed.ahead, [("no-dispatcher", "warning", "scheduled jobs will not start", "evsched dispatcher")]),
+    (
+        Seed.recurrence,
+        [("not-recurring", "fault", "recurrence r makes no jobs, the first was due 2m 0", "evsched disp")],
+    ),
     (
         unserved,
-        [("no-worker", "fault", "2 due jobs waiting, the first for 2m 0", "evsched worker MODULE:APP --queue {q}")],
+        [("no-worker", "fault", "2 due jobs waiting, the first was due 2m 0", "evsched worker MODULE:APP --queue {q}")],
     ),
     (dead_worker, [("no-worker", "fault", "no worker has a lease", "start one")]),
-    (deaf_worker, [("not-taken", "fault", "1 worker with a lease, holding none", "evsched top")]),
-    (busy_worker, [("not-taken", "warning", "1 worker running 1 and taking no more", "--concurrency")]),
+    (deaf_worker, [("not-taken", "fault", "1 worker with a lease, but running no job", "evsched top")]),
+    (busy_worker, [("not-taken", "warning", "1 worker running 1 and fetching no more", "--concurrency")]),
     (busy_for_a_moment, []),
-    (unrecovered, [("not-recovered", "fault", "1 job held by 1 worker whose lease has ended, the first ", "disp")]),
-    (paused, [("paused", "info", "it has been paused for 5m 0", "evsched resume {q}")]),
+    (unrecovered, [("not-recovered", "fault", "1 job of 1 dead worker not put back; the first lease ended ", "disp")]),
+    (paused, [("paused", "info", "the queue has been paused for 5m 0", "evsched resume {q}")]),
     (limit_of_nothing, [("limit-zero", "fault", "concurrency limit is 0", "evsched limit {q} --concurrency N")]),
     (limit_of_nothing_for_a_group, [("limit-zero", "fault", "of group alice is 0", "--group alice")]),
-    (stuck_gate, [("gate", "fault", "1 job at the gate", "evsched resume {q}")]),
+    (stuck_gate, [("gate", "fault", "1 job waiting at the gate", "evsched resume {q}")]),
     (limited, []),
 ]
 
@@ -149,7 +159,7 @@ async def watch(sender: BatchingSender, queue: str, seconds: float = 0.3) -> lis
 
 
 @pytest.mark.parametrize(("plant", "told"), STATES, ids=lambda value: getattr(value, "__name__", None))
-async def test_each_kind_of_standstill_is_told_with_its_mend(
+async def test_each_kind_of_standstill_is_reported_with_its_remedy(
     sender: BatchingSender, queue: str, raw: Any, plant: Any, told: list[tuple[str, str, str, str]]
 ) -> None:
     plant(Seed(raw, queue))
@@ -160,15 +170,15 @@ async def test_each_kind_of_standstill_is_told_with_its_mend(
         assert mend.format(q=queue) in finding.mend
 
 
-async def test_a_dispatcher_that_serves_other_queues_is_told_apart_from_none(
+async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_none(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
     Seed(raw, queue).due()
     async with system(Config(url=server.url, queues=("others",)), App(queue="others"), workers=0):
         (finding,) = await watch(sender, queue)
     assert (finding.check, finding.level) == ("not-dispatched", "fault")
-    assert "1 dispatcher on this Redis, and none moves this queue" in finding.what
-    assert "--queue leave it out" in finding.mend
+    assert "1 dispatcher on this Redis, but none serves this queue" in finding.what
+    assert "--queue includes this queue" in finding.mend
 
 
 async def test_what_is_seen_once_and_then_moves_is_not_told(
@@ -222,13 +232,13 @@ def test_the_command_says_it_and_a_system_that_works_is_well(
     Seed(raw, queue).due(2677)
     done = cli.run("doctor", "--queue", queue)
     assert done.returncode == 1
-    assert "fault   not-dispatched: 2677 due jobs on the schedule, the first for " in done.stdout
-    assert "no dispatcher listens" in done.stdout
+    assert "fault   not-dispatched: 2677 due jobs on the schedule, the first was due " in done.stdout
+    assert "no dispatcher is connected" in done.stdout
     with cli.running("dispatcher", "--queue", queue, until="NotificationsProven"):
         done = cli.run("doctor", "--queue", queue)
         assert done.returncode == 1
         assert "not-dispatched" not in done.stdout
-        assert "fault   no-worker: 2677 due jobs waiting, the first for " in done.stdout
+        assert "fault   no-worker: 2677 due jobs waiting, the first was due " in done.stdout
         with cli.running("worker", "tasks:app", until="WorkerStarted"):
             while sum(
                 raw.llen(key) if b"ready" in key else raw.zcard(key) for key in raw.scan_iter(f"*{{{queue}}}:[br]*")
