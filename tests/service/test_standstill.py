@@ -1,4 +1,4 @@
-"""What stands still is found, with how many, for how long and what to type; and a queue that moves is left alone."""
+"""The doctor reports jobs that do not move: how many, for how long, and what to type. It ignores queues that move."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_no
     assert "--queue includes this queue" in finding.mend
 
 
-async def test_what_is_seen_once_and_then_moves_is_not_told(
+async def test_a_job_that_moves_after_the_first_look_is_not_reported(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
     """All that can stand still does at the first look; a dispatcher and a worker come before the last."""
@@ -202,7 +202,7 @@ async def test_what_is_seen_once_and_then_moves_is_not_told(
         assert running.recorder.of(events.Completed)
 
 
-async def test_an_id_that_is_scheduled_again_and_again_is_not_one_that_nobody_moves(
+async def test_an_id_that_is_scheduled_again_and_again_is_not_reported(
     server: EmbeddedRedis, queue: str, raw: Any
 ) -> None:
     app = App(queue=queue)
@@ -222,7 +222,7 @@ async def test_a_place_of_another_type_is_left_to_the_audit(sender: BatchingSend
     assert await watch(sender, queue) == []
 
 
-def test_the_command_says_it_and_a_system_that_works_is_well(
+def test_the_command_reports_a_standstill_and_nothing_once_the_system_works(
     server: EmbeddedRedis, queue: str, raw: Any, tmp_path: Path
 ) -> None:
     cli = Cli(server.url, tmp_path)
@@ -248,6 +248,6 @@ def test_the_command_says_it_and_a_system_that_works_is_well(
             assert done.returncode == 0, done.stdout
 
 
-async def test_nothing_is_told_of_an_empty_queue(sender: BatchingSender, queue: str) -> None:
+async def test_nothing_is_reported_about_an_empty_queue(sender: BatchingSender, queue: str) -> None:
     assert await watch(sender, queue) == []
     assert await sender.send(Store(queue).limits()) is not None

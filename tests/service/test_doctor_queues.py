@@ -1,0 +1,67 @@
+"""The doctor finds keys of a wrong type, and recurrences that cannot make jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.broken_recurrences import broken_recurrences
+from evsched.transport.senders import BatchingSender
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("schedule", "backlog", "ready", "dead", "leases", "limits", "in_flight", "throttled", "fair", "recurrences"),
+        *("arrival", "canary", "windows", "recurrence:x", "arrival:alice", "backlog:alice", "processing:w"),
+        *("declared:app", "deferred:night", "reply:42"),
+    ],
+)
+async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: str, raw: Any, place: str) -> None:
+    raw.pfadd(f"evsched:{{{queue}}}:{place}", "x")  # a string
+    if place.startswith("arrival"):
+        raw.delete(f"evsched:{{{queue}}}:{place}")
+        raw.rpush(f"evsched:{{{queue}}}:{place}", "x")
+    found = await Audit(sender, [queue], pause=0).run()
+    (finding,) = [finding for finding in found if finding.check in ("place-type", "key-type")]
+    assert (finding.level, place in finding.where) == ("fault", True)
+    assert finding.mend == f"RENAME or DEL evsched:{{{queue}}}:{place}"
+    raw.delete(f"evsched:{{{queue}}}:{place}")
+    assert not [one for one in await Audit(sender, [queue], pause=0).run() if one.check.endswith("-type")]
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"rule": "61 * * * *", "payload": "{}"}, "the minute"),
+        ({"rule": "0 0 30 2 *", "payload": "{}"}, "it never falls due"),
+        ({"rule": "@daily", "zone": "Europe/Berln", "payload": "{}"}, "did you mean Europe/Berlin?"),
+        ({"rule": "@daily"}, "no payload"),
+        ({"rule": "@daily", "payload": "{}", "count": "many"}, "$.count"),
+        (None, "no record"),
+    ],
+)
+async def test_a_recurrence_that_cannot_recur_is_found(
+    sender: BatchingSender, queue: str, raw: Any, record: dict[str, str] | None, words: str
+) -> None:
+    root = f"evsched:{{{queue}}}:"
+    for name, fields in (("good", {"rule": "@daily", "payload": "{}"}), ("bad", record)):
+        raw.zadd(root + "recurrences", {name: 0})
+        if fields:
+            raw.hset(f"{root}recurrence:{name}", mapping=fields)
+    raw.zadd(root + "recurrences", {"typed": 0})
+    raw.set(root + "recurrence:typed", "of a wrong type: the audit reports it")
+    (found,) = await broken_recurrences(sender, [queue], pause=0)
+    assert (found.check, found.level, found.where) == ("recurrence-broken", "fault", f"queue {queue}, bad")
+    assert words in found.what
+    assert f"ZADD {root}recurrences 0 bad" in found.mend
+    # What the finding says mends it.
+    raw.hset(f"{root}recurrence:bad", mapping={"rule": "@daily", "zone": "UTC", "payload": "{}", "count": 9})
+    assert await broken_recurrences(sender, [queue], pause=0) == []
+
+
+async def test_recurrences_of_a_wrong_type_are_left_to_the_audit(sender: BatchingSender, queue: str, raw: Any) -> None:
+    raw.set(f"evsched:{{{queue}}}:recurrences", "x")
+    assert await broken_recurrences(sender, [queue], pause=0) == []

@@ -1,0 +1,69 @@
+"""The doctor checks the rights of Redis users, and those in redis.conf have what their roles need."""
+
+from __future__ import annotations
+
+import re
+
+from evsched.diagnostics import acl
+from evsched.diagnostics.acl import ROLES
+from evsched.diagnostics.audit import Audit
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.scripts import folder
+from evsched.transport.senders import BatchingSender
+from tests.service.test_rights import USERS, url, words_of
+from tests.support.examine import client, examine, wrong
+
+
+def test_the_commands_that_the_doctor_checks_are_those_of_the_scripts() -> None:
+    def used(flag: str) -> set[str]:
+        """Return what the scripts with a flag do; what stands before all counts for all."""
+        texts = {path.stem: path.read_text() for path in folder().glob("*.lua")}
+        bodies = [text for text in texts.values() if text.startswith(f"#!lua{flag}")]
+        return {name for text in bodies for name in re.findall(r"redis\.p?call\(\s*'(\w+)'", text)}
+
+    def asked(lines: str) -> set[str]:
+        return {words.split()[0] for words in lines.replace("·", "\n").splitlines() if words.split()}
+
+    everything = used("") | used(" flags=allow-oom") | used(" flags=no-writes")
+    before = {
+        name for path in folder().glob("_*.lua") for name in re.findall(r"redis\.p?call\(\s*'(\w+)'", path.read_text())
+    }
+    told = asked(acl.READS) | asked(acl.WRITES) | asked(acl.AUDITS) | {"TIME", "PUBLISH"}
+    assert everything | before == told
+    assert used(" flags=no-writes") <= asked(acl.READS) | {"TIME"}
+
+
+async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:
+    with EmbeddedRedis() as server:
+        raw = client(server)
+        for name, rules in USERS:
+            if name != "default":
+                raw.execute_command("ACL", "SETUSER", name, *words_of(rules))
+        assert {name for name, _ in USERS} == {"default", *ROLES}
+        for role in ROLES:
+            assert [finding.check for finding in await examine(server.url, role)] == ["appendfsync"], role
+        raw.execute_command("ACL", "SETUSER", "worker", "-hset")
+        raw.execute_command("ACL", "SETUSER", "dispatcher", "resetchannels")
+        found = wrong([*await examine(server.url, "worker"), *await examine(server.url, "dispatcher")])
+        assert [(finding.check, finding.where) for finding in found] == [
+            ("rights", "user worker"),
+            ("rights", "user dispatcher"),
+        ]
+        assert "HSET evsched:{q}:job:x" in found[0].what
+        assert "PSUBSCRIBE __keyspace@0__:evsched:{*}:schedule" in found[1].what
+        assert "the line `user worker` in redis.conf" in found[0].mend
+        raw.execute_command("ACL", "DELUSER", "worker")
+        (told,) = [finding for finding in await examine(server.url, "worker") if finding.check == "rights"]
+        assert (told.level, told.where) == ("info", "user default")
+        # As its own user the doctor needs no more, and as another it says what it cannot ask.
+        assert wrong(await examine(url(server, "doctor"), "doctor")) == []
+        for user in ("producer", "client", "observer", "dispatcher"):
+            found = await examine(url(server, user), "producer" if user == "producer" else "client")
+            assert wrong(found) == []
+            assert {"rights"} < {finding.check for finding in found}
+        sender = BatchingSender(url(server, "doctor"))
+        assert await Audit(sender, ["q"], pause=0.0).run() == []
+        await sender.close()
+        log = raw.execute_command("ACL", "LOG")
+        assert b"doctor" not in {entry[entry.index(b"username") + 1] for entry in log}
+        raw.close()

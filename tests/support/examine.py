@@ -1,0 +1,34 @@
+"""Run the doctor on a server, and sort what it finds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis
+
+from evsched.diagnostics.acl import Role
+from evsched.diagnostics.doctor import Doctor
+from evsched.diagnostics.finding import Finding
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+
+
+def client(server: EmbeddedRedis) -> Any:
+    return redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+
+
+async def examine(
+    address: str, role: Role | None = None, *, repair: bool = False, skew: float = 0.0, heard: float = 3.0
+) -> list[Finding]:
+    """Run the doctor and return what it finds."""
+    sender = BatchingSender(address)
+    try:
+        doctor = Doctor(address, sender, "q", repair=repair, wall=lambda: time.time() + skew, heard=heard)
+        return await doctor.run(role)
+    finally:
+        await sender.close()
+
+
+def wrong(found: list[Finding]) -> list[Finding]:
+    return [finding for finding in found if finding.level != "info"]
