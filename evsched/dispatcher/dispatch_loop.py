@@ -111,7 +111,7 @@ class DispatchLoop:
     def step_all(self, reason: Reason) -> None:
         """Step every queue at once."""
         for schedule in self._schedules.values():
-            schedule.at, schedule.reason = 0.0, reason
+            schedule.step_now(reason)
         self._wakeup.ring()
 
     def _ring_if_sooner(self, schedule: Schedule, before: float) -> None:
@@ -120,17 +120,18 @@ class DispatchLoop:
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
+        schedules = self._schedules.values()
         while True:
             now = time.monotonic()
             if self._proof.at() <= now:
                 # One command is the proof and the safety cap's step: it goes to the queue stepped longest ago.
-                min(self._schedules.values(), key=lambda schedule: schedule.pace.last_step).step_by(now, "safety")
-            if looks := [schedule for schedule in self._schedules.values() if schedule.look_at <= now < schedule.at]:
+                min(schedules, key=lambda schedule: schedule.pace.last_step).step_by(now, "safety")
+            if looks := [schedule for schedule in schedules if schedule.next_look.at <= now < schedule.next_step.at]:
                 await self._look(looks)
-            for schedule in [schedule for schedule in self._schedules.values() if schedule.at <= time.monotonic()]:
+            for schedule in [schedule for schedule in schedules if schedule.next_step.at <= time.monotonic()]:
                 async with self._reconnect:
                     await self._pass(schedule)
-            until = min(self._proof.at(), *(schedule.next() for schedule in self._schedules.values()))
+            until = min(self._proof.at(), *(schedule.next() for schedule in schedules))
             self.pulse.expect(max(0.0, until - time.monotonic()))
             await self._wakeup.sleep(until)
 
@@ -154,13 +155,13 @@ class DispatchLoop:
         sending = [self._runtime.sender.send(schedule.store.nearest()) for schedule in schedules]
         replies = await asyncio.gather(*sending, return_exceptions=True)
         now = time.monotonic()
-        for schedule, why, nearest in zip(schedules, reasons, replies, strict=True):
+        for schedule, reason, nearest in zip(schedules, reasons, replies, strict=True):
             if isinstance(nearest, StoreError):
-                schedule.step_by(now, why)  # the step meets the same error, reports it and waits
+                schedule.step_by(now, reason)  # the step meets the same error, reports it and waits
             elif isinstance(nearest, BaseException):
                 raise nearest
             else:
-                schedule.looked(now, why, nearest)
+                schedule.looked(now, reason, nearest)
                 self._follow_flood(schedule, sent)
 
     async def step(self, schedule: Schedule) -> Step:
@@ -170,7 +171,7 @@ class DispatchLoop:
             StoreDown, StoreRefused: nothing is changed.
         """
         prove = self._proof.at() <= time.monotonic()
-        at, reason = schedule.at, schedule.reason
+        at, reason = schedule.next_step.at, schedule.next_step.reason
         if prove:
             self._proof.expect()  # before the call, because the message may arrive before the reply
         sent = time.monotonic()

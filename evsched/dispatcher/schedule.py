@@ -21,6 +21,19 @@ from evsched.store.store import Store
 _NEVER = float("inf")
 
 
+class Appointment:
+    """When to act next, and why. Of several requests the earliest counts."""
+
+    def __init__(self, at: float, reason: Reason) -> None:
+        self.at = at
+        self.reason: Reason = reason
+
+    def bring_forward(self, at: float, reason: Reason) -> None:
+        """Act at that moment, or earlier if that is planned."""
+        if at < self.at:
+            self.at, self.reason = at, reason
+
+
 class Schedule:
     """The schedule of one queue. The loop calls `stepping` before a step and `stepped` after it; likewise for looks."""
 
@@ -30,12 +43,8 @@ class Schedule:
         """How many jobs a step may move."""
         self.full = False
         """The last step moved so many jobs that the next one is worth measuring."""
-        self.at = 0.0
-        """When to step; 0 = at once."""
-        self.reason: Reason = "reconnect"
-        self.look_at = _NEVER
-        self._why: Reason = "event"
-        """Why to look."""
+        self.next_step = Appointment(0.0, "reconnect")
+        self.next_look = Appointment(_NEVER, "event")
         self._not_before = 0.0
         """No step or look before this: Redis refused the last step."""
         self._ahead: float | None = None
@@ -45,19 +54,19 @@ class Schedule:
 
     def next(self) -> float:
         """Return when to step or look, whichever is first."""
-        return min(self.at, self.look_at)
+        return min(self.next_step.at, self.next_look.at)
 
     def step_by(self, at: float, reason: Reason) -> None:
         """Step at that moment, or earlier if that is planned."""
-        at = max(at, self._not_before)
-        if at < self.at:
-            self.at, self.reason = at, reason
+        self.next_step.bring_forward(max(at, self._not_before), reason)
 
-    def look_by(self, at: float, why: Reason) -> None:
+    def step_now(self, reason: Reason) -> None:
+        """Step at once, whatever is planned."""
+        self.next_step.at, self.next_step.reason = 0.0, reason
+
+    def look_by(self, at: float, reason: Reason) -> None:
         """Look at that moment, or earlier if that is planned."""
-        at = max(at, self._not_before)
-        if at < self.look_at:
-            self.look_at, self._why = at, why
+        self.next_look.bring_forward(max(at, self._not_before), reason)
 
     def changed(self, now: float) -> None:
         """Answer an event: jobs may have been put on the schedule."""
@@ -79,7 +88,7 @@ class Schedule:
 
     def stepping(self, now: float) -> None:
         """Note that a step is being sent. Events that arrive from now on need another one."""
-        self.at = self.look_at = _NEVER
+        self.next_step.at = self.next_look.at = _NEVER
         self.pace.stepping(now)
 
     def stepped(self, sent: float, now: float, reason: Reason, done: Step, cap: float) -> None:
@@ -103,20 +112,20 @@ class Schedule:
     def refused(self, now: float, delay: float) -> None:
         """Note that Redis refused the step. The next canary goes to another queue."""
         self.pace.last_step = now
-        self._not_before = self.at = now + delay
+        self._not_before = self.next_step.at = now + delay
 
     def looking(self, now: float) -> Reason:
         """Note that a look is being sent; return its reason."""
-        self.look_at = _NEVER
+        self.next_look.at = _NEVER
         self.pace.looking(now)
-        return self._why
+        return self.next_look.reason
 
-    def looked(self, now: float, why: Reason, nearest: float | None) -> None:
+    def looked(self, now: float, reason: Reason, nearest: float | None) -> None:
         """Note the nearest due that a look found, by Redis's clock."""
         due = _NEVER if nearest is None else nearest - (self._ahead or 0.0)
         self.pace.looked(found=due <= now)
         if due <= now:
-            self.step_by(now, why)
+            self.step_by(now, reason)
         else:
             self._wake_at(due, _NEVER)
 

@@ -1,4 +1,4 @@
-"""Policy with a dispatcher and workers: limits, pause, expiry, identity; and what stands around a run."""
+"""Limits, pause, expiry, ids, middleware and progress, with a dispatcher and workers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
-async def test_a_concurrency_limit_holds_over_workers_and_all_jobs_run(config: Config, app: App, queue: str) -> None:
+async def test_a_concurrency_limit_holds_across_workers_and_all_jobs_run(config: Config, app: App, queue: str) -> None:
     running, most, five = 0, 0, asyncio.Barrier(5)
 
     @app.task
     async def meet() -> None:
-        """Go on when five are there: a limit that lets fewer pass holds them up for good."""
+        """Wait for five runs at a time. If the limit let fewer pass, they would wait for ever."""
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -41,10 +41,10 @@ async def test_a_concurrency_limit_holds_over_workers_and_all_jobs_run(config: C
     assert most == 5
 
 
-async def test_jobs_behind_a_concurrency_limit_go_on_while_the_memory_is_full(
+async def test_jobs_behind_a_concurrency_limit_are_fetched_while_memory_is_full(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
-    """Redis refuses to block then, and each end lets others pass: who ends one asks for the next, and not a retry."""
+    """Redis refuses BLMOVE then, so the call that ends a job must fetch the next one. Retries alone would be slow."""
     count, limit = 180, 3
 
     @app.task
@@ -69,8 +69,8 @@ async def test_jobs_behind_a_concurrency_limit_go_on_while_the_memory_is_full(
         assert 0 < len(refused) < count / limit / 2
 
 
-async def test_a_rate_opens_by_the_dispatchers_sleep(config: Config, app: App, queue: str) -> None:
-    """With one job in hand at a time it is the workers that use up the rate, and the dispatcher that has to open it."""
+async def test_a_rate_that_is_used_up_opens_when_the_dispatcher_wakes(config: Config, app: App, queue: str) -> None:
+    """With one job at a time, the workers' calls use up the rate, and only the dispatcher's step opens it again."""
     moments: list[float] = []
 
     @app.task
@@ -81,9 +81,8 @@ async def test_a_rate_opens_by_the_dispatchers_sleep(config: Config, app: App, q
         await whole.sender.send(Store(queue).limit({"rate": 40, "burst": 2, "concurrency": 1}))
         jobs = await note.enqueue_many([()] * 12)
         await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
-        # No step by the safety cap, 30 s, was needed; and the machine's noise only makes it longer.
         assert not whole.recorder.of(events.RedisDown)
-    # The burst may come back while the first job waits to be run, which leaves eight to wait for.
+    # The burst of two may be refilled before the first job runs, so at least eight jobs waited for the rate.
     assert 8 / 40 <= moments[-1] - moments[0] + 0.001 < PATIENCE
 
 
@@ -118,7 +117,7 @@ async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, q
         assert (status.place, status.outcome) == ("dead", "expired")
 
 
-async def test_an_id_refuses_keeps_or_replaces(config: Config, app: App) -> None:
+async def test_an_id_that_exists_is_refused_kept_or_replaced(config: Config, app: App) -> None:
     ran: list[str] = []
 
     @app.task
@@ -138,7 +137,7 @@ async def test_an_id_refuses_keeps_or_replaces(config: Config, app: App) -> None
     assert ran == ["f"]
 
 
-async def test_replaced_while_it_runs_it_runs_again_after(config: Config, app: App) -> None:
+async def test_a_job_that_is_replaced_while_it_runs_runs_again_afterwards(config: Config, app: App) -> None:
     gate, ran = asyncio.Event(), list[str]()
 
     @app.task
@@ -155,7 +154,7 @@ async def test_replaced_while_it_runs_it_runs_again_after(config: Config, app: A
     assert ran == ["first", "second"]
 
 
-async def test_lifespan_and_middleware_stand_around_the_runs(config: Config, queue: str) -> None:
+async def test_lifespan_and_middleware_wrap_the_runs(config: Config, queue: str) -> None:
     told: list[str] = []
 
     @asynccontextmanager
@@ -197,7 +196,7 @@ async def test_lifespan_and_middleware_stand_around_the_runs(config: Config, que
     assert told == ["opened", "outer state", "outer in_thread", "outer fail", "closed"]
 
 
-async def test_progress_is_kept_and_told(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_progress_is_stored_and_published(config: Config, app: App, queue: str, raw: Any) -> None:
     gates = [asyncio.Event() for _ in range(2)]
 
     @app.task
@@ -225,7 +224,7 @@ async def test_progress_is_kept_and_told(config: Config, app: App, queue: str, r
             await job.result(PATIENCE)
 
 
-async def test_a_plain_function_tells_its_progress_without_await(config: Config, app: App) -> None:
+async def test_a_plain_function_reports_its_progress_without_await(config: Config, app: App) -> None:
     gate = threading.Event()
 
     @app.task
@@ -244,7 +243,7 @@ async def test_a_plain_function_tells_its_progress_without_await(config: Config,
 
 
 @pytest.mark.parametrize("fail", [False, True])
-async def test_a_task_on_a_process_tells_its_progress_while_it_runs_and_at_its_end(
+async def test_a_task_on_a_process_reports_its_progress_while_it_runs_and_at_its_end(
     config: Config, queue: str, tmp_path: Path, raw: Any, fail: bool
 ) -> None:
     gate = tmp_path / "gate"
@@ -263,7 +262,7 @@ async def test_a_task_on_a_process_tells_its_progress_while_it_runs_and_at_its_e
             assert (await job.status()).progress == {"done": 1000, "total": 1000, "note": "the top"}
 
 
-async def test_the_last_progress_is_kept_when_the_job_ends_at_once(config: Config, app: App, queue: str) -> None:
+async def test_the_last_progress_is_stored_when_the_job_ends_at_once(config: Config, app: App, queue: str) -> None:
     @app.task(retry=Retry(attempts=1))
     async def climb(n: int) -> None:
         for step in range(n):
