@@ -1,6 +1,6 @@
 """The names of the Redis keys that Python uses, one function each; docs/protocol.md is the contract.
 
-The scripts make theirs from the root, which is passed to each.
+The scripts make the names from the root, which is passed to each.
 
 The braces are a Redis Cluster hash tag: all keys of a queue live in one slot.
 """
@@ -13,10 +13,10 @@ from typing import Final
 from evsched.errors import ConfigError
 
 NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
-"""What a queue's name, a job's id and a worker's id look like."""
+"""The form of a queue's name, a job's id and a worker's id."""
 
 QUEUE_RULE: Final = "a queue's name is 1 to 200 of A-Z a-z 0-9 . _ : @ -"
-"""The same, as it is told."""
+"""The same rule as text, for messages."""
 
 EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 """Glob of all schedules: braces stand for themselves in a Redis pattern."""
@@ -25,11 +25,11 @@ EVERY_PLACE: Final = "evsched:{*}:[sbdlrp]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
 QUEUES: Final = "evsched:{}:queues"
-"""The set of all queues that a dispatcher found or a worker worked on. No queue has an empty name, so it is none's; the
-key patterns of the ACL users take it in."""
+"""The set of all queues that a dispatcher found or a worker served. No queue has an empty name, so this key belongs to
+no queue, but the key patterns of the ACL users include it."""
 
 EVERY_KEY: Final = "evsched:{*}:*"
-"""Glob of all there is."""
+"""Glob of all keys of all queues."""
 
 _KEY: Final = re.compile(rb"evsched:\{([^{}]+)\}:(.*)", re.DOTALL)
 
@@ -64,12 +64,12 @@ def reply(queue: str, job_id: str) -> str:
 
 
 def control(queue: str, worker: str) -> str:
-    """Return the channel on which a worker hears that a job of its own is to stop."""
+    """Return the channel on which a worker receives the ids of jobs that it must stop."""
     return f"{root(queue)}control:{worker}"
 
 
 def progress(queue: str, job_id: str) -> str:
-    """Return the channel on which a run's progress is told."""
+    """Return the channel on which a run's progress is published."""
     return f"{root(queue)}progress:{job_id}"
 
 
@@ -135,7 +135,7 @@ def split(key: bytes) -> tuple[str, bytes] | None:
 
 
 def is_misnamed(key: bytes) -> bool:
-    """Tell whether a key would be a queue's schedule or recurrences if its name were `NAME`: nobody looks there."""
+    """Return whether a key is a schedule or recurrences of a queue that no dispatcher serves because of its name."""
     ends = key.startswith(b"evsched:{") and key.endswith((b"}:schedule", b"}:recurrences"))
     return ends and split(key) is None
 

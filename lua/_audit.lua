@@ -1,4 +1,4 @@
--- The audit: what is wrong with an id, or with a count.
+-- The audit: checks of an id, and of the counts of the gate.
 --
 -- Each check reads all places of an id in one moment, so a job that moves is never between two of them. `audit` and
 -- `recount` report violations; `mend` checks again before it writes.

@@ -1,12 +1,12 @@
--- The ends of jobs and of their runs: the record and the reply that they leave, and what recurrences learn of them.
+-- The ends of jobs and of their runs: what they write to the record, to the reply list and to their recurrence.
 
 -- The dead set is bounded, so that a broken producer cannot fill Redis: beyond either bound the oldest jobs go.
 local DEAD_MOST = 100000
 local DEAD_AGE = 180 * 86400
--- How long the record of a job is kept that ends without a worker to name a time, in seconds: the default of tasks.
+-- Seconds for which a record is kept if no worker says how long: the default of tasks.
 local RETENTION = 300
 
--- Write what a client says of a job; '' is not said.
+-- Write the fields that a client gives a job; '' = not given.
 -- USES record
 local function write_record(id, payload, priority, group)
   local fields = { 'payload', payload }
@@ -30,14 +30,14 @@ local function push_reply(id, outcome, result, reason, retention)
     text = text .. ',"reason":' .. cjson.encode(reason)
   end
   local reply = root .. 'reply:' .. id
-  -- pcall: nobody can wait on a key of another type, and the job must end all the same.
+  -- pcall: no client can wait on a key of another type, and the job must end all the same.
   if type(redis.pcall('RPUSH', reply, text .. '}')) == 'number' then
     redis.call('PEXPIRE', reply, milliseconds(math.max(retention, 10)))
   end
 end
 
--- Raise a count in a recurrence's record, which is a hash. A malformed count begins anew: a refused HINCRBY would stop
--- the end of a job.
+-- Raise a count in a recurrence's record, which is a hash. A malformed count restarts at 0: if HINCRBY failed,
+-- the job could not end.
 -- USES recurrence
 local function tally(name, field, more)
   if type(redis.pcall('HINCRBY', recurrence(name), field, more)) ~= 'number' then

@@ -9,7 +9,7 @@
 -- How many jobs wait in ready beyond what is asked for: enough that workers blocked on it never wait for a dispatcher,
 -- few enough that a later job of a higher priority does not wait behind them.
 local READY_AHEAD = 16
--- How long a job that a key of the wrong type stops is left alone, in seconds.
+-- Seconds after which a job that a key of the wrong type stops is tried again.
 local UNFIT = 1
 -- How many jobs one call looks at, and how many groups it reopens.
 local LOOKS = 1000
@@ -165,7 +165,7 @@ local function open(asked, now)
   return again, looked + reopened > 0
 end
 
--- The gate, for every verb but dispatch. It tells the dispatchers when the next rate opens: they sleep until then.
+-- The gate, for every verb but dispatch. It publishes when the next rate opens: dispatchers sleep until then.
 -- USES open, seconds
 local function admit(asked, now)
   local again, changed = open(asked, now)

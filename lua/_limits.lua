@@ -1,4 +1,4 @@
--- The limits: what operators set, and what is counted and measured for it.
+-- The limits that operators set, and the counts and times that enforce them.
 --
 -- limits     hash  concurrency, rate, burst, paused; with `:<group>` behind the name those of a group; weight:<group>
 -- in_flight  hash  the jobs that have passed the gate and not ended, only while a limit needs them: id -> group;

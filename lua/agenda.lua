@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- agenda: moves nothing. The recurrences that are to be moved on, and when there are more.
+-- agenda: moves nothing. The recurrences whose next occurrence is to be scheduled now, and when the next ones are.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock

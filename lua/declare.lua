@@ -1,5 +1,5 @@
 #!lua
--- declare: moves nothing itself. Makes a recurrence, or changes one: what it had ahead on the schedule is withdrawn.
+-- declare: moves nothing itself. Creates or changes a recurrence. A change removes its scheduled occurrences.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   name      of the recurrence

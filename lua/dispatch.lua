@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- dispatch: schedule -> backlog, for what is due. Tells the dispatcher how long it may sleep.
+-- dispatch: schedule -> backlog, for due jobs. The reply says how long the dispatcher may sleep.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -40,7 +40,7 @@ end
 expect('ZCARD', dead)
 expect_gate()
 
--- What is due as member, score, ..., the earliest first: at most `limit` jobs and BYTES_MOST bytes.
+-- The due members as member, score, ..., the earliest first: at most `limit` jobs and BYTES_MOST bytes.
 local function read_due()
   local found, bytes = {}, 0
   local count = math.min(limit, redis.call('ZCOUNT', schedule, '-inf', seconds(now)))

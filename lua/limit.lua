@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- limit: moves nothing itself. Sets or lifts limits, and lets pass what they now let pass.
+-- limit: moves nothing itself. Sets or removes limits, and admits the jobs that they now allow.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock

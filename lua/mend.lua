@@ -14,7 +14,7 @@
 -- USES   clock, expect, expect_gate, record, release_waiting, is_id, bury, remove_waiting, group_backlog, tidy,
 --        miscounts, in_flight, throttled, group_violation, violations_of, rows, admit
 --
--- Each row is checked again here. What is not wrong any more is left alone, and so is what needs a person's decision.
+-- Each row is checked again here. Rows that are in order by now, or that need a person's decision, are left alone.
 
 local now, most, strays = unpack(ARGV, 1, 3)
 now = clock(now)

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- recount: moves nothing. Compares what the gate counts with what is there, in one moment.
+-- recount: moves nothing. Compares the counts of the gate with the contents of the places, in one moment.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   most      entries that are counted at most

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- survey: moves nothing. The leases of a queue, as the janitor judges them.
+-- survey: moves nothing. The leases of a queue, which the janitor checks.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock

@@ -15,7 +15,7 @@ from evsched.cli import output
 from evsched.cli.root import Json, Queues, Url, settings
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.acl import Role
-from evsched.diagnostics.audit import Audit, Told
+from evsched.diagnostics.audit import Audit, OnProgress
 from evsched.diagnostics.broken_recurrences import broken_recurrences
 from evsched.diagnostics.doctor import Doctor
 from evsched.diagnostics.finding import Finding
@@ -65,7 +65,7 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
         audit = Audit(sender, queues)
         try:
             with _bar() as report:
-                wrong = await audit.run(repair=repair, told=report)
+                wrong = await audit.run(repair=repair, on_progress=report)
             found += await Standstill(sender, audit.queues).run()
             found += await broken_recurrences(sender, audit.queues)
             found += wrong
@@ -79,7 +79,7 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
 
 
 @contextmanager
-def _bar() -> Generator[Told]:
+def _bar() -> Generator[OnProgress]:
     """Show the progress of the audit, on a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None

@@ -66,7 +66,7 @@ _TYPES_OF_MANY: Final = {
 PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in ("arrival", "canary", "windows")}
 """The keys on which a whole queue depends, with their types."""
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Receives the progress: how many were checked, of about how many."""
 
 
@@ -114,13 +114,13 @@ class Audit:
         """The queues that it has found."""
         return sorted(self._queues)
 
-    async def run(self, *, repair: bool = False, told: Told = lambda done, total: None) -> list[Finding]:
+    async def run(self, *, repair: bool = False, on_progress: OnProgress = lambda done, total: None) -> list[Finding]:
         """Check all places and records; with `repair`, repair what needs no guess.
 
         Raises:
             StoreDown, StoreRefused
         """
-        await self._walk(told)
+        await self._walk(on_progress)
         suspicious = [queue for queue in self._queues.values() if queue.suspects]
         if suspicious:
             await asyncio.sleep(self._pause)
@@ -139,7 +139,7 @@ class Audit:
 
     # The first check: all keys once, then the places that they show.
 
-    async def _walk(self, told: Told) -> None:
+    async def _walk(self, on_progress: OnProgress) -> None:
         # Each job is checked twice: by its record, and in its place.
         total, cursor = 2 * await self._sender.send(server.size()), 0
         while True:
@@ -149,7 +149,7 @@ class Audit:
             wrong = await self._check_types(found)
             for name, ids in self._sort(key for key in found if key not in wrong).items():
                 await self._judge(self._queues[name], ids)
-            told(self.seen, total)
+            on_progress(self.seen, total)
             if cursor == 0:
                 break
         for queue in self._queues.values():
@@ -159,9 +159,9 @@ class Audit:
         total = max(total, 2 * self.seen)
         for queue in self._queues.values():
             for place in queue.places():
-                await self._walk_place(queue, place, lambda: told(min(self.seen, total), total))
+                await self._walk_place(queue, place, lambda: on_progress(min(self.seen, total), total))
             queue.suspect(await self._recount(queue))
-        told(total, total)
+        on_progress(total, total)
 
     async def _check_types(self, found: Iterable[bytes]) -> set[bytes]:
         """Return the keys that are of a wrong type, and note them."""
@@ -199,14 +199,14 @@ class Audit:
                 queue.groups.add(rest[8:])
         return ids
 
-    async def _walk_place(self, queue: _Queue, place: bytes, told: Callable[[], None]) -> None:
+    async def _walk_place(self, queue: _Queue, place: bytes, on_progress: Callable[[], None]) -> None:
         met = place if b":" in place else b""
         cursor = 0
         while True:
             cursor, ids = await self._ask(queue, queue.store.members(place, cursor, SLICE), (0, []))
             # An inline job has no record until it is due.
             await self._judge(queue, [id_ for id_ in ids if not id_.startswith(b"{")], met)
-            told()
+            on_progress()
             if cursor == 0:
                 break
 

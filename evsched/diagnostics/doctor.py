@@ -61,9 +61,9 @@ class Doctor:
         info = await self._ask("info", "INFO", server.facts())
         settings = await self._ask("settings", "CONFIG GET", server.settings(server_checks.SETTINGS))
         if info is not None:
-            told = server_checks.Server(info, settings or {})
-            self._found += [finding for check in server_checks.CHECKS for finding in check(told)]
-            if server_checks.cluster(told):
+            reported = server_checks.Server(info, settings or {})
+            self._found += [finding for check in server_checks.CHECKS for finding in check(reported)]
+            if server_checks.cluster(reported):
                 return self._found  # all other checks would fail because of it, and report something else
         await self._check_clock()
         if settings is not None:
@@ -75,7 +75,7 @@ class Doctor:
             await self._check_rights(role, all_queues)
         return self._found
 
-    def _tell(self, finding: Finding) -> None:
+    def _report(self, finding: Finding) -> None:
         self._found.append(finding)
 
     async def _ask(self, check: str, what: str, call: Call[T]) -> T | None:
@@ -91,7 +91,7 @@ class Doctor:
             if error.kind in NO_ENTRY:
                 raise  # nothing can be looked at
             mend = "run the doctor as an administrator or as the user `doctor` of redis.conf: --url redis://USER:PASSWORD@..."
-            self._tell(
+            self._report(
                 Finding(check, "info", f"{what} was refused, so not everything was checked: {error}", "Redis", mend)
             )
             return None
@@ -110,7 +110,7 @@ class Doctor:
         repaired = False
         if self._repair:
             repaired = await self._ask("notifications", "CONFIG SET", server.set_notification_flags(wanted)) is not None
-        self._tell(
+        self._report(
             Finding(
                 "notifications",
                 "fault",
@@ -133,7 +133,7 @@ class Doctor:
                 async for _ in subscription.messages():
                     return
         except TimeoutError:
-            self._tell(
+            self._report(
                 Finding(
                     "canary",
                     "fault",
@@ -146,11 +146,11 @@ class Doctor:
             mend = (
                 "run it as the user `doctor` of redis.conf; or look in a dispatcher's log for `keyspace events arrive`"
             )
-            self._tell(
+            self._report(
                 Finding("canary", "info", f"whether keyspace events arrive cannot be tested: {error}", key, mend)
             )
         except StoreDown as error:
-            self._tell(
+            self._report(
                 Finding("canary", "fault", f"the test key cannot be written: {error}", key, "mend the faults above")
             )
         finally:
@@ -163,7 +163,7 @@ class Doctor:
             mend = "evsched needs scripts: allow EVAL and EVALSHA, as for the users in redis.conf"
             if "WRONGTYPE" in str(error):
                 return  # the audit names the key
-            self._tell(Finding("scripts", "fault", f"a read-only script was refused: {error}", "Redis", mend))
+            self._report(Finding("scripts", "fault", f"a read-only script was refused: {error}", "Redis", mend))
 
     async def _check_rights(self, role: Role, all_queues: bool) -> None:
         """Check the rights of the user that has the role's name; if there is none, those of this connection's user."""
@@ -172,7 +172,7 @@ class Doctor:
             if not await self._is_user(user):
                 user = await self._sender.send(server.whoami())
                 what = f"there is no Redis user {role}, so the rights of this connection's user were checked"
-                self._tell(Finding("rights", "info", what, f"user {user}", ""))
+                self._report(Finding("rights", "info", what, f"user {user}", ""))
             refused = list[str]()
             for words in needs(role, self._queue, address.parse(self._url).db, all_queues=all_queues):
                 if await self._sender.send(server.may(user, words)) != "OK":
@@ -180,13 +180,13 @@ class Doctor:
         except StoreRefused as error:
             mend = f"run it as an administrator: evsched doctor --role {role} --url redis://USER:PASSWORD@..."
             what = f"the rights of {role} cannot be checked: {error}"
-            self._tell(Finding("rights", "info", what, f"user {user}", mend))
+            self._report(Finding("rights", "info", what, f"user {user}", mend))
             return
         if refused:
             more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
             what = f"this user lacks rights that {role} needs: {', '.join(refused[:_NAMED])}{more}"
             mend = f"ACL SETUSER {user} with the rights of the line `user {role}` in redis.conf"
-            self._tell(Finding("rights", "fault", what, f"user {user}", mend))
+            self._report(Finding("rights", "fault", what, f"user {user}", mend))
 
     async def _is_user(self, name: str) -> bool:
         try:

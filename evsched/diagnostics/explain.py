@@ -24,7 +24,7 @@ class Explanation(Struct, frozen=True):
 
 
 def nowhere(job_id: str, queue: str) -> str:
-    """Say that there is no such job."""
+    """Return the sentence for an id without a job."""
     return (
         f"no job {job_id} in queue {queue}: it never existed, it ended and its retention is over, or its payload "
         "is in the schedule itself, where a job has no id until it is dispatched"
@@ -55,10 +55,10 @@ def explain(
     if status is None:
         hint = f": did you mean {', '.join(nearest)}?" if nearest else ""
         return Explanation(nowhere(job_id, queue) + hint, {})
-    if told := _wrong_type(status, facts, types or {}):
-        return Explanation(told, _listed(status, facts))
-    if status.place == "schedule" and window is not None and (told := _outside(status, facts, window)):
-        return Explanation(told, _listed(status, facts))
+    if reason := _wrong_type(status, facts, types or {}):
+        return Explanation(reason, _listed(status, facts))
+    if status.place == "schedule" and window is not None and (reason := _outside(status, facts, window)):
+        return Explanation(reason, _listed(status, facts))
     sentence = {
         "schedule": _scheduled,
         "backlog": _behind_the_gate,
@@ -71,7 +71,7 @@ def explain(
 
 
 def waits_now(status: JobStatus | None, now: float) -> bool:
-    """Tell whether a job is due and has not been fetched, so that it waits for the queue to move."""
+    """Return whether a job is due and no worker has fetched it."""
     if status is None or status.place not in ("schedule", "backlog", "ready"):
         return False
     return status.place != "schedule" or (status.due or 0.0) <= now
@@ -164,7 +164,7 @@ def _limited(what: str, limits: dict[str, float], in_flight: float, opens: float
         wait = format_duration(max(opens - now, 0.0))
         return f"{what} by the rate limit {limits.get('rate', 0):g}/s: it opens in {wait}"
     if in_flight < limits.get("concurrency", 0.0) or "concurrency" not in limits:
-        return f"{what} no longer: it passes when a dispatcher looks at the group again"
+        return f"{what} no longer: the job passes when a dispatcher checks the group again"
     return f"{what} by the concurrency limit: {in_flight:g} of {limits.get('concurrency', 0):g}"
 
 
@@ -185,9 +185,9 @@ def _held(status: JobStatus, facts: Facts) -> str:
         lasts = f"whose lease ends in {format_duration(left)}"
     if status.worker != facts.holder or status.started is None:
         return f"fetched by worker {facts.holder}, {lasts}; not started yet"
-    told = "; it was asked to stop" if status.stopping else ""
+    stopping = "; it was asked to stop" if status.stopping else ""
     since = format_duration(facts.now - status.started)
-    return f"attempt {status.attempt} has run for {since} on worker {facts.holder}, {lasts}{told}"
+    return f"attempt {status.attempt} has run for {since} on worker {facts.holder}, {lasts}{stopping}"
 
 
 def _finished(status: JobStatus, facts: Facts) -> str:

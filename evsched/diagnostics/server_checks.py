@@ -39,14 +39,14 @@ class Server(Struct, frozen=True):
 
 def version(server: Server) -> list[Finding]:
     """Check the version."""
-    kind, told, least = read_version(server.info)
+    kind, version_text, least = read_version(server.info)
     if least is None:
         return []
     return [
         Finding(
             "version",
             "fault",
-            f"{kind} {told} is too old: it has no script flags, so no job could end while its memory is full",
+            f"{kind} {version_text} is too old: it has no script flags, so no job could end while its memory is full",
             "Redis",
             f"install {kind} {least[0]}.{least[1]} or newer",
         )

@@ -36,61 +36,82 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.ClockJumped: (logging.ERROR, "Redis's clock jumped by {seconds:+.1f} s: due times follow it"),
     events.Rewound: (
         logging.WARNING,
-        "queue {queue}: {names} recur from now on; they had been moved on by a clock that was set back since",
+        "queue {queue}: {names} continue from now; a clock that was ahead and is set back had advanced them",
     ),
-    events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} does not recur: {reason}"),
-    events.Requeued: (logging.WARNING, "queue {queue}: {ids} put back to ready from worker {worker}: {reason}"),
-    events.RunLost: (logging.WARNING, "job {id} of {queue}, task {task}, attempt {attempt}, ended as another's"),
-    events.LeaseLost: (logging.ERROR, "worker {worker} lost its lease on {queue}: what it ran is cancelled"),
+    events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} makes no jobs: {reason}"),
+    events.Requeued: (logging.WARNING, "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"),
+    events.RunLost: (
+        logging.WARNING,
+        (
+            "job {id} of {queue}, task {task}, attempt {attempt}, finished after its lease was lost; "
+            "the result was discarded"
+        ),
+    ),
+    events.LeaseLost: (
+        logging.ERROR,
+        "worker {worker} lost its lease on {queue}: its jobs are cancelled here and start elsewhere",
+    ),
     events.WorkerStarted: (logging.INFO, "worker {worker} started: {slots} slots, queues {queues}, tasks {tasks}"),
     events.WorkerDraining: (
         logging.INFO,
         "worker {worker} fetches no more, {running} jobs run for {shutdown_grace:g} s at most",
     ),
     events.WorkerStopped: (logging.INFO, "worker {worker} stopped, {handed_back} jobs handed back"),
-    events.WorkerStuck: (logging.CRITICAL, "job {id} of {queue}, task {task}, attempt {attempt}: hangs, worker ends"),
-    events.WorkerBlocked: (logging.CRITICAL, "worker {worker} ends, held by one of {running}: {handed_back} put back"),
-    events.EndedByForce: (logging.CRITICAL, "ended by force {seconds:.0f} s after the signal: the app does not end"),
-    events.EndedAtOnce: (logging.WARNING, "second signal: ends at once, its jobs start elsewhere when its lease ends"),
+    events.WorkerStuck: (
+        logging.CRITICAL,
+        "job {id} of {queue}, task {task}, attempt {attempt}, does not stop: the worker ends",
+    ),
+    events.WorkerBlocked: (
+        logging.CRITICAL,
+        "worker {worker} ends: one of {running} blocks it; {handed_back} returned to ready",
+    ),
+    events.EndedByForce: (logging.CRITICAL, "ended by force {seconds:.0f} s after the signal: the app did not end"),
+    events.EndedAtOnce: (
+        logging.WARNING,
+        "second signal: the process ends at once; its jobs start elsewhere when its lease ends",
+    ),
     events.HandlersLeft: (logging.WARNING, "ended {processes} processes that handlers had started and left"),
     events.ChildStarted: (logging.INFO, "worker process {number} started: pid {pid}"),
     events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
     events.ChildCannotStart: (
         logging.ERROR,
-        "worker process {number} cannot start (exit code {code}): all end; its last line says what to mend",
+        "worker process {number} cannot start (exit code {code}): all end; its last log line says why",
     ),
-    events.ChildKilled: (logging.ERROR, "worker process {number}, pid {pid}, hung and was killed: its lease must end"),
+    events.ChildKilled: (
+        logging.ERROR,
+        "worker process {number}, pid {pid}, hung and was killed: its jobs start elsewhere when its lease ends",
+    ),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
     events.RedisDown: (logging.ERROR, "Redis {is_down}, as {who} found: {reason}"),
     events.RedisUp: (logging.INFO, "Redis is back after {seconds:.1f} s"),
     events.CallRefused: (logging.ERROR, "{who}{of_queue}: Redis refuses (bad data, no right, or a bug): {reason}"),
-    events.CallAccepted: (logging.INFO, "{who}{of_queue}: Redis refuses no more, after {seconds:.1f} s"),
-}  # fmt: skip
+    events.CallAccepted: (logging.INFO, "{who}{of_queue}: Redis accepts calls again, after {seconds:.1f} s"),
+}
 
 _ABSENT: Final = ("connection", "timeout")
-"""The kinds of failures that say that nobody answers."""
+"""The kinds of errors that mean that Redis cannot be reached."""
 
 _LONGEST: Final = 8192
 """Characters of a line: collectors cut longer ones, which breaks the JSON."""
 
 _CUTS: Final = ((4000, 300), (1000, 50), (150, 5))
-"""How many characters of a text and items of a list are shown: as many as the line has room for."""
+"""How many characters of a text and items of a list are shown: the first pair with which the line fits."""
 
 _MOST: Final = 8
-"""Items of a list that a human's line shows; the JSON has them all."""
+"""Items of a list that a line for a terminal shows. The JSON has more."""
 
 
 class Log:
-    """The log of one process. Its loops find out one by one that Redis is away; it is said once.
+    """The log of one process. It logs once that Redis is away, although every loop notices it.
 
-    `jobs`: the start and the end of each job have lines too, where they are told in batches.
+    `jobs`: also log the start and the end of each job, whose events cover batches.
     """
 
     def __init__(self, *, jobs: bool = False) -> None:
         self._jobs = jobs
         self._down = set[str]()
         self._since = 0.0
-        """When the first of them missed it, by the monotonic clock."""
+        """When the first of them lost Redis, by the monotonic clock."""
 
     def on_event(self, event: Event) -> None:
         """Log the event, if it is one that has a line."""
@@ -99,9 +120,9 @@ class Log:
             return
         level, line = _LINES.get(type(event), (0, ""))
         if isinstance(event, events.Requeued) and event.cause == "busy":
-            level = logging.DEBUG  # it goes to another worker at once: nothing to look after
+            level = logging.DEBUG  # another worker fetches it at once: no action is needed
         if isinstance(event, events.JobDeferred) and event.cause == "code":
-            level = logging.DEBUG  # HandlerNotFound says it, once for all of them
+            level = logging.DEBUG  # HandlerNotFound was logged, once for all of them
         if not self._is_news(event) or not line or not _logger.isEnabledFor(level):
             return
         if isinstance(event, events.RedisUp):
@@ -114,7 +135,7 @@ class Log:
         _logger.log(level, line.format_map(values), extra={"event": event})
 
     def _is_news(self, event: Event) -> bool:
-        """Let the first loop that misses Redis tell of it, and the last that has it again."""
+        """Return whether to log an event: of an outage, only the first loop's loss and the last loop's recovery."""
         if isinstance(event, events.RedisDown):
             first = not self._down
             self._down.add(event.who)
@@ -157,7 +178,7 @@ def _show(value: object) -> object:
 
 
 def _cut(text: str, most: int) -> str:
-    """Return the text as UTF-8 can hold it, and its beginning and end alone when it is long."""
+    """Return the text as valid UTF-8; only its beginning and its end if it is long."""
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
     return text.encode(errors="backslashreplace").decode()
@@ -174,19 +195,19 @@ def _bounded(value: object, characters: int, items: int) -> object:
 
 
 def escape(line: str) -> str:
-    """Return the line without control characters: what a job's payload says must not steer a terminal."""
+    """Return the line without control characters: the payload of a job must not control the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def json_text(value: Any) -> str:
     """Return the value as JSON in one line of printable characters."""
     text = msgspec.json.encode(value).decode()
-    # JSON escapes what lies below a space, but not DEL, the C1 controls, U+2028 or marks that turn the text round.
+    # JSON escapes characters below a space, but not DEL, C1 controls, U+2028 or marks of the direction of text.
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what `JobLogFilter` says of the run in which a line was logged; empty outside of one."""
+    """Return the fields that `JobLogFilter` adds to lines logged in a run; empty outside of one."""
     names = ("job_id", "job_queue", "job_task", "job_attempt")
     return {name: getattr(record, name) for name in names} if getattr(record, "job_attempt", 0) else {}
 

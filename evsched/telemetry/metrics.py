@@ -1,7 +1,7 @@
 """Events as Prometheus metrics. No loop counts anything: each figure comes from an event. The table is metric_table.py.
 
-Labels are names that the operator chose: queues, and registered tasks. Names that other clients make up become
-`__other__`, so that nobody can fill Prometheus through a schedule.
+Labels are names that the operator chose: queues, and registered tasks. Other names that clients use become
+`__other__`, so that a client cannot fill Prometheus with series.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from evsched.telemetry.metric_table import COUNTERS, GAUGES, HISTOGRAMS, OF_QUEU
 OTHER: Final = "__other__"
 
 QUEUES: Final = 50
-"""The first so many queues have series of their own, about 70 each; later ones are `__other__`."""
+"""How many queues have series of their own, about 70 each. Later ones are `__other__`."""
 
 
 class Metrics:
     """The metrics of one process. `on_event` counts its events; `registry` is what a scrape reads.
 
-    What is set at each scrape is in `gauges`, by name: see queue_stats.py, and process.py for the slots.
+    `gauges` has by name what is set at each scrape: see queue_stats.py, and process.py for the slots.
     """
 
     def __init__(self, version: str) -> None:
@@ -48,7 +48,7 @@ class Metrics:
         self._tasks = set[str]()
         self._queues = dict[str, str]()
         self._down = set[str]()
-        """The parts of this process that Redis does not answer."""
+        """The parts of this process that Redis does not serve."""
         self._handlers = self._table()
         self.gauges["redis_up"].set(1)
         self.gauges["build_info"].labels(version).set(1)
@@ -88,7 +88,7 @@ class Metrics:
             handler(event)
 
     def set_up(self, who: str, up: bool) -> None:
-        """Note whether Redis answers a part of this process."""
+        """Note whether Redis serves a part of this process."""
         if up:
             self._down.discard(who)
         else:
@@ -96,7 +96,7 @@ class Metrics:
         self.gauges["redis_up"].set(not self._down)
 
     def forget(self) -> None:
-        """Drop what was read from Redis: until it is read again it is unknown, and must not look current."""
+        """Drop what was read from Redis, so that old values do not look current."""
         for of in OF_QUEUES:
             self.gauges[of.name].clear()
         for of in OF_REDIS:

@@ -284,7 +284,7 @@ async def test_what_changes_between_two_looks_is_not_reported(seeded: Seeded, se
     seeded.raw.zadd(seeded.key("schedule"), {"late": FAR})
     seeded.raw.hset(seeded.key("job:early"), "payload", PAYLOAD)
     audit = Audit(sender, [seeded.store.queue], pause=0.0)
-    assert await audit.run(told=lambda done, total: come(done, total) if done == total else None) == []
+    assert await audit.run(on_progress=lambda done, total: come(done, total) if done == total else None) == []
 
 
 async def test_legitimate_states_are_not_reported(seeded: Seeded, sender: BatchingSender) -> None:
