@@ -24,7 +24,7 @@ class RedisClock:
         self._emit = emit
         self._jumped = jumped
         self._lead: tuple[float, float] | None = None
-        """Bounds of Redis's clock minus ours, by the last reply."""
+        """Bounds of Redis's clock minus the monotonic clock, by the last reply."""
 
     def read(self, now: float, sent: float) -> None:
         """Compare the time `now` in a reply with the last one. `sent`: when the call was sent, by the monotonic clock.

@@ -162,7 +162,7 @@ class Watcher:
     def _pass_on(self, channel: bytes, message: bytes) -> None:
         kind, queue = self._channels.read(channel)
         if kind == "schedule":
-            # A removal, most often our own, brings no due nearer.
+            # A removal, most often by this dispatcher, brings no due nearer.
             (self._schedules.removed if message == b"zrem" else self._schedules.changed)(queue)
         elif kind == "recurrences":
             self._listener.recurs(queue)

@@ -155,19 +155,19 @@ async def test_a_job_that_is_replaced_while_it_runs_runs_again_afterwards(config
 
 
 async def test_lifespan_and_middleware_wrap_the_runs(config: Config, queue: str) -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[dict[str, int]]:
-        told.append("opened")
+        calls.append("opened")
         yield {"pool": 7}
-        told.append("closed")
+        calls.append("closed")
 
     app = App(queue=queue, lifespan=lifespan)
 
     @app.middleware
     async def outer(job: CurrentJob, call_next: Callable[[], Awaitable[Any]]) -> Any:
-        told.append(f"outer {job.task}")
+        calls.append(f"outer {job.task}")
         return await call_next()
 
     @app.middleware
@@ -193,7 +193,7 @@ async def test_lifespan_and_middleware_wrap_the_runs(config: Config, queue: str)
         assert await (await state.enqueue()).result(PATIENCE) == 70
         assert await (await in_thread.enqueue()).result(PATIENCE) == 80
         assert await app.client.result(queue, (await fail.enqueue()).id, 5) == "inner caught no luck"
-    assert told == ["opened", "outer state", "outer in_thread", "outer fail", "closed"]
+    assert calls == ["opened", "outer state", "outer in_thread", "outer fail", "closed"]
 
 
 async def test_progress_is_stored_and_published(config: Config, app: App, queue: str, raw: Any) -> None:
@@ -207,19 +207,19 @@ async def test_progress_is_stored_and_published(config: Config, app: App, queue:
         await current_job().progress(100, 100, "the top")
         await gates[1].wait()
 
-    with raw.pubsub() as heard:
-        heard.subscribe(f"evsched:{{{queue}}}:progress:everest")
-        heard.get_message(timeout=PATIENCE)
+    with raw.pubsub() as channel:
+        channel.subscribe(f"evsched:{{{queue}}}:progress:everest")
+        channel.get_message(timeout=PATIENCE)
 
-        async def next_told() -> Any:
-            return (await asyncio.to_thread(heard.get_message, timeout=PATIENCE))["data"]
+        async def next_progress() -> Any:
+            return (await asyncio.to_thread(channel.get_message, timeout=PATIENCE))["data"]
 
         async with system(config, app):
             job = await climb.using(id="everest").enqueue()
-            assert await next_told() == b'{"done":99,"total":100,"note":"camp one"}'
+            assert await next_progress() == b'{"done":99,"total":100,"note":"camp one"}'
             assert (await job.status()).progress["done"] == 99
             gates[0].set()
-            assert await next_told() == b'{"done":100,"total":100,"note":"the top"}'
+            assert await next_progress() == b'{"done":100,"total":100,"note":"the top"}'
             gates[1].set()
             await job.result(PATIENCE)
 
@@ -239,7 +239,7 @@ async def test_a_plain_function_reports_its_progress_without_await(config: Confi
                 pass
         gate.set()
         await job.result(PATIENCE)
-        await whole.recorder.wait(events.Completed)  # the worker hears of it after Redis has told who waits
+        await whole.recorder.wait(events.Completed)  # emitted after the caller that waits has its result
 
 
 @pytest.mark.parametrize("fail", [False, True])
@@ -248,14 +248,14 @@ async def test_a_task_on_a_process_reports_its_progress_while_it_runs_and_at_its
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    with raw.pubsub() as heard:
-        heard.subscribe(f"evsched:{{{queue}}}:progress:everest")
-        heard.get_message(timeout=5)
+    with raw.pubsub() as channel:
+        channel.subscribe(f"evsched:{{{queue}}}:progress:everest")
+        channel.get_message(timeout=5)
         async with system(config, heavy.app) as whole:
             job = await heavy.climb.using(queue=queue, id="everest").enqueue(str(gate), fail)
-            told: dict[str, Any] = {}
-            while told.get("done") != 999:
-                told = json.loads((await asyncio.to_thread(heard.get_message, timeout=PATIENCE))["data"])
+            progress: dict[str, Any] = {}
+            while progress.get("done") != 999:
+                progress = json.loads((await asyncio.to_thread(channel.get_message, timeout=PATIENCE))["data"])
             assert (await job.status()).progress == {"done": 999, "total": 1000, "note": "on the way"}
             await asyncio.to_thread(gate.write_text, "go")
             await whole.recorder.wait(events.JobBuried if fail else events.Completed)
@@ -267,7 +267,7 @@ async def test_the_last_progress_is_stored_when_the_job_ends_at_once(config: Con
     async def climb(n: int) -> None:
         for step in range(n):
             current_job().progress(step, n)
-        await app.client.status(queue, current_job().id)  # what was told is on its way meanwhile
+        await app.client.status(queue, current_job().id)  # the progress is sent meanwhile
         current_job().progress(n, n)
         if n % 3 == 0:
             raise ValueError("the way down")
@@ -280,5 +280,5 @@ async def test_the_last_progress_is_stored_when_the_job_ends_at_once(config: Con
                 and len(whole.recorder.of(events.JobBuried)) == 33
             )
         )
-        told = [(await job.status()).progress for job in jobs]
-        assert told == [{"done": n, "total": n} for n in range(1, 101)]
+        progress = [(await job.status()).progress for job in jobs]
+        assert progress == [{"done": n, "total": n} for n in range(1, 101)]
