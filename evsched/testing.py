@@ -16,10 +16,10 @@
         (run,) = await clock.advance(hours=1)
         assert run.outcome == Done(...)
 
-No dispatcher and no worker runs, and nothing waits: `advance` moves the clock from due to due, and runs the due jobs
-one after the other, in this process and event loop. Recurrences that the app declares are scheduled too. The rest works
-as in production: the scripts, retries, limits, middleware, and the lifespan (around each `advance`). Only retention
-follows Redis's own clock.
+There is no dispatcher and no worker, and nothing waits: `advance` moves the clock from one due time to the next, and
+runs the due jobs one after the other, in this process and event loop. Recurrences that the app declares are scheduled
+too. The rest works as in production: the scripts, retries, limits, middleware, and the lifespan (around each
+`advance`). Only retention follows Redis's own clock.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from evsched.worker.run_store import NoRunStore
 __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
 
 _MOST: Final = 10_000
-"""Runs of one `advance`, at most: more of them are most likely a job that schedules itself for now."""
+"""The most runs of one `advance`. More of them most likely mean a job that schedules itself for now."""
 
 _TICK: Final = 1e-6
 """Seconds: the scripts compare dues in whole microseconds, so the clock moves by whole microseconds."""
@@ -64,7 +64,7 @@ _WORKER: Final = "test"
 
 
 class Ran(Struct, frozen=True):
-    """A run that `advance` made, and its outcome. `at` in Unix seconds."""
+    """A run of `advance`, and its outcome. `at` in Unix seconds."""
 
     id: str
     queue: str
@@ -108,7 +108,7 @@ class _Windows(NoRunStore):
 
 
 class Clock:
-    """The clock of a test: moving it runs the jobs that fall due."""
+    """The clock of a test. Moving it runs the jobs that become due."""
 
     def __init__(self, app: App, url: str) -> None:
         self.now: float = float(int(time.time()))
@@ -131,7 +131,7 @@ class Clock:
         seconds: float = 0.0,
         until: datetime | float | None = None,
     ) -> list[Ran]:
-        """Move the clock by a duration, or to a moment; run the jobs that fall due, in order, and return the runs.
+        """Move the clock by a duration, or to a moment; run the jobs that become due, in order, and return the runs.
 
         Raises:
             ConfigError: the moment is not valid or in the past; or more than 10,000 runs were made.

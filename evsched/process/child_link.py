@@ -1,7 +1,7 @@
-"""What a worker process tells the one that started it: that it is ready, behind, or idle. One byte each.
+"""The link from a worker process to its parent, the supervisor: it reports that it is ready, behind, or idle.
 
-The parent decides how many processes there are. When it is gone, its end of the link closes, and `runtime/shutdown.py`
-hears that.
+Each report is one byte. The parent decides how many processes there are. When the parent ends, its end of the link
+closes, and `runtime/shutdown.py` stops the process.
 """
 
 from __future__ import annotations
@@ -17,82 +17,83 @@ from evsched.events import Event, ReadyDrained, ReadyLeft, Started, WorkerStarte
 from evsched.worker.worker import Worker
 
 READY: Final = b"R"
-FULL: Final = b"F"
+BEHIND: Final = b"F"
 IDLE: Final = b"I"
 
 LINK: Final = "_EVSCHED_LINK_FD"
 METRICS: Final = "_EVSCHED_METRICS_FD"
-"""How a child learns of the sockets that it inherits: its end of the link, and one that listens already."""
+"""Environment variables with the descriptors of the sockets that a child inherits: its end of the link, and its metrics
+port, which listens already."""
 
-_FULL_FOR: Final = 1.0
-"""Seconds for which jobs are left ready before another process is asked for: a burst passes sooner."""
+_BEHIND_AFTER: Final = 1.0
+"""Seconds for which jobs must stay in ready before the worker reports that it is behind: a burst passes sooner."""
 
 
 def inherited(name: str) -> socket.socket | None:
-    """Return a socket that the parent handed on, if there is a parent that did. What this process starts has none."""
+    """Return a socket that the parent passed to this process; None = it passed none. It is not passed on further."""
     number = os.environ.pop(name, None)
     if number is None:
         return None
-    handed_on = socket.socket(fileno=int(number))
-    handed_on.set_inheritable(False)
-    return handed_on
+    passed = socket.socket(fileno=int(number))
+    passed.set_inheritable(False)
+    return passed
 
 
 class ChildLink:
-    """`on_event` to the events of a worker, which is idle after `rest` seconds."""
+    """Reports on a worker, to whose events it subscribes. It is idle when no job starts for `idle_after` seconds."""
 
-    def __init__(self, link: socket.socket, rest: float, worker: Worker) -> None:
+    def __init__(self, link: socket.socket, idle_after: float, worker: Worker) -> None:
         self._link = link
-        self._rest_for = rest
+        self._idle_after = idle_after
         self._worker = worker
         self._behind = set[str]()
-        """Queues of which jobs were left ready at the last take."""
-        self._asking: asyncio.Task[None] | None = None
+        """Queues in which the last fetch left ready jobs."""
+        self._checking: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._full: asyncio.TimerHandle | None = None
-        self._idle = self._loop.call_later(self._rest_for, self._rest)
+        self._behind_timer: asyncio.TimerHandle | None = None
+        self._idle_timer = self._loop.call_later(self._idle_after, self._report_idle)
         link.setblocking(False)
 
     def on_event(self, event: Event) -> None:
-        """Tell the parent what it needs to know of this event."""
+        """Report to the parent, or set a timer to report later."""
         if isinstance(event, WorkerStarted):
-            self._tell(READY)
+            self._report(READY)
         elif isinstance(event, ReadyLeft):
             self._behind.add(event.queue)
-            if self._full is None:
-                self._full = self._loop.call_later(_FULL_FOR, self._look)
+            if self._behind_timer is None:
+                self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
         elif isinstance(event, ReadyDrained):
             self._behind.discard(event.queue)
-            if self._full is not None and not self._behind:
-                self._full.cancel()
-                self._full = None
+            if self._behind_timer is not None and not self._behind:
+                self._behind_timer.cancel()
+                self._behind_timer = None
         elif isinstance(event, Started):
-            self._idle.cancel()
-            self._idle = self._loop.call_later(self._rest_for, self._rest)
+            self._idle_timer.cancel()
+            self._idle_timer = self._loop.call_later(self._idle_after, self._report_idle)
 
     def close(self) -> None:
-        """Tell no more."""
-        self._idle.cancel()
-        if self._full is not None:
-            self._full.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
+        """Report no more."""
+        self._idle_timer.cancel()
+        if self._behind_timer is not None:
+            self._behind_timer.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
 
-    def _look(self) -> None:
-        self._full = self._loop.call_later(_FULL_FOR, self._look)
-        self._asking = self._loop.create_task(self._ask())
+    def _check_backlog(self) -> None:
+        self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
+        self._checking = self._loop.create_task(self._report_behind())
 
-    async def _ask(self) -> None:
-        # A worker whose slots are full has not taken for long, and others may have: so Redis says if some are left.
+    async def _report_behind(self) -> None:
+        # A worker without free slots last fetched some time ago. Other workers may have fetched the jobs meanwhile.
         with contextlib.suppress(StoreError):
             if await self._worker.jobs_wait():
-                self._tell(FULL)
+                self._report(BEHIND)
 
-    def _rest(self) -> None:
+    def _report_idle(self) -> None:
         if not self._worker.busy():
-            self._tell(IDLE)
-        self._idle = self._loop.call_later(self._rest_for, self._rest)
+            self._report(IDLE)
+        self._idle_timer = self._loop.call_later(self._idle_after, self._report_idle)
 
-    def _tell(self, word: bytes) -> None:
-        with contextlib.suppress(OSError):  # the parent is gone
-            self._link.send(word)
+    def _report(self, report: bytes) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended
+            self._link.send(report)

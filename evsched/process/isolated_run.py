@@ -1,7 +1,7 @@
 """An isolated run: one job in a process of its own, which imports the app, runs the handler and returns the outcome.
 
-It is for a job that may kill its process. The worker survives that, knows which job did it, and no other job is cut
-short. `worker/isolation.py` has the worker's side.
+It protects the worker from a job that may kill its process: the worker survives, knows which job it was, and other jobs
+are not interrupted. `worker/isolation.py` has the worker's side.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ async def run_isolated(
 ) -> Outcome:
     """Run a job of the app MODULE:APP in a process of its own; `now` by Redis's clock. Cancelling ends the process.
 
-    `on_progress` is called with how far it is.
+    `on_progress` is called with the progress that the handler reports.
 
     Raises:
-        ProcessDied: the process did.
+        ProcessDied: the process died.
         HandlerMissing: the process does not find the app or the task.
     """
     return await process_pool.call(on_progress, _run, app, queue, job, now)
@@ -56,17 +56,17 @@ async def _find_and_call(app: str, run: Run) -> Outcome:
     if isinstance(prepared, Buried):
         if prepared.outcome == "expired":
             return replace(prepared, began=False)
-        # The worker found nothing wrong with it, by the code that it runs.
+        # The worker found it valid with the code that it runs, so the code on disk is another.
         raise HandlerMissing(f"by the code on disk it cannot run: {prepared.reason}")
     try:
         handlers = Handlers(program, threads=1)
         async with program.lifespan() as handlers.state:
             handlers.make_current(run, prepared)
             return judge(run.job, prepared, await handlers.call(run, prepared), run.stop_reason)
-    # A lifespan that fails here, though it did not in the worker: the run has failed, not the worker.
+    # The lifespan fails here, although it did not fail in the worker: so this run fails, and the worker goes on.
     except Exception as error:  # noqa: BLE001
-        told = Failure(str(error)) if isinstance(error, ConfigError) else failure_of(error, app.partition(":")[0])
-        return judge(run.job, prepared, Failed(told.reason, traceback=told.traceback))
+        failure = Failure(str(error)) if isinstance(error, ConfigError) else failure_of(error, app.partition(":")[0])
+        return judge(run.job, prepared, Failed(failure.reason, traceback=failure.traceback))
 
 
 def _prepare(program: Program, run: Run) -> Prepared | Buried:

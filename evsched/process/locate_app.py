@@ -1,4 +1,4 @@
-"""Where the app is: from MODULE:APP to the app itself."""
+"""Finding the app: from MODULE:APP on the command line to the app itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_app(name: str) -> App:
     except ModuleNotFoundError as error:
         hint = " (looked in this folder and in the installed packages)" if error.name == module_name else ""
         raise CannotStart(f"module {module_name!r} does not import: {error}{hint}") from None
-    # Whatever a user's module does while it is imported is the user's mistake, told in one line.
+    # Whatever a user's module raises while it is imported is the user's mistake, and is reported in one line.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         raise CannotStart(f"module {module_name!r} does not import: {type(error).__name__}: {error}") from None
     app = getattr(module, attribute, None)

@@ -46,7 +46,7 @@ class Scaling:
 
     def decide(self, report: bytes, running: int, now: float) -> Literal["add", "end"] | None:
         """Return what to do about a report of one of `running` processes; "end" is about the one that reports."""
-        if report == child_link.FULL and running < self.span.most and now - self._last_added > _APART:
+        if report == child_link.BEHIND and running < self.span.most and now - self._last_added > _APART:
             self._last_added = now
             return "add"
         if report == child_link.IDLE and running > self.span.least:

@@ -1,4 +1,4 @@
-"""One process: opens the connections, starts the loops in one task group, drains when it is asked to end."""
+"""The services: what runs in one process, from its connection to Redis to its end."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from evsched.transport.server_binary import read_version
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2
-"""Seconds between two looks of a burst whether all is done. A burst is not a service: it may look."""
+"""Seconds between two checks whether a burst is done. It is not a service, so it may poll."""
 
 
 async def check_server(sender: BatchingSender, url: str) -> str:
     """Return which server answers, such as "Redis 7.0.15".
 
     Raises:
-        StoreDown: none answers; the message says what to do.
+        StoreDown: no server answers; the message says what to do.
         CannotStart: it refuses, or is too old.
     """
     try:
-        told = await sender.send(info())
+        reply = await sender.send(info())
     except StoreDown as error:
         raise StoreDown(
             f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL",
@@ -56,9 +56,9 @@ async def check_server(sender: BatchingSender, url: str) -> str:
         ) from None
     except StoreRefused as error:
         raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
-    if told.get("redis_mode") == "cluster":
+    if reply.get("redis_mode") == "cluster":
         raise CannotStart(f"{hide_password(url)}: {NO_CLUSTER}")
-    kind, version, least = read_version(told)
+    kind, version, least = read_version(reply)
     if least is not None:
         raise CannotStart(
             f"{kind} {version} at {hide_password(url)} is too old: evsched needs {kind} {least[0]}.{least[1]} or newer"
@@ -74,12 +74,12 @@ class _Process:
         self.events = events
         self.shutdown = shutdown
         self.link = link
-        """To the parent, if it works for one."""
+        """The link to the parent; None = there is no parent."""
         self.server = ""
         self.telemetry = Telemetry(self.runtime, events, evsched.__version__, inherited(METRICS))
 
     async def meet_redis(self) -> None:
-        """Wait for Redis, and learn which server it is.
+        """Wait for Redis, and find out which server it is.
 
         Raises:
             CannotStart: it is absent and required, refuses, or is too old.
@@ -93,21 +93,21 @@ class _Process:
                     if self.runtime.config.require_redis:
                         raise CannotStart(str(error)) from None
                     raise
-                await self._judge_redis()
+                await self._report_unsafe_settings()
 
-    async def _judge_redis(self) -> None:
-        """Say what of its settings loses jobs: who looks at the doctor later has lost them."""
+    async def _report_unsafe_settings(self) -> None:
+        """Report the settings of Redis that may lose jobs: now, since `evsched doctor` may come too late."""
         try:
-            told = server_checks.Server(await self.runtime.sender.send(facts()), {})
+            server = server_checks.Server(await self.runtime.sender.send(facts()), {})
         except StoreRefused:
-            return  # the doctor says that it cannot be asked
-        for finding in (*server_checks.persistence(told), *server_checks.eviction(told)):
+            return  # `evsched doctor` reports that the settings cannot be read
+        for finding in (*server_checks.persistence(server), *server_checks.eviction(server)):
             if finding.check in ("persistence", "eviction"):
                 self.runtime.emit(RedisUnsafe(what=finding.what, mend=finding.mend))
 
 
 _Work = Callable[[_Process], Awaitable[bool]]
-"""Works until it is asked to end; returns whether threads of it go on that cannot be ended."""
+"""Works until the process is asked to end; returns whether threads still run that cannot be ended."""
 
 
 def run_dispatcher(config: Config) -> None:
@@ -158,7 +158,7 @@ async def _live(process: _Process, work: _Work) -> None:
         if ended := forks.end_children(1.0):
             process.runtime.emit(HandlersLeft(processes=ended))
     if lingering:
-        os._exit(0)  # a job's thread goes on past its grace: Python would wait for it for ever
+        os._exit(0)  # a job's thread still runs after the grace: Python would wait for it forever
 
 
 async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
@@ -201,10 +201,10 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     isolated = None if app.origin is None else partial(run_isolated, app.origin)
     worker = Worker(process.runtime, app.program, queues, run_isolated=isolated)
     process.telemetry.of_worker(worker)
-    load = None
+    link = None
     if process.link is not None:
-        load = ChildLink(process.link, config.scale_down_after, worker)
-        process.events.subscribe(load.on_event)
+        link = ChildLink(process.link, config.scale_down_after, worker)
+        process.events.subscribe(link.on_event)
     shutdown.worker = worker
     running = asyncio.ensure_future(worker.run())
     ending = asyncio.ensure_future(_idle(process, worker) if burst else shutdown.request.wait())
@@ -218,14 +218,14 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
         ending.cancel()
         running.cancel()
         await asyncio.gather(running, ending, return_exceptions=True)
-        if load is not None:
-            load.close()
+        if link is not None:
+            link.close()
         await app.close()
     return worker.lingering
 
 
 async def _idle(process: _Process, worker: Worker) -> None:
-    """Return when a burst is over: nothing runs and nothing is due, or it was asked to end."""
+    """Return when a burst is done: nothing runs and nothing is due, or the process was asked to end."""
     reconnect, idle = Reconnect("burst", process.runtime.emit), False
     while not idle and not await process.shutdown.request.comes_within(_BURST_LOOK):
         async with reconnect:

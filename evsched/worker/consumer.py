@@ -76,20 +76,20 @@ class QueueConsumer:
 
     @property
     def running(self) -> int:
-        """How many slots its runs are in."""
+        """How many slots its runs occupy."""
         return self.held.running
 
     @property
     def fetches(self) -> bool:
-        """Whether it fetches jobs still."""
+        """Whether it still fetches jobs."""
         return not self._demand.closed
 
     def wrong(self) -> str | None:
-        """Return why it neither starts nor ends jobs; None = it does."""
+        """Return why it cannot start and end jobs; None = it can."""
         return self._reconnect.reason or self._fetcher.reconnect.reason
 
     def wake(self) -> None:
-        """Have the exchange look again."""
+        """Have the loop make an exchange, if there is anything to exchange."""
         self._work.set()
 
     async def run(self) -> None:
@@ -139,7 +139,7 @@ class QueueConsumer:
         self._fetcher.feed(hungry=self._demand.blocks)
 
     def _apply(self, result: Exchanged, fetched: list[str], room: int) -> None:
-        """Bring what is held in step with what an exchange did. Raises its error."""
+        """Update what is held by the result of an exchange. Raises its error."""
         if result.error is not None:
             self.held.put_back(result.unwritten, fetched if result.started is None else [])
         for ended, lost in result.written:
@@ -190,7 +190,7 @@ class QueueConsumer:
     # Called for what comes from outside the loop, and at the end of the worker.
 
     def cancel(self, job_id: str) -> bool:
-        """Stop a run, since its job was cancelled; return whether that was news."""
+        """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before."""
         return self.held.cancel(job_id)
 
     def counted(self, count: int) -> None:
@@ -199,7 +199,7 @@ class QueueConsumer:
             self.on_unsure()
 
     def lose(self) -> None:
-        """Stop and drop what is held: the lease had ended, so it is other workers' now."""
+        """Stop and drop what is held: the lease had ended, so other workers have these jobs now."""
         self._demand.share.release(self.held.lose())
         self.on_unsure()
         self.served.runtime.emit(events.LeaseLost(queue=self.served.queue, worker=self.served.worker))

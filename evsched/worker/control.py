@@ -17,7 +17,7 @@ from evsched.transport.connection import Subscription
 
 
 class ControlListener(Protocol):
-    """What the control channels bring."""
+    """What a worker does on a message of its control channels."""
 
     def cancelled(self, queue: str, job_id: str) -> None:
         """Stop the run of a job."""
@@ -55,7 +55,7 @@ class Control:
                 await self._subscription.close()
 
     async def _receive(self, subscription: Subscription) -> None:
-        """Receive until the connection is lost. Whether Redis is down is for the next connection to find out."""
+        """Receive until the connection is lost. If Redis is down, the next connection reports it."""
         self._losses.opened()
         self._runtime.emit(events.ControlOpened())
         try:

@@ -19,7 +19,7 @@ from evsched.worker.run import Run
 from evsched.worker.timeouts import RunningRuns
 
 _HAND_BACK: Final = 5.0
-"""Seconds in which what runs past the shutdown grace is handed back; some answers of Redis are enough."""
+"""Seconds to hand back what still runs after the shutdown grace: a few replies of Redis are enough."""
 
 
 class Drain:
@@ -43,7 +43,7 @@ class Drain:
     async def wait(self, consumers_running: Sequence[asyncio.Future[Any]], set_up: Sequence[bool]) -> None:
         """Fetch no more, and wait until what runs has ended, or for the shutdown grace.
 
-        `consumers_running` go with the consumers; `set_up` says which of them have begun to fetch.
+        `consumers_running` are the tasks of the consumers, and `set_up` says which of them have begun to fetch.
         """
         consumers, grace = list(self._consumers.values()), self._runtime.config.shutdown_grace
         held = sum(len(consumer.held.runs) for consumer in consumers)

@@ -19,7 +19,7 @@ from evsched.worker.served_queue import ServedQueue
 
 
 class Exchanged(Struct):
-    """What came of an exchange."""
+    """The result of an exchange."""
 
     sent: float
     """When it was sent, by the monotonic clock."""

@@ -32,7 +32,7 @@ from evsched.worker.verdict import aborted, judge, not_now
 from evsched.worker.window_check import check_window
 
 _ASK_AGAIN: Final = 1.0
-"""Seconds between two processes that are started to look for a handler that was not found: a start costs much CPU."""
+"""Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""
 
 
 class Executor:
@@ -60,7 +60,7 @@ class Executor:
         self._processes = anyio.CapacityLimiter(processes)
         self._emit = emit
         self._missing: dict[str, tuple[str, float]] = {}
-        """Tasks whose handler a fresh process did not find: why, and when the next is asked (monotonic clock)."""
+        """Tasks whose handler a new process did not find: why, and when the next process may look (monotonic clock)."""
         self._marking = asyncio.Lock()
         self.lock = RunLock(self._on_freed)
         self.freed: list[Callable[[], None]] = []
@@ -119,7 +119,7 @@ class Executor:
         if self.lock.closed:
             await self.lock.share()
         else:
-            self.lock.holders += 1  # as `share` does, without a coroutine: each job comes here
+            self.lock.holders += 1  # as `share` does, without the cost of a coroutine for each job
         try:
             return judge(run.job, prepared, await self.handlers.call(run, prepared), run.stop_reason)
         finally:
@@ -134,7 +134,7 @@ class Executor:
             if isolation is not None:
                 await stack.enter_async_context(isolation.places)
             if isolation is not None or on_process:
-                # Before the mark, since what comes between that and the first step counts as begun.
+                # Before the mark: a worker that dies between the mark and the first step leaves an attempt that counts.
                 name = prepared.task.handler.__qualname__ if on_process else ""
                 await process_pool.ready(prepared.task.module, name)
             open_again: Callable[[], None] | None = None
@@ -161,13 +161,13 @@ class Executor:
         return run.marked
 
     async def _let_others_begin(self, run: Run, open_again: Callable[[], None]) -> None:
-        """Let other runs begin beside one that was alone, when it lasts longer than what kills its process at once."""
+        """Let other runs begin when one has been alone for long enough: a job that crashes usually does so at once."""
         await asyncio.sleep(1.0 + patience(run.job))
         if await self._store.mark(run, "1"):
             open_again()
 
     def _defer(self, run: Run, reason: str) -> Outcome:
-        """Return a run that cannot begin by the code on disk; say so once for each task and reason."""
+        """Defer a run that the code on disk has no handler for; report it once for each task and reason."""
         before, _ = self._missing.get(run.task, ("", 0.0))
         self._missing[run.task] = reason, time.monotonic() + _ASK_AGAIN
         if before != reason:

@@ -1,4 +1,4 @@
-"""A failure: what an operator is told of an exception that a handler raised. Pure: exception -> text.
+"""A failure: the description of an exception that a handler raised, for operators. Pure: exception -> text.
 
 The reason is one line: what was raised and where in the user's own code, and what caused it. The traceback is Python's
 own, cut to a bound. Both are about the user's code, so frames of evsched and of the pools under it are left out.
@@ -26,10 +26,10 @@ _LINE_MOST: Final = 600
 """Characters of a message in a traceback: it leaves room for the frames."""
 
 _CAUSES_MOST: Final = 4
-"""Exceptions that one reason tells of."""
+"""Exceptions that one reason names."""
 
 _CHAIN_MOST: Final = 32
-"""Exceptions that are looked at: a loop that retries for hours may chain thousands."""
+"""Exceptions of a chain that are read: a loop that retries for hours may chain thousands."""
 
 _LINKS: Final = {
     "": ("", ""),
@@ -49,7 +49,7 @@ _LIBRARIES: Final = tuple(
 
 
 class Failure(Struct, frozen=True):
-    """What to tell of an exception."""
+    """The description of an exception."""
 
     reason: str
     traceback: str = ""
@@ -61,7 +61,7 @@ _Frame = tuple[FrameType, int]
 
 
 def failure_of(error: BaseException, module: str = "") -> Failure:
-    """Return what to tell of an exception that came out of a handler, which stands in `module`. Never raises."""
+    """Describe an exception that a handler of `module` raised. Never raises."""
     try:
         return _describe(error, module)
     # A user's class may raise anything, wherever it is looked at.
@@ -72,10 +72,10 @@ def failure_of(error: BaseException, module: str = "") -> Failure:
 def _describe(error: BaseException, module: str) -> Failure:
     chain = list(_chain(error))
     most = _MESSAGES_MOST // min(len(chain), _CAUSES_MOST)
-    told = [_LINKS[link][0] + _line(one, most) + where(one, module) for one, link in chain[:_CAUSES_MOST]]
+    parts = [_LINKS[link][0] + _line(one, most) + where(one, module) for one, link in chain[:_CAUSES_MOST]]
     if len(chain) > _CAUSES_MOST:
-        told.append(f"; and {len(chain) - _CAUSES_MOST} more")
-    return Failure("".join(told), _cut(_traceback(chain, module)))
+        parts.append(f"; and {len(chain) - _CAUSES_MOST} more")
+    return Failure("".join(parts), _cut(_traceback(chain, module)))
 
 
 def where(error: BaseException, module: str = "") -> str:

@@ -48,13 +48,13 @@ class Fetcher:
         self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout)
         self.reconnect = Reconnect("worker, fetching", served.runtime.emit, served.queue)
         self.full = False
-        """The last BLMOVE was refused, since Redis's memory is full: the scripts go on, and `start` fetches too."""
+        """The last BLMOVE was refused, since Redis's memory is full. Scripts are accepted, and `start` fetches too."""
         self._hungry = asyncio.Event()
         self._stopping = False
         self._ended = asyncio.Event()
 
     def feed(self, *, hungry: bool) -> None:
-        """Say whether to block for a job: slots are free and ready was empty."""
+        """Set whether to block for a job: if slots are free and ready was empty."""
         if hungry:
             self._hungry.set()
         else:

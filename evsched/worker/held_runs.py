@@ -74,7 +74,7 @@ class HeldRuns:
                 del self.runs[run.job.id]
 
     def cancel(self, job_id: str) -> bool:
-        """Stop a run, since its job was cancelled; return whether that was news.
+        """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before.
 
         Jobs that have not started are ended by `start`.
         """

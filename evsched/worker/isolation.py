@@ -26,10 +26,10 @@ class RunIsolated(Protocol):
     async def __call__(
         self, queue: str, job: FetchedJob, now: float, on_progress: Callable[[Progress], object]
     ) -> Outcome:
-        """Return the outcome; `on_progress` is called with how far the run is. Cancelling ends the process.
+        """Return the outcome; `on_progress` is called with the progress of the run. Cancelling ends the process.
 
         Raises:
-            ProcessDied: the process did.
+            ProcessDied: the process died.
             HandlerMissing: the process does not find the app or the task.
         """
         ...
@@ -54,7 +54,7 @@ class Isolation:
         timeout, delivery = prepared.timeout, run.delivery
         # Only its own process knows when the handler begins. So the mark that it may have begun is not replaced.
         run.marked = True
-        # The process keeps the timeout itself. One that does not yield to it is ended from here.
+        # The process enforces the timeout itself. If the handler does not yield to it, the process is ended from here.
         self._handlers.begin(run, None if timeout is None else timeout + self._kill_grace)
         try:
             outcome = await self._run_isolated(delivery.queue, run.job, delivery.redis_now(), run.report_progress)

@@ -1,6 +1,6 @@
 """A process that ends with its parent, even when that is killed (kill -9, the out-of-memory killer).
 
-Without this, a child whose parent is gone would go on with a job that another worker does again.
+Without this, a child whose parent has ended would continue a job that another worker runs again.
 """
 
 from __future__ import annotations

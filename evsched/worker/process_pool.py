@@ -44,11 +44,11 @@ class HandlerMissing(EvschedError):
 
 
 class Missing(Struct, frozen=True):
-    """What a process answers instead of raising HandlerMissing."""
+    """What a process returns instead of raising HandlerMissing."""
 
     reason: str
     pid: int
-    """Of the process that answers."""
+    """Of the process that returns this."""
 
 
 class ProcessDied(HandlerFailed):
@@ -82,7 +82,7 @@ async def run(
 
 
 async def ready(module: str, name: str = "") -> None:
-    """Have a process that waits for the next call, with that module imported: what begins then begins at once.
+    """Prepare a process that has that module imported, so that the next call begins at once.
 
     Raises:
         HandlerMissing: a fresh process cannot import the module, or finds no `name` in it.
@@ -130,7 +130,7 @@ def find_handler(module: str, name: str) -> Any:
 
 
 async def _raise_missing(missing: Missing | None) -> None:
-    """Raise what a process answered, and end the process: it may keep modules that are older than the code on disk."""
+    """Raise what a process returned, and end it: the modules that it imported may be older than the code on disk."""
     if missing is None:
         return
     idle, workers = to_process._process_pool_idle_workers.get(), to_process._process_pool_workers.get()  # pyright: ignore[reportPrivateUsage]
@@ -147,8 +147,8 @@ async def _raise_missing(missing: Missing | None) -> None:
 async def call(on_progress: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a module in a process that does nothing else meanwhile. Cancelling ends the process.
 
-    The function's first argument is a function that takes its progress. `on_progress` gets the newest now and then, and
-    the last in any case.
+    The function's first argument is a function that takes its progress. `on_progress` gets the newest from time to
+    time, and the last one in any case.
 
     Raises:
         ProcessDied: it did.
@@ -192,7 +192,7 @@ def _call(
         return "retry", message(error), error.delay
     except GiveUp as error:
         return "give up", message(error), None
-    # The handler's process has no other place that could tell what it did.
+    # Nothing else in this process could report what the handler raised.
     except BaseException as error:  # noqa: BLE001
         failure = failure_of(error, module)
         return "failed", failure.reason, failure.traceback

@@ -105,7 +105,7 @@ class ProgressSender:
     def _send_all(self) -> None:
         name = self._address.address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
-            # A worker that is gone, or too busy to receive, gets the last report with the result.
+            # The worker has ended, or is too busy to receive. It gets the last report with the result.
             sender.connect(name.encode("latin-1") if name.startswith("\0") else name)
             while not self._ended.is_set():
                 self._unsent.wait()

@@ -1,7 +1,6 @@
-"""Writes what Redis is to know of runs that have not ended: that they have begun, and how far they are.
+"""Writes the marks and the progress of runs that have not ended: that they have begun, and how far they are.
 
-A job is right without either, so nothing waits for these writes, and a run that is shorter than the first delay is not
-written about at all.
+No job depends on these writes, so nothing waits for them, and a run that ends before the first delay causes none.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _INTERVAL: Final = 0.25
 
 
 class ProgressWriter:
-    """Writes about `runs`. For the event loop's thread, but for `progressed`."""
+    """Writes for `runs`. For the event loop's thread; `progressed` is for any thread."""
 
     def __init__(self, served: ServedQueue, runs: Mapping[str, Run]) -> None:
         self._served = served
@@ -50,7 +49,7 @@ class ProgressWriter:
         self._loop.call_soon_threadsafe(self._write)
 
     async def settle(self) -> None:
-        """Wait until the progress that is being written has arrived: it must not come after the last of its run."""
+        """Wait until the progress that is being written has arrived, so that the last of a run is written last."""
         await self._settled.wait()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The status reporter: it reports what a worker runs when somebody asks, and only then.
+"""The status reporter: it reports what a worker runs, on request.
 
 The asker publishes the name of its own reply channel to the queue's `status` channel; each worker of the queue sends
-one message there. While nobody asks, nothing is sent, and a batch of jobs costs a few additions.
+one message there. Without a request nothing is sent, and a batch of jobs costs a few additions.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StatusReporter:
         self._stores = {queue: Store(queue) for queue in queues}
         self._tallies = {queue: _Tally() for queue in queues}
         self._requests = set[tuple[str, str]]()
-        self._answering: asyncio.Task[None] | None = None
+        self._replying: asyncio.Task[None] | None = None
 
     def on_event(self, event: Event) -> None:
         """Count what the worker's consumers report."""
@@ -109,14 +109,14 @@ class StatusReporter:
             self._tallies[event.queue].failed += 1
 
     def requested(self, queue: str, channel: str) -> None:
-        """Report to a channel, if it is one for reports. Requests that come together are answered together."""
+        """Report to a channel, if it is one for reports. Requests that come together are served together."""
         if not keys.is_status_reply(queue, channel):
             return
         self._requests.add((queue, channel))
-        if self._answering is None or self._answering.done():
-            self._answering = asyncio.get_running_loop().create_task(self._answer())
+        if self._replying is None or self._replying.done():
+            self._replying = asyncio.get_running_loop().create_task(self._reply())
 
-    async def _answer(self) -> None:
+    async def _reply(self) -> None:
         # While Redis is away nothing can be reported; `evsched top` asks again.
         with contextlib.suppress(StoreError):
             while self._requests:
@@ -154,5 +154,5 @@ class StatusReporter:
 
     def close(self) -> None:
         """Report no more."""
-        if self._answering is not None:
-            self._answering.cancel()
+        if self._replying is not None:
+            self._replying.cancel()

@@ -22,13 +22,13 @@ class RunningRuns:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._checked = -math.inf
-        """When the timer fired last: earlier deadlines have been dealt with."""
+        """When the timer last fired: runs with an earlier deadline have been stopped."""
 
     def __len__(self) -> int:
         return len(self._deadlines)
 
     def __iter__(self) -> Iterator[Run]:
-        """Walk a copy. For any thread."""
+        """Iterate over a copy. For any thread."""
         return iter(self._deadlines.copy())
 
     def add(self, run: Run, timeout: float | None) -> None:

@@ -16,8 +16,8 @@ RESULT_MOST: Final = 1_048_576
 """Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
 
 _SOON: Final = 5.0
-"""Seconds after which a job comes back that cannot begin for a reason that people mend: few rounds of it, and a short
-wait for who has mended it."""
+"""Seconds after which a job comes back that cannot begin until somebody corrects something: seldom, and yet soon after
+the correction."""
 
 TIMED_OUT: Final = "timeout: it ran longer than its limit"
 
@@ -56,7 +56,7 @@ def aborted(prepared: Prepared) -> Aborted:
 
 
 def not_now(now: float, reason: str, cause: DeferCause = "window") -> Deferred:
-    """Return the outcome of a run that could not begin and may soon: its job comes back in some seconds."""
+    """Return the outcome of a run that cannot begin yet: its job comes back in some seconds."""
     return Deferred(now + _SOON * random.uniform(0.8, 1.2), shorten(reason), cause=cause)  # noqa: S311 - no secret
 
 

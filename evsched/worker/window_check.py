@@ -11,7 +11,7 @@ from evsched.worker.verdict import not_now
 
 
 async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> Deferred | Buried | None:
-    """Return what becomes of a job whose window is closed now; None = it is open.
+    """Return the outcome of a job whose window is closed now; None = it is open.
 
     `window` is what its payload says: a window, or the name of one that is kept in Redis. `reply`: it asks for one.
     """
@@ -27,7 +27,7 @@ async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> D
 
 
 def judge_window(text: str, name: str, now: float, reply: bool) -> Deferred | Buried | None:
-    """Return what becomes of a job by the text of its window; `name`, if it has one, is kept with a deferred job."""
+    """Return the outcome of a job by the text of its window. `name`, if it has one, is kept with a deferred job."""
     try:
         opens = read_window(text).next_open(now)
     except ConfigError as error:

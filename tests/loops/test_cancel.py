@@ -46,18 +46,18 @@ async def cancelled(running: System, job: Any) -> None:
 
 
 async def test_an_async_task_is_cancelled_where_it_waits(config: Config, app: App) -> None:
-    told = asyncio.Event()
+    stopped = asyncio.Event()
 
     @app.task
     async def hang() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            told.set()
+            stopped.set()
 
     async with system(config, app) as running:
         await cancelled(running, await hang.enqueue())
-        assert told.is_set()
+        assert stopped.is_set()
 
 
 async def test_a_plain_function_sees_that_it_is_cancelled_and_ends_by_itself(config: Config, app: App) -> None:
@@ -77,7 +77,7 @@ async def test_a_plain_function_sees_that_it_is_cancelled_and_ends_by_itself(con
         await cancelled(running, job)
 
 
-async def test_a_process_is_ended(config: Config, queue: str, tmp_path: Path) -> None:
+async def test_a_cancelled_task_on_a_process_ends_the_process(config: Config, queue: str, tmp_path: Path) -> None:
     async with system(config, heavy.app) as running:
         pid, job = await spinning(queue, tmp_path)
         await cancelled(running, job)
@@ -94,12 +94,12 @@ async def spinning(queue: str, folder: Path, **options: Any) -> tuple[int, Any]:
     os.mkfifo(fifo)
     # Not in a thread, which would wait for ever for a process that ended before it could write.
     end = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(end, told.set)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(end, ended.set)
     try:
         job = await heavy.spin.using(queue=queue, **options).enqueue(str(fifo))
         async with asyncio.timeout(PATIENCE):
-            await told.wait()
+            await ended.wait()
         return int(os.read(end, 100)), job
     finally:
         loop.remove_reader(end)
@@ -115,7 +115,7 @@ async def test_a_timeout_ends_a_process(config: Config, queue: str, tmp_path: Pa
             os.kill(pid, 0)
 
 
-async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Config, queue: str) -> None:
+async def test_tasks_on_processes_run_there_and_may_retry_later_or_give_up(config: Config, queue: str) -> None:
     async with system(config, heavy.app):
 
         async def outcome(task: Any, *args: Any) -> Any:
@@ -132,7 +132,7 @@ async def test_tasks_on_processes_run_there_and_steer_as_others_do(config: Confi
                 await outcome(heavy.steer, how)
 
 
-async def test_an_exception_that_a_process_lets_out_fails_the_run_and_not_the_worker() -> None:
+async def test_an_exception_that_escapes_in_a_process_fails_the_run_and_not_the_worker() -> None:
     with pytest.raises(ProcessDied, match="its process ended by KeyboardInterrupt"):
         await process_pool.call(lambda _: None, heavy.interrupt)
 
@@ -176,7 +176,7 @@ async def test_a_heartbeat_brings_a_cancellation_whose_message_was_lost(
         await running.recorder.wait(events.JobAborted, count=2)
 
 
-async def test_a_job_that_was_to_stop_is_cancelled_even_if_its_worker_dies(
+async def test_a_cancelled_job_ends_as_cancelled_even_if_its_worker_dies(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     @app.task
@@ -266,6 +266,6 @@ async def test_a_run_that_is_cancelled_as_it_returns_ends_as_cancelled(config: C
             await job.result(PATIENCE)
         status = await job.status()
         assert (status.place, status.outcome) == ("finished", "cancelled")
-        # When it began is told as it was, though nobody could tell it then.
+        # The lateness is that of the start, although the handler blocked the event loop and the event came later.
         (started,) = running.recorder.of(events.Started)
         assert started.lateness[0] - late[0] < kept[0]

@@ -1,4 +1,4 @@
-"""Code that breaks on disk under a worker that runs: what a fresh process cannot import has not begun, and waits."""
+"""Code on disk that breaks while a worker runs: jobs whose module no new process can import wait."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def app(file: Path) -> App:
 # A suspect of two deaths is isolated: it too needs a fresh process.
 @pytest.mark.parametrize(("task", "suspect"), [("on_process", "0 0"), ("in_loop", "2 0")])
 @pytest.mark.parametrize("broken", BROKEN)
-async def test_jobs_wait_until_the_code_is_mended_and_no_attempt_is_counted(
+async def test_jobs_wait_until_the_code_is_corrected_and_lose_no_attempt(
     config: Config, queue: str, raw: Any, file: Path, app: App, task: str, suspect: str, broken: str
 ) -> None:
     async with system(config, app) as running:

@@ -65,7 +65,7 @@ async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_
         running.work()
         assert [await job.result(30) for job in jobs] == [1] * 12
     assert not running.recorder.of(events.JobBuried)
-    # What did not begin was not told as started.
+    # Jobs that did not begin were not reported as started.
     assert sum(len(event.ids) for event in running.recorder.of(events.Started)) <= 12 + 6
 
 
@@ -178,7 +178,7 @@ async def test_a_repeated_suspect_is_isolated_and_the_worker_survives_it(
             assert status.progress == {"done": 1, "total": 2}
 
 
-async def test_a_suspect_of_one_death_runs_among_the_others(
+async def test_a_suspect_of_one_death_runs_beside_other_jobs(
     config: Config, findable: App, queue: str, raw: Any
 ) -> None:
     async with system(config, findable) as running:
@@ -216,7 +216,7 @@ async def test_an_app_that_cannot_be_found_runs_its_suspects_alone(
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_a_queue_with_work_now_and_then_gets_its_turns_beside_a_saturated_one(
+async def test_a_queue_with_occasional_work_gets_its_turns_beside_a_saturated_one(
     server: EmbeddedRedis, queue: str, slots: int
 ) -> None:
     app, other, seen = App(queue=queue), f"{queue}-b", asyncio.Event()

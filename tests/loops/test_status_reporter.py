@@ -251,7 +251,7 @@ async def test_a_malformed_report_is_ignored(config: Config, queue: str, raw: An
             assert (await looking_now).statuses == [true]
 
 
-async def test_a_look_that_fails_leaves_no_failure_unread() -> None:
+async def test_a_collection_that_fails_leaves_no_exception_unretrieved() -> None:
     """Python reports an exception that nobody reads with a traceback, beside the one line of `evsched top`."""
     unread = list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))

@@ -112,7 +112,7 @@ async def test_jobs_of_a_lost_reply_are_started(
     assert not raw.exists(f"evsched:{{{queue}}}:processing:{worker.id}")
 
 
-async def test_jobs_of_a_lost_reply_that_need_several_replies_are_started(
+async def test_jobs_of_a_lost_reply_are_started_even_if_they_need_several_replies(
     config: Config, app: App, raw: Any, queue: str
 ) -> None:
     @app.task
@@ -146,7 +146,7 @@ async def test_a_cut_connection_loses_nothing(config: Config, app: App, raw: Any
             )
 
 
-async def test_running_jobs_go_on_while_redis_is_away(server: EmbeddedRedis, queue: str) -> None:
+async def test_running_jobs_continue_while_redis_is_down(server: EmbeddedRedis, queue: str) -> None:
     app, gate = App(queue=queue), asyncio.Event()
 
     @app.task

@@ -1,4 +1,4 @@
-"""How a service ends: asked to, at any moment of its life, or killed; and what ends with it."""
+"""How a service ends when it is asked to at any moment, or killed; and which other processes end with it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ sys.meta_path.insert(0, Held())
     ],
     ids=["dispatcher", "worker", "dev", "SIGINT", "no service"],
 )
-def test_a_signal_while_it_imports_ends_it_without_a_word(
+def test_a_signal_during_the_import_ends_the_service_silently(
     cli: Cli, words: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:
     run_first(cli, HELD)
@@ -140,7 +140,7 @@ def refusing(cli: Cli) -> Generator[Cli]:
 
 
 @pytest.mark.parametrize("words", [*WORKERS, PARENT], ids=" ".join)
-def test_a_worker_whose_redis_refuses_ends_well(refusing: Cli, words: tuple[str, ...]) -> None:
+def test_a_worker_whose_redis_refuses_ends_with_code_0_on_sigterm(refusing: Cli, words: tuple[str, ...]) -> None:
     with started(refusing, *words) as (child, log):
         log.until("RedisDown")
         assert ended(child) == 0
@@ -154,7 +154,7 @@ def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing:
 
 
 @pytest.mark.parametrize("words", [("dispatcher",), PARENT], ids=" ".join)
-def test_a_service_waits_for_redis_and_ends_well_while_it_waits(cli: Cli, words: tuple[str, ...]) -> None:
+def test_a_service_that_waits_for_redis_ends_with_code_0_on_sigterm(cli: Cli, words: tuple[str, ...]) -> None:
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
     with started(cli, *words) as (child, log):
         assert "start one, or name another" in log.until("RedisDown")["reason"]
@@ -200,7 +200,7 @@ app = App(lifespan=never)
 # While it works.
 
 
-def test_a_worker_that_is_locked_out_ends_well(cli: Cli) -> None:
+def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli) -> None:
     with EmbeddedRedis() as server:
         cli.environment["EVSCHED_URL"] = server.url
         with started(cli, "worker", "tasks:app") as (child, log), socket.socket(socket.AF_UNIX) as admin:
@@ -242,7 +242,7 @@ app = App(lifespan=endless)
         assert child.returncode == 70
 
 
-def test_who_minds_signals_of_his_own_does_not_take_ours(cli: Cli) -> None:
+def test_signal_handlers_of_the_app_do_not_replace_ours(cli: Cli) -> None:
     lifespan = """
 import contextlib
 @contextlib.asynccontextmanager
@@ -257,7 +257,7 @@ app = App(lifespan=minding)
         assert ended(child) == 0
 
 
-async def test_a_worker_that_drains_lives_and_is_not_ready(cli: Cli, queue: str, raw: Any) -> None:
+async def test_a_worker_that_drains_is_live_but_not_ready(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "30"
     with started(cli, "dev", "tasks:app", "--metrics-port", "0") as (child, log):
         url = log.until("Listening")["url"]
@@ -274,7 +274,7 @@ async def test_a_worker_that_drains_lives_and_is_not_ready(cli: Cli, queue: str,
 
 
 @pytest.mark.parametrize("words", [("worker", "tasks:app"), PARENT], ids=" ".join)
-def test_a_second_signal_ends_it_at_once(cli: Cli, words: tuple[str, ...], queue: str, raw: Any) -> None:
+def test_a_second_signal_ends_the_service_at_once(cli: Cli, words: tuple[str, ...], queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "60"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
@@ -351,7 +351,7 @@ def step_of_thread(*_): raise KeyError("a bug")
         (["worker", "tasks:app"], "evsched.worker.consumer", "QueueConsumer.exchange", "step", "queue"),
     ],
 )
-def test_a_loop_that_ends_is_the_end_of_the_process_with_a_line_and_a_code(
+def test_a_loop_that_ends_ends_the_process_with_a_log_line_and_code_70(
     cli: Cli, words: list[str], module: str, name: str, function: str, loop: str
 ) -> None:
     run_first(cli, BROKEN.format(module=module, name=name, function=function))
@@ -364,13 +364,13 @@ def test_a_loop_that_ends_is_the_end_of_the_process_with_a_line_and_a_code(
     assert "Traceback" not in done.stderr
 
 
-def test_a_redis_that_may_lose_jobs_is_told_once_at_the_start(cli: Cli) -> None:
+def test_settings_of_redis_that_may_lose_jobs_are_reported_once_at_the_start(cli: Cli) -> None:
     with EmbeddedRedis(appendonly="no", maxmemory="100mb", maxmemory_policy="allkeys-lru") as unsafe:
         done = cli.run("worker", "tasks:app", "--burst", EVSCHED_URL=unsafe.url)
     assert done.returncode == 0, done.stderr
-    told = [line for line in map(json.loads, done.stderr.splitlines()) if line.get("event") == "RedisUnsafe"]
-    assert ["append-only log is off" in told[0]["what"], "allkeys-lru" in told[1]["what"]] == [True, True]
-    assert len(told) == 2
+    unsafe = [line for line in map(json.loads, done.stderr.splitlines()) if line.get("event") == "RedisUnsafe"]
+    assert ["append-only log is off" in unsafe[0]["what"], "allkeys-lru" in unsafe[1]["what"]] == [True, True]
+    assert len(unsafe) == 2
     assert "RedisUnsafe" not in cli.run("worker", "tasks:app", "--burst").stderr
 
 

@@ -1,4 +1,4 @@
-"""Handlers that use `multiprocessing` with fork: their children end when told to, and their worker does not."""
+"""Handlers that use `multiprocessing` with fork: their children can be ended, and the worker survives that."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
 
 
 @pytest.mark.parametrize("task", ["in_thread", "in_loop", "on_process", "print_and_read"])
-def test_what_a_handler_starts_harms_neither_its_process_nor_its_worker(
+def test_a_process_that_a_handler_starts_harms_neither_the_pool_nor_the_worker(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str, task: str
 ) -> None:
     child, log = worker
@@ -102,7 +102,7 @@ def test_what_a_handler_starts_harms_neither_its_process_nor_its_worker(
     assert ended(child) == 0
 
 
-def test_a_process_that_a_handler_left_ends_with_the_worker(
+def test_a_process_that_a_handler_left_behind_ends_with_the_worker(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str
 ) -> None:
     child, log = worker
@@ -114,7 +114,7 @@ def test_a_process_that_a_handler_left_ends_with_the_worker(
         os.kill(left, 0)
 
 
-def test_the_death_of_a_process_is_seen_while_it_has_children(
+def test_the_death_of_a_pool_process_is_noticed_while_it_has_children(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str
 ) -> None:
     child, log = worker

@@ -1,4 +1,4 @@
-"""`worker --processes`: as many as are needed, each with a port of its own, and none left behind."""
+"""`worker --processes`: as many processes as are needed, each with its own metrics port, and none left behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-async def test_each_has_a_port_and_a_file_names_them(cli: Cli, queue: str, folder: Path) -> None:
+async def test_each_process_has_a_metrics_port_and_a_file_lists_the_ports(cli: Cli, queue: str, folder: Path) -> None:
     targets = folder / "targets.json"
     child = start(
         cli, "--queue", queue, "--processes", "2", "--metrics-port", "0", "--metrics-targets", str(targets)
@@ -92,7 +92,7 @@ async def test_each_has_a_port_and_a_file_names_them(cli: Cli, queue: str, folde
     assert not any(alive(line["pid"]) for line in log.lines if line.get("event") == "ChildStarted")
 
 
-def test_another_starts_when_all_slots_are_in_use_and_ends_when_idle(
+def test_another_process_starts_when_all_slots_are_in_use_and_ends_when_idle(
     cli: Cli, queue: str, raw: Any, folder: Path
 ) -> None:
     targets = folder / "targets.json"
@@ -117,7 +117,7 @@ def test_another_starts_when_all_slots_are_in_use_and_ends_when_idle(
         assert ended(child) == 0
 
 
-def test_another_starts_when_short_jobs_keep_a_process_busy(cli: Cli, queue: str, raw: Any) -> None:
+def test_another_process_starts_when_short_jobs_keep_one_busy(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_BATCH"] = "5"  # so that after each exchange some slots are free for a moment
     child = start(cli, "--queue", queue, "--processes", "1:2", "--concurrency", "8")
     log = Log(child)
@@ -141,7 +141,7 @@ def test_children_end_with_a_parent_that_is_killed(cli: Cli, queue: str) -> None
     child.communicate(timeout=PATIENCE)  # which is closed when it has ended
 
 
-def test_a_child_that_hangs_is_killed_in_the_end(cli: Cli, queue: str) -> None:
+def test_a_child_that_hangs_is_killed_after_its_time_limit(cli: Cli, queue: str) -> None:
     cli.environment["EVSCHED_REPLY_TIMEOUT"] = "0.1"
     child = start(cli, "--queue", queue, "--processes", "1")
     log = Log(child)
@@ -162,19 +162,19 @@ def test_a_child_that_hangs_is_killed_in_the_end(cli: Cli, queue: str) -> None:
         (("--processes", "2", "--burst"), "--burst runs in one process"),
     ],
 )
-def test_flags_that_do_not_go_together(cli: Cli, words: tuple[str, ...], says: str) -> None:
+def test_flags_that_contradict_each_other_are_refused(cli: Cli, words: tuple[str, ...], says: str) -> None:
     done = cli.run("worker", "tasks:app", *words)
     assert (done.returncode, says in done.stderr) == (2, True)
 
 
-def test_one_that_cannot_start_ends_the_parent(cli: Cli) -> None:
+def test_the_parent_ends_if_its_first_child_cannot_start(cli: Cli) -> None:
     done = cli.run("worker", "nowhere:app", "--processes", "2")
     assert done.returncode == 1
     assert "module 'nowhere' does not import" in done.stderr
     assert '"ChildCannotStart"' in done.stderr
 
 
-def test_one_that_is_killed_before_it_is_ready_is_started_anew(cli: Cli, queue: str, folder: Path) -> None:
+def test_a_child_that_is_killed_before_it_is_ready_is_restarted(cli: Cli, queue: str, folder: Path) -> None:
     killed = f"""
 import os, signal
 try:
@@ -194,7 +194,9 @@ else:
         assert ended(child) == 0
 
 
-def test_the_death_of_one_is_seen_while_what_it_started_holds_its_link(cli: Cli, queue: str, folder: Path) -> None:
+def test_the_death_of_a_child_is_noticed_while_a_process_that_it_started_holds_its_link(
+    cli: Cli, queue: str, folder: Path
+) -> None:
     started = f"""
 import os, subprocess
 from pathlib import Path

@@ -11,12 +11,14 @@ from tests.support.cli import Cli
 from tests.support.siege import siege
 
 
-def test_each_known_way_costs_one_job(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
+def test_each_known_attack_costs_one_job_only(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
     with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:
         for write in hostile.WAYS.values():
             besieged.round(write(queue))
 
 
-def test_what_anybody_may_write_costs_one_job(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
+def test_what_any_producer_may_write_costs_one_job_only(
+    server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any
+) -> None:
     with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:
         besieged.fuzz(25, largest=20_000, start=None)

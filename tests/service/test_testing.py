@@ -1,4 +1,4 @@
-"""What evsched gives to its users' tests: their clock moves, and what is due runs, in order and at once."""
+"""`evsched.testing`: the clock of a test moves, and due jobs run in order, without waiting."""
 
 from __future__ import annotations
 

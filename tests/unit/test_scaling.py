@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsched.errors import ConfigError
-from evsched.process.child_link import FULL, IDLE
+from evsched.process.child_link import BEHIND, IDLE
 from evsched.process.scaling import Scaling, Span, read_span
 
 
@@ -22,10 +22,10 @@ def test_a_malformed_number_of_processes_is_refused(text: str) -> None:
 
 def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_most() -> None:
     scaling = Scaling(Span(1, 3))
-    assert scaling.decide(FULL, 1, 0.0) == "add"
-    assert scaling.decide(FULL, 2, 1.0) is None  # the one before has had no time to fetch
-    assert scaling.decide(FULL, 2, 2.5) == "add"
-    assert scaling.decide(FULL, 3, 9.0) is None
+    assert scaling.decide(BEHIND, 1, 0.0) == "add"
+    assert scaling.decide(BEHIND, 2, 1.0) is None  # the one before has had no time to fetch
+    assert scaling.decide(BEHIND, 2, 2.5) == "add"
+    assert scaling.decide(BEHIND, 3, 9.0) is None
 
 
 def test_an_idle_process_ends_if_more_than_the_least_are_left() -> None:
