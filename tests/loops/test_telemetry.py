@@ -51,7 +51,7 @@ async def told(running: System) -> AsyncGenerator[str]:
         yield (await running.recorder.wait(events.Listening)).url
 
 
-async def test_what_runs_and_what_waits_is_told(config: Config, app: App, queue: str) -> None:
+async def test_metrics_count_running_and_waiting_jobs(config: Config, app: App, queue: str) -> None:
     gate = asyncio.Event()
 
     @app.task(retry=Retry(attempts=2, interval=0, jitter=0))
@@ -84,7 +84,7 @@ async def test_what_runs_and_what_waits_is_told(config: Config, app: App, queue:
         await running.recorder.wait(events.Completed)
 
 
-async def test_slots_and_the_age_of_what_waits(config: Config, app: App, queue: str) -> None:
+async def test_metrics_show_slots_and_how_long_jobs_have_waited(config: Config, app: App, queue: str) -> None:
     gate = asyncio.Event()
 
     @app.task
@@ -103,7 +103,7 @@ async def test_slots_and_the_age_of_what_waits(config: Config, app: App, queue: 
         gate.set()
 
 
-async def test_what_is_due_on_the_schedule_is_overdue_when_nobody_dispatches(
+async def test_due_jobs_on_the_schedule_are_overdue_without_a_dispatcher(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     now = float(raw.time()[0])
@@ -144,11 +144,11 @@ async def test_redis_is_read_once_a_second_however_many_scrape(config: Config, a
         figures = await asyncio.gather(*(scrape(url) for _ in range(20)))
         seconds = int(time.monotonic() - began)
         assert asked() - before - 1 <= 1 + seconds < 20  # one is the question itself
-        # Who comes while it is being read is told as well.
+        # A scrape that comes while it is being read gets the same figures.
         assert {figure("queue_jobs", queue=queue, place="ready") for figure in figures} == {0}
 
 
-async def test_an_outage_is_told_and_so_is_its_end(config: Config, app: App, server: EmbeddedRedis, queue: str) -> None:
+async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, server: EmbeddedRedis, queue: str) -> None:
     async with Proxy(str(server.socket)) as proxy:
         behind = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0")
         async with system(behind, app, dispatch=False) as running, told(running) as url:
@@ -183,7 +183,7 @@ async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_c
             assert figure("redis_up") == 1
             assert figure("queue_jobs", queue=queue, place="ready") == 0
             proxy.swallow()
-            while figure("redis_up") == 1:  # what was read is told again for a second
+            while figure("redis_up") == 1:  # figures are reused for a second
                 figure = await scrape(url)  # answered all the same, while Redis is still cut off
             assert figure("queue_jobs", queue=queue, place="ready") is None
             assert figure("wakeups_total", reason="reconnect") is not None  # what the process knows by itself is told
@@ -215,7 +215,7 @@ async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
         assert await get(f"{url}/readyz") == (200, "ok\n")
 
 
-async def test_what_serves_no_queue_is_not_ready_though_redis_answers(
+async def test_a_process_that_serves_no_queue_is_not_ready_although_redis_answers(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     async with system(config, app, dispatch=False) as running, told(running) as url:

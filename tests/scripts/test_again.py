@@ -70,7 +70,7 @@ def test_an_invalid_id_that_waits_is_dead_and_nowhere_else(
     assert [job.id for job in fetch(send, store, 20)] == [job.id for job in others]
 
 
-def test_a_finished_id_begins_anew_and_its_record_does_not_expire(
+def test_an_id_that_finished_can_be_used_again_and_its_record_does_not_expire(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))

@@ -84,7 +84,7 @@ def type_of_ready(at: Seeded) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
-    # what is planted: how; the check; what is told of where; a piece of the mend; is it repaired?
+    # what is planted: how; the check; a part of `where`; a part of the remedy; is it repaired?
     "lost in the backlog": (
         lambda at: at.raw.zrem(at.key("backlog"), "r16"),
         "orphan",
@@ -274,7 +274,7 @@ async def test_a_lost_job_runs_at_once_and_its_attempts_go_on(seeded: Seeded, se
     assert {run.id: run.attempt for run in runs}["running"] == 2
 
 
-async def test_what_changes_between_two_looks_is_not_reported(seeded: Seeded, sender: BatchingSender) -> None:
+async def test_a_job_that_moves_between_two_checks_is_not_reported(seeded: Seeded, sender: BatchingSender) -> None:
     """A record after its ZADD, and a ZADD after its record."""
 
     def come(done: int, total: int) -> None:
@@ -311,7 +311,7 @@ async def test_all_queues_are_looked_at(seeded: Seeded, sender: BatchingSender) 
     ]
 
 
-def test_what_is_not_wrong_any_more_is_left_alone(seeded: Seeded, send: Send, state: State) -> None:
+def test_a_violation_that_is_gone_is_not_repaired(seeded: Seeded, send: Send, state: State) -> None:
     before = state()
     codes = (
         "orphan",

@@ -55,7 +55,7 @@ def test_enqueue_of_an_id_that_has_not_ended_is_refused_whole(
     assert state() == before
 
 
-def test_enqueue_of_an_id_that_has_ended_begins_anew(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_enqueue_of_an_id_that_has_ended_creates_a_new_job(send: Send, store: Store, state: State, raw: Any) -> None:
     put(send, store, "finished")
     raw.rpush(f"evsched:{{{store.queue}}}:reply:a", "that of the earlier job")
     send(store.enqueue([New("a", b"{}", due=NOW)]))
@@ -65,7 +65,7 @@ def test_enqueue_of_an_id_that_has_ended_begins_anew(send: Send, store: Store, s
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
-def test_cancel_of_what_waits(send: Send, store: Store, state: State, place: str) -> None:
+def test_cancel_removes_a_waiting_job(send: Send, store: Store, state: State, place: str) -> None:
     put(send, store, place)
     assert send(store.cancel("a")) == place
     after = state()
@@ -76,7 +76,7 @@ def test_cancel_of_what_waits(send: Send, store: Store, state: State, place: str
 
 
 @pytest.mark.parametrize(("place", "error"), [("finished", JobMissing), ("dead", JobMissing)])
-def test_what_has_ended_can_be_neither_cancelled_nor_rescheduled(
+def test_a_job_that_has_ended_can_be_neither_cancelled_nor_rescheduled(
     send: Send, store: Store, state: State, place: str, error: type[Exception]
 ) -> None:
     put(send, store, place)
@@ -105,7 +105,7 @@ def test_cancel_stops_a_running_job_and_reschedule_refuses_it(send: Send, store:
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
-def test_reschedule_of_what_waits(send: Send, store: Store, state: State, place: str) -> None:
+def test_reschedule_moves_a_waiting_job(send: Send, store: Store, state: State, place: str) -> None:
     put(send, store, place)
     assert send(store.reschedule("a", NOW + 60.25)) == NOW + 60.25
     assert state()["schedule"]["a"] == NOW + 60.25

@@ -67,7 +67,7 @@ def test_a_malformed_count_of_made_occurrences_means_0(
 
 @pytest.mark.usefixtures("declared")
 @pytest.mark.parametrize("missed", NO_COUNTS)
-def test_a_malformed_count_of_missed_occurrences_begins_anew(
+def test_a_malformed_count_of_missed_occurrences_restarts_at_0(
     send: Send, store: Store, state: State, write: Callable[..., None], missed: bytes
 ) -> None:
     write(missed=missed)

@@ -49,7 +49,7 @@ def test_no_more_than_the_concurrency_pass_and_each_end_lets_one_more(send: Send
     assert state()["in_flight"]["*"] == "5"
 
 
-def test_a_limit_counts_what_had_passed_before_it_was_set(send: Send, store: Store, state: State) -> None:
+def test_a_limit_counts_jobs_that_passed_before_it_was_set(send: Send, store: Store, state: State) -> None:
     due(send, store, names(30))
     jobs = fetch(send, store, hold=10)
     send(store.limit({"concurrency": 3}, now=NOW))

@@ -177,7 +177,7 @@ def test_no_more_occurrences_than_their_count(send: Send, store: Store, state: S
     assert state()["recurrences"] == {NAME: float("inf")}
 
 
-def test_a_changed_recurrence_withdraws_what_it_had_ahead(send: Send, store: Store, state: State) -> None:
+def test_a_changed_recurrence_removes_its_scheduled_occurrences(send: Send, store: Store, state: State) -> None:
     first, second = put(send, store, NOW, NOW + 60)
     dispatch(send, store, NOW)
     assert send(store.declare(Declared(name=NAME, rule="0 9 * * *", payload=b'{"task":"t"}'))) == "changed"
@@ -189,7 +189,7 @@ def test_a_changed_recurrence_withdraws_what_it_had_ahead(send: Send, store: Sto
     assert send(store.declare(Declared(name=NAME, rule="0 9 * * *", payload=b'{"task":"t"}'))) == "same"
 
 
-def test_a_removed_recurrence_leaves_only_what_is_due(send: Send, store: Store, state: State) -> None:
+def test_a_removed_recurrence_leaves_only_its_due_occurrences(send: Send, store: Store, state: State) -> None:
     first, _ = put(send, store, NOW, NOW + 60)
     dispatch(send, store, NOW)
     send(store.remove(NAME))

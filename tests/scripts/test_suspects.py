@@ -42,7 +42,7 @@ def suspicion(jobs: list[FetchedJob]) -> dict[str, tuple[int, int, int]]:
     return {job.id: (job.attempt, job.deaths, job.doubts) for job in jobs}
 
 
-def test_what_a_worker_hands_back_costs_no_attempt_begun_or_not(
+def test_a_job_that_a_worker_hands_back_costs_no_attempt_begun_or_not(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     jobs = fetch(2)
@@ -51,7 +51,7 @@ def test_what_a_worker_hands_back_costs_no_attempt_begun_or_not(
     assert suspicion(again(send, store)) == {"j0": (1, 0, 0), "j1": (1, 0, 0)}
 
 
-def test_a_death_counts_what_is_known_to_have_begun_and_suspects_all(
+def test_a_death_counts_the_runs_known_to_have_begun_and_suspects_all(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     jobs = fetch(3)
@@ -140,7 +140,7 @@ def test_a_job_that_killed_its_isolated_process_is_charged_for_the_doubtful_runs
 
 
 @pytest.mark.parametrize("end", ["retry", "complete", "bury"])
-def test_a_run_that_comes_to_an_end_clears_the_suspicion(
+def test_a_run_that_ends_clears_the_suspicion(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, end: str
 ) -> None:
     fetch(2)

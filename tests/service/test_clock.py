@@ -1,4 +1,4 @@
-"""Redis's clock is set, ahead and back: it is told, due jobs follow it, and recurrences do not stand still."""
+"""Redis's clock is set ahead and back: the jump is reported, due jobs follow it, and recurrences continue."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_dispatchers_that_have_not_seen_the_clock_ahead(
         assert running.recorder.of(events.ClockJumped) == []
 
 
-async def test_what_the_other_clock_did_not_move_on_stays_and_so_does_what_is_paused(
+async def test_recurrences_that_the_other_clock_did_not_advance_or_that_are_paused_stay(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
     server, clock = clocked
@@ -115,7 +115,7 @@ async def test_what_the_other_clock_did_not_move_on_stays_and_so_does_what_is_pa
     raw.close()
 
 
-async def test_a_few_seconds_back_are_waited_out_and_no_time_comes_twice(
+async def test_a_clock_set_back_by_seconds_is_waited_out_and_no_occurrence_runs_twice(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
     server, clock = clocked

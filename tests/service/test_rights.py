@@ -187,7 +187,7 @@ def outcome(client: Any, words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("user", DENIED)
-def test_a_user_can_do_nothing_that_is_not_its_own(own: EmbeddedRedis, queue: str, user: str) -> None:
+def test_a_user_can_do_nothing_beyond_its_role(own: EmbeddedRedis, queue: str, user: str) -> None:
     with as_user(own, "") as raw:
         raw.execute_command("HSET", keys.job(queue, "x"), "payload", "{}")
         raw.execute_command("SET", "other", "theirs")
@@ -199,7 +199,7 @@ def test_a_user_can_do_nothing_that_is_not_its_own(own: EmbeddedRedis, queue: st
 
 
 @pytest.mark.parametrize("user", DENIED)
-def test_a_user_may_say_what_clients_say_when_they_connect(own: EmbeddedRedis, queue: str, user: str) -> None:
+def test_a_user_may_send_what_clients_send_when_they_connect(own: EmbeddedRedis, queue: str, user: str) -> None:
     with as_user(own, user) as client:
         for words in sender(CONNECT, queue):
             assert outcome(client, words) == "done", words
@@ -224,7 +224,7 @@ def test_a_producer_schedules_in_a_transaction_and_clears_a_reply(own: EmbeddedR
         assert client.zrem(schedule, "43") == 0  # nothing of a transaction that was refused is done
 
 
-def test_what_a_producer_learns_of_an_id_that_it_knows_is_what_the_docs_say(own: EmbeddedRedis, queue: str) -> None:
+def test_a_producer_that_knows_an_id_learns_no_more_than_the_docs_say(own: EmbeddedRedis, queue: str) -> None:
     with as_user(own, "producer") as client:
         client.zadd(keys.schedule(queue), {"42": 1900000000})
         assert client.execute_command("ZADD", keys.schedule(queue), "XX", "INCR", "0", "42") == 1900000000
