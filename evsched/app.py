@@ -16,10 +16,10 @@ from evsched.client.sync_client import SyncClient
 from evsched.client.sync_session import SyncSession
 from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle
 from evsched.errors import ConfigError
+from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
 from evsched.jobs.option_names import refuse_unknown
 from evsched.jobs.tasks import TaskOptions, Tasks, define
 from evsched.keys import check_queue
-from evsched.worker.program import Lifespan, Middleware, Program, no_lifespan
 
 P = ParamSpec("P")
 R = TypeVar("R")

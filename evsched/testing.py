@@ -39,15 +39,15 @@ from evsched.client.operations import Send, Step
 from evsched.client.times import unix
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.execution.executor import Executor
+from evsched.execution.run import Delivery, Run
+from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Outcome
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.server import flush
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
-from evsched.worker.executor import Executor
-from evsched.worker.run import Delivery, Run
-from evsched.worker.run_store import NoRunStore
 
 __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
 

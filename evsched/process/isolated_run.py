@@ -1,7 +1,7 @@
 """An isolated run: one job in a process of its own, which imports the app, runs the handler and returns the outcome.
 
 It protects the worker from a job that may kill its process: the worker survives, knows which job it was, and other jobs
-are not interrupted. `worker/isolation.py` has the worker's side.
+are not interrupted. `execution/isolation.py` has the worker's side.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import cast
 from msgspec.structs import replace
 
 from evsched.errors import CannotStart, ConfigError
+from evsched.execution import process_pool
+from evsched.execution.failure import Failure, failure_of
+from evsched.execution.handlers import Handlers
+from evsched.execution.prepare import Prepared, prepare, read_payload
+from evsched.execution.process_pool import HandlerMissing
+from evsched.execution.program import Program
+from evsched.execution.run import Delivery, Run
+from evsched.execution.verdict import Failed, judge
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Buried, FetchedJob, Outcome
 from evsched.process.locate_app import find_app
-from evsched.worker import process_pool
-from evsched.worker.failure import Failure, failure_of
-from evsched.worker.handlers import Handlers
-from evsched.worker.prepare import Prepared, prepare, read_payload
-from evsched.worker.process_pool import HandlerMissing
-from evsched.worker.program import Program
-from evsched.worker.run import Delivery, Run
-from evsched.worker.verdict import Failed, judge
 
 
 async def run_isolated(

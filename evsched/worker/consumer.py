@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 from evsched import events
 from evsched.errors import StoreError
+from evsched.execution.executor import Executor
+from evsched.execution.run import Run
 from evsched.jobs.job import Returned
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
@@ -24,13 +26,11 @@ from evsched.transport.senders import SyncSender
 from evsched.worker import hand_back
 from evsched.worker.demand import WIDEST, Demand
 from evsched.worker.exchange import Exchange, Exchanged
-from evsched.worker.executor import Executor
 from evsched.worker.fetcher import Fetcher
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.lost_replies import LostReplies
 from evsched.worker.outcomes import events_of
 from evsched.worker.progress_writer import ProgressWriter
-from evsched.worker.run import Run
 from evsched.worker.run_starter import RunStarter
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from evsched.worker.executor import Executor
+from evsched.execution.executor import Executor
 from evsched.worker.slots import Share
 
 WIDEST: Final = 999

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from evsched import events, forks
 from evsched.errors import StoreError, StoreRefused
+from evsched.execution.run import Run
+from evsched.execution.timeouts import RunningRuns
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import FORCED
 from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
-from evsched.worker.run import Run
-from evsched.worker.timeouts import RunningRuns
 
 _HAND_BACK: Final = 5.0
 """Seconds to hand back what still runs after the shutdown grace: a few replies of Redis are enough."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from evsched import events
+from evsched.execution.run import Run
 from evsched.transport.senders import SyncSender
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.outcomes import events_of
-from evsched.worker.run import Run
 from evsched.worker.served_queue import ServedQueue
 
 

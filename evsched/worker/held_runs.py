@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from evsched.execution.run import Delivery, Run
+from evsched.execution.verdict import TIMED_OUT, Failed, judge
 from evsched.jobs.job import FetchedJob, Outcome
 from evsched.worker.outcomes import Ended
-from evsched.worker.run import Delivery, Run
-from evsched.worker.verdict import TIMED_OUT, Failed, judge
 
 
 class HeldRuns:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from evsched import events
 from evsched.events import Event
+from evsched.execution.run import Run
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Returned
-from evsched.worker.run import Run
 
 Ended = list[tuple[Run, Outcome]]
 

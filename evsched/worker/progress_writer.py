@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from evsched.errors import StoreError
-from evsched.worker.run import Run
+from evsched.execution.run import Run
 from evsched.worker.served_queue import ServedQueue
 
 _MARK_AFTER: Final = 0.025

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from evsched import events
 from evsched.errors import NO_ENTRY, JobMissing, StoreRefused
+from evsched.execution.program import Program
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.worker.program import Program
 
 
 class QueueSetup:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from evsched import events
+from evsched.execution.executor import Executor
+from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Buried, Outcome, Returned, shorten
 from evsched.store.replies import Fetched
-from evsched.worker.executor import Executor
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.progress_writer import ProgressWriter
-from evsched.worker.run import Delivery, Run
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Share
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from evsched import events
 from evsched.errors import CannotStart
+from evsched.execution.handlers import Handlers
+from evsched.execution.program import Program
 from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
-from evsched.worker.handlers import Handlers
-from evsched.worker.program import Program
 from evsched.worker.queue_setup import QueueSetup
 
 

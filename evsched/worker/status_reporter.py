@@ -20,9 +20,9 @@ from msgspec import Meta, Struct
 from evsched import events, keys
 from evsched.errors import StoreError
 from evsched.events import Event
+from evsched.execution.run import Run
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
-from evsched.worker.run import Run
 
 _RECENT: Final = 1000
 """Starts whose lateness is kept for each queue. If there are more between two requests, the newest are reported."""

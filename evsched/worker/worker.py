@@ -16,6 +16,10 @@ from typing import Any
 from msgspec import structs
 
 from evsched.events import Events
+from evsched.execution.executor import Executor
+from evsched.execution.isolation import RunIsolated
+from evsched.execution.program import Program
+from evsched.execution.run_store import RedisRunStore
 from evsched.runtime.loops import ended_loop, returned
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
@@ -23,13 +27,9 @@ from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
 from evsched.worker.drain import Drain
-from evsched.worker.executor import Executor
 from evsched.worker.heartbeat import Heartbeat
-from evsched.worker.isolation import RunIsolated
 from evsched.worker.listeners import OnControl, OnHeartbeat
-from evsched.worker.program import Program
 from evsched.worker.queue_setup import QueueSetup
-from evsched.worker.run_store import RedisRunStore
 from evsched.worker.slots import Slots
 from evsched.worker.startup import Startup
 from evsched.worker.status_reporter import StatusReporter

@@ -15,11 +15,11 @@ import pytest
 from evsched import App, JobDead, JobMissing, Retry, current_job, events
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
+from evsched.execution import process_pool
+from evsched.execution.process_pool import ProcessDied
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.worker import process_pool
-from evsched.worker.process_pool import ProcessDied
 from tests.support import heavy
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system

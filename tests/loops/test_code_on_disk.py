@@ -12,10 +12,10 @@ import pytest
 from evsched import events
 from evsched.app import App
 from evsched.config import Config
+from evsched.execution import executor, verdict
 from evsched.jobs.job import encode
 from evsched.process.locate_app import find_app
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.worker import executor, verdict
 from tests.support.system import system
 
 CODE = """

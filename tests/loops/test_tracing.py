@@ -257,7 +257,7 @@ async def test_a_task_on_a_process(config: Config, app: App, spans: Traced) -> N
             await (await steer.enqueue("fail")).result(PATIENCE)
     assert linked(spans.one("run double")) == [itself(spans.one("enqueue double"))]
     failed = spans.one("run steer")
-    assert said(failed)["error.type"] == "evsched.worker.process_pool.HandlerFailed"
+    assert said(failed)["error.type"] == "evsched.execution.process_pool.HandlerFailed"
     assert "ValueError: no luck" in (failed.status.description or "")
 
 

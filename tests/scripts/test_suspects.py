@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from evsched.execution.precautions import mark_before, precautions_for
+from evsched.execution.prepare import prepare
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
 from evsched.store.replies import New
 from evsched.store.store import Store
-from evsched.worker.precautions import mark_before, precautions_for
-from evsched.worker.prepare import prepare
 from tests.scripts.conftest import NOW, Send, State
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from evsched.execution.executor import Executor
+from evsched.execution.program import Program
 from evsched.jobs.tasks import Tasks
 from evsched.worker.demand import Demand
-from evsched.worker.executor import Executor
-from evsched.worker.program import Program
 from evsched.worker.slots import Slots
 
 

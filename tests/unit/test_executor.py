@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from evsched.execution.executor import Executor
+from evsched.execution.program import Program
+from evsched.execution.run import Delivery, Run
+from evsched.execution.verdict import RESULT_MOST
 from evsched.jobs.current_job import RetryLater, current_job
 from evsched.jobs.job import Buried, Done, FetchedJob, Outcome, Retried, encode
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
-from evsched.worker.executor import Executor
-from evsched.worker.program import Program
-from evsched.worker.run import Delivery, Run
-from evsched.worker.verdict import RESULT_MOST
 
 
 async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) -> Outcome:
@@ -155,7 +155,7 @@ async def test_the_reason_names_the_handlers_own_frame_and_comes_with_the_traceb
         assert outcome.reason.startswith("attempt 1 of 9: JSONDecodeError: ")
         assert f"({__file__}:{charge.__code__.co_firstlineno + 1} in charge)" in outcome.reason
         assert "json/decoder.py" in outcome.traceback
-        assert "evsched/worker/" not in outcome.traceback
+        assert "evsched/execution/" not in outcome.traceback
         last = await run(handler, attempt=9)
         assert isinstance(last, Buried)
         assert last.traceback == outcome.traceback

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from evsched.execution.failure import TRACEBACK_MOST, Failure, failure_of
 from evsched.jobs.job import encode
-from evsched.worker.failure import TRACEBACK_MOST, Failure, failure_of
 
 
 def failed(run: Callable[[], Any]) -> Failure:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from evsched.execution.prepare import Prepared
+from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Buried, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
 from evsched.worker.held_runs import HeldRuns
-from evsched.worker.prepare import Prepared
-from evsched.worker.run import Delivery, Run
 
 DONE = Done(b"1", 60.0, False)
 

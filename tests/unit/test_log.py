@@ -14,14 +14,14 @@ from collections.abc import Generator
 import pytest
 
 from evsched import JobLogFilter, events
+from evsched.execution.executor import Executor
+from evsched.execution.program import Program
+from evsched.execution.run import Delivery, Run
 from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import FetchedJob
 from evsched.jobs.tasks import Tasks, define
 from evsched.telemetry import log
 from evsched.telemetry.log import escape, json_text
-from evsched.worker.executor import Executor
-from evsched.worker.program import Program
-from evsched.worker.run import Delivery, Run
 
 
 class Terminal(io.StringIO):

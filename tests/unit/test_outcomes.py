@@ -9,11 +9,11 @@ import pytest
 
 from evsched import events
 from evsched.events import Event
+from evsched.execution.run import Delivery, Run
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Returned
 from evsched.store.store import Store
 from evsched.worker.outcomes import event_of, events_of
-from evsched.worker.run import Delivery, Run
 
 DONE, RETRIED, BURIED = Done(b"1", 60.0, False), Retried(2.0, "no luck"), Buried("too late", False, "expired")
 ABORTED, DEFERRED, RETURNED = Aborted(60.0, False), Deferred(9.0, "closed"), Returned()

@@ -16,7 +16,7 @@ sys.stdin.read()
 
 BY_KERNEL = """
 import os
-from evsched.worker import parent_death
+from evsched.execution import parent_death
 parent_death.end_with(os.getppid())
 parent_death.end_with(os.getppid())
 print("tied", flush=True)

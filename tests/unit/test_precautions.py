@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from evsched.execution.precautions import Precautions, mark_before, patience, precautions_for
 from evsched.jobs.job import FetchedJob
-from evsched.worker.precautions import Precautions, mark_before, patience, precautions_for
 
 
 def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> FetchedJob:

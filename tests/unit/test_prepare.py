@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from evsched.execution.prepare import Prepared, prepare, read_payload
+from evsched.execution.window_check import judge_window
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Outcome, Payload
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
-from evsched.worker.prepare import Prepared, prepare, read_payload
-from evsched.worker.window_check import judge_window
 
 
 def tasks() -> Tasks:

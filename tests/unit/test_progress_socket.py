@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from evsched.execution import progress_socket
+from evsched.execution.progress_socket import ProgressSender, SocketAddress
 from evsched.jobs.current_job import Progress
-from evsched.worker import progress_socket
-from evsched.worker.progress_socket import ProgressSender, SocketAddress
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,10 @@ import time
 import pytest
 from anyio.lowlevel import checkpoint
 
+from evsched.execution.run import Delivery, Run, StopReason
+from evsched.execution.timeouts import RunningRuns
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.job import Aborted, FetchedJob
-from evsched.worker.run import Delivery, Run, StopReason
-from evsched.worker.timeouts import RunningRuns
 
 
 def begun(seconds_ago: float = 0.0) -> Run:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from evsched.execution.prepare import Prepared
+from evsched.execution.run import StopReason
+from evsched.execution.verdict import RESULT_MOST, TIMED_OUT, Failed, judge
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
-from evsched.worker.prepare import Prepared
-from evsched.worker.run import StopReason
-from evsched.worker.verdict import RESULT_MOST, TIMED_OUT, Failed, judge
 
 
 def job(attempt: int = 1, deaths: int = 0, doubts: int = 0) -> FetchedJob:

@@ -11,17 +11,17 @@ from typing import Any, cast
 import anyio
 import anyio.to_thread
 
+from evsched.execution import process_pool
+from evsched.execution.failure import Failure, failure_of, message, where
+from evsched.execution.prepare import Prepared
+from evsched.execution.process_pool import HandlerFailed, HandlerMissing
+from evsched.execution.program import Program
+from evsched.execution.run import Run
+from evsched.execution.timeouts import RunningRuns
+from evsched.execution.verdict import TIMED_OUT, Failed
 from evsched.jobs.current_job import CurrentJob, GiveUp, RetryLater, set_current_job
 from evsched.jobs.job import encode
 from evsched.jobs.tasks import Task
-from evsched.worker import process_pool
-from evsched.worker.failure import Failure, failure_of, message, where
-from evsched.worker.prepare import Prepared
-from evsched.worker.process_pool import HandlerFailed, HandlerMissing
-from evsched.worker.program import Program
-from evsched.worker.run import Run
-from evsched.worker.timeouts import RunningRuns
-from evsched.worker.verdict import TIMED_OUT, Failed
 
 
 class Handlers:

@@ -7,10 +7,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from evsched.execution.prepare import Prepared
+from evsched.execution.run import StopReason
 from evsched.jobs.job import Aborted, Buried, DeferCause, Deferred, Done, FetchedJob, Outcome, Retried, shorten
 from evsched.jobs.retry import least_delay
-from evsched.worker.prepare import Prepared
-from evsched.worker.run import StopReason
 
 RESULT_MOST: Final = 1_048_576
 """Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""

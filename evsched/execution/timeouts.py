@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 
-from evsched.worker.run import Run
+from evsched.execution.run import Run
 
 
 class RunningRuns:

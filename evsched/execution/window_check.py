@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from evsched.errors import ConfigError, StoreRefused
+from evsched.execution.run import Run
+from evsched.execution.run_store import RunStore
+from evsched.execution.verdict import not_now
 from evsched.jobs.job import Buried, Deferred, shorten
 from evsched.recurrence.windows import WINDOW_NAME, read_window
-from evsched.worker.run import Run
-from evsched.worker.run_store import RunStore
-from evsched.worker.verdict import not_now
 
 
 async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> Deferred | Buried | None:

@@ -17,19 +17,19 @@ import anyio
 from msgspec.structs import replace
 
 from evsched.events import Emit, HandlerNotFound
+from evsched.execution import process_pool
+from evsched.execution.handlers import Handlers
+from evsched.execution.isolation import Isolation, RunIsolated
+from evsched.execution.precautions import mark_before, patience, precautions_for
+from evsched.execution.prepare import Prepared, prepare, read_payload
+from evsched.execution.process_pool import HandlerMissing
+from evsched.execution.program import Program
+from evsched.execution.run import Run
+from evsched.execution.run_lock import RunLock
+from evsched.execution.run_store import NoRunStore, RunStore
+from evsched.execution.verdict import aborted, judge, not_now
+from evsched.execution.window_check import check_window
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Returned
-from evsched.worker import process_pool
-from evsched.worker.handlers import Handlers
-from evsched.worker.isolation import Isolation, RunIsolated
-from evsched.worker.precautions import mark_before, patience, precautions_for
-from evsched.worker.prepare import Prepared, prepare, read_payload
-from evsched.worker.process_pool import HandlerMissing
-from evsched.worker.program import Program
-from evsched.worker.run import Run
-from evsched.worker.run_lock import RunLock
-from evsched.worker.run_store import NoRunStore, RunStore
-from evsched.worker.verdict import aborted, judge, not_now
-from evsched.worker.window_check import check_window
 
 _ASK_AGAIN: Final = 1.0
 """Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""

@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from evsched.execution.prepare import Prepared
 from evsched.jobs.current_job import CurrentJob, Progress
 from evsched.jobs.job import FetchedJob, Outcome
-from evsched.worker.prepare import Prepared
 
 StopReason = Literal["timeout", "cancelled", "lost"]
 """Why a run is to stop: its timeout has passed; its job was cancelled; its job is not this worker's any more."""

@@ -24,11 +24,11 @@ from msgspec import Struct
 
 from evsched import forks
 from evsched.errors import EvschedError
+from evsched.execution import parent_death, progress_socket
+from evsched.execution.failure import failure_of, message
+from evsched.execution.progress_socket import ProgressSender, SocketAddress
 from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
 from evsched.jobs.job import decode, encode
-from evsched.worker import parent_death, progress_socket
-from evsched.worker.failure import failure_of, message
-from evsched.worker.progress_socket import ProgressSender, SocketAddress
 
 
 class HandlerFailed(EvschedError):

@@ -8,13 +8,13 @@ from typing import Final, Protocol
 
 import anyio
 
+from evsched.execution.handlers import Handlers
+from evsched.execution.prepare import Prepared
+from evsched.execution.process_pool import ProcessDied
+from evsched.execution.run import Run
+from evsched.execution.verdict import TIMED_OUT, Failed, aborted, judge
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import FetchedJob, Outcome
-from evsched.worker.handlers import Handlers
-from evsched.worker.prepare import Prepared
-from evsched.worker.process_pool import ProcessDied
-from evsched.worker.run import Run
-from evsched.worker.verdict import TIMED_OUT, Failed, aborted, judge
 
 _MOST: Final = 8
 """Jobs that are isolated at one time: each is a process of its own, with the app in its memory."""

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Protocol
 
 from evsched.errors import NO_ENTRY, StoreRefused
+from evsched.execution.run import Run
 from evsched.jobs.job import Mark
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
-from evsched.worker.run import Run
 
 
 class RunStore(Protocol):
