@@ -123,7 +123,7 @@ class App:
 
     @contextmanager
     def sync(self) -> Generator[SyncSession]:
-        """Yield a session for a program without an event loop, or for a thread. Each thread needs its own."""
+        """Yield a client for a program without an event loop. All its threads may share it; see `SyncSession`."""
         client = SyncClient(self.url)
         try:
             yield SyncSession(client, self.queue)

@@ -19,7 +19,7 @@ from evsched.transport.senders import SyncSender
 
 
 class SyncClient:
-    """For programs without an event loop, one thread at a time. Raises as `Client` does."""
+    """For programs without an event loop. Any number of threads may share it. Raises as `Client` does."""
 
     def __init__(self, url: str) -> None:
         self._sender = SyncSender(url)
@@ -90,5 +90,5 @@ class SyncClient:
         return self.send(clock())
 
     def close(self) -> None:
-        """Close the connection. A later call opens a new one."""
+        """Close the connections. A later call opens a new one."""
         self._sender.close()

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class SyncSession:
-    """A connection of a program without an event loop; for one thread at a time."""
+    """The client of a program without an event loop. Any number of threads, and forked processes, may share it."""
 
     def __init__(self, client: SyncClient, queue: str) -> None:
         self._client = client

@@ -168,6 +168,10 @@ class SyncConnection:
         except (exceptions.RedisError, OSError) as error:
             link.disconnect()
             raise translate(error) from None
+        except BaseException:
+            # Ctrl-C: a reply that is still on its way must not be read as the reply to the next command.
+            link.disconnect()
+            raise
 
     def close(self) -> None:
         """Close the connection."""

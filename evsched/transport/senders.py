@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from evsched.errors import EvschedError, StoreRefused
 from evsched.transport.call import Call, T
 from evsched.transport.connection import Connection, SyncConnection
 from evsched.transport.redis_errors import translate, unknown_script
+
+_IDLE_MOST: Final = 32
+"""Connections that a `SyncSender` keeps open for later calls: as many as a busy web process has threads."""
 
 
 def _read(call: Call[T], reply: Any) -> T:
@@ -211,18 +214,38 @@ class BlockingSender:
 
 
 class SyncSender:
-    """Sends calls from a program without an event loop. For one thread at a time."""
+    """Sends calls from a program without an event loop. Any number of threads may share it, and it survives a fork.
+
+    Each call has a connection to itself, so a call that waits in Redis holds up no other, and there are at most as many
+    connections as calls at the same time. No lock is held: a child that is forked meanwhile would never get it.
+    """
 
     def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
-        self._connection = SyncConnection(url, reply_timeout)
+        self._url = url
+        self._reply_timeout = reply_timeout
+        self._idle: list[SyncConnection] = []
+        """Free connections. The one that was used last is used next, so that as few as possible are in use."""
 
     def send(self, call: Call[T], block: float = 0.0) -> T:
         """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""
-        reply = self._connection.exchange(call.by_sha(), block)
-        if unknown_script(reply):
-            reply = self._connection.exchange(call.by_source(), block)
+        idle = self._idle
+        try:
+            connection = idle.pop()  # atomic, as is append
+        except IndexError:
+            connection = SyncConnection(self._url, self._reply_timeout)
+        try:
+            reply = connection.exchange(call.by_sha(), block)
+            if unknown_script(reply):
+                reply = connection.exchange(call.by_source(), block)
+        finally:
+            if idle is self._idle and len(idle) < _IDLE_MOST:
+                idle.append(connection)
+            else:
+                connection.close()
         return _read(call, reply)
 
     def close(self) -> None:
-        """Close the connection. A later call opens a new one."""
-        self._connection.close()
+        """Close the connections; those in use close after their call. A later call opens a new one."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()

@@ -1,0 +1,116 @@
+"""Programs without an event loop may have many threads and forked processes: each call gets its own reply."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from evsched import App
+from evsched.config import Config
+from evsched.transport.call import Call, raw
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
+from tests.support.patience import PATIENCE
+from tests.support.system import system
+
+FORKS = """
+import os, sys, threading
+from evsched.transport.call import Call, raw
+from evsched.transport.senders import SyncSender
+
+sender = SyncSender(sys.argv[1])
+
+def echoes(of):
+    for n in range(100):
+        text = f"{of}-{n}".encode()
+        assert sender.send(Call(("ECHO", text), raw)) == text
+
+def in_threads(of):
+    wrong = []
+    threading.excepthook = wrong.append
+    threads = [threading.Thread(target=echoes, args=(f"{of}-{n}",)) for n in range(3)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return len(wrong)
+
+before = in_threads("before")
+waiting = threading.Thread(target=lambda: sender.send(Call(("BLPOP", "gate", 20), raw), 20))
+waiting.start()
+while not sender.send(Call(("CLIENT", "LIST"), raw)).count(b"cmd=blpop"): pass
+children = []
+for n in range(3):
+    if not (child := os.fork()):
+        os._exit(in_threads(n))
+    children.append(child)
+in_parent = in_threads("parent")
+ended = [os.waitpid(child, 0)[1] for child in children]
+sender.send(Call(("LPUSH", "gate", 1), raw))
+waiting.join()
+print(before, in_parent, ended)
+"""
+
+
+def echoes(sender: SyncSender, thread: int) -> list[bytes]:
+    return [sender.send(Call(("ECHO", f"{thread}-{n}"), raw)) for n in range(50)]
+
+
+def test_threads_that_share_a_sender_get_their_own_replies(server: EmbeddedRedis) -> None:
+    sender = SyncSender(server.url)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(echoes, [sender] * 8, range(8)))
+    sender.close()
+    assert found == [[f"{thread}-{n}".encode() for n in range(50)] for thread in range(8)]
+
+
+def test_a_sender_opens_no_more_connections_than_are_in_use_at_once(server: EmbeddedRedis, raw: Any) -> None:
+    before = len(raw.client_list())
+    sender = SyncSender(server.url)
+    assert len(raw.client_list()) == before  # the first call opens the first one
+    for thread in range(3):
+        with ThreadPoolExecutor(1) as alone:
+            alone.submit(echoes, sender, thread).result()
+    assert len(raw.client_list()) == before + 1
+    sender.close()
+    assert len(raw.client_list()) == before
+
+
+def test_a_connection_in_use_when_its_sender_is_closed_is_closed_after_its_call(
+    server: EmbeddedRedis, raw: Any, queue: str
+) -> None:
+    before = len(raw.client_list())
+    sender = SyncSender(server.url)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(sender.send, Call(("BLPOP", queue, PATIENCE), lambda reply: reply[1]), PATIENCE)
+        while not any(client["cmd"] == "blpop" for client in raw.client_list()):
+            assert not waiting.done()
+        sender.close()
+        raw.lpush(queue, "go")
+        assert waiting.result() == b"go"
+    assert len(raw.client_list()) == before
+
+
+def test_a_sender_that_threads_share_survives_fork(server: EmbeddedRedis) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("0 0 [0, 0, 0]", "")
+
+
+async def test_threads_that_share_one_client_wait_for_their_own_results(config: Config, app: App) -> None:
+    @app.task
+    async def same(n: int) -> int:
+        return n
+
+    def program() -> list[list[int]]:
+        with app.sync() as client, ThreadPoolExecutor(8) as threads:
+
+            def results(thread: int) -> list[int]:
+                return [client.enqueue(same, thread * 1000 + n).result(PATIENCE) for n in range(50)]
+
+            return list(threads.map(results, range(8)))
+
+    async with system(config, app):
+        found = await asyncio.to_thread(program)
+    assert found == [[thread * 1000 + n for n in range(50)] for thread in range(8)]
