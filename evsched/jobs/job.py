@@ -26,8 +26,8 @@ class RetryFields(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The job's JSON (docs/protocol.md). A field with another name is refused: it is most often a typing error.
 
-    Seconds: `timeout`, `retention`. Unix seconds: `expires`. `id`, `priority` and `group` are read at dispatch, from
-    an inline job only.
+    Seconds: `timeout`, `retention`. Unix seconds: `expires`. `id`, `priority` and `group` are read and checked at
+    dispatch, from an inline job only; in a record's payload they are ignored, whatever their type.
     """
 
     task: str
@@ -41,9 +41,9 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     meta: dict[str, Any] = {}
     window: str | None = None
     """A window (`recurrence/windows.py`), or the name of one that is kept in Redis."""
-    id: str | None = None
-    priority: float | None = None
-    group: str | None = None
+    id: Any = None
+    priority: Any = None
+    group: Any = None
 
 
 class FetchedJob(Struct, frozen=True):

@@ -30,6 +30,12 @@ def test_an_empty_object_may_be_written_as_an_empty_array_and_the_reverse(text: 
     assert define(lambda: None, name="t").policy(payload) == Retry()
 
 
+@pytest.mark.parametrize("value", ["5", '"high"', "true", "[1]", '{"a":1}', "null"])
+@pytest.mark.parametrize("field", ["id", "priority", "group"])
+def test_what_dispatch_reads_from_an_inline_job_is_ignored_in_a_record_s_payload(field: str, value: str) -> None:
+    assert decode_payload(f'{{"task":"t","args":[1],"{field}":{value}}}'.encode()).args == [1]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
