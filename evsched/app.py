@@ -20,6 +20,7 @@ from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
 from evsched.jobs.option_names import refuse_unknown
 from evsched.jobs.tasks import TaskOptions, Tasks, define
 from evsched.keys import check_queue
+from evsched.transport import scripts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +45,7 @@ class App:
         lifespan: Lifespan | None = None,
         name: str | None = None,
     ) -> None:
+        scripts.read_all()
         # Only these: a program that enqueues does not need valid settings for workers and dispatchers.
         settings = config.load({name: os.environ[name] for name in _SETTINGS if name in os.environ})
         self.url = url or settings.url

@@ -30,6 +30,7 @@ from evsched.runtime.shutdown import Shutdown, bound
 from evsched.store.server import facts, info
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
+from evsched.transport import scripts
 from evsched.transport.address import hide_password
 from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.senders import BatchingSender
@@ -141,6 +142,7 @@ def run_workers(config: Config, span: Span, command: Sequence[str], targets: Pat
 
 
 def _run(config: Config, grace: float, work: _Work) -> None:
+    scripts.read_all()
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:
         asyncio.run(_live(_Process(config, events, shutdown, link), work))

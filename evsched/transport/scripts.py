@@ -67,6 +67,17 @@ def script(verb: str) -> Script:
     return Script(verb, source, sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
+@cache
+def read_all() -> None:
+    """Read all scripts, which takes 5 ms; programs that run for long do it when they start.
+
+    So a release that is removed, or replaced, while they run cannot stop them or mix new Lua with old Python. A command
+    reads only the one or two scripts that it needs.
+    """
+    for path in folder().glob("[!_]*.lua"):
+        script(path.stem)
+
+
 def needed(names: Iterable[str]) -> list[Block]:
     """Return the blocks that define these names and, before each, the blocks that it uses itself."""
     found: dict[Block, None] = {}
