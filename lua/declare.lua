@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- declare: moves nothing itself. Creates or changes a recurrence. A change removes its scheduled occurrences.
 --
 -- KEYS   root      prefix of the queue's keys
@@ -10,6 +10,8 @@
 -- FAILS  none
 -- TWICE  the second call finds it the same
 -- USES   recurrence, expect, rows, withdraw
+--
+-- It runs while Redis's memory is full: a worker declares its app's recurrences before it runs jobs, which free memory.
 --
 -- Its next planned time is 0, which a dispatcher reads as "from now on". Its counts and last outcome are kept.
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from evsched.diagnostics.finding import Finding
 from evsched.durations import format_duration
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
 from evsched.store.limits import Limits
 from evsched.store.replies import Lease, QueueStats
@@ -58,6 +58,8 @@ class _Look(Struct, frozen=True):
     limits: Limits
     dispatchers: int | None
     """How many dispatchers are subscribed, for any queue; None if this user may not ask."""
+    refusal: StoreError | None
+    """Why Redis refuses new jobs; None if it accepts them."""
 
     @property
     def late(self) -> int:
@@ -134,9 +136,13 @@ class Standstill:
             if error.kind != "noperm":
                 raise
         moved = await send(store.moved(due[0][0])) if queue_stats.due and due else []
-        return _Look(
-            queue_stats, _first(due), moved, _first(waiting), _first(ready), _first(recurs), leases, limits, dispatchers
-        )
+        refusal: StoreError | None = None
+        try:
+            await send(store.enqueue([]))  # writes nothing, and is refused for the same reasons as a new job
+        except StoreError as error:
+            refusal = error
+        first = _first(due), moved, _first(waiting), _first(ready), _first(recurs)
+        return _Look(queue_stats, *first, leases, limits, dispatchers, refusal)
 
 
 def _first(found: list[T]) -> T | None:
@@ -171,6 +177,9 @@ def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         yield _Suspicion(Finding("not-dispatched", "fault", what, where, mend), (look.due, look.moved))
     if look.recurs and look.recurs[1] < now - _MOVED:
         stands = True
+        if look.dispatchers != 0 and look.refusal is not None and look.refusal.kind == "oom":
+            who = "Redis's memory is full, so it refuses new occurrences; the jobs that are there continue"
+            mend = "raise it with CONFIG SET maxmemory, or drop dead jobs (evsched dead drop)"
         what = f"recurrence {look.recurs[0]} makes no jobs{look.late_by(look.recurs[1])}: {who}"
         yield _Suspicion(Finding("not-recurring", "fault", what, where, mend), look.recurs)
     ahead = look.queue_stats.places["schedule"] or (look.recurs and look.recurs[1] != float("inf"))

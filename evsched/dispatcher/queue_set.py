@@ -7,7 +7,7 @@ and this set is in another one.
 from __future__ import annotations
 
 from evsched import events
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 
@@ -33,14 +33,16 @@ class QueueSet:
         """Add the queues that are missing, if there are any.
 
         Raises:
-            StoreDown
+            StoreDown, StoreRefused: the failure concerns more than the set.
         """
         if not self._missing:
             return
         names = sorted(self._missing)
         try:
             await self._runtime.sender.send(server.add_queues(names))
-        except StoreRefused as error:
+        except StoreError as error:
+            if not server.may_wait(error):
+                raise
             self._runtime.emit(events.RedisFailed(kind=error.kind))
         self._known.update(names)
         self._missing.difference_update(names)

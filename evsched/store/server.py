@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evsched import keys
+from evsched.errors import NO_ENTRY, StoreError, StoreRefused
 from evsched.store.replies import QueueKeys
 from evsched.transport.call import Call, Word, raw, text
 
@@ -31,8 +32,13 @@ def scan_all(cursor: int) -> Call[tuple[int, list[bytes]]]:
 
 
 def add_queues(names: Sequence[str]) -> Call[Any]:
-    """Add queues to the set of all queues."""
+    """Add queues to the set of all queues. If that fails in a way that `may_wait`, do without it and try later."""
     return Call(("SADD", keys.QUEUES, *names), raw)
+
+
+def may_wait(error: StoreError) -> bool:
+    """Tell whether only this write of the set fails: memory is full, a right is missing, the key has another type."""
+    return error.kind == "oom" or (isinstance(error, StoreRefused) and error.kind not in NO_ENTRY)
 
 
 def queue_names() -> Call[list[str]]:

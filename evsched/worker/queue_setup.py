@@ -1,7 +1,8 @@
 """The setup of a worker's queues: what is written to Redis for each before jobs are fetched from it.
 
-The queue is added to the set in which dispatchers look for queues, the recurrences that the app declares are written,
-and the worker's lease begins. If Redis refuses that for a queue, it is tried again while the others are served.
+The queue is added to the set of all queues, the recurrences that the app declares are written, and the worker's lease
+begins. If Redis refuses that for a queue, it is tried again while the others are served. While Redis's memory is full
+it refuses none of this but the set, and a worker starts without that: its jobs free memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 from collections.abc import Sequence
 
 from evsched import events
-from evsched.errors import NO_ENTRY, JobMissing, StoreRefused
+from evsched.errors import NO_ENTRY, JobMissing, StoreError, StoreRefused
 from evsched.execution.program import Program
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
@@ -52,6 +53,7 @@ class QueueSetup:
         while not self.is_done(store):
             async with self._reconnect:
                 try:
+                    await self._announce(store)
                     await self._declare(store)
                     await self._runtime.sender.send(store.heartbeat(self._worker, lease, fresh=True))
                 except StoreRefused as error:
@@ -62,10 +64,22 @@ class QueueSetup:
                 self._done.add(store.queue)
         return 0.0
 
+    async def _announce(self, store: Store) -> None:
+        """Let dispatchers find the queue: at once by a message, or later in the set of all queues.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        await self._runtime.sender.send(store.wake())
+        try:
+            await self._runtime.sender.send(server.add_queues([store.queue]))
+        except StoreError as error:
+            if not server.may_wait(error):
+                raise
+            self._runtime.emit(events.RedisFailed(kind=error.kind))
+
     async def _declare(self, store: Store) -> None:
         """Make the app's recurrences in Redis those that it declares; leave those of other apps alone."""
-        # Dispatchers that do not know the queue find it: at once by the message, or later in the set.
-        await self._runtime.sender.send_all([server.add_queues([store.queue]), store.wake()])
         own = [one for queue, one in self._program.recurrences if queue == store.queue]
         known = await self._runtime.sender.send(store.declared(self._program.owner))
         for one in own:

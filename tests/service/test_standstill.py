@@ -181,6 +181,21 @@ async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_no
     assert "--queue includes this queue" in finding.mend
 
 
+async def test_recurrences_that_stand_still_because_memory_is_full_are_not_blamed_on_dispatchers(
+    server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
+) -> None:
+    Seed(raw, queue).recurrence()
+    raw.config_set("maxmemory", 1)
+    try:
+        async with system(Config(url=server.url, queues=(queue,)), App(queue=queue), workers=0):
+            (finding,) = await watch(sender, queue)
+    finally:
+        raw.config_set("maxmemory", 0)
+    assert (finding.check, finding.level) == ("not-recurring", "fault")
+    assert "Redis's memory is full, so it refuses new occurrences" in finding.what
+    assert "maxmemory" in finding.mend
+
+
 async def test_a_job_that_moves_after_the_first_look_is_not_reported(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:

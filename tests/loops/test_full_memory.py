@@ -1,0 +1,61 @@
+"""While Redis's memory is full, processes start, and run the jobs that are there: only that frees memory."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import redis
+
+from evsched import App, events
+from evsched.config import Config
+from evsched.keys import schedule
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.system import System, system
+
+COUNT = 40
+
+
+@pytest.fixture
+def own() -> Generator[EmbeddedRedis]:
+    with EmbeddedRedis(port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def client(own: EmbeddedRedis) -> Generator[Any]:
+    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    yield client
+    client.close()
+
+
+async def completed(running: System) -> None:
+    recorder = running.recorder
+    await recorder.until(lambda: sum(len(event.ids) for event in recorder.of(events.Completed)) == COUNT)
+
+
+async def test_a_worker_and_a_dispatcher_that_start_run_the_jobs_that_are_there(
+    own: EmbeddedRedis, client: Any, app: App
+) -> None:
+    @app.recurring(every=3600)
+    async def job() -> None: ...
+
+    client.zadd(schedule(app.queue), {f'{{"task":"job","id":"j{n}"}}': 0 for n in range(COUNT)})
+    client.config_set("maxmemory", 1)
+    async with system(Config(url=own.url, concurrency=5), app) as running:
+        assert running.dispatcher.queues
+        await completed(running)
+        assert [event.done for event in running.recorder.of(events.RecurrenceDeclared)] == ["made"]
+
+
+async def test_a_set_of_queues_that_cannot_be_written_does_not_hold_a_worker_up(
+    own: EmbeddedRedis, client: Any, app: App
+) -> None:
+    @app.task
+    async def job() -> None: ...
+
+    client.set("evsched:{}:queues", "a string")
+    async with system(Config(url=own.url), app) as running:
+        await job.enqueue_many([()] * COUNT)
+        await completed(running)
