@@ -10,6 +10,8 @@ import time
 from typing import Final
 
 from evsched.dispatcher.served_queues import NewQueues
+from evsched.errors import StoreRefused
+from evsched.runtime.reconnect import Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.store.store import Store
@@ -27,6 +29,7 @@ class KeyScan:
     def __init__(self, runtime: Runtime, queues: NewQueues) -> None:
         self._runtime = runtime
         self._queues = queues
+        self._refused = Reconnects("finder", runtime.emit)
         self._cursor = 0
         self._wanted = 1
         """How many scans are to be finished; 2 = one is under way that began before the last gap in the events."""
@@ -43,17 +46,24 @@ class KeyScan:
             self._wanted, self.at = 1, 0.0
 
     async def step(self) -> None:
-        """Scan one slice.
+        """Scan one slice. What Redis refuses of one queue is reported, and costs no other queue anything.
 
         Raises:
-            StoreDown, StoreRefused
+            StoreDown, StoreRefused: the failure concerns all queues.
         """
         found = await self._runtime.sender.send(server.scan(self._cursor))
         self._cursor = found.next
         named = self._runtime.config.queues
         for queue in sorted(found.queues.intersection(named) if named else found.queues):
             self._queues.serve(queue)
-        await self._lease({(queue, worker) for queue, worker in found.held if not named or queue in named})
+        for queue in sorted({queue for queue, _ in found.held if not named or queue in named}):
+            reconnect = self._refused.of(queue)
+            try:
+                await self._lease(Store(queue), [worker for of, worker in found.held if of == queue])
+            except StoreRefused as error:
+                reconnect.refused(error)
+            else:
+                reconnect.passed()
         now = time.monotonic()
         if self._cursor == 0:
             self._wanted = max(self._wanted - 1, 0)
@@ -64,10 +74,19 @@ class KeyScan:
         else:
             self.at = now + _SELDOM * self._runtime.config.safety_cap
 
-    async def _lease(self, lists: set[tuple[str, str]]) -> None:
-        """Give a lease to each worker that has a list and no lease."""
-        for queue in sorted({queue for queue, _ in lists}):
-            store = Store(queue)
-            leased = {lease.worker for lease in await self._runtime.sender.send(store.survey())}
-            for worker in sorted(name for of, name in lists if of == queue and name not in leased):
+    async def _lease(self, store: Store, workers: list[str]) -> None:
+        """Give a lease to each of these workers of a queue, which have lists, if it has none.
+
+        Raises:
+            StoreDown
+            StoreRefused: Redis refused one of them at least, after all were tried.
+        """
+        leased = {lease.worker for lease in await self._runtime.sender.send(store.survey())}
+        refusal: StoreRefused | None = None
+        for worker in sorted(set(workers) - leased):
+            try:
                 await self._runtime.sender.send(store.heartbeat(worker, self._runtime.config.lease, fresh=True))
+            except StoreRefused as error:
+                refusal = error  # the key of one worker has the wrong type
+        if refusal is not None:
+            raise refusal

@@ -124,6 +124,26 @@ async def test_queues_that_exist_are_found_at_the_start(own: EmbeddedRedis, clie
         assert client.zscore("evsched:{three}:leases", "w1") is not None
 
 
+@pytest.mark.parametrize("spoiled", ["leases", "processing:w0"])
+async def test_a_key_of_a_wrong_type_costs_a_dispatcher_that_starts_its_own_queue_at_most(
+    own: EmbeddedRedis, client: Any, app: App, spoiled: str
+) -> None:
+    client.zadd("evsched:{bad}:schedule", {'{"task":"t"}': 0})
+    client.rpush("evsched:{bad}:processing:w1", "x")
+    client.set(f"evsched:{{bad}}:{spoiled}", "a string")
+    client.zadd("evsched:{good}:schedule", {'{"task":"t"}': 0})
+    async with system(Config(url=own.url), app, workers=0, dispatch=False) as running:
+        await running.dispatcher.find_queues()
+        assert sorted(running.dispatcher.queues) == ["bad", "default", "good"]
+        (refused,) = running.recorder.of(events.CallRefused)
+        assert (refused.who, refused.queue) == ("finder", "bad")
+        assert "evsched doctor" in refused.reason
+        # One worker's list costs no other worker of the queue its lease.
+        assert spoiled == "leases" or client.zscore("evsched:{bad}:leases", "w1") is not None
+        running.dispatch()
+        await running.recorder.wait(events.Dispatched, lambda event: event.queue == "good")
+
+
 async def test_the_janitor_looks_at_a_queue_that_is_found_later(own: EmbeddedRedis, client: Any, app: App) -> None:
     config = Config(url=own.url, lease=0.3, heartbeat=0.1)
     async with system(config, app, workers=0) as running:
