@@ -98,7 +98,11 @@ class DispatchLoop:
         self._ring_if_sooner(schedule, before)
 
     def look(self, *, flooded: bool) -> None:
-        """Look at every queue now, because events may have been missed; in a flood, go on doing so by the clock."""
+        """Answer what the watcher reports: a new subscription, or in a `flood` that it has closed the subscription.
+
+        After a new subscription, step every queue, because events may have been missed. In a flood, look at every queue
+        now, and go on by the clock.
+        """
         self._flooded = flooded
         if not flooded:
             self.step_all("reconnect")

@@ -1,6 +1,6 @@
 """One run of a job, from the fetched job to its outcome: prepare, call the handler, judge.
 
 Start with `executor.py`. `prepare.py` reads the payload and finds the task. `handlers.py` calls it on the event loop,
-in a thread or in a process (`process_pool.py`), `timeouts.py` ends it in time, and `verdict.py` judges.
+in a thread or in a process (`process_pool.py`), `running_runs.py` ends it in time, and `verdict.py` judges.
 `precautions.py` says how a job runs that may kill its process. Nothing here knows queues, fetching or other workers.
 """

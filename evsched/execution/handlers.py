@@ -17,7 +17,7 @@ from evsched.execution.prepare import Prepared
 from evsched.execution.process_pool import HandlerFailed, HandlerMissing
 from evsched.execution.program import Program
 from evsched.execution.run import Run
-from evsched.execution.timeouts import RunningRuns
+from evsched.execution.running_runs import RunningRuns
 from evsched.execution.verdict import TIMED_OUT, Failed
 from evsched.jobs.current_job import CurrentJob, GiveUp, RetryLater, set_current_job
 from evsched.jobs.job import encode

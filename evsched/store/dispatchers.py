@@ -13,7 +13,7 @@ from evsched.store.replies import Agenda, Lease, Step
 from evsched.transport.call import Call, Word, text, texts
 
 _MEMBER_MOST: Final = 1 << 20
-"""Bytes of a member of the schedule, at most; dispatch.lua has the same limit."""
+"""Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_members.lua."""
 
 
 class Dispatchers(Queue):
@@ -22,7 +22,7 @@ class Dispatchers(Queue):
     def dispatch(self, *, limit: int, cap: int, canary: str = "", now: float | None = None) -> Call[Step]:
         """Move due jobs to the backlog and through the gate; the reply says how long to sleep.
 
-        With a `canary`, a dispatcher's id, that dispatcher's subscription gets a message and a keyspace event.
+        With a `canary`, a dispatcher's id, that dispatcher's subscription receives a message and a keyspace event.
         """
 
         def step(reply: list[Any]) -> Step:

@@ -24,7 +24,7 @@ class Step(Struct, frozen=True):
 
     now: float
     sleep: float
-    """Seconds until the next due: 0 if more is due now, inf if nothing is scheduled."""
+    """Seconds until the next job is due or a rate opens the gate: 0 if more is due now, inf if there is neither."""
     moved: list[float]
     """The dues of the jobs that left the schedule."""
     buried: list[tuple[str, str]]
@@ -32,7 +32,7 @@ class Step(Struct, frozen=True):
     missed: list[str]
     """The names of recurrences that missed occurrences, once for each occurrence."""
     opens: float
-    """Seconds until the rate limit opens the gate; inf if it is open, or closed for another reason. Part of `sleep`."""
+    """Seconds until a rate opens the gate; inf if it is open, or closed for another reason. `sleep` is no longer."""
 
 
 class Fetched(Struct, frozen=True):

@@ -3,7 +3,17 @@
 A method sends nothing: it returns a `Call`, which a sender (transport/senders.py) sends to Redis, alone or in a batch.
 `now` is a test's clock; None is Redis's own.
 
-The methods are grouped in files by their callers.
+The methods are grouped in files by their callers:
+
+    clients.py       enqueue, replace, cancel, reschedule, revive, drop; how one job is doing
+    dispatchers.py   dispatch; the recurrences that fall due; leases
+    workers.py       fetch, start, heartbeat, progress, and the verbs that end runs (`end_runs`)
+    recurrences.py   declare, change and read recurrences and windows
+    operators.py     limits, pauses, and what the queue holds
+    audits.py        what `evsched doctor` finds and repairs
+
+`queue.py` is their base, and `replies.py` has the values that they return. `server.py` has calls that belong to no
+queue.
 """
 
 from evsched.store.audits import Audits

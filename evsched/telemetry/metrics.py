@@ -28,19 +28,20 @@ QUEUES: Final = 50
 class Metrics:
     """The metrics of one process. `on_event` counts its events; `registry` is what a scrape reads.
 
-    `gauges` has by name what is set at each scrape: see queue_stats.py, and process.py for the slots.
+    `gauges` are the metrics whose values are set at each scrape, by name: telemetry/queue_stats.py sets those of
+    queues, telemetry/process.py those of a worker's slots.
     """
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.gauges = {
-            of.name: Gauge(f"evsched_{of.name}", of.what, of.labels, registry=self.registry) for of in GAUGES
+            one.name: Gauge(f"evsched_{one.name}", one.what, one.labels, registry=self.registry) for one in GAUGES
         }
         self._counters = {
-            of.name: Counter(f"evsched_{of.name}", of.what, of.labels, registry=self.registry) for of in COUNTERS
+            one.name: Counter(f"evsched_{one.name}", one.what, one.labels, registry=self.registry) for one in COUNTERS
         }
         self._histograms = {
-            of.name: Histogram(f"evsched_{of.name}", of.what, of.labels, of.bounds) for of in HISTOGRAMS
+            one.name: Histogram(f"evsched_{one.name}", one.what, one.labels, one.bounds) for one in HISTOGRAMS
         }
         for histogram in self._histograms.values():
             self.registry.register(histogram)
@@ -49,7 +50,8 @@ class Metrics:
         self._queues = dict[str, str]()
         self._down = set[str]()
         """The parts of this process that Redis does not serve."""
-        self._handlers = self._table()
+        self.counted = self._table()
+        """The kinds of events that are counted, each with the function that counts it."""
         self.gauges["redis_up"].set(1)
         self.gauges["build_info"].labels(version).set(1)
         self.gauges["start_time_seconds"].set(time.time())
@@ -82,10 +84,10 @@ class Metrics:
         }
 
     def on_event(self, event: Event) -> None:
-        """Count the event."""
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
+        """Count the event, if it is of a kind that is counted."""
+        count = self.counted.get(type(event))
+        if count is not None:
+            count(event)
 
     def set_up(self, who: str, up: bool) -> None:
         """Note whether Redis serves a part of this process."""
@@ -97,10 +99,10 @@ class Metrics:
 
     def forget(self) -> None:
         """Drop what was read from Redis, so that old values do not look current."""
-        for of in OF_QUEUES:
-            self.gauges[of.name].clear()
-        for of in OF_REDIS:
-            self.gauges[of.name].set(math.nan)
+        for one in OF_QUEUES:
+            self.gauges[one.name].clear()
+        for one in OF_REDIS:
+            self.gauges[one.name].set(math.nan)
 
     def queue_label(self, queue: str) -> str:
         """Return a queue's label: its name, or `__other__` if there are too many queues."""
@@ -193,6 +195,3 @@ class Metrics:
 
     def _on_lost_run(self, event: events.RunLost) -> None:
         self._count("jobs_finished", event.queue, self._task(event.task), "lost")
-
-    def _on_jump(self, event: events.ClockJumped) -> None:
-        self._tally("redis_clock_jumps", "ahead" if event.seconds > 0 else "back")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from evsched import events, forks
 from evsched.errors import StoreError, StoreRefused
 from evsched.execution.run import Run
-from evsched.execution.timeouts import RunningRuns
+from evsched.execution.running_runs import RunningRuns
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import FORCED
 from evsched.transport.senders import SyncSender

@@ -30,7 +30,11 @@ class OnControl:
 
 
 class OnHeartbeat:
-    """A HeartbeatListener: called in the heartbeat's thread, it passes each call on to the event loop."""
+    """A HeartbeatListener, called in the heartbeat's thread.
+
+    It passes the calls on to the event loop, except `busy` and `end_if_stuck`: these must also work while a handler
+    blocks the event loop.
+    """
 
     def __init__(self, emit: Emit, consumers: Mapping[str, QueueConsumer], control: Control, drain: Drain) -> None:
         self._emit = emit

@@ -1,6 +1,6 @@
 """From outcome to event: what is emitted when the end of a run is written.
 
-`store.end_runs` has the other half, from outcome to call. docs/design.md says where a new outcome is added.
+`store.end_runs` has the other half, from outcome to call. docs/design.md#outcomes says where a new outcome is added.
 """
 
 from __future__ import annotations

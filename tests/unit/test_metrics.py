@@ -14,6 +14,54 @@ from evsched.telemetry.histogram import LATENESS, Histogram
 from evsched.telemetry.metrics import QUEUES, Metrics
 from tests.support.web import Scraped, read
 
+NOT_COUNTED = {
+    "only the log needs it": {
+        events.CallAccepted,
+        events.HandlerNotFound,
+        events.Listening,
+        events.NotificationsMissing,
+        events.NotificationsProven,
+        events.RecurrenceDeclared,
+        events.RedisUnsafe,
+        events.Rewound,
+        events.SubscriptionLost,
+        events.WorkerDraining,
+        events.WorkerStopped,
+    },
+    "the process ends, or is another one: restarts are counted by what starts processes": {
+        events.ChildCannotStart,
+        events.ChildEnded,
+        events.ChildKilled,
+        events.ChildStarted,
+        events.EndedAtOnce,
+        events.EndedByForce,
+        events.HandlersLeft,
+        events.WorkerBlocked,
+        events.WorkerStuck,
+    },
+    "RedisFailed is counted for each refused call, and Dispatched for each occurrence": {
+        events.CallRefused,
+        events.Recurred,
+    },
+    "it is for loops and tests": {
+        events.ControlOpened,
+        events.ReadyDrained,
+        events.ReadyLeft,
+        events.Subscribed,
+    },
+}
+"""The events that no metric counts, by the reason why not."""
+
+
+def test_each_event_is_counted_or_is_named_here_with_the_reason_why_not() -> None:
+    left_out = [event for named in NOT_COUNTED.values() for event in named]
+    assert sorted(event.__name__ for event in [*Metrics("1").counted, *left_out]) == sorted(
+        name
+        for name, event in vars(events).items()
+        if isinstance(event, type) and issubclass(event, events.Event)
+        if event is not events.Event
+    )
+
 
 def page(metrics: Metrics) -> Scraped:
     return Scraped(read(generate_latest(metrics.registry).decode()))

@@ -9,7 +9,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from evsched.execution.run import Delivery, Run, StopReason
-from evsched.execution.timeouts import RunningRuns
+from evsched.execution.running_runs import RunningRuns
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.job import Aborted, FetchedJob
 
