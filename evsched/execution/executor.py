@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from evsched.events import Emit, HandlerNotFound
 from evsched.execution import process_pool
 from evsched.execution.handlers import Handlers
-from evsched.execution.isolation import Isolation, RunIsolated
+from evsched.execution.isolation import IsolatedProcess, Isolation, StartIsolated
 from evsched.execution.precautions import mark_before, patience, precautions_for
 from evsched.execution.prepare import Prepared, prepare, read_payload
 from evsched.execution.process_pool import HandlerMissing
@@ -38,8 +38,8 @@ _ASK_AGAIN: Final = 1.0
 class Executor:
     """Runs jobs, up to `slots` at a time, and up to `processes` of the tasks on processes.
 
-    `run_isolated` runs a job in a process of its own, which gets `kill_grace` seconds past the job's timeout. Without
-    it such a job runs alone in this process.
+    `start_isolated` starts a process for one job, which is killed when the job does not stop within `kill_grace`
+    seconds. Without it such a job runs alone in this process.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Executor:
         processes: int = 1,
         store: RunStore | None = None,
         *,
-        run_isolated: RunIsolated | None = None,
+        start_isolated: StartIsolated | None = None,
         kill_grace: float = 10.0,
         emit: Emit = lambda event: None,
     ) -> None:
         self._tasks = program.tasks
         self._store = store or NoRunStore()
         self.handlers = Handlers(program, slots)
-        self._isolation = Isolation(run_isolated, self.handlers, slots, kill_grace) if run_isolated else None
+        self._isolation = Isolation(start_isolated, self.handlers, slots, kill_grace) if start_isolated else None
         self._processes = anyio.CapacityLimiter(processes)
         self._emit = emit
         self._missing: dict[str, tuple[str, float]] = {}
@@ -131,12 +131,16 @@ class Executor:
         precautions = precautions_for(run.job, prepared.policy.attempts, can_isolate=can_isolate)
         isolation = self._isolation if precautions.isolated and not on_process else None
         async with AsyncExitStack() as stack:
+            process: IsolatedProcess | None = None
+            # Before the mark: a worker that dies between the mark and the first step leaves an attempt that counts.
             if isolation is not None:
                 await stack.enter_async_context(isolation.places)
-            if isolation is not None or on_process:
-                # Before the mark: a worker that dies between the mark and the first step leaves an attempt that counts.
-                name = prepared.task.handler.__qualname__ if on_process else ""
-                await process_pool.ready(prepared.task.module, name)
+                process = await isolation.start(run)
+                stack.callback(process.outcome.cancel)
+                if process.outcome.done():
+                    return process.outcome.result()
+            elif on_process:
+                await process_pool.ready(prepared.task.module, prepared.task.handler.__qualname__)
             open_again: Callable[[], None] | None = None
             if precautions.alone:
                 open_again = await stack.enter_async_context(self.lock.alone(patience(run.job)))
@@ -147,8 +151,8 @@ class Executor:
                 return Returned()  # the job is not this worker's any more, so nothing is put back
             if open_again:
                 stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
-            if isolation is not None:
-                return await isolation.run(run, prepared)
+            if isolation is not None and process is not None:
+                return await isolation.run(process, run, prepared)
             return judge(run.job, prepared, await self.handlers.call(run, prepared), run.stop_reason)
 
     async def _mark(self, run: Run, mark: Mark) -> bool:

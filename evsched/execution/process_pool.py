@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from functools import reduce
-from io import FileIO
+from io import FileIO, TextIOWrapper
 from typing import Any, Final
 
 import anyio
@@ -242,11 +242,18 @@ class _Pipes:
             file.__init__(after, mode, closefd=False)  # the same object, since anyio holds it
             os.dup2(nowhere, before)
             self._moved.append(after)
+        os.dup2(nowhere, 2)  # anyio's pipe, which nobody reads
         os.close(nowhere)
+        # An isolated run redirects 1 and 2: so also for those who have got hold of these streams, such as `logging`.
+        sys.stdout, sys.stderr = _writer(1), _writer(2)
 
     def descriptors(self) -> Iterable[int]:
         """Return their descriptors: a forked child that held them would hide the end of its parent."""
         return self._moved
+
+
+def _writer(number: int) -> TextIOWrapper:
+    return TextIOWrapper(FileIO(number, "w", closefd=False), errors="backslashreplace", write_through=True)
 
 
 _pipes: Final = _Pipes()

@@ -44,7 +44,7 @@ class SocketAddress(Struct, frozen=True):
 @contextlib.contextmanager
 def receive(on_progress: Callable[[Progress], object]) -> Generator[SocketAddress]:
     """Receive what one run reports, in the event loop."""
-    with _bound() as (receiver, name):
+    with bound() as (receiver, name):
         address = SocketAddress(name, secrets.token_bytes(16))
         loop = asyncio.get_running_loop()
         loop.add_reader(receiver, _receive_one, receiver, address.key, on_progress)
@@ -55,7 +55,8 @@ def receive(on_progress: Callable[[Progress], object]) -> Generator[SocketAddres
 
 
 @contextlib.contextmanager
-def _bound() -> Generator[tuple[socket.socket, str]]:
+def bound() -> Generator[tuple[socket.socket, str]]:
+    """Open a socket for datagrams that another process of this host can send to by its name, which is yielded too."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.setblocking(False)
         if sys.platform == "linux":
@@ -68,6 +69,11 @@ def _bound() -> Generator[tuple[socket.socket, str]]:
             yield receiver, receiver.getsockname()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def path_of(name: str) -> str | bytes:
+    """Return the name of a socket as the system calls want it."""
+    return name.encode("latin-1") if name.startswith("\0") else name
 
 
 def _receive_one(receiver: socket.socket, key: bytes, on_progress: Callable[[Progress], object]) -> None:
@@ -106,7 +112,7 @@ class ProgressSender:
         name = self._address.address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
             # The worker has ended, or is too busy to receive. It gets the last report with the result.
-            sender.connect(name.encode("latin-1") if name.startswith("\0") else name)
+            sender.connect(path_of(name))
             while not self._ended.is_set():
                 self._unsent.wait()
                 self._unsent.clear()

@@ -20,7 +20,7 @@ from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events, HandlersLeft, RedisUnsafe
 from evsched.process.child_link import LINK, METRICS, ChildLink, inherited
-from evsched.process.isolated_run import run_isolated
+from evsched.process.isolated_run import start_isolated
 from evsched.process.scaling import Span
 from evsched.process.supervisor import Supervisor
 from evsched.runtime.loops import run_loops
@@ -200,8 +200,8 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
     queues = list(config.queues or (app.queue,))
-    isolated = None if app.origin is None else partial(run_isolated, app.origin)
-    worker = Worker(process.runtime, app.program, queues, run_isolated=isolated)
+    isolated = None if app.origin is None else partial(start_isolated, app.origin)
+    worker = Worker(process.runtime, app.program, queues, start_isolated=isolated)
     process.telemetry.of_worker(worker)
     link = None
     if process.link is not None:

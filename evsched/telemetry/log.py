@@ -257,6 +257,11 @@ def configure(level: str = "INFO") -> None:
     _logger.propagate = False
 
 
+def level() -> str:
+    """Return the level that `configure` set; empty in a program that configures logging itself."""
+    return "" if _logger.propagate else logging.getLevelName(_logger.level)
+
+
 def _handler(level: int = logging.NOTSET) -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level)

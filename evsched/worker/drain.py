@@ -21,6 +21,9 @@ from evsched.worker.consumer import QueueConsumer
 _HAND_BACK: Final = 5.0
 """Seconds to hand back what still runs after the shutdown grace: a few replies of Redis are enough."""
 
+_CLEAN_UP: Final = 2.0
+"""Seconds in which cancelled handlers may end, once their jobs are handed back: the process must end soon."""
+
 
 class Drain:
     """Ends the work of a worker's consumers, from its event loop or, if a job blocks that, from a thread."""
@@ -67,6 +70,12 @@ class Drain:
                     with contextlib.suppress(StoreRefused):  # it concerns this queue alone
                         back += await consumer.hand_back()
         self._runtime.emit(events.WorkerStopped(worker=self._worker, handed_back=back))
+
+    async def clean_up(self) -> None:
+        """Let the handlers that were cancelled by `hand_back` end, within the kill grace."""
+        works = [run.work for run in self._running if run.cancellable and run.work is not None]
+        if works:
+            await asyncio.wait(works, timeout=min(self._runtime.config.kill_grace, _CLEAN_UP))
 
     def rescue(self) -> None:
         """Hand back, since a job blocks the event loop and the process was asked to end. For any thread."""

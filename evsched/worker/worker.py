@@ -17,7 +17,7 @@ from msgspec import structs
 
 from evsched.events import Events
 from evsched.execution.executor import Executor
-from evsched.execution.isolation import RunIsolated
+from evsched.execution.isolation import StartIsolated
 from evsched.execution.program import Program
 from evsched.execution.run_store import RedisRunStore
 from evsched.runtime.loops import ended_loop, returned
@@ -42,7 +42,7 @@ def new_id() -> str:
 
 
 class Worker:
-    """Runs the jobs of `queues` with the registered tasks. `run_isolated` runs one in a process of its own."""
+    """Runs the jobs of `queues` with the registered tasks. `start_isolated` starts a process for one of its own."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Worker:
         program: Program,
         queues: list[str],
         *,
-        run_isolated: RunIsolated | None = None,
+        start_isolated: StartIsolated | None = None,
     ) -> None:
         config, emit = runtime.config, runtime.emit
         self.id = new_id()
@@ -60,7 +60,7 @@ class Worker:
             config.concurrency,
             config.process_pool,
             RedisRunStore(runtime, self.id),
-            run_isolated=run_isolated,
+            start_isolated=start_isolated,
             kill_grace=config.kill_grace,
             emit=emit,
         )
@@ -116,6 +116,7 @@ class Worker:
             self._drain.begin_hand_back()
             await self._end_heartbeat()
             await self._drain.hand_back()
+            await self._drain.clean_up()
         finally:
             await self._end_heartbeat()
             self._status.close()

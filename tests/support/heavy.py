@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
+import logging
 import os
+import sys
 import time
+from pathlib import Path
 
 from evsched import App, GiveUp, Retry, RetryLater, current_job
 
@@ -81,3 +86,40 @@ def climb(gate: str, fail: bool = False) -> None:
     job.progress(1000, 1000, "the top")
     if fail:
         raise ValueError("the way down")
+
+
+@app.task(timeout=0.5, retry=Retry(attempts=2, interval=60))
+async def hang(path: str) -> None:
+    await _hang(path)
+
+
+@app.task(retry=Retry(attempts=2))
+async def hang_without_limit(path: str) -> None:
+    await _hang(path)
+
+
+async def _hang(path: str) -> None:
+    """Write down how it is stopped."""
+    file = Path(path)
+    file.write_text(f"began {os.getpid()}")
+    current_job().progress(1)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        await asyncio.to_thread(time.monotonic)  # a handler may still await when it cleans up
+        file.write_text(f"cancelled: {current_job().stopped}")
+        raise
+
+
+@app.task(timeout=0.2, retry=Retry(attempts=2, interval=60))
+async def do_not_yield() -> None:
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+
+@app.task
+async def speak() -> None:
+    sys.stdout.write("printed\n")
+    sys.stderr.write("to stderr\n")
+    logging.getLogger("app").warning("logged")

@@ -12,7 +12,7 @@ from evsched.config import Config
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Subscribed, WorkerStarted
-from evsched.process.isolated_run import run_isolated
+from evsched.process.isolated_run import start_isolated
 from evsched.runtime.runtime import Runtime
 from evsched.transport.senders import BatchingSender
 from evsched.worker.worker import Worker
@@ -39,8 +39,8 @@ class System:
     def work(self) -> Worker:
         """Start one more worker."""
         queues = list(self.config.queues or (self.app.queue,))
-        isolated = None if self.app.origin is None else partial(run_isolated, self.app.origin)
-        worker = Worker(self.runtime, self.app.program, queues, run_isolated=isolated)
+        isolated = None if self.app.origin is None else partial(start_isolated, self.app.origin)
+        worker = Worker(self.runtime, self.app.program, queues, start_isolated=isolated)
         self.workers.append(worker)
         self._working.append(asyncio.create_task(worker.run()))
         return worker

@@ -1,0 +1,94 @@
+"""A run in a process of its own is to its handler a run like any other: it is stopped in the same ways, and heard."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched import App, events
+from evsched.config import Config
+from evsched.jobs.job import encode
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support import heavy
+from tests.support.system import System, system
+
+
+@pytest.fixture
+def config(server: EmbeddedRedis, queue: str) -> Config:
+    return Config(url=server.url, queues=(queue,), concurrency=4, shutdown_grace=0.2, kill_grace=0.5, process_pool=1)
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> App:
+    monkeypatch.setattr(heavy.app, "origin", "tests.support.heavy:app")
+    return heavy.app
+
+
+def suspect(raw: Any, queue: str, task: str, *args: str) -> None:
+    """Schedule a job that two workers held when they died, so that it is isolated."""
+    raw.hset(f"evsched:{{{queue}}}:job:a", mapping={"payload": encode({"task": task, "args": args})})
+    raw.hset(f"evsched:{{{queue}}}:suspects", "a", "2 0")
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"a": 0})
+
+
+async def began(running: System, raw: Any, queue: str, file: Path) -> None:
+    """Wait until the handler has begun, which reports progress then."""
+    while not raw.hexists(f"evsched:{{{queue}}}:job:a", "progress"):
+        await running.sender.send(Store(queue).survey())
+    assert file.read_text().startswith("began")
+    assert file.read_text() != f"began {os.getpid()}"
+
+
+async def test_a_timeout_cancels_the_handler_where_it_waits(
+    config: Config, app: App, queue: str, raw: Any, tmp_path: Path
+) -> None:
+    async with system(config, app) as running:
+        suspect(raw, queue, "hang", str(tmp_path / "file"))
+        retried = await running.recorder.wait(events.Retrying)
+    assert "attempt 1 of 2: timeout: it ran longer than its limit (" in retried.reason
+    assert (tmp_path / "file").read_text() == "cancelled: timeout"
+
+
+async def test_a_cancelled_job_cancels_the_handler_where_it_waits(
+    config: Config, app: App, queue: str, raw: Any, tmp_path: Path
+) -> None:
+    async with system(config, app) as running:
+        suspect(raw, queue, "hang_without_limit", str(tmp_path / "file"))
+        await began(running, raw, queue, tmp_path / "file")
+        await running.app.client.cancel(queue, "a")
+        await running.recorder.wait(events.JobAborted)
+    assert (tmp_path / "file").read_text() == "cancelled: cancelled"
+
+
+async def test_a_worker_that_stops_cancels_the_handler_and_hands_the_job_back(
+    config: Config, app: App, queue: str, raw: Any, tmp_path: Path
+) -> None:
+    async with system(config, app) as running:
+        suspect(raw, queue, "hang_without_limit", str(tmp_path / "file"))
+        await began(running, raw, queue, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "cancelled: lost"
+    assert raw.lrange(f"evsched:{{{queue}}}:ready", 0, -1) == [b"a"]
+
+
+async def test_a_handler_that_does_not_yield_is_killed_after_the_kill_grace(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    async with system(config, app) as running:
+        suspect(raw, queue, "do_not_yield")
+        retried = await running.recorder.wait(events.Retrying)
+    assert retried.reason == "attempt 1 of 2: timeout: it ran longer than its limit and did not yield"
+
+
+async def test_what_a_handler_prints_and_logs_is_the_workers_output(
+    config: Config, app: App, queue: str, raw: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with system(config, app) as running:
+        suspect(raw, queue, "speak")
+        await running.recorder.wait(events.Completed)
+    out, err = capfd.readouterr()
+    assert out == "printed\n"
+    assert err == "to stderr\nlogged\n"
