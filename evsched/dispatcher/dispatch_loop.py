@@ -52,7 +52,10 @@ class DispatchLoop:
         """Events do not arrive, because the watcher has closed its subscription."""
         config = runtime.config
         # Never empty: on an empty Redis, the default queue carries the proof of the subscription.
-        self._schedules = {queue: Schedule(queue, config.batch) for queue in config.queues or (DEFAULT_QUEUE,)}
+        named = bool(config.queues)
+        self._schedules = {
+            queue: Schedule(queue, config.batch, known=named) for queue in config.queues or (DEFAULT_QUEUE,)
+        }
 
     @property
     def queues(self) -> list[str]:
@@ -73,8 +76,10 @@ class DispatchLoop:
         schedule = self._schedules.get(queue)
         if schedule is None:
             schedule = self._schedules[queue] = Schedule(queue, self._runtime.config.batch)
-            self._on_new(queue)
             self._wakeup.ring()
+        if not schedule.known:
+            schedule.known = True
+            self._on_new(queue)
         return schedule
 
     def changed(self, queue: str) -> None:

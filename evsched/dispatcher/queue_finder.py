@@ -3,7 +3,8 @@
 Most queues are found at once, by their first event. An event is lost when the subscription has a gap: a cut connection,
 a flood, a restart of Redis, or a Redis that sends no events. So the finder searches in two ways:
 
-* It reads the set of all queues (`queue_set.py`) after each new subscription, and once in a safety cap.
+* It reads the set of all queues (`queue_set.py`) after each new subscription, and once in a safety cap. It then adds
+  the queues that the set lacks.
 * It scans all keys (`key_scan.py`) after each new subscription, and in each safety cap if Redis sends no events or the
   set cannot be read.
 """
@@ -77,20 +78,19 @@ class Finder:
         Raises:
             StoreDown, StoreRefused
         """
-        await self._set.write()
         if self._read_at <= time.monotonic():
             await self._read()
+        await self._set.write()
         if self._scan.at <= time.monotonic():
             await self._scan.step()
         return min(self._read_at, self._scan.at)
 
     async def _read(self) -> None:
         """Serve the queues in the set; scan the keys too if neither the set nor events can be relied on."""
-        if self._config.queues:
-            self._read_at = float("inf")
-            return
         self._read_at = time.monotonic() + self._config.safety_cap
         names = await self._set.read()
+        if self._config.queues:
+            return
         for name in names or ():
             self._queues.serve(name)
         if names is None or self._proof.failed:

@@ -1,4 +1,4 @@
-"""The set of all queues in Redis, and what this dispatcher knows of it.
+"""The set of all queues in Redis, which this dispatcher keeps complete: it may be flushed, deleted or lost.
 
 Dispatchers and workers write the set, not the scripts: in a Redis Cluster a script reaches only the slot of its queue,
 and this set is in another one.
@@ -13,21 +13,19 @@ from evsched.store import server
 
 
 class QueueSet:
-    """Reads the set, and adds the queues that are not in it."""
+    """Reads the set, and adds the queues that this dispatcher knows and the set does not contain."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._known = set[str]()
+        self._queues = set(runtime.config.queues)
+        """What belongs in the set: the queues that were found, or that the settings name."""
+        self._written = set[str]()
         """What the set contained when it was last read, and what was added since."""
-        self._missing = set[str]()
-        """What is to be added."""
 
     def add(self, queue: str) -> bool:
         """Have `write` add a queue; return False if it is in the set already."""
-        if queue in self._known:
-            return False
-        self._missing.add(queue)
-        return True
+        self._queues.add(queue)
+        return queue not in self._written
 
     async def write(self) -> None:
         """Add the queues that are missing, if there are any.
@@ -35,17 +33,16 @@ class QueueSet:
         Raises:
             StoreDown, StoreRefused: the failure concerns more than the set.
         """
-        if not self._missing:
+        names = sorted(self._queues - self._written)
+        if not names:
             return
-        names = sorted(self._missing)
         try:
             await self._runtime.sender.send(server.add_queues(names))
         except StoreError as error:
             if not server.may_wait(error):
                 raise
             self._runtime.emit(events.RedisFailed(kind=error.kind))
-        self._known.update(names)
-        self._missing.difference_update(names)
+        self._written.update(names)  # also those that were refused: they are tried again when the set was read
 
     async def read(self) -> list[str] | None:
         """Return the queues in the set; None if Redis refuses: a right is missing, or the key has another type.
@@ -58,5 +55,5 @@ class QueueSet:
         except StoreRefused as error:
             self._runtime.emit(events.RedisFailed(kind=error.kind))
             return None
-        self._known = set(names)
+        self._written = set(names)
         return names

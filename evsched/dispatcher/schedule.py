@@ -37,8 +37,10 @@ class Appointment:
 class Schedule:
     """The schedule of one queue. The loop calls `stepping` before a step and `stepped` after it; likewise for looks."""
 
-    def __init__(self, queue: str, most: int = 250) -> None:
+    def __init__(self, queue: str, most: int = 250, *, known: bool = False) -> None:
         self.store = Store(queue)
+        self.known = known
+        """The queue was found, or the settings name it. The default queue is served before that."""
         self.batch = Batch(most)
         """How many jobs a step may move."""
         self.full = False

@@ -71,8 +71,22 @@ class QueueSetup:
             StoreDown, StoreRefused
         """
         await self._runtime.sender.send(store.wake())
+        await self._add_to_set(store.queue)
+
+    async def keep_in_set(self) -> None:
+        """Keep the queues that are set up in the set of all queues, which may be flushed or lost, until cancelled.
+
+        Redis neither writes nor replicates an SADD of what the set contains.
+        """
+        while True:
+            await asyncio.sleep(self._runtime.config.safety_cap)
+            if self._done:
+                with contextlib.suppress(StoreError):  # the other loops report it
+                    await self._add_to_set(*sorted(self._done))
+
+    async def _add_to_set(self, *queues: str) -> None:
         try:
-            await self._runtime.sender.send(server.add_queues([store.queue]))
+            await self._runtime.sender.send(server.add_queues(queues))
         except StoreError as error:
             if not server.may_wait(error):
                 raise

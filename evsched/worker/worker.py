@@ -102,9 +102,10 @@ class Worker:
             asyncio.ensure_future(self._serve(consumer)) for consumer in self.consumers.values()
         ]
         control = asyncio.ensure_future(self._control.run())
+        announcing = asyncio.ensure_future(self._setup.keep_in_set())
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
-            loops = {"heartbeat": self._on_heartbeat.failure, "control": control}
+            loops = {"heartbeat": self._on_heartbeat.failure, "control": control, "set of queues": announcing}
             loops |= {f"queue {queue}": loop for queue, loop in zip(self.consumers, running, strict=True)}
             await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
             # A loop ends by itself only by an error of ours, except for a consumer that fetches no more.
@@ -120,9 +121,10 @@ class Worker:
         finally:
             await self._end_heartbeat()
             self._status.close()
-            for loop in (stopping, control, *running):
-                loop.cancel()
-            await asyncio.gather(stopping, control, *running, return_exceptions=True)
+            tasks = stopping, control, announcing, *running
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, consumer: QueueConsumer) -> None:
         await self._setup.until_one([consumer.store])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from typing import Any
 
@@ -11,8 +12,10 @@ import redis
 from evsched import App, events
 from evsched.config import Config
 from evsched.store.replies import New
+from evsched.store.server import queue_names
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 from tests.support.system import System, system
 
@@ -36,6 +39,13 @@ async def is_found(running: System, queue: str) -> None:
     """Wait until a queue is found and its due job is dispatched."""
     await running.recorder.wait(events.QueueFound, lambda event: event.queue == queue)
     await running.recorder.wait(events.Dispatched, lambda event: event.queue == queue)
+
+
+async def are_in_the_set(running: System, *queues: str) -> None:
+    """Wait until the set of all queues contains them."""
+    async with asyncio.timeout(PATIENCE):
+        while not set(queues) <= set(await running.sender.send(queue_names())):
+            pass
 
 
 async def test_a_new_queue_is_found_by_its_first_event(own: EmbeddedRedis, client: Any, app: App) -> None:
@@ -91,6 +101,36 @@ async def test_a_dispatcher_adds_the_queues_that_it_finds_to_the_set(own: Embedd
         finder = running.dispatcher._finder  # pyright: ignore[reportPrivateUsage]
         await finder.step()
         assert client.smembers(SET) == {b"one"}
+
+
+async def test_a_dispatcher_writes_a_lost_set_again(own: EmbeddedRedis, client: Any, app: App) -> None:
+    """The default queue too, which it serves from the start."""
+    async with system(Config(url=own.url, safety_cap=0.2), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        for queue in ("default", "one"):
+            client.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"t"}': 4e9})
+        await are_in_the_set(running, "default", "one")
+        client.delete(SET)
+        client.sadd(SET, "another")
+        await are_in_the_set(running, "default", "one")
+
+
+async def test_a_dispatcher_of_named_queues_writes_the_set_and_serves_no_others(
+    own: EmbeddedRedis, client: Any, app: App
+) -> None:
+    async with system(Config(url=own.url, safety_cap=0.2, queues=("mine",)), app, workers=0) as running:
+        await are_in_the_set(running, "mine")
+        client.delete(SET)
+        client.sadd(SET, "another")
+        await are_in_the_set(running, "mine")
+        assert running.dispatcher.queues == ["mine"]
+
+
+async def test_a_worker_writes_a_lost_set_again(own: EmbeddedRedis, client: Any, app: App) -> None:
+    async with system(Config(url=own.url, safety_cap=0.2), app, dispatch=False) as running:
+        await are_in_the_set(running, app.queue)
+        client.flushall()
+        await are_in_the_set(running, app.queue)
 
 
 @pytest.mark.parametrize("spoiled", [False, True], ids=["no events", "no set"])
