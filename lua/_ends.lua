@@ -89,8 +89,9 @@ local function bury(id, outcome, reason, now)
   end
 end
 
--- The dead jobs that revive and drop move: those in the rows from `first` on, or without rows the oldest that died up
--- to `before` ('' = no bound). If a row names a job that is not dead: nil and the refusal.
+-- The ids of the dead jobs that `revive` and `drop` move: those in the rows from `first` on or, if there are no rows,
+-- the oldest `limit` that died at `before` or earlier ('' = at any time). If a row names a job that is not dead,
+-- returns nil and the refusal.
 -- USES rows, fail
 local function pick_dead(first, before, limit)
   local ids = {}
@@ -106,7 +107,7 @@ local function pick_dead(first, before, limit)
   return ids
 end
 
--- The id of a job that has ended is used again: remove what is left of that job.
+-- Reset the record of a job that has ended, because its id is used again.
 -- USES record
 local function reuse(id)
   redis.call('PERSIST', record(id))
@@ -115,8 +116,8 @@ local function reuse(id)
   redis.call('ZREM', dead, id)
 end
 
--- Make the record that of the next run: a run has ended, and its id was scheduled again meanwhile. `again` is the due
--- of a job that was dispatched during the run.
+-- Reset the record when a run ends and its id was scheduled again meanwhile. `again` is the due time of the new job if
+-- it was dispatched during the run; nil if it is on the schedule.
 -- USES record, acquit, again_of
 local function begin_anew(id, again)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
@@ -127,8 +128,8 @@ local function begin_anew(id, again)
   end
 end
 
--- End a job as cancelled. Its record is kept; it becomes that of the next run when the id was scheduled again. The
--- caller then removes the job from the place it was in.
+-- End a job as cancelled. Its record is kept, or reset if the id was scheduled again. The caller then removes the job
+-- from the place it was in.
 -- USES note_end, acquit, record, push_reply, begin_anew, seconds, milliseconds, fields_of
 local function abort(id, reason, retention, reply, now)
   note_end(id, 'cancelled', now)

@@ -62,7 +62,7 @@ local function moment_of(text)
   return nil
 end
 
--- When an id runs again after its run: nil = it does not. A malformed time means '0', at once.
+-- The due time of a job whose id was scheduled again during a run; nil = it was not. A malformed time means '0': now.
 -- USES moment_of
 local function again_of(text)
   return text and (text == 'inf' and text or moment_of(text) or '0') or nil
@@ -125,8 +125,9 @@ local valid_field = {
   end,
 }
 
--- A record for readers, as field, value, ...: without malformed values, and within the bounds, which the longest values
--- exceed first: they cost no short one, such as the reason. A record that is not a hash is empty.
+-- A record for readers, as field, value, ... Malformed values are left out. The short values come first, so if a record
+-- exceeds the bounds, the longest are left out, and not the reason, for example. A key that is not a hash reads as an
+-- empty record.
 -- USES record, BYTES_READ, size_of, FIELDS_READ, valid_field
 local function readable_record(id)
   local key, fields, left = record(id), {}, BYTES_READ

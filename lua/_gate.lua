@@ -3,13 +3,13 @@
 -- backlog          zset  id -> order: the jobs that may pass next
 -- backlog:<group>  zset  the same for the jobs that a group's own limits hold back, out of the others' way
 --
--- Every script that frees room or adds jobs calls `admit`, so nothing polls. Only a rate opens by itself, at a moment
--- that the dispatcher knows.
+-- Every script that frees room or adds jobs calls `admit`, or in `dispatch` `open`, so nothing polls. Only a rate opens
+-- by itself, at a moment that the dispatcher knows.
 
 -- How many jobs wait in ready beyond what is asked for: enough that workers blocked on it never wait for a dispatcher,
 -- few enough that a later job of a higher priority does not wait behind them.
 local READY_AHEAD = 16
--- Seconds after which a job that a key of the wrong type stops is tried again.
+-- The jobs of a group cannot pass while the key of its backlog has the wrong type. Seconds until they are tried again.
 local UNFIT = 1
 -- How many jobs one call looks at, and how many groups it reopens.
 local LOOKS = 1000
@@ -24,7 +24,8 @@ local function expect_gate()
   expect('HLEN', fair)
 end
 
--- Return to the backlog the jobs that their groups may let pass again. Returns how many groups were looked at.
+-- Return jobs that the limits of their groups held back to the backlog, as many as those limits now permit. Returns how
+-- many groups were looked at.
 -- USES policy, seconds, throttled, REOPENED, rule_of, PACKET, group_backlog, UNFIT, record, tidy
 local function reopen(most, now)
   -- Without limits of groups, every group that was held back may pass.
@@ -62,8 +63,8 @@ local function hold_back(id, score, group, opens, now)
   end
 end
 
--- Let the front of the backlog pass, at most `room` jobs, and set aside those that their groups hold back. Returns how
--- many passed, and how many were looked at.
+-- Let the front of the backlog pass, at most `room` jobs, and hold back those whose groups have reached a limit.
+-- Returns how many passed, and how many were looked at.
 -- USES policy, LOOKS, counting, group_of, field_of, rule_of, spend_rule, hold_back, STRIDE, enter, throttled, fair,
 --      note_passed
 local function pass(room, now)
@@ -115,9 +116,9 @@ local function pass(room, now)
   return #ids, looked
 end
 
--- Open the gate as far as the limits allow. `asked` is how many jobs this script itself takes from ready. Returns when
--- to look again, if no script will call the gate at that moment: a rate opens, or there was more to look at than one
--- call may; and whether anything has changed.
+-- Let as many jobs pass as the limits allow. `asked` is how many jobs this script itself takes from ready. Returns two
+-- values. The first is the time at which the gate must be called again, because a rate opens or because there was more
+-- to look at than one call may; nil if it need not. The second says whether this call looked at any job or group.
 -- USES keep_count, policy, RATE_LEAST, READY_AHEAD, in_flight, tokens, throttled, reopen, pass, LOOKS, seconds,
 --      spend, REOPENED
 local function open(asked, now)

@@ -88,8 +88,9 @@ local function keep_count()
   counting = needed
 end
 
--- When the next job would come if all came at the rate; it may lie ahead by a burst. A moment further ahead was written
--- by a clock that has been set back since, or under another rate: it is ignored.
+-- The theoretical arrival time of the cell rate algorithm: when the next job would come if all came at the rate. It may
+-- be ahead of now by up to a burst. A time further ahead was written under another rate, or by a clock that has been
+-- set back since, and is ignored.
 local function arrival_of(key, rate, most, now)
   local text = redis.pcall('GET', key) -- of another type, it is replaced when the next job passes
   local tat = type(text) == 'string' and tonumber(text) or 0

@@ -1,14 +1,15 @@
 -- Members of the schedule: the job that a member stands for. A member that begins with `{` is an inline job, which
 -- becomes a record here. A member that cannot be a job is kept under an id of its own, for whoever reads the dead set.
 
--- A longer member is not kept, and not read to its end: four times the default cap of a payload.
+-- Bytes of a member, at most: four times the default cap of a payload. The content of a longer one is not kept.
 local MEMBER_MOST = 1048576
 
 local ID_RULE = 'not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id'
 local TOO_LONG = 'the payload has %d bytes, more than %d'
 local NOT_A_HASH = 'not a hash: DEL it and schedule the job again'
 
--- The id of a member that names none: its SHA-1, or for a very long member that of its length, beginning and end.
+-- An id for a member that contains no valid one: the SHA-1 of the member, or, if it is very long, that of its length,
+-- beginning and end.
 -- USES MEMBER_MOST
 local function digest(member)
   if #member <= MEMBER_MOST then

@@ -35,15 +35,16 @@ local function withdraw(name)
   redis.call('HDEL', recurrence(name), 'ahead', 'waiting')
 end
 
--- An occurrence falls due: 'go', 'skip' (it was missed, or the one before has not ended) or 'wait' for that end.
--- An occurrence that has run before (it is retried, or was revived) was judged then.
+-- Decide what becomes of an occurrence that is due. 'go': it runs. 'skip': it is dropped, because it was missed or the
+-- one before has not ended. 'wait': it waits until that one has ended. An occurrence that has run before (it is
+-- retried, or was revived) always gets 'go': it was judged the first time.
 -- USES recurrence, moment_of, attempt_of, occurrence_of, unended, field_of, fields_of, record
 local function judge_occurrence(name, id, due, now)
   local key = recurrence(name)
   local found = redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
-  local of = fields_of(record(id), 'planned', 'misfire_grace', 'attempt')
-  local planned, misfire_grace = tonumber(moment_of(of[1])), tonumber(moment_of(of[2]))
-  if found.err or redis.call('EXISTS', key) == 0 or attempt_of(of[3]) > 0 or not planned then
+  local run = fields_of(record(id), 'planned', 'misfire_grace', 'attempt')
+  local planned, misfire_grace = tonumber(moment_of(run[1])), tonumber(moment_of(run[2]))
+  if found.err or redis.call('EXISTS', key) == 0 or attempt_of(run[3]) > 0 or not planned then
     return 'go'
   elseif not (' ' .. (found[5] or '') .. ' '):find(' ' .. id .. ' ', 1, true) then
     return 'go' -- its record was not written by `recur`
@@ -71,7 +72,8 @@ local function judge_occurrence(name, id, due, now)
   redis.call('HSET', key, 'current', id)
   if waiting then
     redis.call('HDEL', key, 'waiting')
-    if waiting ~= id then -- the end that it waited for was not noted: its record was deleted
+    if waiting ~= id then
+      -- Another one still waits: the record of the run that it waited for was deleted, so no end has released it.
       redis.call('ZADD', schedule, 'XX', moment_of(field_of(waiting, 'planned')) or now, waiting)
     end
   end

@@ -1,9 +1,9 @@
 -- Runs: which worker a run belongs to, how many attempts and worker deaths count, and the one way in which runs end.
 
--- Does the run (id, attempt) belong to this worker, although `worker` and `attempt` differ in the record? The caller
--- knows that the id is in the worker's list, which is the proof: a run that was taken away is in no list or in another.
--- What remains is to exclude a newer run of the same worker: it has another attempt, or it has not been started, and
--- then the record names no worker. Any other difference was written by a producer and is ignored.
+-- Whether the run (id, attempt) belongs to this worker, although the record names another worker or attempt. The caller
+-- has found the id in the worker's list, from which a run that was taken away is removed. So only a newer run of the
+-- same worker must be excluded: it has another attempt or, if it has not been started, the record names no worker. Any
+-- other difference was written by a producer, and is ignored.
 -- USES holds, worker_of, field_of, attempt_of
 local function owns_despite(worker, id, attempt, named, counted)
   if not named then
@@ -14,8 +14,8 @@ local function owns_despite(worker, id, attempt, named, counted)
   return counted == attempt or attempt_of(counted) == 0
 end
 
--- Does the run (id, attempt), which is in this worker's list, belong to the worker? A record that was replaced by a key
--- of another type means no.
+-- Whether the run (id, attempt), whose id is in this worker's list, belongs to the worker. If the record was replaced
+-- by a key of another type, it does not.
 -- USES owns_despite, fields_of, record
 local function owns(worker, id, attempt)
   local run = fields_of(record(id), 'worker', 'attempt')
@@ -28,7 +28,8 @@ local function count_attempts(id, more)
   redis.call('HSET', record(id), 'attempt', math.max(0, attempt_of(field_of(id, 'attempt')) + more))
 end
 
--- The job was alone in a process that died, so it is the cause: its earlier doubtful runs count as attempts too.
+-- A worker died in which this job ran alone, or the process in which it was isolated. So this job is the cause, and its
+-- earlier doubtful runs count as attempts too.
 -- USES suspicion_of, count_attempts, mark_suspect
 local function convict(id)
   local deaths, doubts = suspicion_of(id)
@@ -36,10 +37,10 @@ local function convict(id)
   mark_suspect(id, deaths + 1, 0)
 end
 
--- End runs of a worker, one in each row from `first` on: id, attempt, and what `finish(id, run, scheduled, ...)` gets
--- after its third argument. `run` are the fields reply, again, stop and recurrence of the record, at 3 to 6;
--- `scheduled` is false unless the id is on the schedule again. Returns the ids of the runs that do not belong to the
--- worker any more: LOST. Nothing is written for those.
+-- End runs of a worker. Each row from `first` on is one run: id, attempt, and the last arguments of
+-- `finish(id, run, scheduled, ...)`. `run[3]` to `run[6]` are the record's fields reply, again, stop and recurrence.
+-- `scheduled` is the id's score on the schedule, false if it is not there. Returns the ids of the runs that do not
+-- belong to the worker any more: LOST. Nothing is written for those.
 --
 -- A run is taken out of the worker's list first, which is also the check that it is there. So nothing in `finish` may
 -- be refused: types are checked before, and what it writes is checked or made here.
@@ -68,8 +69,8 @@ local function end_runs(first, width, worker, now, finish)
   return lost
 end
 
--- Put an ended run's job back on the schedule; true when it went there. One that was told to stop ends as cancelled
--- instead. When its id was scheduled again meanwhile, that time is kept for a run after the next.
+-- Put the job of an ended run back on the schedule, and return true. A job that was cancelled ends instead: false. If
+-- the id was scheduled again meanwhile, that time is kept as `again`: this job runs first, and then the new one.
 -- USES abort, RETENTION, record, again_of, moment_of, field_of
 local function send_back(id, run, scheduled, due, reason, now)
   if run[5] then

@@ -9,7 +9,7 @@
 --        reason    why the job is given up
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'
---        how       'killed' = it ended the process in which it ran alone, 'never' = it did not begin, ''
+--        how       'killed' = it killed the process in which it was isolated, 'never' = it did not begin, ''
 --        trace     the traceback of what the handler raised, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none

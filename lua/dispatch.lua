@@ -3,14 +3,14 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        limit     how many at most, under 1000; 16 more in a flood
+--        limit     how many at most, under 1000; up to 16 more if more than that are due
 --        cap       bytes that a payload may have
---        canary    the dispatcher's id, '' = no proof: a message that proves its subscription, and a keyspace event
---                  that proves the notifications, in the same round trip
--- REPLY  now; the sleep in seconds until the next due or until the gate opens by its rate, '0' = more is due already,
---        '' = nothing is scheduled;
---        list of the dues moved on; list of id, reason of what went to dead; list of the recurrences of which an
---        occurrence was missed; the seconds until the gate opens by its rate, '' = it does not by itself
+--        canary    the dispatcher's id: also send it a message, which proves its subscription, and cause a keyspace
+--                  event, which proves that Redis sends them; '' = send neither
+-- REPLY  now; seconds until the next job is due or a rate opens the gate, '0' = more is due already, '' = there is
+--        neither;
+--        list of the due times of the jobs that left the schedule; list of id, reason of what went to dead; list of the
+--        recurrences that missed an occurrence, once for each; seconds until a rate opens the gate, '' = none does
 -- FAILS  none
 -- TWICE  the second call finds nothing due
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
@@ -45,7 +45,7 @@ local function read_due()
   local found, bytes = {}, 0
   local count = math.min(limit, redis.call('ZCOUNT', schedule, '-inf', seconds(now)))
   if count == 0 then
-    -- A member that is too long to be a job is moved before its time: every read of the front would transfer it.
+    -- If the front is too long to be a job, take it before it is due: every read of the front would transfer it.
     local front = redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')
     return front[1] and #front[1] > math.max(MEMBER_MOST, cap) and front or found
   end
@@ -64,15 +64,16 @@ end
 
 local due = read_due()
 if #due == 2 * limit then
-  -- A flood. The newest due jobs of other groups than the flood's do not wait behind it.
+  -- More is due than one call moves, most likely of one group: that of the last job. The newest due jobs of other
+  -- groups do not wait behind it.
   local newest =
     redis.call('ZRANGE', schedule, seconds(now), '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, NEWEST, 'WITHSCORES')
   local last, last_id = tonumber(due[#due]), due[#due - 1]
-  local flood = field_of(last_id, 'group') or ''
+  local last_group = field_of(last_id, 'group') or ''
   for i = #newest - 1, 1, -2 do
     local id, score = newest[i], tonumber(newest[i + 1])
     local further = score > last or (score == last and id > last_id)
-    if further and id:byte() ~= 123 and (field_of(id, 'group') or '') ~= flood then
+    if further and id:byte() ~= 123 and (field_of(id, 'group') or '') ~= last_group then
       due[#due + 1] = id
       due[#due + 1] = newest[i + 1]
     end
@@ -85,7 +86,7 @@ if #due > 0 then
   end
 end
 
-local moved, buried, missed, places, gone = {}, {}, {}, {}, {}
+local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
 
 -- Put a job into dead. If its id also waits already, with the same record, it is removed there.
 local function quarantine(id, reason)
@@ -191,7 +192,7 @@ for i = 1, #due, 2 do
     quarantine(id, problem)
   end
   if problem or move_on(id, due[i + 1]) then
-    gone[#gone + 1] = member
+    leaving[#leaving + 1] = member
   end
 end
 
@@ -207,8 +208,8 @@ if #places > 0 then
   end
   save_turns(2 * limit)
 end
-if #gone > 0 then
-  redis.call('ZREM', schedule, unpack(gone))
+if #leaving > 0 then
+  redis.call('ZREM', schedule, unpack(leaving))
 end
 local opens = open(0, now)
 

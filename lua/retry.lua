@@ -8,15 +8,15 @@
 --        attempt   of the run that ends
 --        delay     seconds from now to the next attempt
 --        reason    why this attempt failed
---        killed    '1' = it ended the process in which it ran alone, '' = it did not: then it is no suspect any more
+--        killed    '1' = it killed the process in which it was isolated, '' = it did not, and is no suspect any more
 --        trace     the traceback of what the handler raised, '' = none
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
 -- USES   clock, convict, acquit, record, send_back, seconds, end_runs
 --
--- When the same id was scheduled again meanwhile, that time is kept for a run after the next. A job that was told to
--- stop is not run again: it ends as cancelled.
+-- If the same id was scheduled again meanwhile, that time is kept: the retry runs first, and then the new job. A job
+-- that was cancelled is not run again: it ends as cancelled.
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)

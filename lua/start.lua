@@ -22,8 +22,9 @@
 --        attempt_of, suspicion_of, acquit, fields_of, payload_size
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
--- rows, in the worker's list. A job in two lists (its id was scheduled again and dispatched between BLMOVE and start)
--- runs in one of them only, with the record as it is then: it fell due for the second time before that run began.
+-- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
+-- between BLMOVE and `start`. It then runs once, with the current record, because both due times came before that run
+-- began.
 
 local now, worker, lease, hold, cap = unpack(ARGV, 1, 5)
 now, cap = clock(now), tonumber(cap)
@@ -67,8 +68,9 @@ if more > 0 then
 end
 admit(0, now)
 
--- Return the jobs that do not fit in the reply, from `first` on, to the front of ready; those in the rows stay.
-local function put_back(first)
+-- Return the jobs that do not fit in the reply, from `first` on, to the front of ready. Those in the rows stay in the
+-- worker's list.
+local function return_to_ready(first)
   for i = #ids, math.max(first, given + 1), -1 do
     redis.call('LPUSH', ready, ids[i])
     redis.call('LREM', list, -1, ids[i])
@@ -90,7 +92,7 @@ for i, id in ipairs(ids) do
     payload = nil -- it may have been replaced since dispatch checked it
   else
     if bytes > 0 and bytes + size > BYTES_MOST then
-      put_back(i)
+      return_to_ready(i)
       break
     end
     bytes = bytes + size
@@ -143,8 +145,8 @@ for i, id in ipairs(ids) do
     started[at + 5] = planned or due or moment
     local deaths, doubts = suspicion_of(id)
     if deaths > 0 then
-      local of = #suspected
-      suspected[of + 1], suspected[of + 2], suspected[of + 3] = id, deaths, doubts
+      local last = #suspected
+      suspected[last + 1], suspected[last + 2], suspected[last + 3] = id, deaths, doubts
     end
   end
 end

@@ -30,8 +30,8 @@ from evsched.store.replies import Step
 from evsched.store.server import clock
 
 _FLOOD_STEP: Final = 0.05
-"""Seconds between two steps of a queue in a flood: messages about its gate do not arrive, and a rate admits jobs in
-packets of this length."""
+"""Seconds between two steps of a queue in a flood, because messages about its gate do not arrive then. A rate admits
+the jobs of as many seconds together, so more steps would find nothing."""
 
 
 class DispatchLoop:
@@ -49,7 +49,7 @@ class DispatchLoop:
         self._reconnect = Reconnect("dispatcher", runtime.emit)
         self._refused = Reconnects("dispatcher", runtime.emit)
         self._flooded = False
-        """Events do not arrive, because the watcher has closed its subscription."""
+        """There are so many events that the watcher has closed its subscription: none arrive."""
         config = runtime.config
         # Never empty: on an empty Redis, the default queue carries the proof of the subscription.
         named = bool(config.queues)
@@ -133,7 +133,7 @@ class DispatchLoop:
         while True:
             now = time.monotonic()
             if self._proof.at() <= now:
-                # One command is the proof and the safety cap's step: it goes to the queue stepped longest ago.
+                # The canary goes with a step of the queue stepped longest ago, which thus serves the safety cap too.
                 min(schedules, key=lambda schedule: schedule.pace.last_step).step_by(now, "safety")
             if looks := [schedule for schedule in schedules if schedule.next_look.at <= now < schedule.next_step.at]:
                 await self._look(looks)
@@ -209,7 +209,7 @@ class DispatchLoop:
         return done
 
     def _follow_flood(self, schedule: Schedule, sent: float) -> None:
-        """Schedule the next look and step by the clock, while the subscription is closed."""
+        """In a flood, set the next look and step by the clock."""
         if self._flooded:
             schedule.look_by(sent + LOOK_MOST, "event")
             schedule.step_by(schedule.pace.last_step + _FLOOD_STEP, "event")

@@ -45,12 +45,12 @@ class Janitor:
         self._refused = Reconnects("janitor", runtime.emit)
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._gone: dict[tuple[str, str], float] = {}
-        """Workers that were judged dead, and until when they are still watched. A worker that hangs may still have a
-        BLMOVE waiting, and Redis would move the very job that was put back into its list again."""
+        """Workers that were judged dead, each with the time until which its list is still watched. A worker that hangs
+        may still have a BLMOVE waiting in Redis, which can move a job that was put back into that list again."""
         self._at = 0.0
 
     def on_event(self, event: Event) -> None:
-        """Look within a heartbeat after a step that was not the safety cap's; at once when a queue was found.
+        """Look within a heartbeat after a step, except those of the safety cap, and at once after a queue was found.
 
         Such a step means that jobs were moved, a gate opened or a worker started. A worker may then fetch a job and die
         before its lease shows that it holds one. The workers of a queue that was just found may have died long ago.
@@ -138,22 +138,22 @@ class Janitor:
         if lease.left <= 0:
             return config.heartbeat - unchanged
         if lease.held and lease.left > config.lease:
-            # It fetched a job and never started it, or Redis's clock was set back: its lease means nothing.
+            # It fetched a job and never started it, or Redis's clock was set back: the end of its lease says nothing.
             return min(config.lease - config.heartbeat - unchanged, config.heartbeat)
-        # So that the lease has been watched for a heartbeat when it ends.
+        # Look a heartbeat before the lease ends: it has then been watched for long enough when it does.
         return max(lease.left - config.heartbeat, min(lease.left, config.heartbeat))
 
     async def _put_back(self, store: Store, worker: str, lease: bytes) -> bool:
-        """Put back what a worker holds, as long as its lease is the one that was judged; return whether it still is."""
+        """Put back what a worker holds. If its lease has changed since it was judged, stop and return False."""
         reason = f"worker {worker} died or hung: its lease ended"
-        rest = "more"
-        while rest == "more":
+        state = "more"
+        while state == "more":
             self.pulse.expect()
-            rest, ids = await self._runtime.sender.send(
+            state, ids = await self._runtime.sender.send(
                 store.requeue(worker, reason, lease=lease, limit=self._runtime.config.batch)
             )
             if ids:
                 self._runtime.emit(
                     events.Requeued(queue=store.queue, worker=worker, ids=ids, cause="died", reason=reason)
                 )
-        return rest == "all"
+        return state == "all"

@@ -44,7 +44,7 @@ class Schedule:
         self.batch = Batch(most)
         """How many jobs a step may move."""
         self.full = False
-        """The last step moved so many jobs that the next one is worth measuring."""
+        """The last step moved many jobs, so it is measured how long the next one keeps Redis busy."""
         self.next_step = Appointment(0.0, "reconnect")
         self.next_look = Appointment(_NEVER, "event")
         self._not_before = 0.0
@@ -96,8 +96,9 @@ class Schedule:
     def stepped(self, sent: float, now: float, reason: Reason, done: Step, cap: float) -> None:
         """Note what a step found, and when to step next.
 
-        The sleep counts from when the step was sent. The next call takes as long to reach Redis, so it arrives just
-        when the job is due. If it arrives early all the same, the script moves nothing and returns the rest.
+        The sleep is counted from the moment at which the step was sent. The next step takes about as long to reach
+        Redis, so it arrives when the job is due. If it arrives early, the script moves nothing, and returns the time
+        that remains.
         """
         self._ahead, self._not_before = done.now - sent, 0.0
         found = bool(done.moved or done.buried)
@@ -112,7 +113,10 @@ class Schedule:
             self._wake_at(sent + done.sleep, sent + done.opens)
 
     def refused(self, now: float, delay: float) -> None:
-        """Note that Redis refused the step. The next canary goes to another queue."""
+        """Note that Redis refused the step: neither step nor look for `delay` seconds.
+
+        It counts as the queue's last step, so the next canary goes with a step of another queue.
+        """
         self.pace.last_step = now
         self._not_before = self.next_step.at = now + delay
 

@@ -57,8 +57,8 @@ class Model(Gate):
         everything = sorted((at, job) for job, at in self.schedule.items() if at <= now)
         due, further = everything[:limit], everything[limit:]
         if len(due) == limit:
-            flood = self.jobs[due[-1][1]].group
-            due += [(at, job) for at, job in further[-NEWEST:] if self.jobs[job].group != flood]
+            last_group = self.jobs[due[-1][1]].group
+            due += [(at, job) for at, job in further[-NEWEST:] if self.jobs[job].group != last_group]
         places: dict[str, float] = {}
         is_ready = set(self.ready)
         for at, job in due:
