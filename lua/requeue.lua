@@ -20,10 +20,10 @@
 -- When there are no rows and the list is empty, the lease is deleted too.
 --
 -- A job that a worker hands back costs no attempt. When a worker died, the attempt of a run counts if it is known to
--- have begun: by its mark, or because it was the only run. Otherwise its attempt is not counted, and if it may have
--- begun this is noted as a doubt. A suspect is marked before it begins, so without a mark it has not. All jobs that the
--- worker held become suspects, except an only job that was no suspect before. A run that was marked as alone in its
--- worker caused the death, and all its doubtful runs count.
+-- have begun: by its mark, or because it was the only run. A suspect is marked just before it begins, so without a mark
+-- it has not begun. Any other run without a mark may have: its attempt is not counted, and this is noted as a doubt.
+-- All jobs that the worker held become suspects, except an only job that was no suspect before. A run that was marked
+-- as alone in its worker caused the death, and all its doubtful runs count.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -43,13 +43,12 @@ local only = died and redis.call('LLEN', list) == 1
 local function cut_short(id, mark)
   local key = record(id)
   local deaths, doubts = suspicion_of(id)
-  local may_have_begun = mark or deaths == 0
-  local begun = may_have_begun and (only or mark == '1' or mark == 'alone')
+  local begun = mark == '1' or mark == 'alone' or (only and deaths == 0)
   if died and mark == 'alone' then
     convict(id)
     acquit(id)
   elseif died and (deaths > 0 or not only) then
-    mark_suspect(id, deaths + 1, may_have_begun and not begun and doubts + 1 or doubts)
+    mark_suspect(id, deaths + 1, (begun or deaths > 0) and doubts or doubts + 1)
   end
   if not died or not begun then
     count_attempts(id, -1)

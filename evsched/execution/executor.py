@@ -20,7 +20,7 @@ from evsched.events import Emit, HandlerNotFound
 from evsched.execution import process_pool
 from evsched.execution.handlers import Handlers
 from evsched.execution.isolation import IsolatedProcess, Isolation, StartIsolated
-from evsched.execution.precautions import mark_before, patience, precautions_for
+from evsched.execution.precautions import patience, precautions_for
 from evsched.execution.prepare import Prepared, prepare, read_payload
 from evsched.execution.process_pool import HandlerMissing
 from evsched.execution.program import Program
@@ -147,7 +147,7 @@ class Executor:
             else:
                 await self.lock.share()
                 stack.callback(self.lock.release)
-            if not await self._mark(run, mark_before(prepared.policy.attempts, alone=open_again is not None)):
+            if not await self._mark(run, "alone" if open_again else "1"):
                 return Returned()  # the job is not this worker's any more, so nothing is put back
             if open_again:
                 stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
@@ -157,9 +157,7 @@ class Executor:
 
     async def _mark(self, run: Run, mark: Mark) -> bool:
         """Mark a run that is about to begin; return whether its job is still this worker's."""
-        if mark == "maybe":
-            return await self._store.mark(run, mark)
-        # One after the other: the next waits until this one has made its first step.
+        # One after the other, so that the mark is exact: the next waits until this one has made its first step.
         async with self._marking:
             run.marked = await self._store.mark(run, mark)
         return run.marked

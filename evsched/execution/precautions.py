@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.jobs.job import FetchedJob, Mark
+from evsched.jobs.job import FetchedJob
 
 _ISOLATED: Final = 2
 """Deaths after which a suspect runs in a process of its own: two leave few suspects."""
@@ -50,16 +50,6 @@ def precautions_for(job: FetchedJob, attempts: int, *, can_isolate: bool) -> Pre
     isolated = job.deaths >= _ISOLATED or last
     alone = job.deaths >= _ALONE or (last and attempts > 1) or (isolated and not can_isolate)
     return Precautions(isolated=isolated and can_isolate, alone=alone)
-
-
-def mark_before(attempts: int, *, alone: bool) -> Mark:
-    """Return the mark that a run gets before it begins; `alone`: it has its worker to itself.
-
-    An only attempt must not begin twice, nor be given up if it did not begin. So it counts as begun from the mark on.
-    """
-    if alone:
-        return "alone"
-    return "1" if attempts == 1 else "maybe"
 
 
 def patience(job: FetchedJob) -> float:

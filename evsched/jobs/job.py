@@ -61,9 +61,8 @@ class FetchedJob(Struct, frozen=True):
     """How many of those runs may have begun, which is not known. `attempt` does not count them."""
 
 
-Mark = Literal["1", "alone", "maybe"]
-"""What Redis keeps of a run that has not ended: it has begun; it has, and nothing else runs in its worker; it may have,
-since it was handed to what begins it."""
+Mark = Literal["1", "alone"]
+"""What Redis keeps of a run that has not ended: it has begun; it has, and nothing else runs in its worker."""
 
 
 class Done(Struct, frozen=True):

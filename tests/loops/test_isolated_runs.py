@@ -41,6 +41,7 @@ async def began(running: System, raw: Any, queue: str, file: Path) -> None:
         await running.sender.send(Store(queue).survey())
     assert file.read_text().startswith("began")
     assert file.read_text() != f"began {os.getpid()}"
+    assert raw.hget(f"evsched:{{{queue}}}:job:a", "begun") == b"1"
 
 
 async def test_a_timeout_cancels_the_handler_where_it_waits(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.execution.precautions import mark_before, precautions_for
+from evsched.execution.precautions import precautions_for
 from evsched.execution.prepare import prepare
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Payload, Retried
 from evsched.jobs.retry import Retry
@@ -66,9 +66,9 @@ def test_a_suspect_is_marked_before_it_begins_so_without_a_mark_it_did_not(
     fetch(4)
     die(send, store)
     suspects = again(send, store)
-    assert send(store.begin("w", [(suspects[1], "maybe"), (suspects[2], "1")])) == []
+    assert send(store.begin("w", [(suspects[2], "1")])) == []
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (1, 2, 1), "j1": (1, 2, 2), "j2": (2, 2, 1), "j3": (1, 2, 1)}
+    assert suspicion(again(send, store)) == {"j0": (1, 2, 1), "j1": (1, 2, 1), "j2": (2, 2, 1), "j3": (1, 2, 1)}
 
 
 def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
@@ -86,11 +86,11 @@ def test_a_suspect_that_is_the_only_job_of_each_dead_worker_stays_a_suspect(
     die(send, store)
     first, second = again(send, store)
     send(store.complete("w", [(second, Done(b"1", 100.0, False))], now=NOW))
-    send(store.begin("w", [(first, "maybe")]))
+    send(store.begin("w", [(first, "1")]))
     die(send, store)
     (only,) = again(send, store)
     assert suspicion([only]) == {"j0": (2, 2, 1)}
-    send(store.begin("w", [(only, "maybe")]))
+    send(store.begin("w", [(only, "1")]))
     die(send, store)
     assert suspicion(again(send, store)) == {"j0": (3, 3, 1)}
     die(send, store)  # before it began
@@ -238,8 +238,8 @@ def test_a_job_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_i
         begun += 1
         precautions = precautions_for(poison, attempts, can_isolate=True)
         if poison.deaths:
-            send(store.begin("w", [(poison, mark_before(attempts, alone=precautions.alone))]))
-        if lasts and not precautions.isolated:
+            send(store.begin("w", [(poison, "alone" if precautions.alone else "1")]))
+        elif lasts:
             send(store.begin("w", [(poison, "1")]))
         die(send, store)
         jobs = again(send, store)

@@ -176,7 +176,7 @@ class Walk:
     def begin(self) -> None:
         if self.runs:
             worker, job = self.pick.choice(self.runs[-20:])
-            mark: Mark = self.pick.choice(["1", "1", "alone", "maybe"])
+            mark: Mark = self.pick.choice(["1", "1", "alone"])
             lost = self.send(self.store.begin(worker, [(job, mark)]))
             assert lost == ([] if self.model.begin(worker, job.id, job.attempt, mark) else [job.id])
 

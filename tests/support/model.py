@@ -262,14 +262,13 @@ class Model(Gate):
         return own
 
     def _cut_short(self, record: Record, *, died: bool, only: bool) -> None:
-        may_have_begun = record.begun is not None or not record.deaths
-        begun = may_have_begun and (only or record.begun in ("1", "alone"))
+        begun = record.begun in ("1", "alone") or (only and not record.deaths)
         if died and record.begun == "alone":
             self._convict(record)
             record.deaths = 0
         elif died and (not only or record.deaths):
+            record.doubts += not begun and not record.deaths
             record.deaths += 1
-            record.doubts += may_have_begun and not begun
         if not (died and begun):
             record.attempt = max(0, record.attempt - 1)
         record.worker = record.begun = None

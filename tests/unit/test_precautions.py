@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.execution.precautions import Precautions, mark_before, patience, precautions_for
+from evsched.execution.precautions import Precautions, patience, precautions_for
 from evsched.jobs.job import FetchedJob
 
 
@@ -31,13 +31,6 @@ def test_precautions_grow_with_the_deaths(
     run: FetchedJob, attempts: int, can_isolate: bool, precautions: Precautions
 ) -> None:
     assert precautions_for(run, attempts, can_isolate=can_isolate) == precautions
-
-
-@pytest.mark.parametrize(
-    ("attempts", "alone", "mark"), [(5, False, "maybe"), (5, True, "alone"), (1, False, "1"), (1, True, "alone")]
-)
-def test_the_mark_before_a_run_says_what_its_end_would_prove(attempts: int, alone: bool, mark: str) -> None:
-    assert mark_before(attempts, alone=alone) == mark
 
 
 def test_patience_doubles_and_is_bounded() -> None:
