@@ -9,7 +9,7 @@ from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from evsched import config
 from evsched.client.client import Client
-from evsched.client.declared import RecurringOptions, declared
+from evsched.client.declared import RecurringOptions, check_recurring_options, declared
 from evsched.client.job_handle import Job
 from evsched.client.new_job import Sending
 from evsched.client.sync_client import SyncClient
@@ -17,8 +17,7 @@ from evsched.client.sync_session import SyncSession
 from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
-from evsched.jobs.option_names import refuse_unknown
-from evsched.jobs.tasks import TaskOptions, Tasks, define
+from evsched.jobs.tasks import TaskOptions, Tasks, check_task_options, define
 from evsched.keys import check_queue
 from evsched.transport import scripts
 
@@ -52,7 +51,7 @@ class App:
         self.payload_cap = settings.payload_cap
         """The largest payload in bytes, EVSCHED_PAYLOAD_CAP: set it to the same value here and for dispatchers."""
         self.queue = check_queue(queue)
-        self.program = Program(Tasks(), [], lifespan or no_lifespan, check_queue(name or queue))
+        self.program = Program(Tasks(), [], lifespan or no_lifespan, check_queue(queue if name is None else name))
         """What a worker runs."""
         self.sending: Sending | None = None
         """Wraps each enqueue, as middleware wraps each run; set by `evsched.tracing`."""
@@ -87,12 +86,12 @@ class App:
             ConfigError: the rule, zone or window is not valid; or the interval is shorter than the retries may take.
             BadArguments: the task cannot be called with `args` and `kwargs`.
         """
-        refuse_unknown("recurring", options, RecurringOptions.__optional_keys__)
+        check_recurring_options(options)
 
         def declare(function: Callable[..., Any]) -> Any:
             handle = cast("TaskHandle[..., Any]", function if isinstance(function, TaskHandle) else self.task(function))
             recurrence = declared(handle.task, rule, options, self.payload_cap)
-            queue = check_queue(options.get("queue") or self.queue)
+            queue = options.get("queue") or self.queue
             if any(of == queue and other.name == recurrence.name for of, other in self.program.recurrences):
                 raise ConfigError(f"recurrence {recurrence.name!r} is declared twice: give one of them another name=")
             self.program.recurrences.append((queue, recurrence))
@@ -121,7 +120,7 @@ class App:
 
         It asks nothing of Redis: if there is no such job, the handle's methods raise JobMissing.
         """
-        return Job(id, check_queue(queue or self.queue), None, self.client)
+        return Job(id, check_queue(self.queue if queue is None else queue), None, self.client)
 
     @contextmanager
     def sync(self) -> Generator[SyncSession]:
@@ -147,6 +146,7 @@ class App:
         Raises:
             ConfigError: the name is taken, or an option is not valid.
         """
+        check_task_options(options)
 
         def register(function: Callable[..., Any]) -> Any:
             task = define(function, **options)
@@ -154,5 +154,4 @@ class App:
             kind = AsyncTask[..., Any] if task.on == "loop" else PlainTask[..., Any]
             return kind(self, task)
 
-        refuse_unknown("task", options, TaskOptions.__optional_keys__)
         return register if handler is None else register(handler)

@@ -8,7 +8,7 @@ The braces are a Redis Cluster hash tag: all keys of a queue live in one slot.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from evsched.errors import ConfigError
 
@@ -140,12 +140,12 @@ def is_misnamed(key: bytes) -> bool:
     return ends and split(key) is None
 
 
-def check_queue(name: str) -> str:
+def check_queue(name: Any) -> str:
     """Return `name` if it may be a queue's.
 
     Raises:
         ConfigError: it may not.
     """
-    if not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(f"queue {name!r}: {QUEUE_RULE}")
     return name

@@ -88,7 +88,7 @@ class _Client(Client):
     async def perform(self, step: Step) -> Any:
         return self._sync.send(step.call) if isinstance(step, Send) else await super().perform(step)
 
-    async def result(self, queue: str, job_id: str, timeout: float) -> Any:
+    async def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Return a job's result, as `Client.result`. A job that has not ended does not end until the clock is moved."""
         status = await self.status(queue, job_id)
         if status is not None and status.place not in ("finished", "dead"):
@@ -137,7 +137,7 @@ class Clock:
             ConfigError: the moment is not valid or in the past; or more than 10,000 runs were made.
         """
         length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
-        end = _tick(self.now + length) if until is None else _tick_from(unix(until))
+        end = _tick(self.now + length) if until is None else _tick_from(unix("until", until))
         if not end >= self.now:  # nor NaN
             raise ConfigError(f"the clock is at {self.now}, and cannot go back to {end}")
         ran = list[Ran]()

@@ -13,7 +13,7 @@ from evsched.cli import output
 from evsched.cli.root import Json, Queue, Url, UsageError, check_limit, client
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due, parse_length
-from evsched.client.new_job import JobOptions, new_job
+from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.jobs.job import OnConflict
@@ -64,6 +64,7 @@ def enqueue(
     if timeout is not None:
         options["timeout"] = parse_length(timeout)
     try:
+        check_job_options(options)
         job = new_job(task, [argument(text) for text in arguments or ()], keyword_arguments(arg or ()), options)
     except ConfigError as error:
         raise UsageError(str(error)) from None

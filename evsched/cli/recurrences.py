@@ -13,7 +13,7 @@ from evsched.cli.jobs import argument
 from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
-from evsched.client.new_job import JobOptions, new_job
+from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
@@ -195,6 +195,7 @@ def add(
     """
     try:
         options = JobOptions(priority=priority, group=group, window=window)
+        check_job_options(options)
         declared = Declared(
             name=name,
             rule=rule,

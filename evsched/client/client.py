@@ -105,13 +105,14 @@ class Client:
         """
         return await self.run(operations.reschedule(self.store(queue), job_id, due, delay))
 
-    async def result(self, queue: str, job_id: str, timeout: float) -> Any:
+    async def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.
 
         Raises:
             JobDead: the job was given up, with the reason, or cancelled.
             JobMissing: there is no such job, or it ended and its retention is over.
-            TimeoutError: it did not end within `timeout` seconds.
+            TimeoutError: it did not end within `timeout`: a timedelta, or seconds; None waits without a limit.
+            ConfigError: the timeout is not a duration.
         """
         return await self.run(operations.result(self.store(queue), job_id, timeout))
 

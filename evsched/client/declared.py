@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, TypedDict, cast, get_args
 
 from evsched.client.new_job import JobOptions, new_job
-from evsched.client.times import seconds, unix
+from evsched.client.times import finite_seconds, seconds, unix
 from evsched.errors import ConfigError
-from evsched.jobs.arguments import check
+from evsched.jobs import arguments
+from evsched.jobs import options as check
+from evsched.jobs.options import Check
 from evsched.jobs.tasks import Task
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
 
@@ -46,8 +48,40 @@ class RecurringOptions(TypedDict, total=False):
     queue: str | None
 
 
+_CHECKS: Final[dict[str, Check]] = {
+    "every": finite_seconds,
+    "zone": check.text,
+    "name": check.text,
+    "args": check.in_order,
+    "kwargs": check.named,
+    "start": unix,
+    "end": unix,
+    "count": check.count,
+    "spread": finite_seconds,
+    "misfire": check.one_of(*get_args(Misfire)),
+    "most": check.count,
+    "overlap": check.one_of(*get_args(Overlap)),
+    "window": check.text,
+    "priority": check.priority,
+    "group": check.group,
+    "queue": check.identifier,
+}
+"""The check of each of `RecurringOptions`, by its declared type; its window and name are read with the rule."""
+
+_NEVER_NONE: Final = ("zone", "args", "spread", "misfire", "most", "overlap")
+
 _AS_GIVEN: Final = ("zone", "priority", "group", "count", "misfire", "most", "overlap", "window")
 """Options that are fields of the declaration, under the same name."""
+
+
+def check_recurring_options(given: RecurringOptions) -> None:
+    """Check the options of a recurrence.
+
+    Raises:
+        TypeError: there is no option of that name; the message suggests the nearest.
+        ConfigError: a value is not valid.
+    """
+    check.check_options("recurring", given, _CHECKS, _NEVER_NONE)
 
 
 def declared(task: Task, rule: str | None, options: RecurringOptions, payload_cap: int) -> Declared:
@@ -63,11 +97,11 @@ def declared(task: Task, rule: str | None, options: RecurringOptions, payload_ca
     start, end = options.get("start"), options.get("end")
     found = Declared(
         name=name,
-        rule=rule or f"every {seconds(cast('timedelta | float', every)):.12g}",
+        rule=rule or f"every {seconds('every', cast('timedelta | float', every)):.12g}",
         payload=_payload(task, options, payload_cap),
-        start=None if start is None else unix(start),
-        end=None if end is None else unix(end),
-        spread=seconds(options.get("spread", 0.0)),
+        start=None if start is None else unix("start", start),
+        end=None if end is None else unix("end", end),
+        spread=seconds("spread", options.get("spread", 0.0)),
         **{option: value for option, value in cast("dict[str, Any]", options).items() if option in _AS_GIVEN},
     )
     recurrence = read_recurrence(found)
@@ -80,5 +114,5 @@ def _payload(task: Task, options: RecurringOptions, payload_cap: int) -> bytes:
     args, kwargs = options.get("args", ()), options.get("kwargs") or {}
     of_each = JobOptions(priority=options.get("priority"), group=options.get("group"), window=options.get("window"))
     payload = new_job(task.name, args, kwargs, of_each, payload_cap).payload
-    check(task, args, kwargs, payload)
+    arguments.check(task, args, kwargs, payload)
     return payload

@@ -52,8 +52,10 @@ class Job(_Handle, Generic[R], frozen=True):
         """
         return self._known(await self._client.status(self.queue, self.id))
 
-    async def result(self, timeout: float = 60.0) -> R:
-        """Wait until the job has ended, at most `timeout` seconds, and return its result.
+    async def result(self, timeout: timedelta | float | None = 60.0) -> R:
+        """Wait until the job has ended, and return its result.
+
+        `timeout`: the longest wait, a timedelta or seconds; None waits without a limit.
 
         Raises:
             JobDead: the job was given up, with the reason, or cancelled.
@@ -96,7 +98,7 @@ class SyncJob(_Handle, Generic[R], frozen=True):
         """Return where the job is, as `Job.status`."""
         return self._known(self._client.status(self.queue, self.id))
 
-    def result(self, timeout: float = 60.0) -> R:
+    def result(self, timeout: timedelta | float | None = 60.0) -> R:
         """Wait until the job has ended, as `Job.result`."""
         return cast(R, self._convert(self._client.result(self.queue, self.id, timeout)))
 

@@ -1,22 +1,21 @@
-"""A job to enqueue: built from a task's name, its arguments and its options, all of which are checked here."""
+"""A job to enqueue: built from a task's name, its arguments and its options, which are checked here."""
 
 from __future__ import annotations
 
-import difflib
-import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import Any, TypedDict, get_args
+from typing import Any, Final, TypedDict, get_args
 
 import msgspec
 
-from evsched import keys
-from evsched.client.times import due_and_delay, unix_or_refuse
+from evsched.client.times import due_and_delay, finite_seconds, unix
 from evsched.config import PAYLOAD_CAP
 from evsched.errors import ConfigError
+from evsched.jobs import options as check
 from evsched.jobs.job import OnConflict, Payload, RetryFields, encode
+from evsched.jobs.options import Check
 from evsched.jobs.retry import Retry
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.replies import New
@@ -43,7 +42,7 @@ class JobOptions(TypedDict, total=False):
     """Seconds for which the result is kept; 0 = not at all."""
     expires: datetime | float | None
     """The job is not started after this moment."""
-    reply: bool
+    reply: bool | None
     """Push the result to the job's reply list when it ends, for clients that wait there."""
     meta: dict[str, Any] | None
     """Data that travels with the job, which the handler finds in `current_job().meta`."""
@@ -58,6 +57,41 @@ Sending = Callable[[str, str, JobOptions, int | None], AbstractContextManager[Jo
 options to enqueue with."""
 
 
+def _window(name: str, value: Any) -> None:
+    check.text(name, value)
+    if not WINDOW_NAME.fullmatch(value):
+        read_window(value)
+
+
+_CHECKS: Final[dict[str, Check]] = {
+    "queue": check.identifier,
+    "id": check.identifier,
+    "due": unix,
+    "delay": finite_seconds,
+    "priority": check.priority,
+    "group": check.group,
+    "timeout": check.length,
+    "retry": check.retry,
+    "retention": check.length_or_zero,
+    "expires": unix,
+    "reply": check.flag,
+    "meta": check.named,
+    "window": _window,
+    "on_conflict": check.one_of(*get_args(OnConflict)),
+}
+"""The check of each of `JobOptions`, by its declared type."""
+
+
+def check_job_options(given: JobOptions) -> None:
+    """Check the options of a job.
+
+    Raises:
+        TypeError: there is no option of that name; the message suggests the nearest.
+        ConfigError: a value is not valid.
+    """
+    check.check_options("using", given, _CHECKS)
+
+
 def random_id() -> str:
     """Return an id for a job."""
     # 96 random bits: two ids of a whole fleet do not collide, and a longer one would cost memory twice.
@@ -67,14 +101,13 @@ def random_id() -> str:
 def new_job(
     task: str, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions, payload_cap: int = PAYLOAD_CAP
 ) -> New:
-    """Build a job from a task's name, its arguments and options.
+    """Build a job from a task's name, its arguments and options, which `check_job_options` has checked.
 
     Raises:
-        ConfigError: an option is not valid; the arguments are not JSON, or too large.
+        ConfigError: both `due` and `delay` are given; the arguments are not JSON, or too large.
     """
     if not task:
         raise ConfigError("a job needs the name of a task: it is empty")
-    _check(options)
     due, delay = due_and_delay(options.get("due"), options.get("delay"))
     retry, expires = options.get("retry"), options.get("expires")
     payload = Payload(
@@ -84,15 +117,15 @@ def new_job(
         timeout=options.get("timeout"),
         retry=None if retry is None else RetryFields(**msgspec.structs.asdict(retry)),
         retention=options.get("retention"),
-        expires=None if expires is None else unix_or_refuse("expires", expires),
-        reply=options.get("reply", False),
+        expires=None if expires is None else unix("expires", expires),
+        reply=options.get("reply") or False,
         meta=options.get("meta") or {},
         window=options.get("window"),
     )
     try:
         text = encode(payload)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"task {task}: its arguments must be JSON: {error}") from None
+        raise ConfigError(f"task {task}: its arguments and meta must be JSON: {error}") from None
     if len(text) > payload_cap:
         raise ConfigError(
             f"task {task}: the payload has {len(text)} bytes, more than {payload_cap}: store the data elsewhere and"
@@ -106,30 +139,3 @@ def new_job(
         due=due,
         delay=delay,
     )
-
-
-def _check(options: JobOptions) -> None:
-    """Check the options that can be wrong, but for the times, which are checked where they are converted."""
-    job_id, priority, group = options.get("id"), options.get("priority"), options.get("group")
-    if job_id is not None and not keys.NAME.fullmatch(job_id):
-        raise ConfigError(f"id {job_id[:200]!r}: an id is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
-    if priority is not None and priority not in range(10):
-        raise ConfigError(f"priority {priority!r}: must be from 0 to 9, higher runs first")
-    if group is not None and (not 0 < len(group.encode()) <= 200 or "}" in group):
-        raise ConfigError("group: give 1 to 200 bytes, without `}`")
-    timeout, retention, window = options.get("timeout"), options.get("retention"), options.get("window")
-    if timeout is not None and not 0 < _number(timeout) < math.inf:
-        raise ConfigError(f"timeout is {timeout!r}: give a number of seconds, more than 0")
-    if retention is not None and not 0 <= _number(retention) < math.inf:
-        raise ConfigError(f"retention is {retention!r}: give a number of seconds, 0 or more")
-    if window is not None and not WINDOW_NAME.fullmatch(window):
-        read_window(window)
-    on_conflict = options.get("on_conflict")
-    if on_conflict is not None and on_conflict not in get_args(OnConflict):
-        near = difflib.get_close_matches(str(on_conflict)[:200], get_args(OnConflict), n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ": give 'replace' or 'keep'"
-        raise ConfigError(f"on_conflict is {repr(on_conflict)[:200]}{hint}")
-
-
-def _number(given: Any) -> float:
-    return given if isinstance(given, (int, float)) else math.nan  # every comparison with NaN is false

@@ -7,6 +7,7 @@ way, and `run` passes the steps to them; the operations decide what is sent, and
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
@@ -14,7 +15,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from evsched.client.times import due_and_delay
+from evsched.client.times import due_and_delay, seconds
 from evsched.errors import EvschedError, JobDead, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict, decode
 from evsched.recurrence.recurrence import Declared, read_recurrence
@@ -116,9 +117,10 @@ def reschedule(
     return (yield from send(store.reschedule(job_id, moment, delay=length)))
 
 
-def result(store: Store, job_id: str, timeout: float) -> Operation[Any]:
+def result(store: Store, job_id: str, timeout: timedelta | float | None) -> Operation[Any]:
     """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends."""
-    until = time.monotonic() + timeout
+    length = math.inf if timeout is None else seconds("timeout", timeout)
+    until = time.monotonic() + length
     while True:
         try:
             outcome, value, reason = yield from send(store.ask(job_id))
@@ -131,7 +133,7 @@ def result(store: Store, job_id: str, timeout: float) -> Operation[Any]:
             return _result_of(job_id, outcome, decode(value) if value else None, reason)
         block = min(until - time.monotonic(), _BLOCK)
         if block <= 0:
-            raise TimeoutError(f"{job_id} did not end within {timeout:g} s")
+            raise TimeoutError(f"{job_id} did not end within {length:g} s")
         try:
             reply = yield Wait(store.wait_reply(job_id, block), block)
         except StoreDown:

@@ -81,7 +81,7 @@ class SyncClient:
         """Give a waiting job another due, as `Client.reschedule`."""
         return self.run(operations.reschedule(self.store(queue), job_id, due, delay))
 
-    def result(self, queue: str, job_id: str, timeout: float) -> Any:
+    def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result, as `Client.result`."""
         return self.run(operations.result(self.store(queue), job_id, timeout))
 

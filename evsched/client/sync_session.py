@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, ParamSpec, TypeVar
 
 from evsched.client.job_handle import SyncJob
@@ -26,10 +26,10 @@ class SyncSession:
         """Put a job of a task, or of `task.using(...)`, on the schedule. Raises as `Enqueuer.enqueue` does."""
         return task.enqueue_sync(self._client, *args, **kwargs)
 
-    def enqueue_many(self, task: Enqueuer[P, R], calls: Sequence[tuple[Any, ...] | Arguments[P]]) -> list[SyncJob[R]]:
+    def enqueue_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[SyncJob[R]]:
         """Put many jobs on the schedule, as `Enqueuer.enqueue_many`."""
         return task.enqueue_many_sync(self._client, calls)
 
     def job(self, id: str, *, queue: str | None = None) -> SyncJob[Any]:  # noqa: A002 - the contract's name
         """Return a handle for a job whose id you know, as `App.job`."""
-        return SyncJob(id, check_queue(queue or self._queue), None, self._client)
+        return SyncJob(id, check_queue(self._queue if queue is None else queue), None, self._client)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from evsched.client.client import Client
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.new_job import JobOptions, Sending, new_job
+from evsched.client.new_job import JobOptions, Sending, check_job_options, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
-from evsched.jobs.option_names import refuse_unknown
 from evsched.jobs.tasks import Task
 from evsched.store.replies import New
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_SEQUENCES: Final = (tuple, list)
+"""What holds the arguments of a call; of a string the letters would become the arguments."""
 
 
 class Outlet(Protocol):
@@ -38,14 +41,15 @@ class Enqueuer(Generic[P, R]):
         self._app = app
         self._task = task
         self._options = options
-        self._queue = options.get("queue") or app.queue
+        queue = options.get("queue")
+        self._queue = app.queue if queue is None else queue
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job on the schedule.
 
         Raises:
             BadArguments: the task cannot be called with these arguments.
-            ConfigError: an option is not valid, or the payload is too large.
+            ConfigError: the payload is too large, or not JSON.
             JobExists: a job of that id has not ended.
             StoreDown: Redis stayed away for 5 s; the job may have been written.
         """
@@ -54,14 +58,15 @@ class Enqueuer(Generic[P, R]):
             await self._app.client.enqueue(self._queue, [job], options.get("on_conflict"))
         return Job(job.id, self._queue, self._task.returns, self._app.client)
 
-    async def enqueue_many(self, calls: Sequence[tuple[Any, ...] | Arguments[P]]) -> list[Job[R]]:
+    async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[Job[R]]:
         """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip.
 
         Raises as `enqueue` does. If one of the calls is wrong, nothing is sent; the message has its number, from 0.
         Instead of a tuple you can pass `task.arguments(...)`: it takes arguments by name too, and type checkers see it.
         """
-        with self._sending(len(calls)) as options:
-            jobs = self._new_many(calls, options)
+        every = list(calls)
+        with self._sending(len(every)) as options:
+            jobs = self._new_many(every, options)
             await self._app.client.enqueue(self._queue, jobs, options.get("on_conflict"))
         return [Job(job.id, self._queue, self._task.returns, self._app.client) for job in jobs]
 
@@ -73,11 +78,12 @@ class Enqueuer(Generic[P, R]):
         return SyncJob(job.id, self._queue, self._task.returns, client)
 
     def enqueue_many_sync(
-        self, client: SyncClient, calls: Sequence[tuple[Any, ...] | Arguments[P]]
+        self, client: SyncClient, calls: Iterable[tuple[Any, ...] | Arguments[P]]
     ) -> list[SyncJob[R]]:
         """Put many jobs on the schedule through a client without an event loop."""
-        with self._sending(len(calls)) as options:
-            jobs = self._new_many(calls, options)
+        every = list(calls)
+        with self._sending(len(every)) as options:
+            jobs = self._new_many(every, options)
             client.enqueue(self._queue, jobs, options.get("on_conflict"))
         return [SyncJob(job.id, self._queue, self._task.returns, client) for job in jobs]
 
@@ -86,13 +92,13 @@ class Enqueuer(Generic[P, R]):
         check(self._task, args, kwargs, job.payload)
         return job
 
-    def _new_many(self, calls: Sequence[tuple[Any, ...] | Arguments[P]], options: JobOptions) -> list[New]:
+    def _new_many(self, calls: Iterable[Any], options: JobOptions) -> list[New]:
         jobs = list[New]()
         for call in calls:
             args, kwargs = (call.args, call.kwargs) if isinstance(call, Arguments) else (call, {})
             try:
-                if isinstance(args, str):  # a forgotten comma: its letters would become the arguments
-                    raise BadArguments(f"task {self._task.name}: {args!r} is not a tuple of arguments")
+                if not issubclass(type(args), _SEQUENCES):  # a forgotten comma
+                    raise BadArguments(f"task {self._task.name}: {repr(args)[:200]} is not a tuple of arguments")
                 jobs.append(self._new(args, kwargs, options))
             except BadArguments as error:
                 raise BadArguments(f"call {len(jobs)}: {error}") from None
@@ -130,8 +136,11 @@ class TaskHandle(Enqueuer[P, R]):
         with `on_conflict`, the first one's payload and time are replaced ("replace", with a later due: debounce), or
         the first is kept and the second is dropped ("keep"). A job does not start outside its `window`, such as
         "mon-fri 22:00-06:00 Europe/Berlin", or the name of a window that `evsched windows` keeps.
+
+        Raises:
+            ConfigError: an option is not valid.
         """
-        refuse_unknown("using", options, JobOptions.__optional_keys__)
+        check_job_options(options)
         return Enqueuer(self._app, self._task, options)
 
 

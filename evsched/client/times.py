@@ -1,4 +1,4 @@
-"""Moments and durations as a program gives them, in seconds."""
+"""Moments and durations as a program gives them, in seconds. Errors name the option."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evsched.errors import ConfigError
+from evsched.jobs.options import wrong
 
 
-def unix(moment: datetime | float) -> float:
+def unix(name: str, moment: datetime | float) -> float:
     """Return a moment in Unix seconds.
 
     Raises:
         ConfigError: a datetime without a time zone, or a value that is not a moment.
     """
-    if isinstance(moment, timedelta):
-        raise ConfigError(f"{moment!r} is a duration, not a time: pass it as delay=")
-    if not isinstance(moment, datetime):
-        return _number(moment, "is not a time: give an aware datetime, or Unix seconds")
-    if moment.tzinfo is None:
-        raise ConfigError(f"{moment} has no time zone: give an aware datetime, such as datetime.now(UTC)")
-    return moment.timestamp()
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise wrong(name, moment, "a datetime with a time zone, such as datetime.now(UTC)")
+        return moment.timestamp()
+    return _number(name, moment, "an aware datetime, or Unix seconds")
 
 
-def seconds(duration: timedelta | float) -> float:
+def seconds(name: str, duration: timedelta | float) -> float:
     """Return a duration in seconds.
 
     Raises:
@@ -32,7 +31,19 @@ def seconds(duration: timedelta | float) -> float:
     """
     if isinstance(duration, timedelta):
         return duration.total_seconds()
-    return _number(duration, "is not a duration: give a timedelta, or seconds")
+    return _number(name, duration, "a timedelta, or seconds")
+
+
+def finite_seconds(name: str, duration: timedelta | float) -> float:
+    """Return a duration in seconds.
+
+    Raises:
+        ConfigError: a value that is not a duration, or an endless one.
+    """
+    length = seconds(name, duration)
+    if length == math.inf:
+        raise wrong(name, duration, "a finite number of seconds")
+    return length
 
 
 def due_and_delay(due: datetime | float | None, delay: timedelta | float | None) -> tuple[float | None, float]:
@@ -44,29 +55,15 @@ def due_and_delay(due: datetime | float | None, delay: timedelta | float | None)
     if due is not None and delay is not None:
         raise ConfigError("due and delay: give one of them")
     if due is not None:
-        return unix_or_refuse("due", due), 0.0
-    length = 0.0 if delay is None else seconds(delay)
-    if not length < math.inf:  # NaN is less than nothing
-        raise ConfigError(f"delay is {delay!r}: give a finite number of seconds")
-    return None, length
+        return unix("due", due), 0.0
+    return None, 0.0 if delay is None else finite_seconds("delay", delay)
 
 
-def unix_or_refuse(name: str, moment: datetime | float) -> float:
-    """Return a moment in Unix seconds; an error for NaN names the option.
-
-    Raises:
-        ConfigError: it is not a moment.
-    """
-    found = unix(moment)
-    if math.isnan(found):
-        raise ConfigError(f"{name} is nan: give Unix seconds")
-    return found
-
-
-def _number(given: Any, wrong: str) -> float:
+def _number(name: str, given: Any, give: str) -> float:
     try:
-        if not isinstance(given, str):  # "5" is most often the text of a form field that was not converted
-            return float(given)
+        # "5" is most often the text of a form field that was not converted, and True a mistake.
+        if not isinstance(given, (str, bool)) and not math.isnan(found := float(given)):
+            return found
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ConfigError(f"{repr(given)[:200]} {wrong}")
+    raise wrong(name, given, give)

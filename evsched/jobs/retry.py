@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -40,7 +40,9 @@ class Retry(Struct, frozen=True, kw_only=True):
                 ("max_interval", self.max_interval, 0),
                 ("jitter", self.jitter, 0),
             )
-            if not least <= value < float("inf") or (name == "attempts" and value > ATTEMPTS_MOST)
+            if not _is_number(value, int if name == "attempts" else (int, float))
+            or not least <= value < float("inf")
+            or (name == "attempts" and value > ATTEMPTS_MOST)
         ]
         if wrong:
             raise ConfigError("Retry: " + "; ".join(wrong))
@@ -65,6 +67,10 @@ class Retry(Struct, frozen=True, kw_only=True):
             return min(self.interval * self.factor ** (attempt - 1), self.max_interval)
         except OverflowError:  # a payload can have any factor, and a float ends at 2^1024
             return self.max_interval if self.interval else 0.0
+
+
+def _is_number(value: Any, types: type[int] | tuple[type[int], type[float]]) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
 
 
 def least_delay(attempt: int) -> float:

@@ -11,7 +11,9 @@ import msgspec
 from msgspec import UNSET, Struct
 
 from evsched.errors import ConfigError, UnknownTask
+from evsched.jobs import options as check
 from evsched.jobs.job import Payload
+from evsched.jobs.options import Check
 from evsched.jobs.retry import Retry
 from evsched.jobs.signature import Signature, read_signature
 
@@ -83,27 +85,58 @@ class TaskOptions(TypedDict, total=False):
     """Where a plain function runs, default a thread."""
 
 
-def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
-    """Make a task of a function, async or plain.
+def _printable(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value or not value.isprintable() or len(value) > 200:
+        raise check.wrong(name, value, "1 to 200 printable characters")
+
+
+def _timeout(name: str, value: Any) -> None:
+    try:
+        check.length(name, value)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or None for no limit") from None
+
+
+_CHECKS: Final[dict[str, Check]] = {
+    "name": _printable,
+    "retry": check.retry,
+    "timeout": _timeout,
+    "retention": check.length_or_zero,
+    "on": check.one_of("thread", "process"),
+}
+"""The check of each of `TaskOptions`, by its declared type."""
+
+_NEVER_NONE: Final = ("retention",)
+
+
+def check_task_options(given: TaskOptions) -> None:
+    """Check the options of a task.
 
     Raises:
-        ConfigError: an option is not valid, or the annotations cannot be read.
+        TypeError: there is no option of that name; the message suggests the nearest.
+        ConfigError: a value is not valid.
     """
-    name = options.get("name") or getattr(handler, "__name__", "")
-    if not name or not name.isprintable() or len(name) > 200:
-        raise ConfigError(f"task {name!r}: give it a name of 1 to 200 printable characters with name=")
-    timeout, retention = options.get("timeout", DEFAULT_TIMEOUT), options.get("retention", DEFAULT_RETENTION)
-    if timeout is not None and not 0 < timeout < float("inf"):
-        raise ConfigError(f"task {name}: timeout is {timeout!r}, must be over 0 s, or None for no limit")
-    if not 0 <= retention < float("inf"):
-        raise ConfigError(f"task {name}: retention is {retention!r}, must be 0 s or more")
+    check.check_options("task", given, _CHECKS, _NEVER_NONE)
+
+
+def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
+    """Make a task of a function, async or plain, with options that `check_task_options` has checked.
+
+    Raises:
+        ConfigError: the function has no name that a task may have, or cannot run `on` what is given; or its annotations
+            cannot be read.
+    """
+    name = options.get("name")
+    if name is None:
+        name = getattr(handler, "__name__", "")
+        _printable("name", name)
     return Task(
         name=name,
         handler=handler,
         on=_where(name, handler, options.get("on")),
         retry=options.get("retry") or Retry(),
-        timeout=timeout,
-        retention=retention,
+        timeout=options.get("timeout", DEFAULT_TIMEOUT),
+        retention=options.get("retention", DEFAULT_RETENTION),
         signature=read_signature(name, handler),
     )
 
@@ -120,8 +153,6 @@ def _where(name: str, handler: Callable[..., Any], on: str | None) -> On:
         raise ConfigError(f"task {name}: on={on!r} is for plain functions; an async function runs in the event loop")
     if on is None or on == "thread":
         return "thread"
-    if on != "process":
-        raise ConfigError(f"task {name}: on={on!r} is not valid: give 'thread' or 'process'")
     if "<" in getattr(handler, "__qualname__", "<"):
         raise ConfigError(
             f"task {name}: on='process' needs a module-level function, which a process can import by name"

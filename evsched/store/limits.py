@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched.errors import ConfigError
+from evsched.jobs import options
 from evsched.transport.call import text
 
 _RANGES: Final = {
@@ -44,8 +45,8 @@ def field(name: str, group: str | None, value: float | None) -> str:
         raise ConfigError(
             "weight is the share of a group: name the group" if name == "weight" else f"there is no limit {name!r}"
         )
-    if group is not None and (not 0 < len(group.encode()) <= 200 or "}" in group):
-        raise ConfigError("group: give 1 to 200 bytes, without `}`")
+    if group is not None:
+        options.group("group", group)
     least, most = _RANGES[name]
     if value is not None and not least <= value <= most:
         raise ConfigError(f"{name} is {value:g}: must be from {least:g} to {most:g}")

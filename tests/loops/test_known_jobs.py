@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,38 @@ async def test_reschedule_takes_a_due_or_a_delay(config: Config, app: App) -> No
         with pytest.raises(ConfigError, match="delay is nan"):
             await job.reschedule(delay=float("nan"))
         assert (await job.status()).due == moment.timestamp()
+
+
+async def test_a_result_is_waited_for_as_long_as_any_duration_says(config: Config, app: App) -> None:
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with system(config, app):
+        job, later = [await task.enqueue(2) for task in (double, double.using(delay=3600))]
+        for timeout in (None, timedelta(seconds=PATIENCE), PATIENCE, float("inf")):
+            assert await job.result(timeout) == 4
+        with pytest.raises(TimeoutError, match=r"did not end within 0\.001 s"):
+            await later.result(timedelta(milliseconds=1))
+        wrong: list[Any] = ["1", True, float("nan"), [1]]
+        for timeout in wrong:
+            with pytest.raises(ConfigError, match=r"timeout is .*: give a timedelta, or seconds"):
+                await job.result(timeout)
+
+
+async def test_the_calls_of_enqueue_many_may_come_from_any_iterable(config: Config, app: App) -> None:
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    def without_a_loop() -> list[int]:
+        with app.sync() as client:
+            return [job.result(PATIENCE) for job in client.enqueue_many(double, ((n,) for n in range(3)))]
+
+    async with system(config, app):
+        jobs = await double.enqueue_many((n,) for n in range(3))
+        assert [await job.result(PATIENCE) for job in jobs] == [0, 2, 4]
+        assert await asyncio.to_thread(without_a_loop) == [0, 2, 4]
 
 
 async def test_a_program_without_an_event_loop_has_the_same_handles(config: Config, app: App) -> None:

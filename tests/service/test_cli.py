@@ -219,7 +219,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "is not a duration", ("enqueue", "add", "1", "--in", "soon")),
     (2, "give one of them", ("enqueue", "add", "1", "--in", "1s", "--at", "0")),
     (2, "from 0 to 9", ("enqueue", "add", "1", "--priority", "10")),
-    (2, "an id is 1 to 200", ("enqueue", "add", "1", "--id", "a b")),
+    (2, "id is 'a b': give 1 to 200", ("enqueue", "add", "1", "--id", "a b")),
     (2, "with --at or --in", ("reschedule", "x")),
     (2, "or --all", ("dead", "drop")),
     (1, "it never existed", ("show", "nobody")),

@@ -152,6 +152,10 @@ async def test_every_way_to_enqueue_refuses(app: App) -> None:
         await task.enqueue_many([Arguments(("x", 1.0, ID), {})])
     with pytest.raises(BadArguments, match="call 0: task measure: 'bob' is not a tuple of arguments"):
         await task.enqueue_many(["bob"])  # pyright: ignore[reportArgumentType]
+    mistakes: list[Any] = [1, {}, b"ab"]
+    for no_tuple in mistakes:
+        with pytest.raises(BadArguments, match=r"call 0: .* is not a tuple of arguments"):
+            await task.enqueue_many([no_tuple])
     with app.sync() as client:
         with pytest.raises(BadArguments, match="'ratio'"):
             client.enqueue(task, 1, "x", ID)  # pyright: ignore[reportArgumentType]

@@ -21,38 +21,111 @@ def test_a_payload_is_as_small_as_it_can_be() -> None:
     assert len({new_job("t", (), {}, JobOptions()).id for _ in range(1000)}) == 1000
 
 
+A_TIME = "give an aware datetime, or Unix seconds"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"id": "a b"}, "an id is"),
-        ({"priority": 10}, "from 0 to 9"),
-        ({"group": ""}, "1 to 200 bytes"),
-        ({"due": 1.0, "delay": 1.0}, "give one of them"),
+        ({"queue": ""}, "queue is '': give 1 to 200"),
+        ({"id": "a b"}, "id is 'a b': give 1 to 200 of"),
+        ({"id": 5}, "id is 5: give 1 to 200 of"),
+        ({"priority": 10}, "priority is 10: give a whole number from 0 to 9"),
+        ({"priority": 5.0}, "priority is 5.0: give a whole number"),
+        ({"priority": True}, "priority is True: give a whole number"),
+        ({"group": ""}, "group is '': give a string of 1 to 200 bytes"),
+        ({"group": 5}, "group is 5: give a string"),
+        ({"group": "a}"}, "without `}`"),
+        ({"group": "\ud800"}, "give a string of"),
         ({"timeout": 0}, "timeout is 0: give a number of seconds, more than 0"),
         ({"timeout": float("nan")}, "timeout is nan"),
-        ({"retention": -1}, "retention is -1"),
-        ({"delay": float("nan")}, "delay is nan"),
-        ({"delay": float("inf")}, "delay is inf"),
-        ({"due": float("nan")}, "due is nan"),
-        ({"expires": float("nan")}, "expires is nan"),
-        ({"due": "tomorrow"}, "'tomorrow' is not a time: give an aware datetime, or Unix seconds"),
-        ({"expires": "12.5"}, "'12.5' is not a time"),
-        ({"due": timedelta(1)}, "is a duration, not a time: pass it as delay="),
-        ({"due": date(2030, 1, 1)}, "is not a time"),
-        ({"due": 10**400}, "is not a time"),
-        ({"delay": "5m"}, "'5m' is not a duration: give a timedelta, or seconds"),
-        ({"delay": []}, "is not a duration"),
         ({"timeout": "5"}, "timeout is '5': give a number of seconds"),
+        ({"timeout": True}, "timeout is True: give a number of seconds"),
+        ({"retention": -1}, "retention is -1"),
         ({"retention": timedelta(1)}, "retention is datetime.timedelta.*: give a number of seconds, 0 or more"),
+        ({"retry": 5}, "retry is 5: give a Retry"),
+        ({"reply": "x"}, "reply is 'x': give True or False"),
+        ({"reply": 1}, "reply is 1: give True or False"),
+        ({"meta": [1]}, r"meta is \[1\]: give a dict"),
+        ({"meta": "x"}, "meta is 'x': give a dict"),
+        ({"meta": {1: 2}}, "a dict whose keys are strings"),
+        ({"window": 5}, "window is 5: give a string"),
+        ({"window": ""}, "window is '': give a string"),
+        ({"window": "x y z"}, "x y z"),
+        ({"delay": float("nan")}, "delay is nan: give a timedelta, or seconds"),
+        ({"delay": float("inf")}, "delay is inf: give a finite number"),
+        ({"delay": "5m"}, "delay is '5m': give a timedelta, or seconds"),
+        ({"delay": []}, r"delay is \[\]: give a timedelta"),
+        ({"delay": True}, "delay is True: give a timedelta"),
+        ({"due": float("nan")}, f"due is nan: {A_TIME}"),
+        ({"expires": float("nan")}, f"expires is nan: {A_TIME}"),
+        ({"due": "tomorrow"}, f"due is 'tomorrow': {A_TIME}"),
+        ({"expires": "12.5"}, f"expires is '12.5': {A_TIME}"),
+        ({"due": timedelta(1)}, f"due is datetime.timedelta.*: {A_TIME}"),
+        ({"due": date(2030, 1, 1)}, A_TIME),
+        ({"due": 10**400}, A_TIME),
+        ({"due": datetime(2030, 1, 1)}, "a datetime with a time zone"),  # noqa: DTZ001 - that is the mistake
         ({"on_conflict": "repalce"}, "on_conflict is 'repalce', did you mean 'replace'[?]"),
         ({"on_conflict": "x"}, "on_conflict is 'x': give 'replace' or 'keep'"),
         ({"on_conflict": True}, "on_conflict is True: give 'replace' or 'keep'"),
-        ({"due": datetime(2030, 1, 1)}, "no time zone"),  # noqa: DTZ001 - that is the mistake
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+def test_an_option_that_is_not_valid_is_refused_by_its_name_and_value(options: dict[str, Any], words: str) -> None:
+    task = App("redis://localhost:1/0").task(lambda: None)
     with pytest.raises(ConfigError, match=words):
-        new_job("t", (), {}, JobOptions(**options))
+        task.using(**options)
+
+
+def test_every_option_of_a_job_may_be_none() -> None:
+    task = App("redis://localhost:1/0").task(lambda: None)
+    none: Any = dict.fromkeys(JobOptions.__optional_keys__)
+    task.using(**none)
+    assert new_job("t", (), {}, none).payload == new_job("t", (), {}, JobOptions()).payload
+
+
+def test_due_and_delay_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        new_job("t", (), {}, JobOptions(due=1.0, delay=1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": True}, "every is True: give a timedelta"),
+        ({"zone": None}, "zone is None: give a string"),
+        ({"name": ""}, "name is '': give a string"),
+        ({"args": "ab"}, "args is 'ab': give a tuple or a list"),
+        ({"kwargs": [1]}, "kwargs is .*: give a dict"),
+        ({"start": "now"}, f"start is 'now': {A_TIME}"),
+        ({"end": float("nan")}, f"end is nan: {A_TIME}"),
+        ({"count": 2.0}, "count is 2.0: give a whole number, 1 or more"),
+        ({"spread": "5"}, "spread is '5': give a timedelta"),
+        ({"misfire": "skp"}, "misfire is 'skp', did you mean 'skip'[?]"),
+        ({"most": "all"}, "most is 'all': give a whole number"),
+        ({"overlap": None}, "overlap is None: give 'allow' or 'skip' or 'wait'"),
+        ({"window": 5}, "window is 5: give a string"),
+        ({"priority": 5.0}, "priority is 5.0: give a whole number"),
+        ({"group": 5}, "group is 5: give a string"),
+        ({"queue": ""}, "queue is '': give 1 to 200"),
+    ],
+)
+def test_an_option_of_a_recurrence_that_is_not_valid_is_refused(options: dict[str, Any], words: str) -> None:
+    recurring: Any = App("redis://localhost:1/0").recurring
+    with pytest.raises(ConfigError, match=words):
+        recurring(**options)
+
+
+@pytest.mark.parametrize("name", ["", 5])
+def test_no_other_queue_stands_in_for_one_that_is_not_valid(name: Any) -> None:
+    app = App("redis://localhost:1/0")
+    with pytest.raises(ConfigError, match="queue"):
+        App("redis://localhost:1/0", queue=name)
+    with pytest.raises(ConfigError, match="queue"):
+        App("redis://localhost:1/0", name=name)
+    with pytest.raises(ConfigError, match="queue"):
+        app.job("a", queue=name)
+    with app.sync() as client, pytest.raises(ConfigError, match="queue"):
+        client.job("a", queue=name)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,20 @@ def test_a_delay_doubles_up_to_its_bound_with_jitter_on_top() -> None:
     assert all(0.2 <= Retry(interval=0.2, jitter=0.5).delay(1) <= 0.7 for _ in range(100))
 
 
-@pytest.mark.parametrize("field", [{"attempts": 0}, {"interval": -1}, {"factor": 0.5}, {"jitter": float("nan")}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"attempts": 0},
+        {"interval": -1},
+        {"factor": 0.5},
+        {"jitter": float("nan")},
+        {"attempts": 2.0},
+        {"attempts": "3"},
+        {"attempts": True},
+        {"interval": "1"},
+        {"factor": None},
+    ],
+)
 def test_a_policy_that_makes_no_sense_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(field))):
         Retry(**field)

@@ -11,7 +11,7 @@ import pytest
 from evsched.errors import ConfigError, UnknownTask
 from evsched.jobs.job import Payload, RetryFields, decode_payload
 from evsched.jobs.retry import Retry
-from evsched.jobs.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, Tasks, define
+from evsched.jobs.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, TaskOptions, Tasks, check_task_options, define
 
 
 class Address(msgspec.Struct):
@@ -83,19 +83,25 @@ def test_each_misfit_names_its_place(handler: Any, args: list[Any], kwargs: dict
 
 
 @pytest.mark.parametrize(
-    ("limits", "words"),
+    ("options", "words"),
     [
         ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": "5"}, "timeout is '5': give a number of seconds, more than 0, or None for no limit"),
         ({"timeout": float("inf")}, "None for no limit"),
         ({"retention": -1}, "retention is -1"),
         ({"retention": float("nan")}, "retention is nan"),
+        ({"retention": None}, "retention is None"),
+        ({"retry": 5}, "retry is 5: give a Retry"),
         ({"name": "a\nb"}, "printable"),
         ({"name": "x" * 201}, "1 to 200"),
+        ({"name": ""}, "1 to 200"),
+        ({"name": 5}, "name is 5: give 1 to 200"),
+        ({"on": "proces"}, "on is 'proces', did you mean 'process'[?]"),
     ],
 )
-def test_limits_that_cannot_be(limits: dict[str, Any], words: str) -> None:
+def test_an_option_that_is_not_valid_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        define(deliver, **limits)
+        check_task_options(TaskOptions(**options))
 
 
 def test_annotations_that_cannot_be_read() -> None:
