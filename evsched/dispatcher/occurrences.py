@@ -97,10 +97,12 @@ class Occurrences:
             self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=reason))
         self._unreadable[queue] = names
 
-    def _plan(self, queue: str, name: str, stands: float, now: float, fields: dict[str, bytes]) -> tuple[Plan, str]:
+    def _plan(
+        self, queue: str, name: str, next_planned: float, now: float, fields: dict[str, bytes]
+    ) -> tuple[Plan, str]:
         """Return what to schedule, and the reason if the record is not valid."""
         try:
-            return read_recurrence(read_declared(name, fields)).plan(stands, now, AHEAD), ""
+            return read_recurrence(read_declared(name, fields)).plan(next_planned, now, AHEAD), ""
         except (
             ConfigError,
             ValueError,

@@ -61,7 +61,7 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
 
 
 def _why_spent(begun: int, attempts: int) -> str:
-    """Return why a job has no attempt left, of which so many runs began."""
+    """Return why a job is given up: it has no attempt left, and `begun` of its runs began."""
     if attempts == 1:
         # It is marked before it begins, so its worker may have died in between.
         return "its only attempt began, or was about to, and never ended: its worker died or hung"

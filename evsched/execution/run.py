@@ -25,22 +25,22 @@ class Delivery(Struct, frozen=True):
     queue: str
     now: float
     """When Redis handed them out, by its clock."""
-    received: float
-    """The same by this host's monotonic clock."""
+    sent: float
+    """When the call of `start` was sent, by this host's monotonic clock; at most a round trip before `now`."""
     on_progress: Callable[[], None] | None = None
     """Called when one of the runs has reported progress, from any thread."""
 
     def redis_now(self) -> float:
-        """Return the present time by Redis's clock."""
-        return self.now + time.monotonic() - self.received
+        """Return the present time by Redis's clock; at most a round trip ahead of it."""
+        return self.now + time.monotonic() - self.sent
 
 
 class Run:
     """A run; `(job.id, job.attempt)` names it. One object for each job, so it is as small as it can be.
 
-    Each attribute has one writer. `job` and `delivery` are what was handed out, and do not change. The executor writes
-    `task` to `cancellable`, and the consumer `work`, `outcome` and `on_begin`. The handler writes `progress`, from any
-    thread, and nothing else. To stop a run, call `stop` in the event loop's thread.
+    Each group of attributes below has one writer. `job` and `delivery` are what was handed out, and do not change. The
+    executor sets the attributes of the second group, and the consumer those of the third. The handler sets `progress`,
+    from any thread, and nothing else. To stop a run, call `stop` in the event loop's thread.
     """
 
     __slots__ = (
@@ -107,8 +107,8 @@ class Run:
     def end(self, outcome: Outcome | None) -> None:
         """Keep the outcome, and drop what a run needs only until then.
 
-        It would live until the outcome is written, or longer, since `current` refers to the run. Without this the
-        garbage collector takes a fifth of a worker's time for short jobs.
+        `current` refers to the run, so the two would live until the garbage collector finds them. With short jobs, that
+        took a fifth of a worker's time.
         """
         self.outcome = outcome
         self.prepared = self.current = None

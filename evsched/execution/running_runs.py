@@ -11,7 +11,7 @@ from evsched.execution.run import Run
 
 
 class RunningRuns:
-    """The runs whose handler has begun and not ended, lost ones included. Stops each when its timeout passes.
+    """The runs whose handlers run, even if their lease is lost. Stops each when its timeout passes.
 
     One timer serves all runs, at the earliest deadline: a timer for each would cost more than a short job.
     """

@@ -16,8 +16,8 @@ RESULT_MOST: Final = 1_048_576
 """Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
 
 _SOON: Final = 5.0
-"""Seconds after which a job comes back that cannot begin until somebody corrects something: seldom, and yet soon after
-the correction."""
+"""Seconds until the next start of a job that cannot begin before somebody corrects something. Long enough to cost
+little, and short enough to begin soon after the correction."""
 
 TIMED_OUT: Final = "timeout: it ran longer than its limit"
 
@@ -30,7 +30,7 @@ class Failed(Struct, frozen=True):
     """Seconds that the handler asked for; None = as the policy says."""
     given_up: bool = False
     killed: bool = False
-    """It ended the process that it ran in, alone."""
+    """It killed the process in which it was isolated."""
     traceback: str = ""
 
 
@@ -66,12 +66,12 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
         return Buried(shorten(failure.reason), reply, traceback=failure.traceback)
     # A job that kills its process now most likely killed those of its doubtful runs too, so they count as attempts.
     attempt = job.attempt + (job.doubts if failure.killed else 0)
-    # A suspect may begin more often than that, since the deaths may have been another job's fault.
+    # A suspect may begin more often than its policy allows: another job may have caused the deaths.
     beyond = f"{attempt} ({policy.attempts} are allowed, but workers died that held the job)"
     count = f"{attempt} of {policy.attempts}" if attempt <= policy.attempts else beyond
     reason = shorten(f"attempt {count}: {failure.reason}")
     if attempt >= policy.attempts:
         return Buried(reason, reply, killed=failure.killed, traceback=failure.traceback)
-    # max() with the least delay first returns that for NaN.
+    # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
     return Retried(wait, reason, killed=failure.killed, traceback=failure.traceback)

@@ -62,7 +62,8 @@ class FetchedJob(Struct, frozen=True):
 
 
 Mark = Literal["1", "alone"]
-"""What Redis keeps of a run that has not ended: it has begun; it has, and nothing else runs in its worker."""
+"""What the record says of a run that has not ended. "1": it has begun. "alone": it has begun, and nothing else runs in
+its worker."""
 
 
 class Done(Struct, frozen=True):
@@ -79,7 +80,7 @@ class Retried(Struct, frozen=True):
     delay: float
     reason: str
     killed: bool = False
-    """The run ended the process that ran it alone."""
+    """The run killed the process in which it was isolated."""
     traceback: str = ""
 
 
@@ -92,7 +93,7 @@ class Buried(Struct, frozen=True):
     began: bool = True
     """Whether the last run began; if not, it costs no attempt."""
     killed: bool = False
-    """The last run ended the process that ran it alone."""
+    """The last run killed the process in which it was isolated."""
     traceback: str = ""
 
 

@@ -13,7 +13,7 @@ ATTEMPTS_MOST: Final = 1000
 """Attempts of a job, at most: at a second each, a quarter of an hour."""
 
 _AT_ONCE: Final = 4
-"""After this attempt a policy can no longer let the next one begin at once."""
+"""The last attempt after which a policy may let the next one begin at once."""
 
 
 class Retry(Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Retry(Struct, frozen=True, kw_only=True):
     def worst_case(self) -> float:
         """Return the longest total delay of the policy, in seconds: one delay for each attempt.
 
-        It includes a delay after the last attempt, which is never waited: room for the runs themselves.
+        The sum includes a delay after the last attempt. Nothing waits for it; it leaves time for the runs themselves.
         Three attempts, interval 0.2 s, jitter 0.5 s: (0.2 + 0.4 + 0.8) + 3 * 0.5 = 2.9 s.
         """
         return self.attempts * self.jitter + sum(map(self._interval, range(1, self.attempts + 1)))

@@ -66,7 +66,8 @@ class Supervisor:
     async def run(self) -> int:
         """Keep the processes until asked to end, or until the first cannot start; return the exit code.
 
-        It is that of the first, or FORCED if a child was killed, or exceeded its time limit, after the signal.
+        The exit code is that of the first process if it cannot start. It is FORCED if, after the signal, a child
+        crashed or exceeded its time limit.
 
         Raises:
             CannotStart: the targets' file cannot be written.

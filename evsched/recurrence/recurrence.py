@@ -24,7 +24,7 @@ Misfire = Literal["skip", "once", "all"]
 Overlap = Literal["allow", "skip", "wait"]
 """What happens to an occurrence that falls due before the one before it has ended."""
 
-_LATE: Final = 5.0
+_MISFIRE_GRACE: Final = 5.0
 """Seconds of lateness after which an occurrence counts as missed; half of the interval, if that is shorter."""
 
 _PUT: Final = 100
@@ -33,7 +33,7 @@ _PUT: Final = 100
 _LOOKED: Final = 2000
 """Occurrences of one recurrence that one step examines, at most: 40 ms."""
 
-_MADE_UP: Final = 10_000
+_CAUGHT_UP: Final = 10_000
 """Missed occurrences that `all` schedules late, at most."""
 
 _FAR: Final = 1e11
@@ -148,23 +148,23 @@ class Recurrence(Struct, frozen=True):
             due = self.window.next_open(due)
         return None if due is None else Occurrence(job_id, planned, due, misfire_grace)
 
-    def plan(self, stands: float, now: float, ahead: float) -> Plan:
-        """Return what to put on the schedule now. `stands`: the next planned time; 0 for a new recurrence.
+    def plan(self, next_planned: float, now: float, ahead: float) -> Plan:
+        """Return what to put on the schedule now. `next_planned` is 0 for a new recurrence.
 
         An occurrence that is late by more than 5 s, or by more than half an interval, counts as missed, and the misfire
         policy applies to it.
         """
-        if stands <= 0:
+        if next_planned <= 0:
             return Plan([], next(self.walk(now), None), 0)
         put, missed, late, looked = list[Occurrence](), 0, deque[Occurrence](maxlen=self.declared.most), 0
-        planned: float | None = stands
-        times = self.walk(stands)
+        planned: float | None = next_planned
+        times = self.walk(next_planned)
         while planned is not None and planned <= now + ahead and len(put) < _PUT:
             looked += 1
             if looked > _LOOKED:
                 return Plan([], planned, missed)  # after a long downtime; the next step goes on from here
             following = next(times, None)
-            misfire_grace = _LATE if following is None else min(_LATE, (following - planned) / 2)
+            misfire_grace = _MISFIRE_GRACE if following is None else min(_MISFIRE_GRACE, (following - planned) / 2)
             one = self.occurrence(planned, misfire_grace)
             if one is None or now - one.due > misfire_grace:
                 missed += 1
@@ -173,8 +173,8 @@ class Recurrence(Struct, frozen=True):
             else:
                 put.append(one)
             planned = following
-        made_up = {"skip": [], "once": list(late)[-1:], "all": list(late)}[self.declared.misfire]
-        return Plan([*made_up, *put], planned, missed - len(made_up))
+        caught_up = {"skip": [], "once": list(late)[-1:], "all": list(late)}[self.declared.misfire]
+        return Plan([*caught_up, *put], planned, missed - len(caught_up))
 
 
 def occurrence_id(name: str, planned: float) -> str:
@@ -200,8 +200,8 @@ def read_recurrence(declared: Declared) -> Recurrence:
     if declared.most < 1 or (declared.count is not None and declared.count < 1) or declared.spread < 0:
         raise ConfigError(f"recurrence {declared.name}: most and count are at least 1, spread at least 0")
     # Larger values are mistakes: they would not fit a date, or the memory.
-    if declared.most > _MADE_UP or not declared.spread <= _FAR:
-        raise ConfigError(f"recurrence {declared.name}: most is at most {_MADE_UP}, spread at most {_FAR:g} s")
+    if declared.most > _CAUGHT_UP or not declared.spread <= _FAR:
+        raise ConfigError(f"recurrence {declared.name}: most is at most {_CAUGHT_UP}, spread at most {_FAR:g} s")
     if not all(-_FAR <= moment <= _FAR for moment in (declared.start, declared.end) if moment is not None):
         raise ConfigError(f"recurrence {declared.name}: start and end are Unix seconds, up to {_FAR:g}")
     return Recurrence(declared, rule, window)

@@ -24,11 +24,12 @@ from evsched.runtime.stop_signals import StopSignals
 FORCED: Final = 70
 """Exit code of a process that did not end within its limits (EX_SOFTWARE of sysexits)."""
 
-_LATE: Final = 5.0
-"""Seconds after the grace in which an event loop that is not blocked begins to hand back, even on a busy machine."""
+_BLOCKED: Final = 5.0
+"""Seconds after the grace, after which an event loop that has not begun to hand back jobs counts as blocked. On a busy
+machine, a loop that is not blocked is quicker than this."""
 
 _LAST: Final = 10.0
-"""Seconds after the grace in which the jobs have been handed back and the app's lifespan has ended."""
+"""Seconds after the grace, by which the jobs must have been handed back and the app's lifespan must have ended."""
 
 _TWICE: Final = 1.0
 """Seconds after which a second signal counts. Before that, it may be a Ctrl-C that both the terminal and a process
@@ -48,7 +49,7 @@ class Drainable(Protocol):
         ...
 
     def rescue(self) -> bool:
-        """Hand back the jobs, unless the event loop has begun to; return whether it had not."""
+        """Hand back the jobs and return True, or False if the event loop has begun to do so."""
         ...
 
 
@@ -99,8 +100,8 @@ class Shutdown:
             if self.worker is not None:
                 self.worker.fetch_no_more()
             began = time.monotonic()
-            self._wait(began, began + self._grace + _LATE)
-            if self._is_blocked():
+            self._wait(began, began + self._grace + _BLOCKED)
+            if self._rescue():
                 self._exit(FORCED)
             self._wait(began, began + self._grace + _LAST)
             _call_within(1.0, lambda: self._emit(EndedByForce(seconds=time.monotonic() - began)))
@@ -118,12 +119,15 @@ class Shutdown:
                     self.kill_children()
                 self._exit(128 + number)
 
-    def _is_blocked(self) -> bool:
-        """Return whether the event loop has not begun to hand back; then that has been done here."""
+    def _rescue(self) -> bool:
+        """Have the worker hand back its jobs, in case the event loop is blocked.
+
+        Return False if there is no worker, or if its event loop has begun to hand back.
+        """
         worker, replies = self.worker, list[bool]()
         if worker is None:
             return False
-        _call_within(_LAST - _LATE, lambda: replies.append(worker.rescue()))
+        _call_within(_LAST - _BLOCKED, lambda: replies.append(worker.rescue()))
         return replies != [False]
 
     def _exit(self, code: int) -> None:

@@ -134,7 +134,7 @@ class Metrics:
             return {self._task(tasks[0]): len(tasks)}
         return Tally(map(self._task, tasks))
 
-    # To Prometheus, a series that begins at 1 has not grown. So counters that raise an alarm at 1 begin at 0.
+    # Prometheus sees no increase in a series whose first value is 1. So counters that raise an alarm at 1 start at 0.
 
     def _on_worker(self, event: events.WorkerStarted) -> None:
         self._tasks.update(event.tasks)

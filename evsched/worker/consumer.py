@@ -130,7 +130,7 @@ class QueueConsumer:
         if any(type(outcome) is Returned for _, outcome in ended):
             self._demand.narrow()
         if ended and self._fetcher.full:
-            self._demand.more = True  # these ends may let others pass the gate, and no BLMOVE would bring them
+            self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
         room = self._demand.reserve(self._exchange.limit)
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
         self._apply(await self._exchange.send(ended, fetched, hold), fetched, room)
@@ -141,7 +141,7 @@ class QueueConsumer:
     def _apply(self, result: Exchanged, fetched: list[str], room: int) -> None:
         """Update what is held by the result of an exchange. Raises its error."""
         if result.error is not None:
-            self.held.put_back(result.unwritten, fetched if result.started is None else [])
+            self.held.keep(result.unwritten, fetched if result.started is None else [])
         for ended, lost in result.written:
             self.held.forget(ended)
             for event in events_of(self.served.queue, self.served.worker, ended, lost):

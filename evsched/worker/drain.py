@@ -36,7 +36,7 @@ class Drain:
         self._consumers = consumers
         self._running = running
         self.handing_back = False
-        """The event loop has begun to hand back."""
+        """The event loop has begun to hand back jobs."""
 
     @property
     def lingering(self) -> bool:

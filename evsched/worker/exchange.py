@@ -29,11 +29,11 @@ class Exchanged(Struct):
     started: Fetched | None = None
     """None: nothing was asked for, or that failed."""
     error: BaseException | None = None
-    """The last failure; what is not in the other fields is to be sent again."""
+    """The last failure. The runs in `unwritten`, and the start if `started` is None, have to be sent again."""
 
 
 class Exchange:
-    """Sends on a connection of its own. It keeps how many jobs one script takes, by what Redis needs for them."""
+    """Sends exchanges on a connection of its own, with as many jobs in a script as Redis can handle quickly."""
 
     def __init__(self, served: ServedQueue) -> None:
         self._served = served
@@ -42,7 +42,7 @@ class Exchange:
 
     @property
     def limit(self) -> int:
-        """How many jobs one script writes the end of, or starts."""
+        """The number of jobs that one script may end or start."""
         return self._batch.limit
 
     async def send(self, ended: Ended, fetched: list[str], hold: int) -> Exchanged:
@@ -58,7 +58,7 @@ class Exchange:
         result = Exchanged(time.monotonic(), [], [])
         if not calls:
             return result
-        # The number of ends decides, not the room: a job that came alone asks for all the room there is.
+        # Decided by the number of ends, not of free slots: `start` asks for all of those even when it gets one job.
         timed = self._batch.worth_timing(len(ended))
         replies = await self._attempt([clock(), *calls, clock()] if timed else calls)
         if timed:

@@ -15,7 +15,7 @@ from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Share
 
 _BRIEF: Final = 1.0
-"""Seconds that the first BLMOVE after a failure blocks: one that is accepted answers only at its end."""
+"""Seconds that the first BLMOVE after a failure blocks. Short, because only its reply shows that Redis accepts it."""
 
 _UNBLOCK: Final = 0.05
 """Seconds between two tries to end a BLMOVE that waits."""

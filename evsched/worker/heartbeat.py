@@ -68,7 +68,7 @@ class Heartbeat(threading.Thread):
         self._wake = threading.Event()
         self._stopping = False
         self._soon = False
-        """The next heartbeat is to come soon: the worker has jobs since, or Redis refused a lease."""
+        """The next heartbeat is due soon: since the last one the worker received jobs, or Redis refused a lease."""
         self._short = False
         """The leases that were set last are the short ones, and have to be renewed soon."""
 

@@ -14,7 +14,7 @@ from evsched.worker.outcomes import Ended
 
 
 class HeldRuns:
-    """Keeps account; it starts nothing and asks Redis nothing. For the event loop's thread, but for `busy`."""
+    """Keeps account; starts nothing and asks Redis nothing. For the event loop's thread, except `busy`."""
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
@@ -22,11 +22,11 @@ class HeldRuns:
         self.runs: dict[str, Run] = {}
         """By id: the runs whose end is not written yet."""
         self.ended: Ended = []
-        """Those of `runs` that have ended, but for those whose end is being written."""
+        """The runs that have ended and whose end is to be written. A run whose end is being written is not included."""
         self.running = 0
         """How many of `runs` have not ended."""
         self._cancelled = set[str]()
-        """Ids that were cancelled during an exchange, which may bring their runs."""
+        """Ids of unknown jobs that were cancelled during an exchange: its reply may contain their runs."""
         self._surplus = 0
         """How many times in a row Redis counted more jobs than are known."""
 
@@ -42,8 +42,8 @@ class HeldRuns:
         self._cancelled.clear()
         return ended, fetched
 
-    def put_back(self, ended: Ended, fetched: list[str]) -> None:
-        """Keep what an exchange could not write or start, for the next one."""
+    def keep(self, ended: Ended, fetched: list[str]) -> None:
+        """Keep what an exchange could not write or start for the next one."""
         self.ended += ended
         self.fetched = fetched + self.fetched
 

@@ -26,7 +26,7 @@ _INTERVAL: Final = 0.25
 
 
 class ProgressWriter:
-    """Writes for `runs`. For the event loop's thread; `progressed` is for any thread."""
+    """Writes the marks and the progress of `runs`. For the event loop's thread; `progressed` is for any thread."""
 
     def __init__(self, served: ServedQueue, runs: Mapping[str, Run]) -> None:
         self._served = served
@@ -70,7 +70,7 @@ class ProgressWriter:
             if run.began and run.began <= now - _MARK_AFTER:
                 run.marked = True
                 begun.append(run)
-            elif run.began or run.delivery.received > now - _BEGINS_WITHIN:
+            elif run.began or run.delivery.sent > now - _BEGINS_WITHIN:
                 more = True
         if begun:
             task = self._loop.create_task(self._write_marks(begun))

@@ -18,7 +18,7 @@ from evsched.worker.slots import Share
 
 
 class RunStarter:
-    """Runs jobs in tasks of their own. `on_end()` is called when one has ended, and is in `held.ended`."""
+    """Runs each job in an asyncio task of its own. Calls `on_end()` once a run that has ended is in `held.ended`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RunStarter:
         """The last reply left jobs in ready, and that was reported."""
 
     def start(self, reply: Fetched, sent: float) -> int:
-        """Run what was handed out; return how many runs that are. `sent`: when it was asked for."""
+        """Run what was handed out; return how many runs that are. `sent`: when the call was sent (monotonic clock)."""
         delivery = Delivery(self._served.queue, reply.now, sent, self._progress.progressed)
         runs, create = self._held.add(reply.jobs, delivery), self._loop.create_task
         for run in runs:
@@ -54,7 +54,7 @@ class RunStarter:
         return len(runs)
 
     def _report_rest(self, reply: Fetched) -> None:
-        """Report the jobs that were given up instead, and whether ready holds more than the slots took."""
+        """Report the jobs that `start` buried, and whether it left jobs in ready."""
         emit, queue = self._served.runtime.emit, self._served.queue
         if reply.more != self._left_some:
             self._left_some = reply.more
@@ -74,14 +74,15 @@ class RunStarter:
             outcome = Buried(shorten(why), run.reply)
         finally:
             run.end(outcome)
-            self._share.end(time.monotonic() - run.delivery.received)
+            self._share.end(time.monotonic() - run.delivery.sent)
             self._held.end(run, outcome)
             self._on_end()
 
     def _report(self, runs: list[Run]) -> None:
-        """Report the runs that have begun. Each has made its first step by now: this is called after those.
+        """Report the runs that have begun. The event loop calls this after the first step of each.
 
-        Some wait before they begin, and are reported when they do. Some had no room to begin, and are not reported.
+        A run that still waits is reported when it begins. A run that is returned, because there was no room for it, is
+        not reported.
         """
         begun = list[Run]()
         for run in runs:
@@ -97,9 +98,9 @@ class RunStarter:
         self._emit_started([run])
 
     def _emit_started(self, runs: list[Run]) -> None:
-        # The time at which each began: if one blocked the loop in its first step, the present is later than that.
+        # A run that blocked the loop in its first step began earlier than now.
         now, delivery = time.monotonic(), runs[0].delivery
-        offset = delivery.now - delivery.received
+        offset = delivery.now - delivery.sent
         self._served.runtime.emit(
             events.Started(
                 queue=self._served.queue,

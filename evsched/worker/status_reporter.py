@@ -132,7 +132,7 @@ class StatusReporter:
         """Return what the worker does for a queue now."""
         tally, now = self._tallies[queue], time.monotonic()
         runs = self._running(queue)
-        longest = heapq.nsmallest(_SHOWN, runs, key=lambda run: run.delivery.received)
+        longest = heapq.nsmallest(_SHOWN, runs, key=lambda run: run.delivery.sent)
         return WorkerStatus(
             worker=self._worker,
             queue=queue,
@@ -144,7 +144,7 @@ class StatusReporter:
             lateness=[round(min(late, _MOST), 6) for late in tally.lateness],
             running=len(runs),
             runs=[
-                Running(run.job.id, run.task[:_NAME], run.job.attempt, round(now - run.delivery.received, 3))
+                Running(run.job.id, run.task[:_NAME], run.job.attempt, round(now - run.delivery.sent, 3))
                 for run in longest
             ],
         )

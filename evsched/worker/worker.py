@@ -167,7 +167,7 @@ class Worker:
             consumer.fetch_no_more()
 
     def rescue(self) -> bool:
-        """Hand back what is held, if the event loop is blocked and has not begun to; return whether. For any thread."""
+        """Hand back what is held and return True, or False if the event loop has begun to do so. For any thread."""
         if self._drain.handing_back:
             return False
         self._heartbeat.stop()

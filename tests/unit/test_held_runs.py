@@ -45,7 +45,7 @@ def test_what_an_exchange_could_not_do_is_kept_in_order() -> None:
     held.fetched = ["b", "c"]
     ended, fetched = held.begin_exchange(9)
     held.fetched.append("d")
-    held.put_back(ended, fetched)
+    held.keep(ended, fetched)
     assert (held.ended, held.fetched) == ([(run, DONE)], ["b", "c", "d"])
 
 
