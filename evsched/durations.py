@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_MOST: Final = 10_000 * 365.25 * 86400
+"""Seconds from which on a duration is not shown in digits: it may have 300 of them, or be infinite."""
+
 
 def format_duration(seconds: float) -> str:
     """Return a duration with about three digits, such as `12.5 ms`, `3.0 s`, `4m 05s` or `2d 3h`."""
     if seconds < 0:
         return f"-{format_duration(-seconds)}"
+    if seconds >= _MOST:
+        return "more than 10,000 years"
     if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 99.95:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from datetime import datetime
 from typing import Any
@@ -21,11 +22,17 @@ def note(line: str) -> None:
     print(f"evsched: {escape(' '.join(line.split()))}", file=sys.stderr)
 
 
-def moment(unix: float | None) -> str:
-    """Return a time as a person reads it: local, with milliseconds and zone."""
+def moment(unix: float | None, *, short: bool = False) -> str:
+    """Return a time as a person reads it: local, with milliseconds and zone, or `short`, without them.
+
+    +inf is a due that never comes. A time that no calendar has stays a number.
+    """
     if unix is None:
         return ""
+    if unix == math.inf:
+        return "never"
     try:
-        return datetime.fromtimestamp(unix).astimezone().isoformat(" ", "milliseconds")
+        local = datetime.fromtimestamp(unix).astimezone()
     except (ValueError, OverflowError, OSError):
         return f"{unix}"
+    return local.strftime("%Y-%m-%d %H:%M:%S") if short else local.isoformat(" ", "milliseconds")

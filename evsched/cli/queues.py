@@ -11,6 +11,7 @@ from evsched.cli.root import Json, Queues, Url, client
 from evsched.cli.table import Column, Moment, table
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
+from evsched.durations import format_duration
 from evsched.errors import StoreRefused
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -121,7 +122,7 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
     if json:
         output.as_json(rows)
     else:
-        shown = [(row["worker"], row["queue"], row["held"], f"{row['lease_left']:.1f} s") for row in rows]
+        shown = [(row["worker"], row["queue"], row["held"], format_duration(row["lease_left"])) for row in rows]
         columns = (Column("worker"), Column("queue", 1), Column("holds", 2), Column("lease left", 3))
         table(columns, shown, "no workers")
     return _tell(refused)

@@ -16,6 +16,7 @@ from evsched.cli.time_args import parse_time
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
+from evsched.durations import format_duration
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.look_ahead import read_standing, times_ahead
@@ -96,7 +97,7 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
     shown = list[tuple[object, ...]]()
     for row in rows:
         state = row["reason"] or ("paused" if row["paused"] else "" if row["next"] else "over, or about to begin")
-        late = "" if row["last_lateness"] is None else f"{row['last_lateness'] * 1e3:.0f} ms"
+        late = "" if row["last_lateness"] is None else format_duration(row["last_lateness"])
         next_ = Moment(None if state else row["next"])
         finished = Moment(row["last_finished"] if row["last_outcome"] else None)
         counts = (row["runs"], row["missed"], row["last_outcome"], finished, late)

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Final, NamedTuple
 
 from rich.cells import cell_len
@@ -155,20 +154,15 @@ def _wrap(text: str, width: int) -> list[str]:
     return [part.replace("\N{NO-BREAK SPACE}", " ") for part in [*lines, line]]
 
 
-def _plain(cell: object) -> str:
+def _plain(cell: object, *, short: bool = False) -> str:
     if isinstance(cell, Moment):
-        return output.moment(cell.unix)
+        return output.moment(cell.unix, short=short)
     return "" if cell is None else str(cell)
 
 
 def _text(cell: object, *, short: bool) -> str:
     """Return a cell for the terminal: what Redis holds cannot steer it, nor fill it with megabytes."""
-    if short and isinstance(cell, Moment) and cell.unix is not None:
-        try:
-            return datetime.fromtimestamp(cell.unix).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        except (ValueError, OverflowError, OSError):
-            return f"{cell.unix}"
-    text = _plain(cell)
+    text = _plain(cell, short=short)
     more = len(text) - _CELL_MOST
     return escape(text if more <= 0 else f"{text[:_CELL_MOST]} ... and {more} characters more: --json shows all")
 

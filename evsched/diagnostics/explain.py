@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -106,7 +107,7 @@ def _scheduled(status: JobStatus, facts: Facts) -> str:
         return f"{status.reason}: it opens in {format_duration(max(wait, 0.0))}"
     if status.reason and status.reason.startswith("its window"):  # and cannot be read
         return f"{status.reason}: it is tried again in {format_duration(max(wait, 0.0))}"
-    if wait == float("inf"):
+    if wait == math.inf:
         return "it waits for the previous occurrence to end, or its due is +inf"
     again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"
     return f"{again} in {format_duration(max(wait, 0.0))}"
@@ -218,7 +219,9 @@ def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:
     }
     found = {name: value for name, value in known.items() if value is not None}
     for name, moment in (("due", status.due), ("started", status.started), ("finished", status.finished)):
-        if moment is not None:
+        if moment == math.inf:
+            found[name] = "never"
+        elif moment is not None:
             wait = moment - facts.now
             found[name] = f"in {format_duration(wait)}" if wait >= 0 else f"{format_duration(-wait)} ago"
     for name in ("workers", "ahead", "waiting", "groups", "in_flight", "in_flight_group"):

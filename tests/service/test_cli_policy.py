@@ -185,3 +185,25 @@ def test_a_limit_that_is_not_valid_is_refused(cli: Cli, words: str, command: tup
     done = cli.run("limit", "q", *command)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("score", "sentence", "due"),
+    [
+        ("+inf", "waits for the previous occurrence to end", "never"),
+        ("1e308", "due in more than 10,000 years", "in more than 10,000 years"),
+    ],
+)
+def test_a_due_that_no_calendar_has_is_explained(
+    cli: Cli, queue: str, raw: Any, score: str, sentence: str, due: str
+) -> None:
+    raw.hset(f"evsched:{{{queue}}}:job:far", "payload", '{"task":"add"}')
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"far": score})
+    found = cli.json("explain", "far", "--queue", queue)
+    assert sentence in found["sentence"]
+    assert found["facts"]["due"] == due
+
+
+def test_a_due_of_inf_is_shown_as_never(cli: Cli, queue: str, raw: Any) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"add"}': "+inf"})
+    assert cli.run("jobs", "--queue", queue).stdout.splitlines()[1].split("\t")[-1] == "never"

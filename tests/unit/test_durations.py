@@ -19,6 +19,9 @@ from evsched.durations import format_duration
         (3599.6, "1h 00m"),
         (86399.6, "1d 0h"),
         (200_000, "2d 7h"),
+        (1e308, "more than 10,000 years"),
+        (float("inf"), "more than 10,000 years"),
+        (-float("inf"), "-more than 10,000 years"),
     ],
 )
 def test_a_duration_is_shown_with_about_three_digits(seconds: float, text: str) -> None:

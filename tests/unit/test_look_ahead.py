@@ -29,6 +29,7 @@ def ahead(standing: Standing, count: int | None, after: float = NOW) -> list[flo
         (Standing(math.inf, made=2), 2, []),
         (Standing(math.inf, made=1, paused=True), 2, [10]),
         (Standing(0.0, made=7), 2, []),
+        (Standing(1e308), 2, []),
     ],
 )
 def test_it_lists_as_many_times_as_the_count_leaves(
