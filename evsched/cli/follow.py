@@ -92,7 +92,11 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
             window = redis.send(store.window(name)) if name else None
         waits = waits_now(facts.status, facts.now)
         types = {name: redis.send(server.kind(keys.root(queue) + name)) for name in PLACES} if waits else None
-    answer = say(job, queue, facts, nearest, window, types)
+        dispatchers = None
+        if facts.holder is not None:
+            with contextlib.suppress(StoreRefused):  # this user may not ask
+                dispatchers = redis.send(server.dispatchers())
+    answer = say(job, queue, facts, nearest, window, types, dispatchers)
     if facts.status is None and not json:
         raise JobMissing(answer.sentence)
     if json:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, Final, cast
 
 from msgspec import Struct
 
@@ -15,6 +16,9 @@ from evsched.errors import ConfigError
 from evsched.jobs.job import JobStatus
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.replies import Facts
+
+_RECOVERED: Final = 30.0
+"""Seconds after the end of a lease, by when a dispatcher of the queue has put the jobs back."""
 
 
 class Explanation(Struct, frozen=True):
@@ -46,11 +50,13 @@ def explain(
     nearest: Sequence[str] = (),
     window: str | None = None,
     types: Mapping[str, str] | None = None,
+    dispatchers: int | None = None,
 ) -> Explanation:
     """Say why a job has not run yet.
 
     `nearest`: similar ids, if there is no job of that id. `window`: the present definition of the window that the job
-    names. `types`: the types of the keys on which the whole queue depends, if they were asked.
+    names. `types`: the types of the keys on which the whole queue depends, if they were asked. `dispatchers`: how many
+    are connected, for any queue; None = not known.
     """
     status = facts.status
     if status is None:
@@ -64,7 +70,7 @@ def explain(
         "schedule": _scheduled,
         "backlog": _behind_the_gate,
         "ready": _ready,
-        "processing": _held,
+        "processing": partial(_held, dispatchers),
         "finished": _finished,
         "dead": _dead,
     }[status.place](status, facts)
@@ -175,13 +181,22 @@ def _ready(status: JobStatus, facts: Facts) -> str:
     return f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when a worker has a free slot"
 
 
-def _held(status: JobStatus, facts: Facts) -> str:
+def _requeued_by(dispatchers: int | None, left: float | None) -> str:
+    """Say who puts back a job whose worker has no lease, or had one that ended `-left` seconds ago."""
+    if dispatchers == 0:
+        return "no dispatcher is connected to requeue the job: start one with `evsched dispatcher`"
+    if left is not None and left < -_RECOVERED:
+        return "no dispatcher has requeued the job: check that one serves this queue, and read its log"
+    return "a dispatcher that serves this queue requeues the job soon"
+
+
+def _held(dispatchers: int | None, status: JobStatus, facts: Facts) -> str:
     lease = facts.counts.get("lease")
     left = None if lease is None else lease - facts.now
     if left is None:
-        lasts = "which has no lease any more: the janitor requeues the job soon"
+        lasts = f"which has no lease any more: {_requeued_by(dispatchers, left)}"
     elif left <= 0:
-        lasts = f"whose lease ended {format_duration(-left)} ago: the janitor requeues the job soon"
+        lasts = f"whose lease ended {format_duration(-left)} ago: {_requeued_by(dispatchers, left)}"
     else:
         lasts = f"whose lease ends in {format_duration(left)}"
     if status.worker != facts.holder or status.started is None:

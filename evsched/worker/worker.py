@@ -178,7 +178,9 @@ class Worker:
         return True
 
     async def idle(self) -> bool:
-        """Look once: nothing runs here, and nothing is due in the queues that could start.
+        """Look once: nothing runs here, nothing is due in the queues that could start, and dead workers hold nothing.
+
+        What a worker holds whose lease has not ended is left to that worker.
 
         Raises:
             StoreDown, StoreRefused
@@ -186,7 +188,11 @@ class Worker:
         if self.busy():
             return False
         for consumer in self.consumers.values():
-            stats = await self._runtime.sender.send(consumer.store.queue_stats())
+            # The leases first: what the janitor puts back between the two reads is in ready by the second.
+            calls = [consumer.store.survey(), consumer.store.queue_stats()]
+            leases, stats = await self._runtime.sender.send_all(calls)
+            if any(lease.held and lease.left <= 0 for lease in leases):
+                return False
             waits = 0 if stats.paused is not None else stats.places["backlog"]
             if stats.due or stats.places["ready"] or waits:
                 return False

@@ -185,7 +185,10 @@ TABLE = [
     (held, "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s"),
     (
         held_too_long,
-        "attempt 1 has run for 0 ms on worker w, whose lease ended 4.0 s ago: the janitor requeues the job soon",
+        (
+            "attempt 1 has run for 0 ms on worker w, whose lease ended 4.0 s ago: "
+            "a dispatcher that serves this queue requeues the job soon"
+        ),
     ),
     (
         told_to_stop,
@@ -214,6 +217,16 @@ def test_each_state_is_explained(
     assert told.sentence == sentence.replace("{q}", store.queue)
     assert facts.status is not None
     assert told.facts["place"] == facts.status.place
+
+
+def test_who_requeues_the_job_of_a_dead_worker_is_said_as_it_is(send: Send, store: Store, raw: Any) -> None:
+    held_too_long(Scene(send, store, raw))
+    early, late = send(store.explain("a", now=NOW)), send(store.explain("a", now=NOW + 60))
+    for facts in (early, late):
+        sentence = explain("a", store.queue, facts, dispatchers=0).sentence
+        assert "no dispatcher is connected to requeue the job" in sentence
+    assert "requeues the job soon" in explain("a", store.queue, early, dispatchers=1).sentence
+    assert "check that one serves this queue" in explain("a", store.queue, late, dispatchers=1).sentence
 
 
 def test_a_job_that_does_not_exist_is_not_explained(send: Send, store: Store) -> None:

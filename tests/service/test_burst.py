@@ -1,0 +1,63 @@
+"""`worker --burst`: it recovers what killed workers left, and runs it, before it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import Cli
+
+TASKS = """
+from evsched import App
+
+app = App()
+
+@app.task
+async def work() -> None: ...
+"""
+
+
+@pytest.fixture
+def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    cli = Cli(server.url, tmp_path)
+    cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+    return cli
+
+
+@pytest.fixture
+def held(queue: str, raw: Any) -> Callable[[float], str]:
+    """Leave a job with a worker whose lease ends in so many seconds."""
+
+    def leave(left: float) -> str:
+        root = f"evsched:{{{queue}}}:"
+        now = float(raw.time()[0])
+        record = {"payload": '{"task":"work"}', "due": now - 99, "worker": "w", "attempt": 1, "started": now - 9}
+        raw.hset(f"{root}job:held", mapping=record)
+        raw.rpush(f"{root}processing:w", "held")
+        raw.zadd(f"{root}leases", {"w": now + left})
+        return f"{root}job:held"
+
+    return leave
+
+
+def test_a_burst_runs_what_a_dead_worker_held(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
+    record = held(-1)
+    assert cli.run("worker", "tasks:app", "--burst").returncode == 0
+    assert raw.hget(record, "outcome") == b"done"
+
+
+def test_a_burst_leaves_to_a_live_worker_what_it_holds(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
+    record = held(60)
+    assert cli.run("worker", "tasks:app", "--burst").returncode == 0
+    assert raw.hget(record, "outcome") is None
+
+
+def test_explain_says_that_no_dispatcher_is_there_to_requeue_a_job(
+    cli: Cli, queue: str, held: Callable[[float], str]
+) -> None:
+    held(-1)
+    assert "no dispatcher is connected to requeue the job" in cli.run("explain", "held", "--queue", queue).stdout
