@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from evsched.jobs.current_job import CurrentJob, GiveUp, JobLogFilter, RetryLater, current_job
     from evsched.jobs.job import JobStatus
     from evsched.jobs.retry import Retry
+    from evsched.recurrence.recurrence import Declared
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "BadArguments",
     "ConfigError",
     "CurrentJob",
+    "Declared",
     "EvschedError",
     "GiveUp",
     "Job",
@@ -109,6 +111,7 @@ _WHERE: Final = {
         "SyncJob",
     ),
     "jobs.job": ("JobStatus",),
+    "recurrence.recurrence": ("Declared",),
 }
 """The modules that define these names. Each is imported at its first use: all of them take half a second, and a
 service must be able to handle SIGTERM before that."""
@@ -120,3 +123,7 @@ def __getattr__(name: str) -> Any:
             found = globals()[name] = getattr(import_module(f"evsched.{module}"), name)
             return found
     raise AttributeError(f"module 'evsched' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

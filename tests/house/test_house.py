@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,8 @@ def test_the_example_is_an_app() -> None:
         patch.syspath_prepend(ROOT / "examples")
         app = find_app("tasks:app")
     assert set(app.program.tasks) == {"send_mail", "mail_all"}
+
+
+def test_dir_lists_every_name_before_it_is_imported() -> None:
+    script = "import evsched; print(set(evsched.__all__) <= set(dir(evsched)))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "True\n"
