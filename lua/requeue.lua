@@ -9,7 +9,8 @@
 --        limit     how many at most, under 1000
 --        reason    kept in the record of each job that had been started
 -- ROWS   id        of a job that is handed back; no rows = all that the worker holds
--- REPLY  'moved' when the lease has changed since, else 'more' or 'all'; list of the ids put back
+-- REPLY  'moved' = the lease has changed since, and nothing was done; 'more' = the worker holds more; 'all' = it does
+--        not; list of the ids put back
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, field_of, mark_suspect,
@@ -19,11 +20,11 @@
 -- While the queue is paused the jobs go to the front of the backlog. A job that was told to stop ends as cancelled.
 -- When there are no rows and the list is empty, the lease is deleted too.
 --
--- A job that a worker hands back costs no attempt. When a worker died, the attempt of a run counts if it is known to
--- have begun: by its mark, or because it was the only run. A suspect is marked just before it begins, so without a mark
--- it has not begun. Any other run without a mark may have: its attempt is not counted, and this is noted as a doubt.
--- All jobs that the worker held become suspects, except an only job that was no suspect before. A run that was marked
--- as alone in its worker caused the death, and all its doubtful runs count.
+-- A run that a live worker hands back does not count as an attempt. If the worker died, a run counts if it is known to
+-- have begun: by its mark, or because it was the worker's only run. A suspect is marked just before it begins, so one
+-- without a mark has not begun. Any other run without a mark may have begun: it does not count, but is noted as
+-- doubtful. All jobs that the worker held become suspects, except a single job that was no suspect before. A run that
+-- is marked as alone caused the death, so all doubtful runs of its job count. docs/design.md has the reasons.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -65,8 +66,8 @@ for id in rows(6, 1) do
 end
 local all = rows(6, 1)() == nil
 if all then
-  -- From the end, so that slice by slice the whole list keeps its order. A slice never leaves a single one, which would
-  -- look like the only one.
+  -- From the end, so that slice by slice the whole list keeps its order. A slice never leaves a single job, which would
+  -- look like the worker's only one.
   limit = tonumber(limit)
   ids = redis.call('LRANGE', list, redis.call('LLEN', list) == limit + 1 and 0 or -limit, -1)
 end
@@ -75,10 +76,11 @@ end
 local back = {}
 for i = #ids, 1, -1 do
   local id = ids[i]
-  -- An error has no fields: start judges a record of a wrong type.
+  -- If the record has the wrong type, there are no fields here, and `start` decides what becomes of the job.
   local run = fields_of(record(id), 'worker', 'finished', 'stop', 'begun')
   local holder = not run[2] and run[1]
-  -- A job that runs elsewhere fell due for the second time before that run began: it is that run.
+  -- Another worker runs the job, because its id was scheduled again. That run began after both due times, so it serves
+  -- both, and nothing is put back.
   local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
   if run[3] and not run[2] and not elsewhere then
     abort(id, reason, RETENTION, '', now)

@@ -36,7 +36,7 @@ _ASK_AGAIN: Final = 1.0
 
 
 class Executor:
-    """Runs jobs, up to `slots` at a time, and up to `processes` of the tasks on processes.
+    """Runs jobs: up to `slots` at a time, and up to `processes` of those whose task has `on="process"`.
 
     `start_isolated` starts a process for one job, which is killed when the job does not stop within `kill_grace`
     seconds. Without it such a job runs alone in this process.
@@ -132,9 +132,10 @@ class Executor:
         isolation = self._isolation if precautions.isolated and not on_process else None
         async with AsyncExitStack() as stack:
             process: IsolatedProcess | None = None
-            # Before the mark: a worker that dies between the mark and the first step leaves an attempt that counts.
+            # What takes long comes before the mark. If the worker dies between the mark and the first step, the attempt
+            # counts, although the job did not begin.
             if isolation is not None:
-                await stack.enter_async_context(isolation.places)
+                await stack.enter_async_context(isolation.limiter)
                 process = await isolation.start(run)
                 stack.callback(process.outcome.cancel)
                 if process.outcome.done():
@@ -148,7 +149,7 @@ class Executor:
                 await self.lock.share()
                 stack.callback(self.lock.release)
             if not await self._mark(run, "alone" if open_again else "1"):
-                return Returned()  # the job is not this worker's any more, so nothing is put back
+                return Returned()  # the job is not in this worker's list any more, so `requeue` will put nothing back
             if open_again:
                 stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
             if isolation is not None and process is not None:

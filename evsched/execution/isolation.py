@@ -53,7 +53,7 @@ class Isolation:
         self.start = start
         self._handlers = handlers
         self._kill_grace = kill_grace
-        self.places = anyio.CapacityLimiter(min(slots, _MOST))
+        self.limiter = anyio.CapacityLimiter(min(slots, _MOST))
 
     async def run(self, process: IsolatedProcess, run: Run, prepared: Prepared) -> Outcome:
         """Run a job in a process that is ready; return its outcome.

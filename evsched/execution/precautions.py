@@ -15,17 +15,15 @@ from msgspec import Struct
 from evsched.jobs.job import FetchedJob
 
 _ISOLATED: Final = 2
-"""Deaths after which a suspect runs in a process of its own: two leave few suspects."""
+"""Deaths after which a suspect runs in a process of its own: few jobs are held by two workers that die."""
 
 _ALONE: Final = 4
 """Deaths after which nothing else runs in its worker: isolation did not keep the worker alive. A container whose memory
 is full, for example, ends with all its processes."""
 
 _PATIENCE: Final = 0.25
-"""Seconds that a run waits at first for the other runs of its worker to end, so that it is alone. Nothing else begins
-there meanwhile, which is the price that the others pay. The wait doubles with each death after the fourth, so in the
-end the run is alone.
-"""
+"""Seconds for which a run waits for the other runs of its worker to end, so that it is alone. Meanwhile no other run
+begins there. The wait doubles with each death after the fourth, so that in the end the run is alone."""
 
 _WAIT_MOST: Final = 60.0
 """The longest wait, in seconds."""
@@ -43,8 +41,8 @@ class Precautions(Struct, frozen=True):
 def precautions_for(job: FetchedJob, attempts: int, *, can_isolate: bool) -> Precautions:
     """Return the precautions that a run needs. `can_isolate`: a process of its own is possible.
 
-    A suspect in its last attempt, counting the doubtful runs, is alone: if its worker dies now, it is given up. An only
-    attempt needs no such proof, since its mark is enough to give it up.
+    A suspect runs its last attempt alone, and its doubtful runs count as attempts here: if its worker dies then, the
+    job is given up. A job with a single attempt need not run alone, because its mark is enough to give it up.
     """
     last = job.deaths > 0 and job.attempt + job.doubts >= attempts
     isolated = job.deaths >= _ISOLATED or last
@@ -53,5 +51,5 @@ def precautions_for(job: FetchedJob, attempts: int, *, can_isolate: bool) -> Pre
 
 
 def patience(job: FetchedJob) -> float:
-    """Return how many seconds a run waits to be alone. It then stays alone for a second longer than that."""
+    """Return how many seconds a run waits to be alone. Once it is, it stays alone for a second more than it waits."""
     return min(_PATIENCE * 2.0 ** max(0, job.deaths - _ALONE), _WAIT_MOST)
