@@ -32,9 +32,9 @@ end
 -- earlier doubtful runs count as attempts too.
 -- USES suspicion_of, count_attempts, mark_suspect
 local function convict(id)
-  local deaths, doubts = suspicion_of(id)
+  local deaths, doubts, counted = suspicion_of(id)
   count_attempts(id, doubts)
-  mark_suspect(id, deaths + 1, 0)
+  mark_suspect(id, deaths + 1, 0, counted + doubts)
 end
 
 -- End runs of a worker. Each row from `first` on is one run: id, attempt, and the last arguments of

@@ -1,6 +1,7 @@
 -- Suspects: jobs that workers held when they died. One of them may have killed its worker.
 --
--- suspects  hash  id -> how many workers died, and in how many of those runs it is unknown whether the job had begun
+-- suspects  hash  id -> how many workers died, in how many of those runs it is unknown whether the job had begun, and,
+--                 unless it is 0, how many such runs are counted as attempts
 --
 -- A producer may write every field of a record, so the suspicion is not one of them: a repeated suspect costs its
 -- worker a process, and false suspects would hold the other jobs up.
@@ -11,19 +12,23 @@ local SUSPECTED = 7 * 86400
 local suspects = root .. 'suspects'
 local suspecting = redis.call('EXISTS', suspects) == 1
 
--- A job's deaths and doubtful runs: 0, 0 when it is no suspect. pcall: a key of another type holds no suspects.
+-- A job's deaths, doubtful runs and counted doubtful runs: 0, 0, 0 when it is no suspect.
+-- pcall: a key of another type holds no suspects.
 -- USES suspects, suspecting
 local function suspicion_of(id)
   local text = suspecting and redis.pcall('HGET', suspects, id)
-  local deaths, doubts = (type(text) == 'string' and text or ''):match('^(%d%d?%d?) (%d%d?%d?)$')
-  return tonumber(deaths or 0), tonumber(doubts or 0)
+  text = type(text) == 'string' and text or ''
+  local deaths, doubts, counted = text:match('^(%d%d?%d?) (%d%d?%d?) ?(%d?%d?%d?)$')
+  return tonumber(deaths or 0), tonumber(doubts or 0), tonumber(counted) or 0
 end
 
--- Write how many workers died that held the job, and in how many of those runs it is unknown whether it had begun.
+-- Write how many workers died that held the job, in how many of those runs it is unknown whether it had begun, and how
+-- many such runs are counted as attempts.
 -- USES suspects, suspecting, milliseconds, SUSPECTED
-local function mark_suspect(id, deaths, doubts)
+local function mark_suspect(id, deaths, doubts, counted)
   suspecting = true
-  redis.pcall('HSET', suspects, id, math.min(deaths, 999) .. ' ' .. math.min(doubts, 999))
+  local more = counted > 0 and ' ' .. math.min(counted, 999) or ''
+  redis.pcall('HSET', suspects, id, math.min(deaths, 999) .. ' ' .. math.min(doubts, 999) .. more)
   redis.call('PEXPIRE', suspects, milliseconds(SUSPECTED))
 end
 

@@ -43,13 +43,13 @@ local only = died and redis.call('LLEN', list) == 1
 -- A run that was handed out and did not end.
 local function cut_short(id, mark)
   local key = record(id)
-  local deaths, doubts = suspicion_of(id)
+  local deaths, doubts, counted = suspicion_of(id)
   local begun = mark == '1' or mark == 'alone' or (only and deaths == 0)
   if died and mark == 'alone' then
     convict(id)
     acquit(id)
   elseif died and (deaths > 0 or not only) then
-    mark_suspect(id, deaths + 1, (begun or deaths > 0) and doubts or doubts + 1)
+    mark_suspect(id, deaths + 1, (begun or deaths > 0) and doubts or doubts + 1, counted)
   end
   if not died or not begun then
     count_attempts(id, -1)

@@ -12,8 +12,8 @@
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker had a lease, '0' when it was lost;
 --        list of id, attempt, due, payload, planned of what is to run;
 --        list of id, reason of what went to dead;
---        list of id, deaths, doubts of the suspects among them: how many workers died that held the job, and in how
---        many of those runs it is not known whether the job had begun
+--        list of id, deaths, doubts, counted of the suspects among them: how many workers died that held the job, in
+--        how many of those runs it is not known whether the job had begun, and how many such runs `attempt` counts
 -- FAILS  none
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
@@ -143,10 +143,10 @@ for i, id in ipairs(ids) do
     planned = planned and moment_of(planned)
     started[at + 1], started[at + 2], started[at + 3], started[at + 4] = id, attempt, due or moment, payload
     started[at + 5] = planned or due or moment
-    local deaths, doubts = suspicion_of(id)
+    local deaths, doubts, counted = suspicion_of(id)
     if deaths > 0 then
       local last = #suspected
-      suspected[last + 1], suspected[last + 2], suspected[last + 3] = id, deaths, doubts
+      suspected[last + 1], suspected[last + 2], suspected[last + 3], suspected[last + 4] = id, deaths, doubts, counted
     end
   end
 end

@@ -69,9 +69,17 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
     # A suspect may begin more often than its policy allows: another job may have caused the deaths.
     beyond = f"{attempt} ({policy.attempts} are allowed, but workers died that held the job)"
     count = f"{attempt} of {policy.attempts}" if attempt <= policy.attempts else beyond
-    reason = shorten(f"attempt {count}: {failure.reason}")
+    reason = shorten(f"attempt {count}{_doubtful(job, failure)}: {failure.reason}")
     if attempt >= policy.attempts:
         return Buried(reason, reply, killed=failure.killed, traceback=failure.traceback)
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
     return Retried(wait, reason, killed=failure.killed, traceback=failure.traceback)
+
+
+def _doubtful(job: FetchedJob, failure: Failed) -> str:
+    """Say how many of the attempts may not have begun."""
+    counted = job.counted + (job.doubts if failure.killed else 0)
+    if not counted:
+        return ""
+    return f" ({counted} earlier run{' is' if counted == 1 else 's are'} counted that may not have begun)"

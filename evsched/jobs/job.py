@@ -59,6 +59,8 @@ class FetchedJob(Struct, frozen=True):
     """How many workers in a row died while they held the job. Above 0 the job is a suspect."""
     doubts: int = 0
     """How many of those runs may have begun, which is not known. `attempt` does not count them."""
+    counted: int = 0
+    """How many such runs `attempt` counts, since the job ended its process later."""
 
 
 Mark = Literal["1", "alone"]

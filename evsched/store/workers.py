@@ -69,11 +69,9 @@ class Workers(Queue):
                 for i in range(0, len(flat), 5)
             ]
             if suspects:
-                suspicion = {text(suspects[i]): suspects[i + 1 : i + 3] for i in range(0, len(suspects), 3)}
+                suspicion = {text(suspects[i]): suspects[i + 1 : i + 4] for i in range(0, len(suspects), 4)}
                 jobs = [
-                    replace(job, deaths=suspicion[job.id][0], doubts=suspicion[job.id][1])
-                    if job.id in suspicion
-                    else job
+                    replace(job, deaths=of[0], doubts=of[1], counted=of[2]) if (of := suspicion.get(job.id)) else job
                     for job in jobs
                 ]
             return Fetched(float(moment), more == b"1", leased == b"1", jobs, as_pairs(buried))

@@ -134,9 +134,12 @@ def test_a_job_that_killed_its_isolated_process_is_charged_for_the_doubtful_runs
     die(send, store)
     first, second = again(send, store)
     assert send(store.retry("w", [(first, Retried(0.0, "killed", killed=True))], now=NOW)) == []
-    assert (state()["job:j0"]["attempt"], state()["suspects"]["j0"]) == ("2", "2 0")
+    assert (state()["job:j0"]["attempt"], state()["suspects"]["j0"]) == ("2", "2 0 1")
     assert send(store.bury("w", [(second, Buried("killed", False, killed=True))], now=NOW)) == []
     assert state()["job:j1"]["attempt"] == "2"
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    (run,) = again(send, store)
+    assert (run.attempt, run.deaths, run.doubts, run.counted) == (3, 2, 0, 1)
 
 
 @pytest.mark.parametrize("end", ["retry", "complete", "bury"])
@@ -182,7 +185,7 @@ def test_a_run_of_another_worker_is_not_marked(
     assert state() == before
 
 
-@pytest.mark.parametrize("text", ["", "1", "a b", "-1 2", "1 2 3", "1e3 1", "9999 1", "0x1 1"])
+@pytest.mark.parametrize("text", ["", "1", "a b", "-1 2", "1 2 3 4", "1e3 1", "9999 1", "0x1 1"])
 def test_a_malformed_suspect_field_is_ignored(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any, text: str
 ) -> None:
