@@ -70,6 +70,9 @@ def main() -> None:
 
 def _run() -> tuple[int, str]:
     """Run what the command line says; return the exit code, and the line for stderr, '' = none."""
+    for word in sys.argv[1:]:
+        if not _is_text(word):
+            return 2, f"argument {word!r} is not UTF-8"
     try:
         return root(
             sys.argv[1:], print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"
@@ -88,6 +91,15 @@ def _run() -> tuple[int, str]:
         if error.errno not in _OUTPUT_FAILED or error.filename is not None:
             raise
         return 1, _not_written(error)
+
+
+def _is_text(word: str) -> bool:
+    """Return whether an argument can be sent to Redis. Python decodes bytes that are not UTF-8 to lone surrogates."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _not_written(error: OSError) -> str:

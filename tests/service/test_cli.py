@@ -360,3 +360,11 @@ def test_a_command_without_a_password_says_that_redis_asks_for_one(tmp_path: Pat
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "uthentication required" in done.stderr or "asks for a password" in done.stderr
     assert "multibulk" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("enqueue", "good", '"\udcff"'), ("explain", "\udcff"), ("dead", "drop", "\udcff")])
+def test_an_argument_that_is_not_utf_8_is_refused_with_code_2(cli: Cli, words: tuple[str, ...]) -> None:
+    done = cli.run(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("evsched: argument ")
+    assert done.stderr.endswith(" is not UTF-8\n")
