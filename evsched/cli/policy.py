@@ -17,6 +17,7 @@ from evsched.store import limits
 from evsched.store.store import Store
 
 Q = Annotated[str, Parameter(help="The queue.")]
+Create = Annotated[bool, Parameter(negative="", help="Do it even if the queue has never been used.")]
 _LIFT = "'none' removes the limit."
 
 
@@ -27,13 +28,7 @@ def _store(queue: str) -> Store:
         raise UsageError(str(error)) from None
 
 
-def pause(
-    queue: Q,
-    /,
-    *,
-    create: Annotated[bool, Parameter(negative="", help="Pause the queue even if it has never been used.")] = False,
-    url: Url = None,
-) -> None:
+def pause(queue: Q, /, *, create: Create = False, url: Url = None) -> None:
     """Pause a queue: running jobs finish, and no other job starts until you resume the queue.
 
     Example: evsched pause mail
@@ -54,10 +49,11 @@ def resume(queue: Q, /, *, url: Url = None) -> None:
 
     Example: evsched resume mail
     """
+    store = _store(queue)
     with client(url) as redis:
-        since = redis.send(_store(queue).resume())
-        if since is None and (unknown := missing(redis, queue)):
+        if unknown := missing(redis, queue):
             raise EvschedError(unknown)
+        since = redis.send(store.resume())
     ago = "it was not paused" if since is None else f"it was paused since {output.moment(since)}"
     print(f"{queue} is resumed: {ago}")
 
@@ -80,6 +76,7 @@ def limit(
     weight: Annotated[
         str | None, Parameter(help=f"The share of the group; 2 is twice that of other groups. Default: 1. {_LIFT}")
     ] = None,
+    create: Create = False,
     json: Json = False,
     url: Url = None,
 ) -> None:
@@ -95,11 +92,14 @@ def limit(
         }
     except ConfigError as error:
         raise UsageError(str(error)) from None
+    store = _store(queue)
     with client(url) as redis:
-        # Limits are often set where a queue is deployed, before its first job: so it is a note and not an error.
-        if fields and (unknown := missing(redis, queue)):
-            output.note(f"{unknown}. The limits are set all the same")
-        found = redis.send(_store(queue).limit(fields))
+        # Limits that a queue already has can be changed, and those of a misspelt queue removed, without --create.
+        if fields and not create and (unknown := missing(redis, queue)):
+            present = redis.send(store.limit())
+            if not present.queue and not present.groups:
+                raise EvschedError(f"{unknown}; --create sets limits before its first job")
+        found = redis.send(store.limit(fields))
     if json:
         output.as_json(found)
         return

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evsched import keys
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
@@ -42,7 +43,7 @@ def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
 
 def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
     assert cli.terminal(80, "limit", queue) == f"queue {queue} has no limits\n"
-    assert cli.json("limit", queue, "--concurrency", "5", "--rate", "90/m") == {
+    assert cli.json("limit", queue, "--concurrency", "5", "--rate", "90/m", "--create") == {
         "paused": None,
         "queue": {"concurrency": 5.0, "rate": 1.5},
         "groups": {},
@@ -68,17 +69,22 @@ def test_a_paused_queue_starts_no_job_until_it_is_resumed(cli: Cli, queue: str) 
     assert "completed" in cli.json("explain", "a", *of)["sentence"]
 
 
-def test_an_unknown_queue_is_paused_only_with_create(cli: Cli, queue: str, raw: Any) -> None:
+def test_an_unknown_queue_is_paused_or_limited_only_with_create(cli: Cli, queue: str, raw: Any) -> None:
     cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
-    for command in ("pause", "resume"):
-        done = cli.run(command, f"{queue}x")
+    gate = raw.pubsub(ignore_subscribe_messages=True)
+    gate.subscribe(keys.gate(f"{queue}x"))
+    assert gate.get_message(timeout=PATIENCE) is None  # the confirmation
+    for command in (("pause",), ("resume",), ("limit", "--concurrency", "5")):
+        done = cli.run(*command, f"{queue}x")
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert f"did you mean {queue}" in done.stderr
+    assert cli.run("limit", f"{queue}x").returncode == 0
     assert not raw.exists(f"evsched:{{{queue}x}}:limits")
-    done = cli.run("limit", f"{queue}x", "--concurrency", "5")
-    assert done.returncode == 0
-    assert f"did you mean {queue}" in done.stderr
-    assert "set all the same" in done.stderr
+    assert gate.get_message() is None  # a dispatcher that hears of a queue adds it to the set of all queues
+    assert cli.run("limit", f"{queue}x", "--concurrency", "5", "--create").returncode == 0
+    assert gate.get_message() is not None
+    gate.close()
+    assert cli.run("limit", f"{queue}x", "--rate", "3/s").returncode == 0
     # It has limits now, and nothing else: it is no name for itself.
     done = cli.run("pause", f"{queue}x")
     assert f"did you mean {queue}?" in done.stderr
