@@ -50,6 +50,9 @@ _WIDEST: Final = 1e9
 _LONGEST: Final = 500
 """Characters of a rule, at most."""
 
+_CALENDAR_ENDS: Final = 253_402_300_800.0
+"""The end of the year 9999, in Unix seconds: no rule has occurrences after it."""
+
 _GUARD: Final = 200
 """Times before `after` that are skipped at most. In the repeated hour of autumn, cronsim can return such times."""
 
@@ -62,19 +65,23 @@ class Rule(Struct, frozen=True):
     cron: str | None
     every: float = 0.0
     """Seconds; 0 with cron."""
-    anchor: float = 0.0
-    """Unix seconds: the occurrences of `every` are counted from this moment."""
 
     def next(self, after: float) -> float | None:
         """Return the first occurrence after a moment, in Unix seconds; None if there are no more."""
         return next(self.walk(after), None)
 
     def walk(self, after: float) -> Iterator[float]:
-        """Yield the occurrences after a moment, in order."""
+        """Yield the occurrences after a moment, in order, from 1970 to the end of the year 9999."""
+        # The moment may be a score that any client wrote. From 1e300 on, adding an interval leads to no later moment.
+        if not after < _CALENDAR_ENDS:
+            return
+        after = max(after, -1.0)
         if self.cron is None:
-            step = math.floor((after - self.anchor) / self.every) + 1
+            step = math.floor(after / self.every) + 1
             while True:
-                moment = self.anchor + step * self.every
+                moment = step * self.every
+                if moment >= _CALENDAR_ENDS:
+                    return
                 if moment > after:
                     yield moment
                 step += 1
@@ -107,7 +114,7 @@ class Rule(Struct, frozen=True):
         return found
 
 
-def parse_rule(text: str, zone: str = "UTC", *, anchor: float = 0.0) -> Rule:
+def parse_rule(text: str, zone: str = "UTC") -> Rule:
     """Read a rule: cron, an alias such as `@daily`, or `every 90` (seconds).
 
     Raises:
@@ -121,7 +128,7 @@ def parse_rule(text: str, zone: str = "UTC", *, anchor: float = 0.0) -> Rule:
         if not _SHORTEST <= every <= _WIDEST:
             bound = f"least {_SHORTEST:g}" if every < _SHORTEST else f"most {_WIDEST:g}"
             raise ConfigError(f"rule {text!r}: the interval must be at {bound} s")
-        return Rule(text, found_zone, None, every, anchor)
+        return Rule(text, found_zone, None, every)
     cron = ALIASES.get(text.strip().lower(), text.strip())
     if cron.startswith("@"):
         raise ConfigError(f"rule {text!r} is not known: the names are {', '.join(ALIASES)}")

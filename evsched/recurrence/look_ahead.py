@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final
 
 from msgspec import Struct
 
 from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.recurrence import Recurrence
-
-_CALENDAR_ENDS: Final = 253_402_300_800.0
-"""The end of the year 9999, in Unix seconds: no rule has times after it."""
 
 
 class Standing(Struct, frozen=True):
@@ -47,8 +43,6 @@ def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: f
     yield from (planned for planned in standing.ahead if planned > max(now, after))
     if standing.next == math.inf and not standing.paused:
         return  # all its occurrences have been scheduled
-    if _CALENDAR_ENDS <= standing.next < math.inf:
-        return  # any client may have written the score; walking from there would never reach another time
     begin = math.nextafter(standing.next, -math.inf) if 0 < standing.next < math.inf else now
     for planned in islice(recurrence.walk(begin), max(0, count - standing.made)):
         if planned > after:

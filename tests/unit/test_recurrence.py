@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -148,7 +149,19 @@ def test_an_unknown_zone_is_refused_and_the_error_suggests_the_nearest() -> None
         parse_rule("@daily", "Europe/Berln")
 
 
-def test_every_counts_from_its_anchor_and_not_from_the_end_of_a_run() -> None:
+@pytest.mark.parametrize("rule", ["every 60", "0 9 * * *"])
+@pytest.mark.parametrize("score", [253_402_300_800.0, 1e15, 1e300, math.inf, math.nan])
+def test_no_rule_has_occurrences_after_the_year_9999(rule: str, score: float) -> None:
+    assert parse_rule(rule).next(score) is None
+
+
+@pytest.mark.parametrize(("rule", "first"), [("every 60", 0.0), ("0 9 * * *", 9 * 3600.0)])
+@pytest.mark.parametrize("score", [-1.0, -1e15, -1e300, -math.inf])
+def test_the_occurrences_of_a_rule_begin_in_1970(rule: str, first: float, score: float) -> None:
+    assert parse_rule(rule).next(score) == first
+
+
+def test_every_counts_from_1970_and_not_from_the_end_of_a_run() -> None:
     rule = parse_rule("every 90")
     assert [rule.next(at) for at in (0.0, 89.9, 90.0, 1e9 + 1)] == [90.0, 90.0, 180.0, 1000000080.0]
 
