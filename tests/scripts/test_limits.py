@@ -158,7 +158,9 @@ def test_a_group_that_waits_for_a_time_of_a_clock_that_was_set_back_is_reopened(
     assert len(fetch(send, store)) == 1
     assert fetch(send, store, now=NOW - 3600) == []  # the group is looked at an hour later, by this clock
     told = explain("a008", store.queue, send(store.explain("a008", now=NOW - 3600))).sentence
-    assert told == "the gate is closed to group alice no longer: it passes when a dispatcher looks at the group again"
+    assert (
+        told == "the gate is closed to group alice no longer: the job passes when a dispatcher checks the group again"
+    )
     send(store.rewind(15.0, 0, 10, now=NOW - 3600))
     assert state()["throttled"] == {"alice": 0.0}
     assert send(store.dispatch(limit=9, cap=1000, now=NOW - 3600)).sleep < 1
