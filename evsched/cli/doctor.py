@@ -12,7 +12,8 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.root import Json, Queues, Url, settings
+from evsched.cli.queues import missing
+from evsched.cli.root import Json, Queues, Url, client, settings
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.audit import Audit, OnProgress
@@ -38,7 +39,9 @@ def doctor(
     json: Json = False,
     url: Url = None,
 ) -> int:
-    """Check Redis and every queue for problems, and print how to fix each. Exit code 1: there are problems.
+    """Check Redis and every queue for problems, and print how to fix each.
+
+    Exit code 1: there are problems, or a queue that --queue names does not exist.
 
     It checks the settings and rights of Redis, that due jobs move, and that every job is in exactly one place.
 
@@ -46,23 +49,33 @@ def doctor(
     """
     # The names of queues are checked like those of a dispatcher.
     config = settings(url, queues=tuple(queue) if queue else None)
-    found, seen, queues = asyncio.run(_examine(config.url, queue or [], role, repair))
+    found, audit = asyncio.run(_examine(config.url, queue or [], role, repair))
     wrong = [finding for finding in found if finding.level != "info"]
     if json:
         output.as_json(found)
     else:
-        _print(found, f"{seen} records and entries of {queues} queue{'' if queues == 1 else 's'} looked at")
-    return int(bool(wrong))
+        queues = len(audit.queues)
+        _print(found, f"{audit.seen} records and entries of {queues} queue{'' if queues == 1 else 's'} looked at")
+    unknown = _unknown(config.url, audit.empty)
+    for line in unknown:
+        output.note(line)
+    return int(bool(wrong or unknown))
 
 
-async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> tuple[list[Finding], int, int]:
+def _unknown(url: str, empty: Sequence[str]) -> list[str]:
+    """Return a line for each queue that has no key and is not known otherwise: its name is probably misspelt."""
+    with client(url) as redis:
+        return [line for name in empty if (line := missing(redis, name))]
+
+
+async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> tuple[list[Finding], Audit]:
     sender = BatchingSender(url)
     try:
         doctor = Doctor(url, sender, queues[0] if queues else DEFAULT_QUEUE, repair=repair)
         found = await doctor.run(role, all_queues=not queues)
-        if any(finding.check == "cluster" for finding in found):
-            return found, 0, 0
         audit = Audit(sender, queues)
+        if any(finding.check == "cluster" for finding in found):
+            return found, audit
         try:
             with _bar() as report:
                 wrong = await audit.run(repair=repair, on_progress=report)
@@ -73,7 +86,7 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
             what = f"the queues were not looked at: {error}"
             mend = "use an administrator, or the user `doctor` of redis.conf"
             found.append(Finding("audit", "warning", what, "Redis", mend))
-        return found, audit.seen, len(audit.queues)
+        return found, audit
     finally:
         await sender.close()
 

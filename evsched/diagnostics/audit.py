@@ -75,6 +75,7 @@ class _Queue:
 
     def __init__(self, name: str) -> None:
         self.store = Store(name)
+        self.has_keys = False
         self.lists = set[str]()
         """The workers that have a list."""
         self.strays = list[str]()
@@ -113,6 +114,11 @@ class Audit:
     def queues(self) -> list[str]:
         """The queues that it has found."""
         return sorted(self._queues)
+
+    @property
+    def empty(self) -> list[str]:
+        """The queues of which there is no key: a misspelt name, or a queue that has not been used yet."""
+        return [name for name, queue in sorted(self._queues.items()) if not queue.has_keys]
 
     async def run(self, *, repair: bool = False, on_progress: OnProgress = lambda done, total: None) -> list[Finding]:
         """Check all places and records; with `repair`, repair what needs no guess.
@@ -178,6 +184,7 @@ class Audit:
                 wrong.add(key)
                 code = "key-type" if b":" in rest or rest in (b"arrival", b"canary", b"windows") else "place-type"
                 queue = self._queues.setdefault(name, _Queue(name))
+                queue.has_keys = True
                 queue.types.append(Violation(rest, code, f"a {kind}, not a {wanted}"))
         return wrong
 
@@ -191,6 +198,7 @@ class Audit:
             queue = self._queues.get(name)
             if queue is None:
                 queue = self._queues[name] = _Queue(name)
+            queue.has_keys = True
             if rest.startswith(b"job:"):
                 ids[name].append(rest[4:])
             elif rest.startswith(b"processing:") and keys.NAME.fullmatch(text(rest[11:])):

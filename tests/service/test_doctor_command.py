@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
 
 def test_the_command_repairs_what_it_finds_and_then_finds_nothing(cli: Cli, queue: str, raw: Any, store: Store) -> None:
     of = ("doctor", "--queue", queue)
+    raw.set(f"evsched:{{{queue}}}:arrival", 1)  # a queue that has been used
     done = cli.run(*of)
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing found; 0 records and entries of 1 queue looked at" in done.stdout
@@ -33,6 +35,15 @@ def test_the_command_repairs_what_it_finds_and_then_finds_nothing(cli: Cli, queu
     assert '"repaired": true' in done.stdout
     assert raw.zscore(f"evsched:{{{queue}}}:schedule", "lost") == 5.5
     assert "orphan" not in cli.run(*of).stdout
+
+
+def test_an_unknown_queue_is_an_error_beside_the_checks_of_redis(cli: Cli, queue: str, raw: Any) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"later": 4e9})
+    raw.hset(f"evsched:{{{queue}}}:job:later", "payload", '{"task":"t"}')
+    done = cli.run("doctor", "--queue", queue, "--queue", f"{queue}x", "--json")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"queue {queue}x has no jobs, no workers and no recurrences: did you mean {queue}?" in done.stderr
+    assert [one["check"] for one in json.loads(done.stdout) if one["level"] != "info"] == ["no-dispatcher"]
 
 
 def test_the_command_refuses_an_unknown_role_and_fails_without_a_redis(cli: Cli) -> None:
