@@ -12,6 +12,7 @@ _WEIGHTED: Final = re.compile(r"(.+):([0-9]+(?:\.[0-9]+)?)")
 
 _LEAST: Final = 0.001
 _MOST: Final = 1000.0
+_RULE: Final = f"a weight is from {_LEAST:g} to {_MOST:g}, such as 3 or 0.5"
 
 
 def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, float]]:
@@ -23,6 +24,8 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
     names, weights = list[str](), dict[str, float]()
     for text in queues:
         found = _WEIGHTED.fullmatch(text)
+        if not found and _ends_as_number(text):
+            raise ConfigError(f"queue {text!r}: {_RULE}; add a weight if the queue is named so: {text}:1")
         name = found[1] if found else text
         if not name:
             raise ConfigError("a queue's name is empty: in EVSCHED_QUEUES, one comma stands between two names")
@@ -31,15 +34,24 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
         names.append(name)
         weight = float(found[2]) if found else 1.0
         if not _LEAST <= weight <= _MOST:
-            raise ConfigError(f"queue {text!r}: a weight is from {_LEAST:g} to {_MOST:g}")
+            raise ConfigError(f"queue {text!r}: {_RULE}")
         if weight != 1.0:
             weights[name] = weight
     return tuple(names), weights
 
 
 def join_weights(queues: Iterable[str], weights: Mapping[str, float]) -> list[str]:
-    """Return what `split_weights` reads. A name that ends as a weight does gets one behind it."""
+    """Return what `split_weights` reads. A name that ends in a colon and a number gets a weight behind it."""
     return [
-        f"{name}:{weights.get(name, 1.0):f}" if name in weights or _WEIGHTED.fullmatch(name) else name
-        for name in queues
+        f"{name}:{weights.get(name, 1.0):f}" if name in weights or _ends_as_number(name) else name for name in queues
     ]
+
+
+def _ends_as_number(text: str) -> bool:
+    """Return whether a number of any form follows the last colon: -1, 1e3 and nan are numbers, but not weights."""
+    _, colon, end = text.rpartition(":")
+    try:
+        float(end)
+    except ValueError:
+        return False
+    return bool(colon)

@@ -31,6 +31,7 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
 def test_queues_may_have_weights() -> None:
     found = load({"EVSCHED_QUEUES": "mail:3,bulk,a:b:0.5"})
     assert (found.queues, found.weights) == (("mail", "bulk", "a:b"), {"mail": 3.0, "a:b": 0.5})
+    assert load({"EVSCHED_QUEUES": "a:x,a:1.2.3,a:-1:1"}).queues == ("a:x", "a:1.2.3", "a:-1")
     assert Config().weights == {}
 
 
@@ -46,7 +47,7 @@ def test_queues_may_have_weights() -> None:
             shutdown_grace=0.2,
             kill_grace=0.25,
         ),
-        Config(queues=("a", "b:2"), weights={"a": 2.5}),
+        Config(queues=("a", "b:2", "c:-1"), weights={"a": 2.5}),
     ],
 )
 def test_settings_go_through_an_environment(config: Config) -> None:
@@ -64,6 +65,8 @@ def test_settings_go_through_an_environment(config: Config) -> None:
         ({"queues": ("a", "b c")}, "queue 'b c'"),
         ({"queues": ("a", "a:2")}, "queue 'a' is named twice"),
         ({"queues": ("a:0",)}, "a weight is from 0.001 to 1000"),
+        ({"queues": ("a:-1",)}, "a weight is from 0.001 to 1000.*if the queue is named so: a:-1:1"),
+        *(({"queues": (f"a:{text}",)}, "a weight is from") for text in ("-0", "+2", ".5", "1e3", "nan", "-inf")),
         ({"queues": ("", "")}, "a queue's name is empty"),
         ({"concurrency": "many"}, "EVSCHED_CONCURRENCY is 'many': a whole number from 1 to 999"),
         ({"shutdown_grace": "soon"}, "EVSCHED_SHUTDOWN_GRACE is 'soon': from 0 to 86400 s"),
