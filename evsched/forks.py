@@ -31,6 +31,8 @@ _holders = WeakSet[Holder]()
 _owner = 0
 """The process whose children are separated: what they fork in turn is their own."""
 _forking = threading.local()
+_is_child = False
+"""Whether a handler forked this process."""
 
 
 def hold(holder: Holder) -> None:
@@ -67,6 +69,17 @@ def end_children(patience: float) -> int:
     return len(left)
 
 
+def end_child() -> None:
+    """End this process if a handler forked it. Call this when a handler has ended.
+
+    What called the handler, an event loop or a thread that waits for more to do, is its parent's.
+    """
+    if _is_child:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        os._exit(0)
+
+
 def _before() -> None:
     # A signal may be sent to the child before it has come to `_separate`.
     mine = os.getpid() == _owner
@@ -79,8 +92,10 @@ def _unblock() -> None:
 
 
 def _separate() -> None:
+    global _is_child
     if _forking.mask is None:
         return
+    _is_child = True
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

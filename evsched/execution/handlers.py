@@ -11,6 +11,7 @@ from typing import Any, cast
 import anyio
 import anyio.to_thread
 
+from evsched import forks
 from evsched.execution import process_pool
 from evsched.execution.failure import Failure, failure_of, message, where
 from evsched.execution.prepare import Prepared
@@ -79,6 +80,7 @@ class Handlers:
         except BaseException as error:  # noqa: BLE001
             return _raised(run, error, prepared.task)
         finally:
+            forks.end_child()
             self.end(run)
 
     def begin(self, run: Run, timeout: float | None) -> None:
@@ -124,6 +126,8 @@ def _in_thread(task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
         # It would close the coroutines that wait for the thread, where none of them could catch it.
         failure = failure_of(error, task.module)
         raise HandlerFailed(failure.reason, failure.traceback) from None
+    finally:
+        forks.end_child()
 
 
 def _stopped(run: Run, error: asyncio.CancelledError, task: Task) -> Failed:

@@ -17,7 +17,7 @@ from evsched.config import Config
 from evsched.diagnostics import server_checks
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
-from evsched.errors import CannotStart, StoreDown, StoreRefused
+from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, Events, HandlersLeft, RedisUnsafe
 from evsched.process.child_link import LINK, METRICS, ChildLink, inherited
 from evsched.process.isolated_run import start_isolated
@@ -107,6 +107,9 @@ class _Process:
                 self.runtime.emit(RedisUnsafe(what=finding.what, mend=finding.mend))
 
 
+_ENDED: Final = ", which ends the worker: its jobs start again when its lease ends; restart the process"
+"""What follows when a handler ends the event loop that its worker runs in."""
+
 _Work = Callable[[_Process], Awaitable[bool]]
 """Works until the process is asked to end; returns whether threads still run that cannot be ended."""
 
@@ -145,7 +148,14 @@ def _run(config: Config, grace: float, work: _Work) -> None:
     scripts.read_all()
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:
-        asyncio.run(_live(_Process(config, events, shutdown, link), work))
+        try:
+            asyncio.run(_live(_Process(config, events, shutdown, link), work))
+        except asyncio.CancelledError:
+            raise LoopEnded(f"a handler cancelled tasks that are not its own{_ENDED}") from None
+        except RuntimeError as error:
+            if not str(error).startswith("Event loop stopped"):
+                raise
+            raise LoopEnded(f"a handler stopped the event loop{_ENDED}") from None
 
 
 async def _live(process: _Process, work: _Work) -> None:

@@ -36,6 +36,15 @@ async def block() -> None:
         print("began", file=pipe)
     time.sleep(3600)
 
+@app.task
+async def stop_loop() -> None:
+    asyncio.get_running_loop().stop()
+
+@app.task
+async def cancel_all() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+
 @app.task(on="process", timeout=60)
 def spin() -> None:
     pipe = open("pipe", "w")  # open while this process lives
@@ -361,6 +370,23 @@ def test_a_loop_that_ends_ends_the_process_with_a_log_line_and_code_70(
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"evsched: the {loop}")
     assert "loop has ended: KeyError: 'a bug' (" in last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("stop_loop", "a handler stopped the event loop"),
+        ("cancel_all", "a handler cancelled tasks that are not its own"),
+    ],
+)
+def test_a_handler_that_ends_the_event_loop_ends_the_worker_with_a_line_and_code_70(
+    cli: Cli, queue: str, raw: Any, task: str, said: str
+) -> None:
+    schedule(raw, queue, task, "j")
+    done = cli.run("worker", "tasks:app", "--burst")
+    assert done.returncode == 70, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"evsched: {said}, which ends the worker")
     assert "Traceback" not in done.stderr
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.cli import Cli, Log, ended
 
 TASKS = """
-import multiprocessing, signal, subprocess
+import multiprocessing, os, signal, subprocess
 from evsched import App, Retry
 
 app = App()
@@ -36,6 +36,22 @@ def in_thread():
 @app.task(retry=once, retention=60)
 async def in_loop():
     return squares()
+
+def forked(raises):
+    child = os.fork()
+    if child:
+        return 14 + os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if raises:
+        raise ValueError
+    return 99
+
+@app.task(retry=once, retention=60)
+def fork_in_thread():
+    return forked(raises=False) if forked(raises=True) == 14 else 0
+
+@app.task(retry=once, retention=60)
+async def fork_in_loop():
+    return forked(raises=False) if forked(raises=True) == 14 else 0
 
 @app.task(on="process", retry=once, retention=60)
 def on_process():
@@ -91,7 +107,9 @@ def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
     return cli.json("show", task, "--queue", queue)
 
 
-@pytest.mark.parametrize("task", ["in_thread", "in_loop", "on_process", "print_and_read"])
+@pytest.mark.parametrize(
+    "task", ["in_thread", "in_loop", "on_process", "print_and_read", "fork_in_thread", "fork_in_loop"]
+)
 def test_a_process_that_a_handler_starts_harms_neither_the_pool_nor_the_worker(
     cli: Cli, worker: tuple[subprocess.Popen[str], Log], queue: str, task: str
 ) -> None:
