@@ -76,10 +76,12 @@ def set_window(
     try:
         if not WINDOW_NAME.fullmatch(name):
             raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
-        parse_window(window)
+        parsed = parse_window(window)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
+        if parsed.next_open(redis.now()) is None:
+            raise UsageError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
         redis.send(Store(queue).count_deferred(name))  # refused before anything is written
         redis.send(Store(queue).set_window(name, window))
         back = _reopen(redis, Store(queue), name)

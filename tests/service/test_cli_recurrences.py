@@ -133,6 +133,7 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("at 'mon-fry'", ("recurrences", "add", "r", "t", "--rule", "@daily", "--window", "mon-fry 09:00-17:00 UTC")),
         ("a name is 1 to 180", ("recurrences", "add", "r r", "t", "--rule", "@daily")),
         ("it has no zone", ("windows", "set", "w", "09:00-17:00")),
+        ("does not open within two", ("windows", "set", "w", "09:00-17:00 UTC; not 2000-01-01..2999-12-31")),
         ("window name", ("windows", "set", "w w", "09:00-17:00 UTC")),
         ("from 1 to 1000", ("recurrences", "next", "r", "-n", "100000000")),
         ("shorter span", ("simulate", "--rule", "every 1", "--from", "0", "--to", str(393 * 86400))),
