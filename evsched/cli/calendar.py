@@ -18,10 +18,10 @@ from evsched.cli.time_args import parse_time
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing
-from evsched.recurrence.cron import parse_rule
 from evsched.recurrence.look_ahead import Standing, read_standing, times_ahead
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
+from evsched.recurrence.zones import find_zone
 from evsched.store.store import Store
 
 windows = App(name="windows", help="List, set or remove named windows: the hours in which jobs may start.")
@@ -121,7 +121,7 @@ def simulate(
         list[str] | None,
         Parameter(negative="", help="Simulate this rule instead of the recurrences of the queue. You can repeat it."),
     ] = None,
-    zone: Zone = "UTC",
+    zone: Zone = None,
     by: Annotated[Literal["hour", "run"], Parameter(help="One line for each hour, or for each run.")] = "hour",
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
@@ -133,14 +133,14 @@ def simulate(
 
     Example: evsched simulate --from 2030-03-31T00:00 --to 2030-04-01T00:00 --by run
     """
-    first = time.time() if since is None else parse_time(since)
-    last = first + 86400 if until is None else parse_time(until)
-    if not 0 < last - first <= 400 * 86400:
-        raise UsageError("--to: after --from, by 400 days at the most")
     try:
-        recurrences = _given(rule, zone) if rule else _kept(url, queue)
+        local = find_zone("UTC" if zone is None else zone)
+        first = time.time() if since is None else parse_time(since, zone)
+        last = first + 86400 if until is None else parse_time(until, zone)
+        if not 0 < last - first <= 400 * 86400:
+            raise UsageError("--to: after --from, by 400 days at the most")
+        recurrences = _given(rule, local.key) if rule else _kept(url, queue)
         runs = _runs(recurrences, first, last)
-        local = parse_rule("@daily", zone).zone
     except ConfigError as error:
         raise UsageError(str(error)) from None
     if json:

@@ -26,7 +26,13 @@ from evsched.store.store import Store
 app = App(name="recurrences", help="List, add, pause or remove recurrences: rules that make jobs again and again.")
 
 Name = Annotated[str, Parameter(help="The name of the recurrence.")]
-Zone = Annotated[str, Parameter(help="The time zone of the rule, such as Europe/Berlin.")]
+Zone = Annotated[
+    str | None,
+    Parameter(
+        help="The time zone, such as Europe/Berlin, of the rule and of times that have no offset. Default: UTC for the "
+        "rule, this machine's zone for times."
+    ),
+]
 
 _SLICE = 500
 
@@ -168,7 +174,7 @@ def add(
     rule: Annotated[
         str, Parameter(help="When it runs: a cron rule ('0 9 * * mon-fri'), @daily, or 'every 90' (seconds).")
     ],
-    zone: Zone = "UTC",
+    zone: Zone = None,
     start: Annotated[str | None, Parameter(help="No occurrence before this time.")] = None,
     end: Annotated[str | None, Parameter(help="No occurrence after this time.")] = None,
     count: Annotated[int | None, Parameter(help="End after this many occurrences.")] = None,
@@ -201,11 +207,11 @@ def add(
             name=name,
             rule=rule,
             payload=new_job(task, [argument(text) for text in arguments or ()], {}, options).payload,
-            zone=zone,
+            zone="UTC" if zone is None else zone,
             priority=priority,
             group=group,
-            start=None if start is None else parse_time(start),
-            end=None if end is None else parse_time(end),
+            start=None if start is None else parse_time(start, zone),
+            end=None if end is None else parse_time(end, zone),
             count=count,
             spread=spread,
             misfire=misfire,

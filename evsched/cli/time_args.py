@@ -7,6 +7,7 @@ import re
 from datetime import datetime
 
 from evsched.cli.root import UsageError
+from evsched.recurrence.zones import find_zone
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
@@ -23,17 +24,22 @@ def parse_length(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def parse_time(text: str) -> float:
-    """Return the Unix seconds of an ISO 8601 time, or of a plain number. Without a zone: this machine's.
+def parse_time(text: str, zone: str | None = None) -> float:
+    """Return the Unix seconds of an ISO 8601 time, or of a plain number.
+
+    A time without an offset is in `zone`, or in this machine's zone if that is None.
 
     Raises:
         UsageError: it is not a time.
+        ConfigError: there is no such zone.
     """
+    local = None if zone is None else find_zone(zone)
     try:
         number = float(text)
     except ValueError:
         try:
-            return datetime.fromisoformat(text).timestamp()
+            moment = datetime.fromisoformat(text)
+            return (moment if moment.tzinfo else moment.replace(tzinfo=local)).timestamp()
         except (ValueError, OverflowError):
             raise UsageError(
                 f"{text!r} is not a time: write 2030-01-31T09:00, 2030-01-31T09:00+01:00 or Unix seconds"

@@ -96,6 +96,8 @@ def test_simulate_with_rules_given_needs_no_redis(cli: Cli) -> None:
     assert shown.count("clock set forward") == 4  # there is no 2 o'clock
     assert "2026-03-29 03:00:00+02:00" in shown
     assert len(cli.json("simulate", "--rule", "*/30 * * * *", *span)) == 8
+    local = ("--from", "2026-03-29T00:00:00", "--to", "2026-03-29T04:30:00", "--zone", "Europe/Berlin")
+    assert cli.run("simulate", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *local).stdout == shown
     runs = cli.run("simulate", "--rule", "15 2 * * *", "--by", "run", *span).stdout
     assert "2026-03-29 03:00:00+02:00" in runs  # 02:15 is left out: as soon as there is a time again
 
