@@ -77,7 +77,7 @@ def show(
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
 
 
-def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
+def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
     """Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.
 
     Example: evsched explain report-17
@@ -97,14 +97,13 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
             with contextlib.suppress(StoreRefused):  # this user may not ask
                 dispatchers = redis.send(server.dispatchers())
     answer = say(job, queue, facts, nearest, window, types, dispatchers)
-    if facts.status is None and not json:
-        raise JobMissing(answer.sentence)
     if json:
         output.as_json(answer)
-    else:
+    if facts.status is None:
+        raise JobMissing(answer.sentence)
+    if not json:
         table.sentence(f"{job}: {answer.sentence}")
         table.fields(answer.facts.items())
-    return int(facts.status is None)
 
 
 def _nearest(redis: SyncClient, store: Store, job: str) -> list[str]:

@@ -80,9 +80,11 @@ def test_an_unknown_queue_is_paused_or_limited_only_with_create(cli: Cli, queue:
         assert f"did you mean {queue}" in done.stderr
     assert cli.run("limit", f"{queue}x").returncode == 0
     assert not raw.exists(f"evsched:{{{queue}x}}:limits")
-    assert gate.get_message() is None  # a dispatcher that hears of a queue adds it to the set of all queues
+    # A dispatcher that hears of a queue adds it to the set of all queues: nothing was published before this.
+    raw.publish(keys.gate(f"{queue}x"), "the first")
+    assert gate.get_message(timeout=PATIENCE)["data"] == b"the first"
     assert cli.run("limit", f"{queue}x", "--concurrency", "5", "--create").returncode == 0
-    assert gate.get_message() is not None
+    assert gate.get_message(timeout=PATIENCE) is not None
     gate.close()
     assert cli.run("limit", f"{queue}x", "--rate", "3/s").returncode == 0
     # It has limits now, and nothing else: it is no name for itself.
@@ -128,6 +130,7 @@ def test_explain_suggests_ids_like_a_missing_one(cli: Cli, queue: str, raw: Any)
     done = cli.run("explain", "welcom-42", *of)
     assert done.returncode == 1
     assert done.stderr.endswith("did you mean welcome-42?\n")
+    assert cli.run("explain", "welcom-42", "--json", *of).stderr == done.stderr
     told = cli.json("explain", "welcome-42", *of)
     raw.hset(f"evsched:{{{queue}}}:job:welcome-43", "payload", "{}")  # a record, and no job
     assert cli.run("explain", "welcome-43", *of).stderr.endswith("did you mean welcome-42?\n")
