@@ -39,7 +39,6 @@ _KINDS: Final = (*_WAIT_CODES, "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOPERM",
 """The codes that metrics may use as a label: the text of a script's error could begin with any word."""
 
 _CLASSES: Final = {
-    exceptions.NoPermissionError: "noperm",
     exceptions.AuthenticationError: "noauth",
     exceptions.BusyLoadingError: "loading",
     exceptions.ReadOnlyError: "readonly",
@@ -60,6 +59,11 @@ _NO_DATABASE: Final = (
     "the URL names a database that Redis does not have: its setting `databases` says how many there are"
 )
 
+_NO_RIGHT: Final = "the ACL of this Redis user lacks a right: `evsched doctor --role ROLE` names the rights of its role"
+
+_REFUSED_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
+"""How the messages begin by which a script is told that its user may not run a command."""
+
 _FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; jobs that are already there continue, which frees memory"
 
 
@@ -79,7 +83,11 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
         message = message.partition(" script: ")[0] if "evsched:" in message else _WRONG_TYPE
     elif code == "OOM" or isinstance(error, exceptions.OutOfMemoryError):
         message = _FULL
-    if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
+    if isinstance(error, exceptions.NoPermissionError) or message.startswith(_REFUSED_IN_SCRIPT):
+        # In a script Redis gives the error no code, and ends it with the SHA and the line.
+        message = f"{message.partition(' script: ')[0]}; {_NO_RIGHT}"
+        return StoreRefused(f"{what}: {message}", kind="noperm")
+    if isinstance(error, exceptions.AuthenticationError):
         return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
     if isinstance(error, _CLUSTER_ERRORS) or code == "CROSSSLOT" or "cluster mode" in message:
         return StoreRefused(f"{what}: {NO_CLUSTER} ({type(error).__name__}: {message})", kind=_kind(error, code))
