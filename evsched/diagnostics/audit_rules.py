@@ -25,12 +25,15 @@ _RULES: Final[dict[str, _Rule]] = {
     "orphan": _Rule(
         "fault",
         "a job that has not ended is in no place: it will never run",
-        f"{_REPAIR} schedules it at its due time; if a client cancelled it with ZREM alone: DEL {{record}}",
+        f"{_REPAIR} schedules it at its due time, right if Redis evicted its place (see evicted-keys); if a client "
+        "cancelled it with ZREM alone: DEL {record}",
     ),
     "unscheduled": _Rule(
         "warning",
-        "a record whose job is in no place and was never due: cancelled with ZREM alone, or never scheduled",
-        "DEL {record}, or schedule it: ZADD {root}schedule 0 {id}",
+        "a record whose job is in no place and was never due: cancelled with ZREM alone, never scheduled, or Redis "
+        "evicted its place",
+        "if it was cancelled: DEL {record}; if not, schedule it: ZADD {root}schedule 0 {id}; the finding "
+        "evicted-keys tells whether Redis evicted keys",
     ),
     "no-record": _Rule(
         "fault",
