@@ -182,8 +182,8 @@ class Tasks(dict[str, Task]):
         task = self.get(name)
         if task is None:
             near = difflib.get_close_matches(name[:200], self, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"this worker has {_list(sorted(self)) or 'none'}"
-            raise UnknownTask(f"unknown task {name[:200]!r}: {hint}. Register it with @app.task, or correct the name")
+            hint = f"did you mean {near[0]!r}?" if near else f"this worker has {_list(sorted(self)) or 'none'}."
+            raise UnknownTask(f"unknown task {name[:200]!r}: {hint} Register it with @app.task, or correct the name")
         return task
 
 
