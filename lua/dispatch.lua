@@ -27,8 +27,8 @@ now, limit, cap = clock(now), tonumber(limit), tonumber(cap)
 local RECORD_WAIT = 2
 -- How many of the newest due jobs a call looks at when more is due than it moves.
 local NEWEST = 16
--- How many bytes of members a call reads, and how many members at once: inline jobs may be long.
-local BYTES_MOST, SLICE = 1048576, 16
+-- How many bytes of members a call reads, and how many at once: inline jobs may be long, and each MB takes Redis 5 ms.
+local BYTES_MOST, BYTES_SLICE = 1048576, 65536
 
 if canary ~= '' then
   redis.call('DEL', root .. 'canary')
@@ -40,17 +40,14 @@ end
 expect('ZCARD', dead)
 expect_gate()
 
--- The due members as member, score, ..., the earliest first: at most `limit` jobs and BYTES_MOST bytes.
-local function read_due()
+local total = redis.call('ZCOUNT', schedule, '-inf', seconds(now))
+
+-- Members of the schedule from a rank on as member, score, ..., read `step` at a time: at least one, and at most
+-- BYTES_MOST bytes.
+local function read_from(first, last, step)
   local found, bytes = {}, 0
-  local count = math.min(limit, redis.call('ZCOUNT', schedule, '-inf', seconds(now)))
-  if count == 0 then
-    -- If the front is too long to be a job, take it before it is due: every read of the front would transfer it.
-    local front = redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')
-    return front[1] and #front[1] > math.max(MEMBER_MOST, cap) and front or found
-  end
-  for first = 0, count - 1, SLICE do
-    local slice = redis.call('ZRANGE', schedule, first, math.min(first + SLICE, count) - 1, 'WITHSCORES')
+  while first <= last and bytes < BYTES_MOST do
+    local slice = redis.call('ZRANGE', schedule, first, math.min(first + step - 1, last), 'WITHSCORES')
     for i = 1, #slice, 2 do
       bytes = bytes + #slice[i]
       if bytes > BYTES_MOST and #found > 0 then
@@ -58,22 +55,39 @@ local function read_due()
       end
       found[#found + 1], found[#found + 2] = slice[i], slice[i + 1]
     end
+    first = first + step
   end
   return found
 end
 
+-- The due members as member, score, ..., the earliest first: at most `limit` jobs and BYTES_MOST bytes.
+local function read_due()
+  local count = math.min(limit, total)
+  if count == 0 then
+    -- If the front is too long to be a job, take it before it is due: every read of the front would transfer it.
+    local front = redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')
+    return front[1] and #front[1] > math.max(MEMBER_MOST, cap) and front or {}
+  end
+  local step = count
+  if count > 1 then
+    -- The average size: MEMORY USAGE measures the first `count` members, and takes the others to be as long.
+    local average = redis.call('MEMORY', 'USAGE', schedule, 'SAMPLES', count) / redis.call('ZCARD', schedule)
+    if average * count > BYTES_MOST then
+      step = math.max(1, math.floor(BYTES_SLICE / average))
+    end
+  end
+  return read_from(0, count - 1, step)
+end
+
 local due = read_due()
-if #due == 2 * limit then
+if #due == 2 * limit and total > limit then
   -- More is due than one call moves, most likely of one group: that of the last job. The newest due jobs of other
   -- groups do not wait behind it.
-  local newest =
-    redis.call('ZRANGE', schedule, seconds(now), '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, NEWEST, 'WITHSCORES')
-  local last, last_id = tonumber(due[#due]), due[#due - 1]
-  local last_group = field_of(last_id, 'group') or ''
-  for i = #newest - 1, 1, -2 do
-    local id, score = newest[i], tonumber(newest[i + 1])
-    local further = score > last or (score == last and id > last_id)
-    if further and id:byte() ~= 123 and (field_of(id, 'group') or '') ~= last_group then
+  local newest = read_from(math.max(limit, total - NEWEST), total - 1, 1)
+  local last_group = field_of(due[#due - 1], 'group') or ''
+  for i = 1, #newest, 2 do
+    local id = newest[i]
+    if id:byte() ~= 123 and (field_of(id, 'group') or '') ~= last_group then
       due[#due + 1] = id
       due[#due + 1] = newest[i + 1]
     end
