@@ -10,6 +10,7 @@ knows whether a call may be done twice.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -82,7 +83,7 @@ class DirectSender:
 
 
 class BatchingSender:
-    """Sends calls from a program with an event loop.
+    """Sends calls from a program with an event loop. Event loops in several threads may share it.
 
     Calls that are made within one turn of the loop, or while a batch is on its way, go in one batch: tasks that send at
     the same time share round trips.
@@ -91,10 +92,8 @@ class BatchingSender:
     def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
         self._url = url
         self._reply_timeout = reply_timeout
-        self._connection: Connection | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._of_thread = threading.local()
+        """`batches`: what the thread's event loop sends. A thread may run one loop after another."""
 
     async def send(self, call: Call[T]) -> T:
         """Send one call.
@@ -104,41 +103,62 @@ class BatchingSender:
             StoreDown: Redis cannot be reached or cannot do it now; the call may have been done all the same.
             StoreRefused: Redis refused.
         """
-        return await self._queue(call)
+        return await self._batches().add(call)
 
     async def send_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Send calls in one batch; when all have replies, raise the first error, if there is one."""
-        return [await future for future in [self._queue(call) for call in calls]]
+        batches = self._batches()
+        return [await future for future in [batches.add(call) for call in calls]]
 
-    def _queue(self, call: Call[T]) -> asyncio.Future[T]:
+    def _batches(self) -> _Batches:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            # A program may run one event loop after another, and a connection belongs to its loop.
-            self._loop, self._connection, self._sending, self._waiting = loop, Connection(self._url), None, []
-        future: asyncio.Future[T] = loop.create_future()
+        batches: _Batches | None = getattr(self._of_thread, "batches", None)
+        if batches is None or batches.loop is not loop:
+            batches = self._of_thread.batches = _Batches(loop, Connection(self._url), self._reply_timeout)
+        return batches
+
+    async def close(self) -> None:
+        """Close the connection of this event loop. A later call opens a new one."""
+        batches: _Batches | None = getattr(self._of_thread, "batches", None)
+        if batches is not None:
+            del self._of_thread.batches
+            await batches.close()
+
+
+class _Batches:
+    """The batches of one event loop, and the connection that they are sent on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection, reply_timeout: float) -> None:
+        self.loop = loop
+        self._connection = connection
+        self._reply_timeout = reply_timeout
+        self._waiting: list[tuple[Call[Any], asyncio.Future[Any]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    def add(self, call: Call[T]) -> asyncio.Future[T]:
+        """Add a call to the next batch; return the future of its value."""
+        future: asyncio.Future[T] = self.loop.create_future()
         # Callers of a failed batch may have been cancelled: nothing awaits their futures then.
         future.add_done_callback(_retrieve)
         self._waiting.append((call, future))
         if self._sending is None:
-            self._sending = loop.create_task(self._send_waiting())
+            self._sending = self.loop.create_task(self._send_waiting())
         return future
 
     async def _send_waiting(self) -> None:
-        connection = self._connection
-        assert connection is not None
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                await self._send_batch(connection, batch)
+                await self._send(batch)
         finally:
             self._sending = None
             for _, future in self._waiting:
                 future.cancel()
             self._waiting = []
 
-    async def _send_batch(self, connection: Connection, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
+    async def _send(self, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
         try:
-            values = await _deliver(connection, [call for call, _ in batch], self._reply_timeout)
+            values = await _deliver(self._connection, [call for call, _ in batch], self._reply_timeout)
         except EvschedError as error:
             failed: Any = error
             values = [failed] * len(batch)
@@ -161,12 +181,10 @@ class BatchingSender:
                 future.set_result(value)
 
     async def close(self) -> None:
-        """Close the connection. A later call opens a new one."""
+        """Send no more, and close the connection."""
         if self._sending is not None:
             self._sending.cancel()
-        if self._connection is not None:
-            await self._connection.close()
-        self._loop = None
+        await self._connection.close()
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

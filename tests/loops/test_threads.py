@@ -12,7 +12,7 @@ from evsched import App
 from evsched.config import Config
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncSender
+from evsched.transport.senders import BatchingSender, SyncSender
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 
@@ -114,3 +114,22 @@ async def test_threads_that_share_one_client_wait_for_their_own_results(config: 
     async with system(config, app):
         found = await asyncio.to_thread(program)
     assert found == [[thread * 1000 + n for n in range(50)] for thread in range(8)]
+
+
+async def echoes_of_tasks(sender: BatchingSender, thread: int) -> list[bytes]:
+    calls = [Call(("ECHO", f"{thread}-{n}"), raw) for n in range(50)]
+    try:
+        return [found for _ in range(5) for found in await asyncio.gather(*map(sender.send, calls))]
+    finally:
+        await sender.close()
+
+
+def test_event_loops_in_several_threads_may_share_a_sender(server: EmbeddedRedis) -> None:
+    sender = BatchingSender(server.url)
+
+    def program(thread: int) -> list[bytes]:
+        return asyncio.run(echoes_of_tasks(sender, thread))
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(program, range(8)))
+    assert found == [[f"{thread}-{n}".encode() for n in range(50)] * 5 for thread in range(8)]
