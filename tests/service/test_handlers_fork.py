@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.cli import Cli, Log, ended
+from tests.support.patience import PATIENCE
 
 TASKS = """
 import multiprocessing, os, signal, subprocess
@@ -127,7 +128,8 @@ def test_a_process_that_a_handler_left_behind_ends_with_the_worker(
     left = run(cli, log, queue, "leave")["result"]
     child.send_signal(signal.SIGTERM)
     assert log.until("HandlersLeft")["processes"] == 1
-    assert ended(child) == 0
+    child.communicate(timeout=PATIENCE)
+    assert child.returncode == 0
     with pytest.raises(ProcessLookupError):
         os.kill(left, 0)
 
