@@ -18,11 +18,12 @@ local function digest(member)
   return redis.sha1hex(#member .. member:sub(1, 4096) .. member:sub(-4096))
 end
 
--- Keep a member that is not valid as an id, with its record if it has one. Returns the id under which it is kept.
--- USES digest, record
+-- Keep a member that is not valid as an id, with its record if it has one and is not very long: the name of its record
+-- would be copied several times. Returns the id under which it is kept.
+-- USES digest, record, MEMBER_MOST
 local function keep_misnamed(member)
   local id = 'bad-' .. digest(member)
-  if redis.call('TYPE', record(member)).ok == 'hash' then
+  if #member <= MEMBER_MOST and redis.call('TYPE', record(member)).ok == 'hash' then
     redis.call('RENAME', record(member), record(id))
   end
   redis.call('HSET', record(id), 'member', #member <= 1024 and member or member:sub(1, 1024))

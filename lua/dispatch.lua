@@ -228,7 +228,12 @@ end
 local opens = open(0, now)
 
 local sleep = ''
-local nearest = tonumber(redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2])
+local nearest
+if total > #due / 2 then
+  nearest = now -- more is due than was read
+else
+  nearest = tonumber(redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2])
+end
 if nearest or opens then
   sleep = seconds(math.max(0, math.min(nearest or opens, opens or nearest) - now))
 end
