@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import Final
 
 from evsched import events
 from evsched.errors import NO_ENTRY, JobMissing, StoreError, StoreRefused
@@ -18,6 +19,9 @@ from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.store.store import Store
+
+_SELDOM: Final = 10
+"""Safety caps between two writes of the set of all queues: an idle worker sends few commands."""
 
 
 class QueueSetup:
@@ -76,10 +80,11 @@ class QueueSetup:
     async def keep_in_set(self) -> None:
         """Keep the queues that are set up in the set of all queues, which may be flushed or lost, until cancelled.
 
-        Redis neither writes nor replicates an SADD of what the set contains.
+        Dispatchers do the same for the queues that they know, so this is for queues that no dispatcher serves. Redis
+        neither writes nor replicates an SADD of what the set contains.
         """
         while True:
-            await asyncio.sleep(self._runtime.config.safety_cap)
+            await asyncio.sleep(_SELDOM * self._runtime.config.safety_cap)
             if self._done:
                 with contextlib.suppress(StoreError):  # the other loops report it
                     await self._add_to_set(*sorted(self._done))
