@@ -1,11 +1,13 @@
-"""Fixtures for most tests of loops: settings for one queue with short graces, and an app without tasks."""
+"""Fixtures for tests of loops: settings for one queue with short graces, an app without tasks, a server to break."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from typing import Any
 
 import pytest
+import redis
 
 from evsched import App
 from evsched.config import Config
@@ -23,6 +25,20 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
 @pytest.fixture
 def app(queue: str) -> App:
     return App(queue=queue)
+
+
+@pytest.fixture
+def own() -> Generator[EmbeddedRedis]:
+    """A server of the test's own, which it may fill, flush or break."""
+    with EmbeddedRedis(port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def client(own: EmbeddedRedis) -> Generator[Any]:
+    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    yield client
+    client.close()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-import redis
 
 from evsched import App, events
 from evsched.client.find_queues import T, find_queues
@@ -31,19 +30,6 @@ class Counted:
     def send(self, call: Call[T]) -> T:
         self.sent.append(call.name)
         return self.sender.send(call)
-
-
-@pytest.fixture
-def own() -> Generator[EmbeddedRedis]:
-    with EmbeddedRedis() as server:
-        yield server
-
-
-@pytest.fixture
-def client(own: EmbeddedRedis) -> Generator[Any]:
-    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
-    yield client
-    client.close()
 
 
 @pytest.fixture

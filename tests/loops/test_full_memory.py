@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
-
-import pytest
-import redis
 
 from evsched import App, events
 from evsched.config import Config
@@ -15,19 +11,6 @@ from evsched.transport.embedded import EmbeddedRedis
 from tests.support.system import System, system
 
 COUNT = 40
-
-
-@pytest.fixture
-def own() -> Generator[EmbeddedRedis]:
-    with EmbeddedRedis(port=0) as server:
-        yield server
-
-
-@pytest.fixture
-def client(own: EmbeddedRedis) -> Generator[Any]:
-    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
-    yield client
-    client.close()
 
 
 async def completed(running: System) -> None:

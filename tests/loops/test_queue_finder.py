@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -20,19 +19,6 @@ from tests.support.proxy import Proxy
 from tests.support.system import System, system
 
 SET = "evsched:{}:queues"
-
-
-@pytest.fixture
-def own() -> Generator[EmbeddedRedis]:
-    with EmbeddedRedis(port=0) as server:
-        yield server
-
-
-@pytest.fixture
-def client(own: EmbeddedRedis) -> Generator[Any]:
-    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
-    yield client
-    client.close()
 
 
 async def is_found(running: System, queue: str) -> None:

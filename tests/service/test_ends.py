@@ -36,15 +36,6 @@ async def block() -> None:
         print("began", file=pipe)
     time.sleep(3600)
 
-@app.task
-async def stop_loop() -> None:
-    asyncio.get_running_loop().stop()
-
-@app.task
-async def cancel_all() -> None:
-    for task in asyncio.all_tasks():
-        task.cancel()
-
 @app.task(on="process", timeout=60)
 def spin() -> None:
     pipe = open("pipe", "w")  # open while this process lives
@@ -93,12 +84,6 @@ def schedule(raw: Any, queue: str, task: str, *ids: str) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}","id":"{job}"}}': n for n, job in enumerate(ids)})
 
 
-def run_first(cli: Cli, text: str) -> None:
-    """Put a fault into the processes from outside: Python runs this file when it starts."""
-    (cli.folder / "sitecustomize.py").write_text(text)
-    cli.environment["PYTHONPATH"] = f"{cli.folder}:{cli.environment['PYTHONPATH']}"
-
-
 def wait_for(cli: Cli, word: str) -> None:
     with (cli.folder / "pipe").open() as pipe:
         assert pipe.readline() == f"{word}\n"
@@ -132,7 +117,7 @@ sys.meta_path.insert(0, Held())
 def test_a_signal_during_the_import_ends_the_service_silently(
     cli: Cli, words: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:
-    run_first(cli, HELD)
+    cli.run_first(HELD)
     with started(cli, *words) as (child, _):
         wait_for(cli, "imports")
         child.send_signal(number)
@@ -339,55 +324,6 @@ def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals)
         assert redis.recv(1) == b""
         child.communicate(timeout=20)
         assert child.returncode == (-9 if number == signal.SIGKILL else 0)
-
-
-BROKEN = """
-import {module}
-
-async def step(*_): raise KeyError("a bug")
-def step_of_thread(*_): raise KeyError("a bug")
-
-{module}.{name} = {function}
-"""
-
-
-@pytest.mark.parametrize(
-    ("words", "module", "name", "function", "loop"),
-    [
-        (["dispatcher"], "evsched.dispatcher.janitor", "Janitor.step", "step", "janitor"),
-        (["dispatcher"], "evsched.dispatcher.dispatch_loop", "DispatchLoop.step", "step", "dispatcher"),
-        (["worker", "tasks:app"], "evsched.worker.heartbeat", "Heartbeat.step", "step_of_thread", "heartbeat"),
-        (["worker", "tasks:app"], "evsched.worker.consumer", "QueueConsumer.exchange", "step", "queue"),
-    ],
-)
-def test_a_loop_that_ends_ends_the_process_with_a_log_line_and_code_70(
-    cli: Cli, words: list[str], module: str, name: str, function: str, loop: str
-) -> None:
-    run_first(cli, BROKEN.format(module=module, name=name, function=function))
-    cli.environment |= {"EVSCHED_HEARTBEAT": "0.1", "EVSCHED_IDLE_HEARTBEAT": "0.1"}
-    done = cli.run(*words)
-    assert done.returncode == 70, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"evsched: the {loop}")
-    assert "loop has ended: KeyError: 'a bug' (" in last
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        ("stop_loop", "a handler stopped the event loop"),
-        ("cancel_all", "a handler cancelled tasks that are not its own"),
-    ],
-)
-def test_a_handler_that_ends_the_event_loop_ends_the_worker_with_a_line_and_code_70(
-    cli: Cli, queue: str, raw: Any, task: str, said: str
-) -> None:
-    schedule(raw, queue, task, "j")
-    done = cli.run("worker", "tasks:app", "--burst")
-    assert done.returncode == 70, done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"evsched: {said}, which ends the worker")
-    assert "Traceback" not in done.stderr
 
 
 def test_settings_of_redis_that_may_lose_jobs_are_reported_once_at_the_start(cli: Cli) -> None:

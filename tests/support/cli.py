@@ -33,6 +33,11 @@ class Cli:
         self.environment = {**os.environ, "EVSCHED_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])}
         self.environment.pop("EVSCHED_TEST_SERVER", None)
 
+    def run_first(self, text: str) -> None:
+        """Put a fault into the processes from outside: Python runs this text when it starts."""
+        (self.folder / "sitecustomize.py").write_text(text)
+        self.environment["PYTHONPATH"] = f"{self.folder}:{self.environment['PYTHONPATH']}"
+
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "evsched", *words]
 
