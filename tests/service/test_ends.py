@@ -99,7 +99,8 @@ class Held:
     def find_spec(self, name, *_):
         if name == "evsched.client.sync_client":
             os.write(os.open("pipe", os.O_WRONLY), b"imports\\n")  # nothing that a signal would find halfway
-            time.sleep(3600)
+            while True:
+                time.sleep(0.05)  # a signal in the instant before one long sleep would be noticed only after it
 
 sys.meta_path.insert(0, Held())
 """
