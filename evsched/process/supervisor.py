@@ -17,9 +17,9 @@ from typing import Final
 from evsched.config import Config, as_environment
 from evsched.events import ChildCannotStart, ChildKilled, Emit
 from evsched.process import child_link
-from evsched.process.child import Child
 from evsched.process.metrics_ports import MetricsPorts
 from evsched.process.scaling import Scaling, Span
+from evsched.process.worker_process import WorkerProcess
 from evsched.runtime.shutdown import FORCED, Shutdown, bound
 from evsched.transport.backoff import reconnect_delay
 
@@ -55,19 +55,19 @@ class Supervisor:
         self._shutdown_bound = bound(config.shutdown_grace)
         self._ports = MetricsPorts(config, span.most, targets)
         environment = as_environment(config)
-        self._children = [Child(n, command, environment, self._ports.of(n)) for n in range(span.most)]
-        self._keepers: dict[Child, asyncio.Task[None]] = {}
-        """What starts the processes of each child."""
+        self._children = [WorkerProcess(n, command, environment, self._ports.of(n)) for n in range(span.most)]
+        self._keepers: dict[WorkerProcess, asyncio.Task[None]] = {}
+        """The task that starts and restarts each child."""
         self._stop = asyncio.Event()
         self._ready = False
-        """A process has begun to work, so the command line is right."""
+        """A child has become ready, so the command line is right."""
         self._code = 0
 
     async def run(self) -> int:
-        """Keep the processes until asked to end, or until the first cannot start; return the exit code.
+        """Keep the children running until asked to end, or until the first one cannot start; return the exit code.
 
-        The exit code is that of the first process if it cannot start. It is FORCED if, after the signal, a child
-        crashed or exceeded its time limit.
+        The exit code is that of the first child if it cannot start. It is FORCED if, after the signal, a child crashed
+        or exceeded its time limit.
 
         Raises:
             CannotStart: the targets' file cannot be written.
@@ -98,21 +98,21 @@ class Supervisor:
             self._emit(ChildKilled(number=child.number, pid=child.pid))
         await asyncio.gather(*keepers)
 
-    def _kill(self) -> list[Child]:
+    def _kill(self) -> list[WorkerProcess]:
         """Kill the children that are alive, and return them. For any thread."""
         alive = [child for child in self._children if child.alive]
         for child in alive:
             child.kill()
         return alive
 
-    def _begin(self, child: Child) -> None:
+    def _begin(self, child: WorkerProcess) -> None:
         child.wanted = True
         self._write_targets()
         keeper = self._keepers.get(child)
         if keeper is None or keeper.done():
             self._keepers[child] = asyncio.ensure_future(self._keep(child))
 
-    def _end(self, child: Child) -> None:
+    def _end(self, child: WorkerProcess) -> None:
         child.wanted = False
         self._write_targets()
         child.terminate()
@@ -120,8 +120,8 @@ class Supervisor:
     def _write_targets(self) -> None:
         self._ports.write_targets(child.number for child in self._children if child.wanted)
 
-    async def _keep(self, child: Child) -> None:
-        """Run a process as long as one is wanted; start another when it ends by itself."""
+    async def _keep(self, child: WorkerProcess) -> None:
+        """Run a child as long as it is wanted; start it again when it ends by itself."""
         failures = 0
         while child.wanted and not self._stop.is_set():
             began = time.monotonic()
@@ -129,10 +129,10 @@ class Supervisor:
             if not child.wanted:
                 # -SIGTERM: the signal came before the child handled signals.
                 if self._stop.is_set() and code not in (0, -signal.SIGTERM):
-                    self._code = self._code or FORCED  # the first that cannot start has said why
+                    self._code = self._code or FORCED  # keep the code of a first child that could not start
                 return
             if not self._ready and code in _CANNOT_START:
-                # The very first did not start: the others would not either.
+                # No child has become ready so far: the others would not start either.
                 self._emit(ChildCannotStart(number=child.number, code=code))
                 self._code = code
                 self._stop.set()
@@ -141,7 +141,7 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), reconnect_delay(failures) if failures else 0.0)
 
-    def _on_report(self, child: Child, report: bytes) -> None:
+    def _on_report(self, child: WorkerProcess, report: bytes) -> None:
         if report == child_link.READY:
             self._ready = True
         elif not self._stop.is_set():

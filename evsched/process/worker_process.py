@@ -1,4 +1,4 @@
-"""One child of the supervisor: a worker process, the socket over which it reports, and its end."""
+"""One worker process of the supervisor: how it is started and ended, and the socket over which it reports."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from evsched.events import ChildEnded, ChildStarted, Emit
 from evsched.process import child_link
 
 OnReport = Callable[[bytes], None]
-"""Called with each byte that a child sends (`child_link.py`)."""
+"""Called with each byte that the process sends (`child_link.py`)."""
 
 
-class Child:
-    """A place for one worker process of a command line. `run` starts a process in it, and may be called again."""
+class WorkerProcess:
+    """The worker process with this number. `run` starts it; after its end, `run` may start it again."""
 
     def __init__(
         self, number: int, command: Sequence[str], environment: Mapping[str, str], port: socket.socket | None
     ) -> None:
         self.number = number
         self.wanted = False
-        """A process is to run here."""
+        """The process should run."""
         self._command = command
         self._environment = environment
         self._port = port
@@ -33,16 +33,16 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The id of the process that was started last; 0 = none was."""
+        """The id of the process; 0 = it was never started."""
         return self._process.pid if self._process else 0
 
     @property
     def alive(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether the process was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def run(self, emit: Emit, on_report: OnReport) -> int:
-        """Start a process and wait for its end; return its exit code."""
+        """Start the process and wait for its end; return its exit code."""
         ours, theirs = socket.socketpair()
         inherited = [theirs.fileno()]
         environment = {**os.environ, **self._environment, child_link.LINK: str(theirs.fileno())}
@@ -66,11 +66,11 @@ class Child:
         return code
 
     def terminate(self) -> None:
-        """Ask its process to end."""
+        """Ask the process to end."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End its process at once. For any thread."""
+        """End the process at once. For any thread."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:

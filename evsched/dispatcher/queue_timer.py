@@ -34,8 +34,11 @@ class Appointment:
             self.at, self.reason = at, reason
 
 
-class Schedule:
-    """The schedule of one queue. The loop calls `stepping` before a step and `stepped` after it; likewise for looks."""
+class QueueTimer:
+    """When one queue is stepped and looked at.
+
+    The loop calls `stepping` before a step and `stepped` after it, `looking` before a look and `looked` after it.
+    """
 
     def __init__(self, queue: str, most: int = 250, *, known: bool = False) -> None:
         self.store = Store(queue)
@@ -89,7 +92,7 @@ class Schedule:
         self.rivals.removed(now)
 
     def stepping(self, now: float) -> None:
-        """Note that a step is being sent. Events that arrive from now on need another one."""
+        """Note that a step is being sent. Events that arrive from now on need another step."""
         self.next_step.at = self.next_look.at = _NEVER
         self.pace.stepping(now)
 
