@@ -26,7 +26,7 @@ from evsched.transport.address import hide_password, parse
         ("rediss://h?ssl_check_hostname=false", 0, {"host": "h", "port": 6379, "ssl_check_hostname": False}),
     ],
 )
-def test_what_a_url_says(url: str, db: int, options: dict[str, object]) -> None:
+def test_a_url_gives_the_database_and_the_options(url: str, db: int, options: dict[str, object]) -> None:
     address = parse(url)
     assert (address.db, address.options) == (db, options)
 
@@ -55,7 +55,7 @@ def test_what_a_url_says(url: str, db: int, options: dict[str, object]) -> None:
         ("unix://", "needs a path"),
     ],
 )
-def test_a_malformed_url_is_refused_with_what_to_write_and_not_quoted(url: str, words: str) -> None:
+def test_the_error_for_a_malformed_url_says_what_to_write_and_does_not_quote_it(url: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse(url)
     assert words in str(raised.value)
@@ -89,7 +89,7 @@ SHAPES = [
     st.booleans(),
 )
 def test_no_part_of_any_password_is_shown(shape: str, password: str, encoded: bool) -> None:
-    """A part is three characters that the URL does not hold without the password."""
+    """A part is any three characters of the password that the rest of the text does not contain."""
     url = shape.format(quote(password, safe="") if encoded else password)
     shown = [hide_password(url)]
     try:
@@ -105,11 +105,11 @@ def test_no_part_of_any_password_is_shown(shape: str, password: str, encoded: bo
 
 
 def _refusals() -> list[str]:
-    """What refusals say whatever the password is."""
-    said = list[str]()
+    """Return the error messages for URLs without a password."""
+    messages = list[str]()
     for url in ("x", "redis://h:x", "redis://h/#", "redis://h/x", "redis://h?x", "redis://h?x=1", "redis://h/ "):
         try:
             parse(url)
         except ConfigError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages

@@ -1,4 +1,4 @@
-"""A call that cannot run is refused where it is made, by what the worker would find in its payload."""
+"""Arguments that a worker could not convert are refused at the call, by the checks that the worker makes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ GOOD = Parcel(1.5, Address("s", 1))
 ID = UUID(int=1)
 
 
-def see(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def check_call(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     task = define(handler)
     check(task, args, kwargs, new_job(task.name, args, kwargs, JobOptions()).payload)
 
@@ -75,10 +75,10 @@ def see(handler: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         (anything, (math.nan,), {}),
     ],
 )
-def test_what_the_worker_can_convert_passes(
+def test_arguments_that_the_worker_can_convert_pass(
     handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    see(handler, *args, **kwargs)
+    check_call(handler, *args, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_what_the_worker_can_convert_passes(
         (deliver, (), {"parcel": GOOD}, "task deliver: deliver needs 'parcel'"),
     ],
 )
-def test_what_it_cannot_is_refused_by_the_argument(
+def test_an_argument_that_the_worker_cannot_convert_is_refused_by_name(
     handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadArguments) as caught:
-        see(handler, *args, **kwargs)
+        check_call(handler, *args, **kwargs)
     assert str(caught.value).endswith(message)
     assert isinstance(caught.value, TypeError)
 
@@ -116,7 +116,7 @@ _VALUES = st.one_of(
 
 
 @given(st.lists(_VALUES, max_size=4), st.dictionaries(st.sampled_from(["number", "ratio", "id", "x"]), _VALUES))
-def test_a_glance_passes_only_what_the_worker_takes(args: list[Any], kwargs: dict[str, Any]) -> None:
+def test_the_check_passes_exactly_what_the_worker_accepts(args: list[Any], kwargs: dict[str, Any]) -> None:
     for handler in (measure, mail, anything):
         task = define(handler)
         try:
@@ -138,7 +138,7 @@ def test_a_glance_passes_only_what_the_worker_takes(args: list[Any], kwargs: dic
 
 @pytest.fixture
 def app() -> App:
-    """One whose Redis is nowhere: what is refused is refused before anything is sent."""
+    """Return an app without a Redis: arguments are refused before anything is sent."""
     return App("redis://127.0.0.1:1/0")
 
 

@@ -76,7 +76,7 @@ def test_replies_that_are_not_utf8_show_as_escapes() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "{q}", "q\n", "x" * 201, "\u00fc"])
-def test_a_store_of_a_queue_that_cannot_be(name: str) -> None:
+def test_a_store_needs_a_valid_queue_name(name: str) -> None:
     with pytest.raises(ConfigError, match="1 to 200"):
         Store(name)
 
@@ -84,7 +84,7 @@ def test_a_store_of_a_queue_that_cannot_be(name: str) -> None:
 @pytest.mark.parametrize(
     "error", [MovedError("5718 127.0.0.1:7502"), AskError("5718 127.0.0.1:7502"), ResponseError("CROSSSLOT Keys in")]
 )
-def test_what_a_node_of_a_cluster_answers_is_told_by_that_name(error: ResponseError) -> None:
+def test_an_error_from_a_cluster_node_says_that_redis_cluster_is_not_supported(error: ResponseError) -> None:
     found = translate(error)
     assert isinstance(found, StoreRefused)
     assert "Redis Cluster, which evsched does not support yet" in str(found)

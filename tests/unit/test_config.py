@@ -1,4 +1,4 @@
-"""The settings: who wins, and that each mistake is told by the name that the person wrote."""
+"""The settings: which source wins, and that each error names the setting as the user wrote it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_queues_may_have_weights() -> None:
         Config(queues=("a", "b:2", "c:-1"), weights={"a": 2.5}),
     ],
 )
-def test_settings_go_through_an_environment(config: Config) -> None:
+def test_settings_survive_a_round_trip_through_the_environment(config: Config) -> None:
     assert load(as_environment(config)) == config
 
 
@@ -105,7 +105,7 @@ def test_a_number_out_of_its_range_is_refused_by_its_variable(name: str, value: 
 
 def test_both_ends_of_a_range_are_allowed() -> None:
     for name, (least, most) in RANGES.items():
-        if "lease" not in name and "heartbeat" not in name:  # of which one goes with the other
+        if "lease" not in name and "heartbeat" not in name:  # these two limit each other
             assert [getattr(load({f"EVSCHED_{name.upper()}": str(end)}), name) for end in (least, most)] == [
                 least,
                 most,
@@ -115,9 +115,9 @@ def test_both_ends_of_a_range_are_allowed() -> None:
 def test_a_variable_that_is_not_a_setting_is_ignored_and_named() -> None:
     environment = {"EVSCHED_ZZZZZZ": "1", "EVSCHED_SAFTY_CAP": "3", "EVSCHED_BATCH": "7", "PATH": "/bin"}
     assert load(environment) == Config(batch=7)
-    told = warning(environment)
-    assert told is not None
-    assert told.endswith("ignored: EVSCHED_SAFTY_CAP (did you mean EVSCHED_SAFETY_CAP?), EVSCHED_ZZZZZZ")
+    shown = warning(environment)
+    assert shown is not None
+    assert shown.endswith("ignored: EVSCHED_SAFTY_CAP (did you mean EVSCHED_SAFETY_CAP?), EVSCHED_ZZZZZZ")
     assert warning({"EVSCHED_BATCH": "7", "EVSCHED_TEST_SERVER": "valkey"}) is None
 
 
@@ -133,16 +133,16 @@ def test_variables_of_kubernetes_services_change_nothing() -> None:
         "EVSCHED_METRICS_PORT": "tcp://10.0.0.1:9090",
     }
     assert load(environment) == Config()
-    told = warning(environment)
-    assert told is not None
-    assert "8 that Kubernetes sets for a Service" in told
-    assert "did you mean" not in told
+    shown = warning(environment)
+    assert shown is not None
+    assert "8 that Kubernetes sets for a Service" in shown
+    assert "did you mean" not in shown
 
 
 def test_a_warning_names_eight_variables_at_the_most() -> None:
-    told = warning({f"EVSCHED_{name * 7}": "" for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"})
-    assert told is not None
-    assert told.endswith("EVSCHED_HHHHHHH, 18 more")
+    shown = warning({f"EVSCHED_{name * 7}": "" for name in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"})
+    assert shown is not None
+    assert shown.endswith("EVSCHED_HHHHHHH, 18 more")
 
 
 def test_settings_come_from_flags_then_environment_then_defaults() -> None:

@@ -1,4 +1,4 @@
-"""The private server: which binary, how it starts, and that it never outlives us."""
+"""The private server: which binary, how it starts, and that it never outlives its parent."""
 
 import os
 import select
@@ -31,7 +31,7 @@ def _fake(folder: Path, name: str, says: str) -> str:
 
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Leave nothing to be found: an empty folder as PATH, and no wheel."""
+    """Hide every server: PATH is an empty folder, and no wheel is installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(server_binary, "find_spec", lambda _name: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return tmp_path
@@ -91,7 +91,7 @@ def test_a_program_that_is_not_a_server_is_skipped_and_named(bare: Path) -> None
         find_server()
 
 
-# --- its life
+# --- start and end
 
 
 def test_runs_on_a_private_socket_with_the_shipped_settings() -> None:
@@ -123,7 +123,7 @@ def test_settings_override_those_of_the_file() -> None:
         assert limits.endswith("pubsub 1048576 1048576 5")
 
 
-def test_a_port_when_asked_for() -> None:
+def test_listens_on_a_port_when_asked_to() -> None:
     with EmbeddedRedis(_binary(), port=0) as server:
         assert server.port
         with Redis(port=server.port) as client:
@@ -161,7 +161,7 @@ def test_a_server_that_died_by_itself_can_be_started_again() -> None:
         assert client.ping()
 
 
-def test_a_bad_setting_says_what_the_server_said() -> None:
+def test_the_error_for_a_bad_setting_quotes_the_server() -> None:
     server = EmbeddedRedis(_binary(), nonsense="1")
     with pytest.raises(ConfigError, match=r"ended while it started: .*nonsense"), server:
         pytest.fail("it started")
@@ -198,7 +198,7 @@ def test_ends_with_its_parent_even_by_sigkill() -> None:
                 gone = link.recv(1) == b""
             except ConnectionResetError:
                 gone = True
-            assert gone  # the server, and the link with it
+            assert gone  # the server has ended, and with it the connection
     _wait_for_end(int(pid))
     deadline = time.monotonic() + PATIENCE
     while Path(folder).exists():
@@ -206,7 +206,7 @@ def test_ends_with_its_parent_even_by_sigkill() -> None:
         select.select([], [], [], 0.002)
 
 
-def test_a_sigint_to_the_terminal_does_not_reach_it() -> None:
+def test_a_sigint_from_the_terminal_does_not_reach_it() -> None:
     with EmbeddedRedis(_binary()) as server:
         assert os.getsid(server.pid) != os.getsid(0)
         assert os.getpgid(server.pid) != os.getpgid(0)

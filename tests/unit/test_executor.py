@@ -1,4 +1,4 @@
-"""The executor alone: whatever a job or its handler does becomes an outcome that Redis can take."""
+"""The executor by itself: whatever a job or its handler does, its outcome can be written to Redis."""
 
 from __future__ import annotations
 
@@ -85,26 +85,26 @@ async def test_invalid_progress_is_a_failed_attempt(figures: tuple[Any, ...]) ->
 
 
 async def test_progress_can_always_be_written_as_json() -> None:
-    told = list[Any]()
+    reported = list[Any]()
 
     async def handler() -> None:
         job = current_job()
         given: list[Any] = [(3, "half"), (2**70, "\ud800"), (True, 7), (0.5, "x" * 300)]
         for done, note in given:
             await job.progress(done, note=note)
-            told.append(found.progress)
+            reported.append(found.progress)
 
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=1)))
     found = Run(FetchedJob("a", 1, 1.0, b'{"task":"t"}'), Delivery("q", 1.0, time.monotonic()))
     assert isinstance(await Executor(Program(tasks), 1).run(found), Done)
-    assert [(one.done, one.note) for one in told] == [
+    assert [(one.done, one.note) for one in reported] == [
         (3, "half"),
         (float(2**70), "\\ud800"),
         (1, "7"),
         (0.5, "x" * 200),
     ]
-    assert all(json.loads(encode(one)) for one in told)
+    assert all(json.loads(encode(one)) for one in reported)
 
 
 async def test_a_handler_that_blocked_the_loop_past_its_timeout_has_failed() -> None:
@@ -171,7 +171,7 @@ async def test_the_reason_of_a_timeout_says_where_the_handler_waited() -> None:
     assert "await asyncio.Event().wait()" in outcome.traceback
 
 
-async def test_an_exception_without_a_readable_message_ends_no_worker() -> None:
+async def test_an_exception_without_a_readable_message_does_not_end_the_worker() -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise TypeError("no text")
@@ -199,7 +199,7 @@ async def test_an_exception_without_a_readable_message_ends_no_worker() -> None:
         (b'{"interval":1e300,"factor":1e300,"max_interval":7}', 7.0),
     ],
 )
-async def test_a_backoff_that_overflows_ends_at_its_bound(retry: bytes, delay: float) -> None:
+async def test_a_backoff_that_overflows_is_capped(retry: bytes, delay: float) -> None:
     async def fail() -> None:
         raise ValueError("no luck")
 

@@ -1,4 +1,4 @@
-"""What an operator is told of an exception: where in the user's own code, its causes, and a bounded traceback."""
+"""How an exception is described: the line in the user's own code, its causes, and a bounded traceback."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def library() -> Any:
     return json.loads("{")
 
 
-def test_the_place_is_the_users_own_and_not_the_librarys() -> None:
-    told = failed(library)
-    assert told.reason.startswith("JSONDecodeError: Expecting property name")
+def test_the_reason_names_a_line_of_the_user_and_not_of_a_library() -> None:
+    failure = failed(library)
+    assert failure.reason.startswith("JSONDecodeError: Expecting property name")
     line = library.__code__.co_firstlineno + 1
-    assert told.reason.endswith(f" ({__file__}:{line} in library)")
-    assert "json/decoder.py" in told.traceback
-    assert 'return json.loads("{")' in told.traceback
-    assert told.traceback.startswith("Traceback (most recent call last):\n")
-    assert told.traceback.splitlines()[-1].startswith("JSONDecodeError: ")
+    assert failure.reason.endswith(f" ({__file__}:{line} in library)")
+    assert "json/decoder.py" in failure.traceback
+    assert 'return json.loads("{")' in failure.traceback
+    assert failure.traceback.startswith("Traceback (most recent call last):\n")
+    assert failure.traceback.splitlines()[-1].startswith("JSONDecodeError: ")
 
 
-def test_a_handler_that_is_installed_as_a_library_is_the_users_too() -> None:
+def test_a_handler_in_an_installed_package_counts_as_the_users_code() -> None:
     code = compile("def pay():\n    raise ValueError('no')\n", "/opt/site-packages/shop/tasks.py", "exec")
     installed: dict[str, Any] = {"__name__": "shop.tasks"}
     exec(code, installed)
@@ -54,15 +54,16 @@ def test_the_reason_has_the_causes_and_the_traceback_has_them_in_pythons_order()
         except ValueError as error:
             raise RuntimeError("no payment") from error
 
-    told = failed(pay)
-    assert told.reason.startswith("RuntimeError: no payment (")
-    assert "; caused by JSONDecodeError: Expecting" in told.reason
-    first, second = told.traceback.split("\nThe above exception was the direct cause of the following exception:\n\n")
+    failure = failed(pay)
+    assert failure.reason.startswith("RuntimeError: no payment (")
+    assert "; caused by JSONDecodeError: Expecting" in failure.reason
+    cause = "\nThe above exception was the direct cause of the following exception:\n\n"
+    first, second = failure.traceback.split(cause)
     assert "JSONDecodeError" in first
     assert second.splitlines()[-1] == "RuntimeError: no payment"
 
 
-def test_what_was_being_handled_is_told_and_what_was_hidden_is_not() -> None:
+def test_the_exception_that_was_being_handled_is_named_unless_it_is_suppressed() -> None:
     def during() -> None:
         try:
             library()
@@ -79,7 +80,7 @@ def test_what_was_being_handled_is_told_and_what_was_hidden_is_not() -> None:
     assert "JSONDecodeError" not in failed(hidden).reason + failed(hidden).traceback
 
 
-def test_the_members_of_a_group_are_told() -> None:
+def test_the_members_of_a_group_are_listed() -> None:
     async def both() -> None:
         async def bad() -> None:
             raise ValueError("one of them")
@@ -87,12 +88,12 @@ def test_the_members_of_a_group_are_told() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(bad())
 
-    told = failed(lambda: asyncio.run(both()))
-    assert "; of the group: ValueError: one of them (" in told.reason
-    assert "The above exception is one of the following group" in told.traceback
+    failure = failed(lambda: asyncio.run(both()))
+    assert "; of the group: ValueError: one of them (" in failure.reason
+    assert "The above exception is one of the following group" in failure.traceback
 
 
-def test_the_notes_of_an_exception_stand_behind_it() -> None:
+def test_the_notes_of_an_exception_follow_it() -> None:
     def noted() -> None:
         error = ValueError("no")
         error.add_note("order 17")
@@ -125,15 +126,15 @@ def wide() -> None:
 
 
 @pytest.mark.parametrize("run", [deep, chain, circle, wide])
-def test_whatever_is_raised_is_told_within_bounds_and_both_ends_are_kept(run: Callable[[], Any]) -> None:
-    told = failed(run)
-    assert len(told.reason) < 2000
-    assert len(told.traceback.encode()) <= TRACEBACK_MOST
-    assert msgspec.json.decode(msgspec.json.encode(told.traceback)) == told.traceback
-    assert told.traceback.splitlines()[-1].startswith(("RecursionError: ", "ValueError: "))
+def test_every_description_is_bounded_and_keeps_the_last_line(run: Callable[[], Any]) -> None:
+    failure = failed(run)
+    assert len(failure.reason) < 2000
+    assert len(failure.traceback.encode()) <= TRACEBACK_MOST
+    assert msgspec.json.decode(msgspec.json.encode(failure.traceback)) == failure.traceback
+    assert failure.traceback.splitlines()[-1].startswith(("RecursionError: ", "ValueError: "))
 
 
-def test_an_exception_that_cannot_be_read_is_told_all_the_same() -> None:
+def test_an_exception_without_a_readable_message_is_still_described() -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise TypeError("no text")
@@ -184,14 +185,14 @@ def noted(notes: Any) -> Exception:
         (HidesItsTraceback("no"), "HidesItsTraceback: it cannot be described: SystemExit"),
     ],
 )
-def test_what_a_users_exception_does_when_it_is_looked_at_harms_nobody(error: Exception, says: str) -> None:
+def test_an_exception_whose_attributes_raise_is_still_described(error: Exception, says: str) -> None:
     def raising() -> None:
         raise error
 
     assert failed(raising).reason.startswith(says)
 
 
-def test_what_only_our_own_code_raised_has_no_place_and_no_traceback() -> None:
+def test_an_error_from_the_package_itself_has_no_line_and_no_traceback() -> None:
     with pytest.raises(TypeError) as caught:
         encode(object())
     caught.value.__traceback__ = None  # without the frame of this test

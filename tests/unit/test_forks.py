@@ -1,4 +1,4 @@
-"""What a handler forks has Python's own signal handlers, and none of its parent's descriptors; and it is not left."""
+"""A process that a handler forks has Python's signal handlers and no descriptors of its parent, and ends with it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ with Shutdown(1.0, print) as shutdown:
     print(ended(pid), sockets())
 """
 
-ITS_OWN = """
+OWN_HANDLER = """
 def child():
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
     if not (pid := os.fork()):
@@ -82,14 +82,14 @@ child.start()
 print(forks.end_children(60), child.exitcode)
 """
 
-HOLDS_OUT = """
-def hold_out():
+IGNORES_SIGTERM = """
+def ignore_sigterm():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
     signal.pause()
 
 ready = fork.Event()
-child = fork.Process(target=hold_out)
+child = fork.Process(target=ignore_sigterm)
 child.start()
 ready.wait()
 forks.end_children(0.01)
@@ -98,7 +98,7 @@ print(child.exitcode)
 """
 
 
-def say(script: str, *words: str) -> str:
+def output_of(script: str, *words: str) -> str:
     done = subprocess.run([sys.executable, "-c", HEAD + script, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -106,28 +106,28 @@ def say(script: str, *words: str) -> str:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 1)])
 def test_a_signal_to_a_child_ends_the_child_alone(number: signal.Signals, code: int) -> None:
-    assert say(SIGNALLED, str(int(number))) == str(code)
+    assert output_of(SIGNALLED, str(int(number))) == str(code)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_instant_of_the_fork_ends_the_child_alone(number: signal.Signals) -> None:
-    assert say(TOO_EARLY, str(int(number))) == str(-number)
+    assert output_of(TOO_EARLY, str(int(number))) == str(-number)
 
 
 def test_a_child_has_no_wakeup_descriptor_and_no_sockets_of_its_parent() -> None:
-    assert say(DESCRIPTORS) == "0 [True, True]"
+    assert output_of(DESCRIPTORS) == "0 [True, True]"
 
 
-def test_what_a_child_forks_keeps_the_handlers_of_the_child() -> None:
-    assert say(ITS_OWN) == "7"
+def test_a_grandchild_keeps_the_signal_handlers_of_the_child() -> None:
+    assert output_of(OWN_HANDLER) == "7"
 
 
 def test_children_that_were_left_are_ended() -> None:
-    assert say(LEFT) == f"1 {-signal.SIGTERM}"
-    assert say(HOLDS_OUT) == str(-signal.SIGKILL)
+    assert output_of(LEFT) == f"1 {-signal.SIGTERM}"
+    assert output_of(IGNORES_SIGTERM) == str(-signal.SIGKILL)
 
 
-def test_nothing_is_imported_to_end_no_children() -> None:
+def test_without_children_multiprocessing_is_not_imported_to_end_them() -> None:
     script = "import sys; from evsched import forks; print(forks.end_children(0.1), 'multiprocessing' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("0 False\n", "")

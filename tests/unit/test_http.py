@@ -1,4 +1,4 @@
-"""The listener alone: it answers whoever asks rightly, whatever others do."""
+"""The HTTP server by itself: it answers valid requests, whatever other clients do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Sick:
-    """What a listener tells of, with a Redis that does not answer until `well` is set."""
+    """What the HTTP server reports on, with a Redis that does not answer until `well` is set."""
 
     def __init__(self) -> None:
         self.well = asyncio.Event()
@@ -42,7 +42,7 @@ async def listening(sick: Sick, size: int = 1) -> AsyncGenerator[str]:
     http_server = HttpServer(registry, sick.refresh, sick.ready, lambda: None)
     try:
         listening = socket.create_server(("127.0.0.1", 0), backlog=200)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the system takes little for a slow client
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel buffers little for a slow client
         yield await http_server.adopt(listening)
     finally:
         await http_server.close()
@@ -50,7 +50,7 @@ async def listening(sick: Sick, size: int = 1) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def connected(url: str, count: int, request: bytes) -> AsyncGenerator[list[asyncio.StreamReader]]:
-    """Connect many times, one after the other, and send a request that may be no whole one. Takes answers slowly."""
+    """Open many connections, and send on each a request that may be incomplete. Answers are read slowly."""
     parts = urlsplit(url)
     links = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
     try:
@@ -66,7 +66,7 @@ async def connected(url: str, count: int, request: bytes) -> AsyncGenerator[list
 
 
 @pytest.mark.parametrize("request_", [b"", b"GET /metrics HTTP/1.1\r\nx: "])
-async def test_probes_and_scrapes_are_answered_beside_two_hundred_that_say_nothing(request_: bytes) -> None:
+async def test_probes_and_scrapes_are_answered_beside_two_hundred_unfinished_requests(request_: bytes) -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick) as url, connected(url, 200, request_) as readers:
@@ -90,7 +90,7 @@ async def test_probes_are_answered_beside_many_scrapes_that_wait_for_redis() -> 
         assert (await get(f"{url}/metrics"))[0] == 200
 
 
-async def test_probes_are_answered_beside_many_that_do_not_take_their_answer() -> None:
+async def test_probes_are_answered_beside_many_clients_that_do_not_read_their_answer() -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick, size=200_000) as url, AsyncExitStack() as stack:
@@ -106,7 +106,7 @@ async def test_probes_are_answered_beside_many_that_do_not_take_their_answer() -
 @pytest.mark.parametrize(
     "version", ["x", "1.x", "", "1.0.0.x", "2.0.0", "0.0.4", "99999999999999999999", "1.0.0;escaping=y"]
 )
-async def test_a_format_that_nobody_knows_is_answered_in_one_that_all_can_read(version: str) -> None:
+async def test_a_request_for_an_unknown_format_gets_one_that_every_client_can_read(version: str) -> None:
     sick = Sick()
     sick.well.set()
     async with listening(sick) as url:

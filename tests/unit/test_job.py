@@ -32,7 +32,7 @@ def test_an_empty_object_may_be_written_as_an_empty_array_and_the_reverse(text: 
 
 @pytest.mark.parametrize("value", ["5", '"high"', "true", "[1]", '{"a":1}', "null"])
 @pytest.mark.parametrize("field", ["id", "priority", "group"])
-def test_what_dispatch_reads_from_an_inline_job_is_ignored_in_a_record_s_payload(field: str, value: str) -> None:
+def test_fields_of_inline_jobs_are_ignored_in_the_payload_of_a_record(field: str, value: str) -> None:
     assert decode_payload(f'{{"task":"t","args":[1],"{field}":{value}}}'.encode()).args == [1]
 
 
@@ -54,7 +54,7 @@ def test_what_dispatch_reads_from_an_inline_job_is_ignored_in_a_record_s_payload
         ('{"task":"t"', "truncated"),
     ],
 )
-def test_a_payload_that_cannot_be_is_refused_by_name(text: str, words: str) -> None:
+def test_the_error_for_an_invalid_payload_says_what_is_wrong(text: str, words: str) -> None:
     with pytest.raises(msgspec.DecodeError, match=words):
         decode_payload(text.encode())
 
@@ -94,7 +94,7 @@ def test_on_the_schedule_the_score_is_the_due() -> None:
     assert read_status("q", "a", "schedule", "9.5", {"payload": b"{}", "due": b"1"}).due == 9.5
 
 
-def test_a_record_that_others_filled_can_be_looked_at() -> None:
+def test_a_record_with_malformed_fields_can_be_read() -> None:
     fields = {"payload": b"\xffpickle", "priority": b"high", "group": b"\xfe"}
     status = read_status("q", "a", "dead", "1", fields)
     assert (status.payload, status.priority, status.group, status.task) == ("\\xffpickle", 5, "\\xfe", None)

@@ -1,4 +1,4 @@
-"""The name of every key: the contract that other clients rely on, and no name that nobody uses."""
+"""The name of every key: the contract that other clients rely on, and that every name is used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_names_are_the_contract() -> None:
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "leases"])
-def test_what_shows_a_queue_is_read_back(place: str) -> None:
+def test_the_queue_and_worker_are_read_from_a_key_that_shows_a_queue(place: str) -> None:
     assert keys.parse(f"{keys.root('a.b:c')}{place}".encode()) == ("a.b:c", None)
     assert keys.parse(keys.processing("q", "host:1@x").encode()) == ("q", "host:1@x")
 
@@ -46,7 +46,7 @@ def test_what_shows_a_queue_is_read_back(place: str) -> None:
         b"evsched:{q}:in_flight",
     ],
 )
-def test_any_other_key_shows_none(key: bytes) -> None:
+def test_any_other_key_shows_no_queue(key: bytes) -> None:
     assert keys.parse(key) is None
 
 
@@ -64,7 +64,7 @@ def test_any_other_key_shows_none(key: bytes) -> None:
         (b"other:{x y}:schedule", False),
     ],
 )
-def test_the_schedule_of_a_name_that_no_queue_may_have(key: bytes, misnamed: bool) -> None:
+def test_only_a_schedule_whose_queue_name_is_invalid_is_misnamed(key: bytes, misnamed: bool) -> None:
     assert keys.is_misnamed(key) is misnamed
 
 
@@ -83,12 +83,12 @@ def test_any_key_of_a_queue_is_split(key: bytes, parts: tuple[str, bytes] | None
 
 
 @pytest.mark.parametrize("name", ["q", "a.b_c:d@e-f", "x" * 200])
-def test_a_queue_that_may_be(name: str) -> None:
+def test_a_valid_queue_name_is_accepted(name: str) -> None:
     assert keys.check_queue(name) == name
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "{q}", "q\n", "x" * 201, "\u00fc"])
-def test_a_queue_that_may_not_be(name: str) -> None:
+def test_an_invalid_queue_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="1 to 200"):
         keys.check_queue(name)
 

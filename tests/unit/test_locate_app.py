@@ -1,4 +1,4 @@
-"""MODULE:APP: how it is written, and what is said of a module that brings no app."""
+"""MODULE:APP: how it is written, and the error for a module without an app."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
 @pytest.mark.parametrize(
     "name", ["tasks", "tasks:", ":app", "./tasks.py:app", "tasks.py:app", "shop/tasks:app", "a:b:c"]
 )
-def test_what_is_no_name_is_refused_and_the_form_is_said(name: str) -> None:
+def test_the_error_for_a_malformed_name_shows_the_form(name: str) -> None:
     with pytest.raises(ConfigError, match=r"write MODULE:APP, the dotted name of a module"):
         find_app(name)
 
@@ -36,12 +36,12 @@ def test_what_is_no_name_is_refused_and_the_form_is_said(name: str) -> None:
         ("", "has no app 'app'"),
     ],
 )
-def test_a_module_that_brings_no_app_cannot_start(module: Path, code: str, says: str) -> None:
+def test_a_module_without_an_app_cannot_start(module: Path, code: str, says: str) -> None:
     module.write_text(code)
     with pytest.raises(CannotStart, match=says):
         find_app("to_be_located:app")
 
 
-def test_the_app_of_a_module(module: Path) -> None:
+def test_the_app_of_a_module_is_found(module: Path) -> None:
     module.write_text("from evsched import App; app = App()")
     assert find_app("to_be_located:app").origin == "to_be_located:app"

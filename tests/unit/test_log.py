@@ -1,4 +1,4 @@
-"""Events as lines: each line can be written, and nothing that a job says steers a terminal."""
+"""Events as log lines: every event can be written, and no text of a job controls the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
 def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Generator[Terminal]:
-    """What the log writes; the program's own logging is as it was, afterwards."""
+    """Yield what the log writes; afterwards restore the program's own logging."""
     logger = logging.getLogger("evsched")
     before = logger.handlers, logger.level, logger.propagate
     out = Terminal(request.param)
@@ -71,7 +71,7 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_each_fact_is_one_line(out: Terminal, event: events.Event) -> None:
+def test_each_event_is_one_line(out: Terminal, event: events.Event) -> None:
     log.Log().on_event(event)
     (line,) = out.getvalue().splitlines()
     assert "{" not in line or not out.isatty()
@@ -79,20 +79,20 @@ def test_each_fact_is_one_line(out: Terminal, event: events.Event) -> None:
         assert json.loads(line)["event"] == type(event).__name__
 
 
-def test_what_happens_all_the_time_has_no_line(out: Terminal) -> None:
+def test_frequent_events_have_no_line(out: Terminal) -> None:
     log.Log().on_event(events.Woken(queue="q", reason="event", found=1))
     log.Log().on_event(events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.1]))
     assert out.getvalue() == ""
 
 
 def test_each_start_and_end_of_a_job_has_a_line_when_asked_for(out: Terminal) -> None:
-    told = log.Log(jobs=True)
-    told.on_event(
+    writer = log.Log(jobs=True)
+    writer.on_event(
         events.Started(
             queue="q", worker="w", ids=["a", "b"], tasks=["t", "u\n"], lateness=[0.0012, 3.0], attempts=[1, 2]
         )
     )
-    told.on_event(events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.25], attempts=[1]))
+    writer.on_event(events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.25], attempts=[1]))
     first, second, end = out.getvalue().splitlines()
     assert "job a of q, task t, attempt 1, started 1.2 ms late" in first
     assert "job b of q, task u\\n, attempt 2, started 3000.0 ms late" in second
@@ -105,7 +105,7 @@ def test_each_start_and_end_of_a_job_has_a_line_when_asked_for(out: Terminal) ->
         )
 
 
-def test_a_line_of_a_handler_says_of_which_run_it_is(out: Terminal) -> None:
+def test_a_line_that_a_handler_logs_names_its_run(out: Terminal) -> None:
     def run() -> None:
         set_current_job(CurrentJob("job-7", "mail", "send", 2, 1.0, 1.0, 0.0, {}))
         logging.getLogger("evsched.own").info("hello")
@@ -127,10 +127,10 @@ def test_a_line_of_a_handler_says_of_which_run_it_is(out: Terminal) -> None:
         assert "job_id" not in json.loads(outside)
 
 
-def test_what_a_library_warns_of_has_the_form_of_the_log_when_nobody_else_sets_one(
+def test_a_line_of_a_library_has_the_form_of_the_log_when_the_program_sets_none(
     out: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("a_library"), "propagate", False)  # the test runner listens at the root
+    monkeypatch.setattr(logging.getLogger("a_library"), "propagate", False)  # pytest has a handler on the root logger
     logging.getLogger("a_library").info("not this")
     try:
         raise ValueError("no luck\x1b[31m")
@@ -180,7 +180,7 @@ async def test_the_filter_of_a_users_own_logging_knows_the_run_in_tasks_and_in_t
     ]
 
 
-def test_a_failure_is_logged_with_its_traceback_and_no_line_of_it_steers_the_terminal(out: Terminal) -> None:
+def test_a_failure_is_logged_with_its_traceback_which_cannot_control_the_terminal(out: Terminal) -> None:
     traceback = 'Traceback (most recent call last):\n  File "t.py", line 1, in pay\nValueError: no\x1b[31m\n'
     log.Log().on_event(
         events.JobBuried(
@@ -216,7 +216,7 @@ def test_control_characters_never_reach_the_line(out: Terminal) -> None:
     assert "forged" in line
 
 
-def test_a_person_sees_eight_of_many_and_a_program_all(out: Terminal) -> None:
+def test_a_terminal_shows_eight_of_many_ids_and_json_shows_all(out: Terminal) -> None:
     ids = [f"j{n}" for n in range(30)]
     log.Log().on_event(events.Requeued(queue="q", worker="w", ids=ids, cause="died", reason="it died"))
     if out.isatty():
@@ -225,35 +225,35 @@ def test_a_person_sees_eight_of_many_and_a_program_all(out: Terminal) -> None:
         assert json.loads(out.getvalue())["ids"] == ids
 
 
-def test_an_outage_that_many_loops_notice_is_said_once(out: Terminal) -> None:
-    told = log.Log()
+def test_an_outage_that_many_loops_notice_is_logged_once(out: Terminal) -> None:
+    writer = log.Log()
     for who in ("worker", "subscription"):
-        told.on_event(events.RedisDown(who=who, reason="no answer"))
+        writer.on_event(events.RedisDown(who=who, reason="no answer"))
     for who in ("subscription", "worker"):
-        told.on_event(events.RedisUp(who=who, seconds=1.0))
-    told.on_event(events.RedisDown(who="worker", reason="no answer"))
+        writer.on_event(events.RedisUp(who=who, seconds=1.0))
+    writer.on_event(events.RedisDown(who="worker", reason="no answer"))
     down, up, again = out.getvalue().splitlines()
     assert "Redis is down, as worker found" in down
     assert "Redis is back" in up
     assert "Redis is down" in again
 
 
-def test_redis_is_said_to_be_down_when_nobody_answers(out: Terminal) -> None:
-    told = log.Log()
-    told.on_event(events.RedisDown(who="worker", reason="start: OOM command not allowed", kind="oom"))
-    told.on_event(events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
+def test_a_full_redis_and_a_refused_call_are_not_logged_as_redis_down(out: Terminal) -> None:
+    writer = log.Log()
+    writer.on_event(events.RedisDown(who="worker", reason="start: OOM command not allowed", kind="oom"))
+    writer.on_event(events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
     full, refused = out.getvalue().splitlines()
     assert "Redis cannot serve now, as worker found: start: OOM" in full
     assert "janitor, queue q: Redis refuses" in refused
 
 
-def test_a_job_that_goes_to_another_worker_at_once_is_a_detail(out: Terminal) -> None:
+def test_a_requeue_because_no_slot_is_free_is_not_logged_at_info(out: Terminal) -> None:
     logging.getLogger("evsched").setLevel("INFO")
     log.Log().on_event(events.Requeued(queue="q", worker="w", ids=["a"], cause="busy", reason="no slot was free"))
     assert out.getvalue() == ""
 
 
-def test_what_a_job_says_cannot_steer_a_terminal() -> None:
+def test_text_of_a_job_cannot_control_the_terminal() -> None:
     assert escape("a\x1b[31m\nb\u202e") == "a\\x1b[31m\\nb\\u202e"
 
 

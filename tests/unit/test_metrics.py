@@ -1,4 +1,4 @@
-"""Events as metrics: what is counted, and that nobody outside can fill a Prometheus."""
+"""Events as metrics: what is counted, and that clients cannot make up an unlimited number of series."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_COUNTED = {
         events.WorkerDraining,
         events.WorkerStopped,
     },
-    "the process ends, or is another one: restarts are counted by what starts processes": {
+    "the process ends, or another one does: whatever starts processes counts restarts": {
         events.ChildCannotStart,
         events.ChildEnded,
         events.ChildKilled,
@@ -86,7 +86,7 @@ def test_a_batch_is_counted_as_the_library_counts_one_by_one(values: list[float]
     assert {name: value for name, value in right.items() if "_created" not in name[0]} == left
 
 
-def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
+def test_runs_are_counted_by_queue_task_and_outcome() -> None:
     metrics = with_worker("mail", "report")
     metrics.on_event(
         events.Started(
@@ -108,11 +108,11 @@ def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
     metrics.on_event(events.JobAborted(queue="q", id="f", task="mail", attempt=1, seconds=4.0))
     metrics.on_event(events.JobDeferred(queue="q", id="g", task="mail", due=1.0))
     metrics.on_event(events.RunLost(queue="q", worker="w", id="h", task="mail", attempt=1))
-    told = page(metrics)
-    assert told("jobs_started_total", queue="q", task="mail") == 1
-    assert told("jobs_started_total", queue="q", task="__other__") == 1
+    scraped = page(metrics)
+    assert scraped("jobs_started_total", queue="q", task="mail") == 1
+    assert scraped("jobs_started_total", queue="q", task="__other__") == 1
     finished = {
-        (task, outcome): told("jobs_finished_total", queue="q", task=task, outcome=outcome)
+        (task, outcome): scraped("jobs_finished_total", queue="q", task=task, outcome=outcome)
         for task in ("mail", "report", "__other__")
         for outcome in ("done", "retry", "dead", "expired", "cancelled", "deferred", "lost")
     }
@@ -126,11 +126,11 @@ def test_what_became_of_runs_is_counted_by_queue_task_and_outcome() -> None:
         ("mail", "deferred"),
         ("mail", "lost"),
     }
-    assert told("run_seconds_count", queue="q", task="mail") == 3  # a handler ran
-    assert math.isclose(told("run_seconds_sum", queue="q", task="mail") or 0, 4.5)
-    assert told("start_lateness_seconds_bucket", queue="q", le="0.001") == 1
-    assert told("start_lateness_seconds_bucket", queue="q", le="0.005") == 2
-    assert told("start_lateness_seconds_count", queue="q") == 3
+    assert scraped("run_seconds_count", queue="q", task="mail") == 3  # a handler ran
+    assert math.isclose(scraped("run_seconds_sum", queue="q", task="mail") or 0, 4.5)
+    assert scraped("start_lateness_seconds_bucket", queue="q", le="0.001") == 1
+    assert scraped("start_lateness_seconds_bucket", queue="q", le="0.005") == 2
+    assert scraped("start_lateness_seconds_count", queue="q") == 3
 
 
 def test_what_dispatchers_and_janitors_do_is_counted() -> None:
@@ -145,18 +145,18 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     metrics.on_event(events.RecurrenceBroken(queue="q", name="nightly", reason="its rule"))
     metrics.on_event(events.LeaseLost(queue="q", worker="w"))
     metrics.on_event(events.RedisFailed(kind="timeout"))
-    told = page(metrics)
-    assert told("wakeups_total", reason="event") == 1
-    assert told("wakeups_total", reason="safety") == 2
-    assert told("wakeups_missed_total") == 1
-    assert told("jobs_dispatched_total", queue="q") == 2
-    assert told("dispatch_lateness_seconds_bucket", queue="q", le="300.0") == 1
-    assert told("jobs_requeued_total", queue="q", reason="died") == 2
-    assert told("recurrences_missed_total", queue="q") == 4
-    assert told("recurrences_broken_total", queue="q") == 1
-    assert told("leases_lost_total", queue="q") == 1
-    assert told("redis_errors_total", kind="timeout") == 1
-    assert told("build_info", version="1.2") == 1
+    scraped = page(metrics)
+    assert scraped("wakeups_total", reason="event") == 1
+    assert scraped("wakeups_total", reason="safety") == 2
+    assert scraped("wakeups_missed_total") == 1
+    assert scraped("jobs_dispatched_total", queue="q") == 2
+    assert scraped("dispatch_lateness_seconds_bucket", queue="q", le="300.0") == 1
+    assert scraped("jobs_requeued_total", queue="q", reason="died") == 2
+    assert scraped("recurrences_missed_total", queue="q") == 4
+    assert scraped("recurrences_broken_total", queue="q") == 1
+    assert scraped("leases_lost_total", queue="q") == 1
+    assert scraped("redis_errors_total", kind="timeout") == 1
+    assert scraped("build_info", version="1.2") == 1
 
 
 def test_redis_is_down_until_every_loop_has_it_back() -> None:
@@ -170,12 +170,12 @@ def test_redis_is_down_until_every_loop_has_it_back() -> None:
     assert page(metrics)("redis_up") == 1
 
 
-def test_what_redis_refuses_does_not_make_it_down() -> None:
+def test_a_refused_call_does_not_mean_that_redis_is_down() -> None:
     metrics = Metrics("1")
     metrics.on_event(events.RedisFailed(kind="wrongtype"))
     metrics.on_event(events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
-    told = page(metrics)
-    assert (told("redis_up"), told("redis_errors_total", kind="wrongtype")) == (1, 1)
+    scraped = page(metrics)
+    assert (scraped("redis_up"), scraped("redis_errors_total", kind="wrongtype")) == (1, 1)
 
 
 def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
@@ -188,15 +188,15 @@ def test_names_that_clients_make_up_have_no_series_of_their_own() -> None:
         metrics.on_event(
             events.Retrying(queue="q", id="b", task=f"evil{n}", attempt=1, delay=1.0, reason="no", seconds=0.1)
         )
-    told = page(metrics)
-    assert told("jobs_started_total", queue="q", task="__other__") == 5000
-    assert len(told) <= 200
+    scraped = page(metrics)
+    assert scraped("jobs_started_total", queue="q", task="__other__") == 5000
+    assert len(scraped) <= 200
 
 
-def test_queues_beyond_many_share_their_series() -> None:
+def test_queues_beyond_the_limit_share_one_series() -> None:
     metrics = Metrics("1")
     for n in range(5000):
         metrics.on_event(events.Dispatched(queue=f"q{n}", lateness=[0.1]))
-    told = page(metrics)
-    assert len(told.labels("jobs_dispatched_total", "queue")) == QUEUES + 1
-    assert told("jobs_dispatched_total", queue="__other__") == 5000 - QUEUES
+    scraped = page(metrics)
+    assert len(scraped.labels("jobs_dispatched_total", "queue")) == QUEUES + 1
+    assert scraped("jobs_dispatched_total", queue="__other__") == 5000 - QUEUES

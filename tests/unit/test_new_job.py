@@ -116,7 +116,7 @@ def test_an_option_of_a_recurrence_that_is_not_valid_is_refused(options: dict[st
 
 
 @pytest.mark.parametrize("name", ["", 5])
-def test_no_other_queue_stands_in_for_one_that_is_not_valid(name: Any) -> None:
+def test_an_invalid_queue_is_refused_and_not_replaced_by_the_default(name: Any) -> None:
     app = App("redis://localhost:1/0")
     with pytest.raises(ConfigError, match="queue"):
         App("redis://localhost:1/0", queue=name)

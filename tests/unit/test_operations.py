@@ -19,7 +19,7 @@ RUNNING = ("", b"", "")
 
 
 def run(operation: Operation[Any], replies: Iterable[Any]) -> tuple[Any, list[Step]]:
-    """Perform an operation with made-up replies, an error among them being raised; return its result and its steps."""
+    """Perform an operation with the given replies, of which errors are raised; return its result and its steps."""
     steps, left = list[Step](), iter(replies)
     try:
         step = next(operation)
@@ -37,7 +37,7 @@ def kinds(steps: list[Step]) -> list[str]:
     return ["pause" if isinstance(step, Pause) else step.call.name for step in steps]
 
 
-def test_a_call_is_sent_again_while_redis_is_away() -> None:
+def test_a_call_is_sent_again_while_redis_is_down() -> None:
     value, steps = run(operations.send(STORE.look("a")), [StoreDown(), StoreDown(), "there"])
     assert value == "there"
     assert kinds(steps) == ["look", "pause", "look", "pause", "look"]
@@ -101,7 +101,7 @@ def test_a_job_without_retention_leaves_its_reply() -> None:
         run(operations.result(STORE, "a", 5), [JobMissing(), None])
 
 
-def test_a_wait_ends_in_time() -> None:
+def test_a_wait_ends_at_its_time_limit() -> None:
     with pytest.raises(TimeoutError, match="a did not end within 0 s"):
         run(operations.result(STORE, "a", 0), [RUNNING])
 

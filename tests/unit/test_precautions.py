@@ -1,4 +1,4 @@
-"""Which runs are begun with precautions, and how long one waits to be alone."""
+"""Which runs are begun with precautions, and how long a run waits to be alone."""
 
 from __future__ import annotations
 

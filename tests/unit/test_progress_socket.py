@@ -92,7 +92,7 @@ async def test_reports_to_a_worker_that_is_gone_raise_nothing() -> None:
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 async def test_nothing_is_left_behind(platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform != "linux" and platform == "linux":
-        pytest.skip("names that are no files are Linux's own")
+        pytest.skip("only Linux has socket names that are not files")
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     received = Received()

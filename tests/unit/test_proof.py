@@ -1,4 +1,4 @@
-"""When a canary is wanted, and what follows from what arrives."""
+"""When a canary is wanted, and what each message that arrives proves."""
 
 from __future__ import annotations
 

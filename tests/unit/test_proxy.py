@@ -1,4 +1,4 @@
-"""The proxy does to a link what it is told, and nothing else."""
+"""The proxy forwards, delays, drops, cuts and resets as a test asks it to."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -25,7 +25,7 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def echoing() -> AsyncGenerator[Proxy]:
-    """A proxy before a server that sends back all it gets."""
+    """Run a proxy in front of a server that sends back all it receives."""
     server = await asyncio.start_server(_echo, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     async with Proxy((host, port)) as proxy:
@@ -63,7 +63,7 @@ async def test_forwards_to_a_unix_socket(tmp_path: Path) -> None:
     await server.wait_closed()
 
 
-async def test_passes_the_end_of_a_link_on() -> None:
+async def test_forwards_the_close_of_a_link() -> None:
     async with echoing() as proxy, link(proxy) as (reader, writer):
         writer.write_eof()
         assert await reader.read() == b""
@@ -92,21 +92,21 @@ async def test_swallows_and_keeps_the_link(direction: Direction) -> None:
         taken = proxy.taken[direction]
         with pytest.raises(TimeoutError):
             await answer(client, b"during", 0.02)
-        await proxy.until(lambda: proxy.taken[direction] == taken + 6)  # or it would pass after the healing
+        await proxy.until(lambda: proxy.taken[direction] == taken + 6)  # else it would be forwarded after heal()
         assert proxy.links == 1
         proxy.heal()
         assert await answer(client, b"after") == b"after"
 
 
-async def test_a_swallowed_end_reaches_nobody() -> None:
-    got_end = asyncio.Event()
+async def test_a_swallowed_close_does_not_reach_the_server() -> None:
+    closed = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await reader.read()
         except ConnectionResetError:
             pass
-        got_end.set()
+        closed.set()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -116,9 +116,9 @@ async def test_a_swallowed_end_reaches_nobody() -> None:
             await proxy.until(lambda: proxy.links == 1)
             proxy.swallow("up")
         await proxy.until(lambda: proxy.links == 0)
-        assert not got_end.is_set()
+        assert not closed.is_set()
     async with asyncio.timeout(PATIENCE):
-        await got_end.wait()  # the proxy's own end does reach it
+        await closed.wait()  # the close by the proxy itself does reach it
     server.close()
     await server.wait_closed()
 

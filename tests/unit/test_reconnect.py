@@ -37,7 +37,7 @@ def test_the_end_of_a_refusal_is_reported_at_the_first_pass_that_succeeds() -> N
     loop.passed(3)
     loop.passed(3)
     loop.now += 10
-    loop.refused()  # long after: it is news, and so is its end
+    loop.refused()  # long afterwards: both it and its end are reported
     loop.passed(1)
     assert loop.reported == [("CallRefused", 0), ("CallAccepted", 3), ("CallRefused", 16), ("CallAccepted", 17)]
 
@@ -71,5 +71,5 @@ def test_each_time_redis_goes_away_is_reported_at_once() -> None:
         "CallAccepted",
         "RedisDown",
         "RedisUp",
-        "CallRefused",  # so soon after: its end must last
+        "CallRefused",  # soon afterwards: its end is reported only when it has lasted
     ]

@@ -100,13 +100,13 @@ def test_the_next_occurrence_is_the_one_that_a_search_minute_by_minute_finds(tex
 
 # What docs/recurrence-reference.md says of the two days on which Berlin's clock is set in 2026.
 DAYS: list[tuple[str, str, list[str]]] = [
-    ("30 2 * * *", "2026-03-29", ["2026-03-29T01:00:00"]),  # 02:30 is left out: at 03:00 summer time
+    ("30 2 * * *", "2026-03-29", ["2026-03-29T01:00:00"]),  # 02:30 does not exist: it is due at 03:00 summer time
     ("0 * * * *", "2026-03-29", ["2026-03-28T23:00:00", "2026-03-29T00:00:00", "2026-03-29T01:00:00"]),
     ("*/30 2 * * *", "2026-03-29", []),
     ("0 30 2 * * *", "2026-03-29", []),
-    ("30 2 * * *", "2026-10-25", ["2026-10-25T00:30:00"]),  # 02:30 comes twice: the first time alone
+    ("30 2 * * *", "2026-10-25", ["2026-10-25T00:30:00"]),  # 02:30 occurs twice: due only the first time
     ("*/30 2 * * *", "2026-10-25", [f"2026-10-25T0{h}:{m}:00" for h in (0, 1) for m in ("00", "30")]),
-    ("0 30 2 * * *", "2026-10-25", ["2026-10-25T00:30:00", "2026-10-25T01:30:00"]),  # six fields: no such rules
+    ("0 30 2 * * *", "2026-10-25", ["2026-10-25T00:30:00", "2026-10-25T01:30:00"]),  # six fields: no special rules
 ]
 
 
@@ -186,12 +186,12 @@ def test_start_and_end_limit_the_occurrences_and_the_spread_delays_them() -> Non
 
 
 def test_a_long_downtime_is_handled_in_several_steps() -> None:
-    stands, now, missed, put, steps = 60.0, 1_000_000.0, 0, list[float](), 0
+    next_planned, now, missed, put, steps = 60.0, 1_000_000.0, 0, list[float](), 0
     once = recurrence(misfire="once")
-    while stands <= now + 15:
-        plan = once.plan(stands, now, 15)
+    while next_planned <= now + 15:
+        plan = once.plan(next_planned, now, 15)
         assert plan.next is not None
-        stands, missed, steps = plan.next, missed + plan.missed, steps + 1
+        next_planned, missed, steps = plan.next, missed + plan.missed, steps + 1
         put += planned(plan)
     assert put == [999_960.0]
     assert missed + len(put) == 999_960 // 60

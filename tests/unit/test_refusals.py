@@ -1,4 +1,4 @@
-"""Refusals: which are reported, and which ends."""
+"""Which refusals are reported, and which of their ends."""
 
 from __future__ import annotations
 

@@ -20,15 +20,15 @@ def test_a_malformed_number_of_processes_is_refused(text: str) -> None:
         read_span(text)
 
 
-def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_most() -> None:
+def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_maximum() -> None:
     scaling = Scaling(Span(1, 3))
     assert scaling.decide(BEHIND, 1, 0.0) == "add"
-    assert scaling.decide(BEHIND, 2, 1.0) is None  # the one before has had no time to fetch
+    assert scaling.decide(BEHIND, 2, 1.0) is None  # the newest one has had no time to fetch
     assert scaling.decide(BEHIND, 2, 2.5) == "add"
     assert scaling.decide(BEHIND, 3, 9.0) is None
 
 
-def test_an_idle_process_ends_if_more_than_the_least_are_left() -> None:
+def test_an_idle_process_ends_if_more_than_the_minimum_are_running() -> None:
     scaling = Scaling(Span(1, 3))
     assert scaling.decide(IDLE, 2, 0.0) == "end"
     assert scaling.decide(IDLE, 1, 0.0) is None

@@ -1,4 +1,4 @@
-"""Slots are shared by weight: with any number of them, and any lengths of jobs. Time is counted here, not waited."""
+"""Slots are shared by weight, for any number of slots and any lengths of jobs. Time is simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evsched.worker.slots import Share, Slots
 
 
 def run(slots: Slots, shares: dict[Share, float], until: float) -> dict[Share, float]:
-    """Let shares with work without end use the slots; a job of each lasts so many seconds. Return the slot seconds."""
+    """Simulate shares that always have jobs, of the given seconds each; return the slot seconds that each used."""
     used, ends, order, now = dict.fromkeys(shares, 0.0), list[tuple[float, int, Share]](), count(), 0.0
     for share in shares:
         share.want(True)
@@ -45,15 +45,15 @@ def test_slot_seconds_are_proportional_to_the_weights(
 
 
 def test_a_queue_alone_gets_all_slots_and_another_gets_its_turn_when_it_has_work() -> None:
-    slots, stirred = Slots(4), list[str]()
-    a, b = slots.join(1.0, lambda: stirred.append("a")), slots.join(1.0, lambda: stirred.append("b"))
+    slots, woken = Slots(4), list[str]()
+    a, b = slots.join(1.0, lambda: woken.append("a")), slots.join(1.0, lambda: woken.append("b"))
     a.want(True)
     assert a.reserve(999) == 4
     b.want(True)
     assert b.reserve(999) == 0
-    stirred.clear()
+    woken.clear()
     a.end(60.0)
-    assert stirred == ["a", "b"]
+    assert woken == ["a", "b"]
     assert (a.reserve(999), b.reserve(999)) == (0, 1)
 
 
@@ -73,13 +73,13 @@ def test_an_idle_queue_saves_up_no_turns() -> None:
 
 
 def test_a_queue_that_wants_no_more_wakes_the_others() -> None:
-    slots, stirred = Slots(3), list[str]()
-    a, b = slots.join(1.0, lambda: stirred.append("a")), slots.join(1.0, lambda: None)
+    slots, woken = Slots(3), list[str]()
+    a, b = slots.join(1.0, lambda: woken.append("a")), slots.join(1.0, lambda: None)
     a.want(True)
     b.want(True)
     assert 1 <= a.reserve(999) <= 2
     b.want(False)
-    assert stirred == ["a"]
+    assert woken == ["a"]
     a.reserve(999)
     assert slots.free == 0
 
@@ -94,7 +94,7 @@ def test_a_job_that_was_fetched_takes_a_free_slot_out_of_turn() -> None:
 
 
 def test_a_queue_without_a_slot_blocks_for_jobs_only_if_others_hold_the_slots() -> None:
-    """Else nothing would tell it that it has a turn to ask for; alone, its own runs free the slots."""
+    """Otherwise nothing would wake it when it has a turn; a queue alone is woken by the ends of its own runs."""
     slots = Slots(1)
     a = slots.join(1.0, lambda: None)
     a.want(True)

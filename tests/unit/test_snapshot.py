@@ -1,4 +1,4 @@
-"""The page of `evsched top`: what is made of two looks, and how it is drawn."""
+"""The page of `evsched top`: what is computed from two looks, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from evsched.top.snapshot import (
 )
 from evsched.worker.status_reporter import Running, WorkerStatus
 
-CENSUS = QueueStats(
+STATS = QueueStats(
     now=1000.0,
     places={"schedule": 7, "backlog": 2, "ready": 1, "processing": 3, "dead": 4},
     due=5,
@@ -56,7 +56,7 @@ def status(worker: str, started: int, lateness: list[float], runs: int = 0) -> W
 
 def look(at: float, *statuses: WorkerStatus, leased: tuple[str, ...] = ()) -> Look:
     leases = [Lease(worker, b"1", 10.0, 1) for worker in leased]
-    return Look(at, {"q": CENSUS}, {"q": leases}, list(statuses))
+    return Look(at, {"q": STATS}, {"q": leases}, list(statuses))
 
 
 def test_the_first_page_has_no_rates() -> None:
@@ -100,7 +100,7 @@ def test_rates_of_queues_and_workers_add_up() -> None:
     assert total([]) == Rates()
 
 
-def test_of_more_starts_than_are_reported_the_newest_count() -> None:
+def test_if_more_jobs_started_than_are_reported_the_newest_count() -> None:
     _, history = compose(look(10.0, status("w", 0, [])), History())
     page, _ = compose(look(11.0, status("w", 5000, [0.1, 0.2, 0.3, 0.4])), history)
     assert (page.rates, page.lateness) == (Rates(5000, 5000, 0), [Sample(0.3, 0.4)])
@@ -203,7 +203,7 @@ def test_an_empty_page_says_what_to_do() -> None:
     assert "start one: evsched worker MODULE:APP" in text
 
 
-def test_what_redis_holds_does_not_steer_the_terminal() -> None:
+def test_text_from_redis_cannot_control_the_terminal() -> None:
     jobs = [JobRow("q", "a\x1b[2J", "\x9b31m[bold]task[/bold]", 1, 1.0)]
     page = Page(
         1.0,
@@ -238,8 +238,8 @@ def test_a_page_fits_its_terminal(height: int, queues: int, workers: int, runs: 
     assert len(lines) <= max(height, 18)
     assert all(len(line) <= 80 for line in lines)
     text = "\n".join(lines)
-    assert f"queue{queues - 1} " in text, "the fullest is seen"
-    assert ("no answer" in text) == (workers > 50), "who does not answer is seen"
+    assert f"queue{queues - 1} " in text, "the fullest queue is shown"
+    assert ("no answer" in text) == (workers > 50), "a worker that does not answer is shown"
     assert (f"and {queues - lines_of(lines, 'queue')} more queues" in text) == (queues > 1)
     assert ("more workers" in text) == (workers > 1)
 
@@ -248,6 +248,6 @@ def lines_of(lines: list[str], word: str) -> int:
     return sum(line.startswith(word) and not line.startswith(f"{word} ") for line in lines)
 
 
-def test_pages_travel_as_json() -> None:
+def test_a_page_survives_a_round_trip_through_json() -> None:
     page, _ = compose(look(10.0, status("w", 3, [0.1], runs=2)), History())
     assert msgspec.json.decode(msgspec.json.encode(page), type=Page) == page

@@ -16,7 +16,7 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_request_made_before_the_loop_ran_is_there_when_it_runs() -> None:
+async def test_a_request_made_before_the_loop_runs_is_not_lost() -> None:
     request = StopRequest()
     request.make()
     request.attach()

@@ -14,7 +14,7 @@ SetWidth = Callable[[int], None]
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> SetWidth:
-    """Return what makes stdout a terminal of so many columns."""
+    """Return a function that makes stdout a terminal of so many columns."""
 
     def set_width(columns: int) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -99,8 +99,8 @@ def test_a_pipe_gets_every_column_whole_with_tabs_between(capsys: pytest.Capture
 
 def test_a_pipe_gets_the_header_of_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
     table(COLUMNS, [], "no dead jobs")
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("job\tdied\ttask\treason\n", "")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("job\tdied\ttask\treason\n", "")
 
 
 def test_a_terminal_gets_a_sentence_instead_of_an_empty_table(

@@ -1,4 +1,4 @@
-"""A task: what its function's signature says, and what a payload may name in its stead."""
+"""A task: what is read from its function's signature, and what a payload may override."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ MISFITS: list[tuple[Any, list[Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("handler", "args", "kwargs", "message"), MISFITS)
-def test_each_misfit_names_its_place(handler: Any, args: list[Any], kwargs: dict[str, Any], message: str) -> None:
+def test_the_error_for_each_misfit_names_the_argument(
+    handler: Any, args: list[Any], kwargs: dict[str, Any], message: str
+) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         bind(handler, *args, **kwargs)
     assert str(caught.value) == message
@@ -104,7 +106,7 @@ def test_an_option_that_is_not_valid_is_refused(options: dict[str, Any], words: 
         check_task_options(TaskOptions(**options))
 
 
-def test_annotations_that_cannot_be_read() -> None:
+def test_annotations_that_cannot_be_read_are_refused() -> None:
     def handler(a: int) -> None: ...
 
     handler.__annotations__["a"] = "Nowhere"
@@ -112,7 +114,7 @@ def test_annotations_that_cannot_be_read() -> None:
         define(handler)
 
 
-def test_what_a_payload_names_stands_in_for_the_tasks_policy() -> None:
+def test_the_retry_fields_of_a_payload_override_the_tasks_policy() -> None:
     task = define(deliver, retry=Retry(attempts=5, interval=1.0))
     assert task.policy(Payload("t")) is task.retry
     assert task.policy(Payload("t", retry=RetryFields(attempts=2))) == Retry(attempts=2, interval=1.0)
@@ -120,7 +122,7 @@ def test_what_a_payload_names_stands_in_for_the_tasks_policy() -> None:
         task.policy(Payload("t", retry=RetryFields(factor=0.5)))
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
+def test_the_error_for_an_unknown_task_lists_the_known_ones() -> None:
     tasks = Tasks()
     with pytest.raises(UnknownTask, match="this worker has none"):
         tasks.find("os.system")
@@ -156,7 +158,7 @@ def test_arguments_are_converted_to_the_annotations() -> None:
         (b'{"task":"t","args":[1],"kwargs":{"b":7}}', r"at `\$\.kwargs\.b`"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told_with_their_path(payload: bytes, words: str) -> None:
+def test_arguments_that_do_not_fit_are_refused_with_their_path(payload: bytes, words: str) -> None:
     def handler(a: int, b: list[int] | None = None) -> None: ...
 
     with pytest.raises(msgspec.ValidationError, match=words):

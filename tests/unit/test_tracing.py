@@ -1,4 +1,4 @@
-"""Tracing without Redis: what a job carries cannot fail its run, and nothing is imported that was not asked for."""
+"""Tracing without Redis: no meta of a job can fail its run, and OpenTelemetry is imported only if you ask for it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
+def test_only_evsched_tracing_imports_opentelemetry() -> None:
     sources = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path.read_text()
         for path in sorted((ROOT / "evsched").rglob("*.py"))
     }
-    # redis-py imports it wherever it is installed, for its own metrics: so a look at what is loaded proves nothing of
-    # ours, unless it is missing.
+    # Where OpenTelemetry is installed redis-py imports it for its own metrics. So the loaded modules prove something
+    # about evsched only if it is missing.
     ours = [name for name, text in sources.items() if re.search(r"^\s*(from|import) opentelemetry", text, re.MULTILINE)]
     assert ours == ["evsched.tracing"]
     every = [name for name in sources if name not in ("evsched.__main__", "evsched.tracing", "evsched.testing")]
@@ -50,7 +50,7 @@ def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.trace"])
-def test_a_missing_package_is_told_in_a_line_that_says_what_to_install(missing: str) -> None:
+def test_the_error_for_a_missing_package_says_what_to_install(missing: str) -> None:
     done = python(
         f"import sys\nsys.modules[{missing!r}] = None\nfrom evsched import ConfigError\n"
         "try:\n import evsched.tracing\nexcept ConfigError as error:\n print(error)"

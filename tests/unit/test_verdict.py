@@ -1,4 +1,4 @@
-"""The verdict on a run: what its handler did, and why it was stopped, is its outcome."""
+"""The verdict on a run: its outcome follows from what its handler did and from why it was stopped."""
 
 from __future__ import annotations
 

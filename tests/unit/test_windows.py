@@ -44,7 +44,7 @@ def test_a_window_opens_at_the_expected_moment(at: str, opens: str) -> None:
 
 SPANS = {
     "inside": "01:30-02:30",
-    "in the hour that is set": "02:10-02:50",
+    "in the hour of the change": "02:10-02:50",
     "around the hour": "01:00-04:00",
     "begins in the hour": "02:30-05:00",
     "ends in the hour": "00:15-02:15",
@@ -59,7 +59,7 @@ SPANS = {
     "with exceptions": "23:30-03:30; not 2032-10-31; not 2010-11-07; not 2027-04-04..2027-04-05; not 2011-12-29",
 }
 
-SET = {  # When clocks are set, in UTC.
+CHANGES = {  # When the clock of a zone changes, in UTC.
     "Europe/Berlin": ("2026-03-29T01:00", "2032-10-31T01:00"),
     "America/New_York": ("2026-03-08T07:00", "2026-11-01T06:00"),
     "Australia/Lord_Howe": ("2026-10-03T15:30", "2026-04-04T15:00"),  # by half an hour
@@ -74,12 +74,12 @@ SET = {  # When clocks are set, in UTC.
 MINUTE, HOUR = 60, 3600
 
 
-@pytest.mark.parametrize("zone", SET)
+@pytest.mark.parametrize("zone", CHANGES)
 @pytest.mark.parametrize("span", SPANS.values(), ids=SPANS)
 def test_on_the_days_of_a_clock_change_a_window_opens_at_its_first_open_minute(span: str, zone: str) -> None:
     first, *rest = span.split(";")
     window = parse_window(";".join([f"{first} {zone}", *rest]))
-    for moment in SET[zone]:
+    for moment in CHANGES[zone]:
         at = int(datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp())
         offsets = {window.zone.utcoffset(datetime.fromtimestamp(at + by, window.zone)) for by in (-1, 0)}
         assert len(offsets) == 2, "the clock does not change then"
@@ -123,7 +123,7 @@ def test_a_window_that_closes_in_the_repeated_hour_opens_again() -> None:
     assert window.next_open(set_back + 1800) == berlin("2032-11-07T01:30")
 
 
-@given(st.sampled_from(list(SPANS.values())), st.sampled_from([*SET, "UTC"]), MOMENTS)
+@given(st.sampled_from(list(SPANS.values())), st.sampled_from([*CHANGES, "UTC"]), MOMENTS)
 def test_the_next_opening_is_the_first_open_minute(span: str, zone: str, at: int) -> None:
     first, *rest = span.split(";")
     window = parse_window(";".join([f"{first} {zone}", *rest]))
