@@ -1,6 +1,6 @@
 """Run the benchmark: `make bench`, or `python -m bench NAME ...` for some of it.
 
-Absolute figures are this machine's; ratios and counts hold. Each is the median of the runs in one go.
+Absolute figures hold for this machine only; ratios and counts hold elsewhere. Each figure is the median of some runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RUNS = 3
 
 
 def instant(count: int = 10_000) -> list[str]:
-    """Many jobs due in the same instant: the last start."""
+    """Measure how late the last of many jobs starts that are due in the same instant."""
     lasts = list[float]()
     for _ in range(_RUNS):
         with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
@@ -44,7 +44,7 @@ def instant(count: int = 10_000) -> list[str]:
 
 
 def idle(seconds: float = 60.0) -> list[str]:
-    """What an idle fleet costs: one dispatcher and one worker."""
+    """Measure what an idle fleet of one dispatcher and one worker costs."""
     with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app") as two:
         where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
         time.sleep(8)
@@ -55,7 +55,7 @@ def idle(seconds: float = 60.0) -> list[str]:
 
 
 def enqueue() -> list[str]:
-    """Enqueue: 1,000 in a round trip, and single ones from 100 tasks; nothing else running."""
+    """Measure enqueueing, 1,000 jobs in a round trip and single jobs from 100 tasks, while nothing else runs."""
 
     async def run(url: str) -> tuple[float, float]:
         other = App(url)
@@ -85,7 +85,7 @@ def enqueue() -> list[str]:
 
 
 def memory(count: int = 100_000) -> list[str]:
-    """Bytes of Redis per scheduled job with a payload of 60 bytes: with a record, and inline."""
+    """Measure the bytes of Redis per scheduled job with a payload of 60 bytes: with a record, and inline."""
     lines = list[str]()
     for kind in ("record", "inline"):
         with place() as where:
@@ -105,7 +105,7 @@ def memory(count: int = 100_000) -> list[str]:
 
 
 def recurrences(count: int = 10_000) -> list[str]:
-    """Cron recurrences of one minute, beside a stream of sparse jobs; and what 100,000 of them cost an idle fleet."""
+    """Measure cron recurrences due in one minute, beside sparse jobs; and what 100,000 of them cost an idle fleet."""
     with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
         where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
         now = time.time()
@@ -120,11 +120,11 @@ def recurrences(count: int = 10_000) -> list[str]:
         ids = [f"r{n}@{int(minute)}" for n in range(count)]
         started = [start for (start,) in where.fields("default", ids, "started")]
         late = [values[0] for values in where.fields("default", [f"s-{n}" for n in range(300)], "result")]
-        told = f"the last started {max(started) - minute:.3f} s after it"
+        last = f"the last started {max(started) - minute:.3f} s after it"
         ahead = [value for value, due in zip(late, dues, strict=True) if due < minute]
         p99, before = percentile(late, 0.99) * 1e3, percentile(ahead, 0.99) * 1e3
         sparse = f"sparse jobs meanwhile p99 {p99:.1f} ms late, {before:.1f} before the minute"
-        line = f"{count:,} recurrences of one minute: {told}; {sparse}"
+        line = f"{count:,} recurrences due in one minute: {last}; {sparse}"
     with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app") as two:
         _declare(where, [Declared(name=f"r{n}", rule="0 0 1 1 *", payload=noop_payload) for n in range(100_000)])
         where.until(lambda: not where.redis.zcount("evsched:{default}:recurrences", 0, 0), 300)
@@ -166,8 +166,8 @@ _ALL: dict[str, Callable[[], list[str]]] = {
 def main() -> None:
     """Run what the command line names, or all."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(_ALL)}; without one, all")
-    parser.add_argument("--jobs", type=int, default=100_000, help="how many are overdue, in `overdue`")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(_ALL)}; all if you name none")
+    parser.add_argument("--jobs", type=int, default=100_000, help="how many jobs are overdue in `overdue`")
     arguments = parser.parse_args()
     benchmarks = _ALL | {"overdue": partial(overdue.overdue, arguments.jobs)}
     names = arguments.names or list(_ALL)

@@ -18,7 +18,7 @@ async def _noop() -> None:
 
 
 async def run(url: str, queue: str, jobs: int) -> float:
-    """Take, decode, await a no-op and complete `jobs` jobs; return the seconds."""
+    """Fetch, decode, await a no-op and complete `jobs` jobs; return the seconds."""
     sender, store = BatchingSender(url), Store(queue)
     ended: list[tuple[FetchedJob, Done]] = []
     done, began = 0, time.monotonic()

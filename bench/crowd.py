@@ -1,4 +1,4 @@
-"""Some dispatchers in one process, and what they send: the flood benchmark runs it.
+"""Several dispatchers in one process, whose commands are counted. The flood benchmark runs this.
 
 A line on stdin asks for the counts since the start: calls of scripts, other commands, CPU seconds.
 """
@@ -19,7 +19,7 @@ from evsched.transport.senders import BatchingSender
 
 
 class Counted(BatchingSender):
-    """Commands that are counted: of scripts, and others."""
+    """A sender that counts its commands: script calls, and others."""
 
     scripts = 0
     others = 0

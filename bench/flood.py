@@ -1,4 +1,4 @@
-"""A foreign producer that schedules far jobs without pause: what the dispatchers send, and how late due jobs are."""
+"""A foreign producer schedules jobs far ahead without pause: what dispatchers send, and how late due jobs start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evsched.store.replies import New
 
 _SECONDS: Final = 5.0
 _EVERY: Final = 0.05
-"""Seconds between two due jobs: every other was scheduled long before, the rest are due when they are scheduled."""
+"""Seconds between two due jobs. Every other one was scheduled long before; the rest are due when they are scheduled."""
 
 
 class _Crowd:
-    """Dispatchers, and what they have sent."""
+    """A process of dispatchers, and the counts of what they have sent."""
 
     def __init__(self, where: Place, count: int) -> None:
         command = [sys.executable, "-m", "bench.crowd", where.url, str(count)]
@@ -43,7 +43,7 @@ def _crowd(where: Place, count: int) -> Generator[_Crowd]:
 
 
 def _produce(where: Place, rate: float, pipelined: int, begin: float) -> int:
-    """Schedule far jobs at a rate, and now and then one that is due; return how many far ones there were."""
+    """Schedule jobs far ahead at a rate, and now and then one that is due; return how many were far ahead."""
     key, payload = "evsched:{default}:schedule", new_job("lateness", (), {}, JobOptions()).payload
     sent, number = 0, 1
     while (now := time.time()) < begin + _SECONDS:
@@ -90,6 +90,6 @@ def _late(late: list[float]) -> str:
 
 
 def flood() -> list[str]:
-    """One at a time, pipelined, and not at all; with one, four and fifty dispatchers."""
+    """Measure no flood, one ZADD at a time, and pipelined ones; each with 1, 4 and 50 dispatchers."""
     floods = ((0.0, 0), (2_000.0, 1), (50_000.0, 500))
     return [_run(count, rate, pipelined) for count in (1, 4, 50) for rate, pipelined in floods]

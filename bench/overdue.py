@@ -15,10 +15,10 @@ from bench.speed import due_jobs
 from evsched.transport.scripts import folder, script
 
 _SLOW: Final = 1000
-"""Microseconds from which on Redis logs a call."""
+"""Redis logs calls that take more microseconds than this."""
 
 _LONG: Final = 5000
-"""Microseconds that a script is meant to take at the most."""
+"""The most microseconds that a script should take."""
 
 _PIECE: Final = 50_000
 """Jobs that are enqueued at once."""
@@ -35,7 +35,7 @@ def _pings(where: Place) -> Generator[subprocess.Popen[str]]:
 
 
 def _measured(child: subprocess.Popen[str]) -> list[float]:
-    """Return what bench.pings tells of the time since this was last asked."""
+    """Return the times that bench.pings has measured since it was last asked."""
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write("\n")
@@ -82,7 +82,7 @@ def _summary(took: list[float]) -> str:
 
 
 def overdue(count: int = 100_000) -> list[str]:
-    """Drain so many overdue no-op jobs by one dispatcher and one worker. Seconds count from their launch."""
+    """Drain `count` overdue no-op jobs with one dispatcher and one worker. Seconds count from their launch."""
     with place() as where:
         _prepare(where, count)
         with _pings(where) as child:

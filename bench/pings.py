@@ -1,7 +1,7 @@
-"""PINGs without pause on a connection of its own, in a process of its own: the overdue benchmark runs it.
+"""PINGs without pause, in a process and on a connection of their own. The overdue benchmark runs this.
 
-A line on stdin asks for the milliseconds of each since the last such line: pairs of the whole, and of the whole less
-what Redis and this process waited for a core, which is a busy machine's and not Redis's doing.
+A line on stdin asks for the times of all PINGs since the last such line, in milliseconds. Each PING gives two numbers:
+its whole time, and that time without the waits of Redis and of this process for a core, which a busy machine causes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import redis
 
 _EVERY: Final = 0.002
-"""Seconds between two."""
+"""Seconds between two PINGs."""
 
 
 def _waited(pid: int | str) -> float:

@@ -19,7 +19,7 @@ from evsched.transport.embedded import EmbeddedRedis
 
 
 class Place:
-    """A server, a client that is not ours, and the processes that were started."""
+    """A server, a plain redis-py client, and a way to run evsched's processes."""
 
     def __init__(self, server: EmbeddedRedis) -> None:
         self.url = server.url
@@ -43,7 +43,7 @@ class Place:
         end = time.monotonic() + limit
         while not condition():
             if time.monotonic() > end:
-                raise TimeoutError("the benchmark waited in vain")
+                raise TimeoutError(f"a condition of the benchmark was not met within {limit:g} s")
             time.sleep(0.02)
 
     def ended(self, queue: str, job_id: str) -> None:

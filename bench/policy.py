@@ -1,5 +1,5 @@
-"""What policy does and costs: fair shares, weights, priorities, a rate. The order of starts is told by a file outside
-Redis, to which each job appends a line.
+"""What policy does and costs: fair shares, weights, priorities, a rate. The order of starts is read from a file outside
+Redis, the oracle, to which each job appends a line.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class _Stage:
         return [(name, float(at)) for name, at in rows]
 
     def until(self, count: int) -> list[tuple[str, float]]:
-        """Wait until so many have started and none is left."""
+        """Wait until so many jobs have started and no job is processing."""
         self.where.until(lambda: len(self.lines()) >= count)
         self.where.until(lambda: not self.where.redis.keys("evsched:{default}:processing:*"))
         return self.lines()
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Pause the queue, and let it go on when all that was scheduled meanwhile is due and in the backlog."""
+        """Pause the queue, and resume it when all jobs that were scheduled meanwhile are in the backlog."""
         self.client.send(self.store.pause())
         yield
         self.where.until(lambda: not self.where.redis.exists("evsched:{default}:schedule"))
@@ -67,9 +67,9 @@ def _stage(slots: int = 4) -> Generator[_Stage]:
 
 
 def fairness() -> list[str]:
-    """Alice's 3,000 jobs of 10 ms, and 3 s later 4 of Bob's, on 4 slots: in groups, and without.
+    """Measure when 4 jobs of Bob start, 3 s after Alice's 3,000 jobs of 10 ms, on 4 slots: with groups, and without.
 
-    3 s, since 3,000 jobs of 10 ms on 4 slots are through after 7.5.
+    After 3 s many of Alice's jobs still wait: on 4 slots they take 7.5 s.
     """
     figures = dict[bool, tuple[float, float]]()
     for grouped in (False, True):
@@ -83,13 +83,13 @@ def fairness() -> list[str]:
             bob = max(at for name, at in lines if name.startswith("b")) - asked
             figures[grouped] = bob, lines[-1][1] - lines[0][1]
     (bob, whole), (fair_bob, fair_whole) = figures[False], figures[True]
-    told = f"Bob's last start after {fair_bob:.3f} s, without groups {bob:.3f} s"
+    last = f"Bob's last start after {fair_bob:.3f} s, without groups {bob:.3f} s"
     cost = f"the whole {fair_whole:.2f} s, without groups {whole:.2f} s ({fair_whole / whole - 1:+.1%})"
-    return [f"3,000 of Alice's and then 4 of Bob's: {told}; {cost}"]
+    return [f"3,000 of Alice's and then 4 of Bob's: {last}; {cost}"]
 
 
 def shares() -> list[str]:
-    """Three groups of 1,000 with weights 1, 1, 2: the shares of any 400 starts in a row, while all three wait."""
+    """Three groups of 1,000 with weights 1, 1, 2: the shares of any 400 starts in a row while all have jobs left."""
     with _stage() as stage:
         stage.client.send(stage.store.limit({"weight:c": 2.0}))
         with stage.paused():
@@ -97,12 +97,12 @@ def shares() -> list[str]:
                 fill(stage.where, "default", [stage.job(f"{group}{n}", 0.001, group) for n in range(1000)])
         order = "".join(name[0] for name, _ in stage.until(3000))
     most = dict.fromkeys("abc", 0.0)
-    for at in range(2000 - 400):  # then c has had its turn
+    for at in range(2000 - 400):  # afterwards c has no jobs left
         window = order[at : at + 400]
         for group, share in (("a", 0.25), ("b", 0.25), ("c", 0.5)):
             most[group] = max(most[group], abs(window.count(group) / 400 / share - 1))
-    told = ", ".join(f"{group} {off:.1%}" for group, off in most.items())
-    return [f"three groups of weights 1, 1, 2: any 400 starts are off their shares by at most {told}"]
+    errors = ", ".join(f"{group} {off:.1%}" for group, off in most.items())
+    return [f"three groups of weights 1, 1, 2: any 400 starts are off their shares by at most {errors}"]
 
 
 def priorities(count: int = 10_000) -> list[str]:
@@ -135,5 +135,5 @@ def rate(per_second: float = 200.0, seconds: float = 10.0) -> list[str]:
     gaps = [later - earlier for earlier, later in pairwise(inside)]
     off = len(inside) / per_second / seconds - 1
     even = f"gaps up to {max(gaps) * 1e3:.0f} ms (p50 {percentile(gaps, 0.5) * 1e3:.1f})"
-    told = f"{len(inside)} starts ({off:+.2%}), {even}, {calls / done:.2f} script calls a job"
-    return [f"rate {per_second:g}/s for {seconds:g} s: {told}"]
+    starts = f"{len(inside)} starts ({off:+.2%}), {even}, {calls / done:.2f} script calls a job"
+    return [f"rate {per_second:g}/s for {seconds:g} s: {starts}"]

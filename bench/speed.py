@@ -16,13 +16,13 @@ _RUNS = 3
 
 
 def due_jobs(count: int, prefix: str, task: str = "noop", due: float = 1.0) -> list[New]:
-    """Return jobs that do nothing, all of one due."""
+    """Return jobs that are all due at the same time."""
     payload = new_job(task, (), {}, JobOptions()).payload
     return [New(f"{prefix}{i}", payload, due=due) for i in range(count)]
 
 
 def fill_backlog(where: Place, queue: str, count: int) -> None:
-    """Enqueue jobs that are due, and let a dispatcher bring them to the gate."""
+    """Enqueue jobs that are due, and let a dispatcher move them to the backlog."""
     fill(where, queue, due_jobs(count, f"{queue}-"))
     with where.process("dispatcher"):
         where.until(lambda: not where.redis.exists(f"evsched:{{{queue}}}:schedule"))
@@ -42,7 +42,7 @@ def noop_rate(count: int, *flags: str) -> float:
 
 
 def sparse_lateness(where: Place, count: int, prefix: str = "s-") -> list[float]:
-    """Run sparse jobs, and return how late each was, in seconds; dispatcher and worker are there."""
+    """Run sparse jobs, and return how late each was, in seconds. A dispatcher and a worker must be running."""
     now, jobs = time.time() + 0.5, list[New]()
     rng = random.Random(1)
     payload = new_job("lateness", (), {}, JobOptions()).payload

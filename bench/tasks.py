@@ -25,7 +25,7 @@ async def lateness() -> float:
 
 @app.task
 async def note(name: str, seconds: float = 0.0) -> None:
-    """Append the name and Redis-independent time to the file that EVSCHED_TEST_ORACLE names, then take some time."""
+    """Append the name and this host's time to the file that EVSCHED_TEST_ORACLE names, then sleep."""
     os.write(_oracle(), f"{name} {time.time():.6f}\n".encode())
     await asyncio.sleep(seconds)
 
