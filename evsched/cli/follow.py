@@ -19,8 +19,8 @@ from evsched.client.client import Client
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.audit import PLACES
-from evsched.diagnostics.explain import explain as say
-from evsched.diagnostics.explain import nowhere, waits_now, window_of
+from evsched.diagnostics.explain import explain as explain_job
+from evsched.diagnostics.explain import is_waiting, missing, named_window
 from evsched.errors import JobDead, JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import JobStatus
@@ -33,7 +33,7 @@ _SLICES = 20
 """How many thousand ids are searched for one that resembles a missing one."""
 
 _PATIENCE = 7 * 86400.0
-"""Seconds for which a job is followed."""
+"""The most seconds for which a job is followed."""
 
 
 def show(
@@ -54,7 +54,7 @@ def show(
     with client(url) as redis:
         status = redis.status(queue, job)
     if status is None:
-        raise _missing(job, queue)
+        raise JobMissing(missing(job, queue))
     if json:
         output.as_json(status)
         return
@@ -85,18 +85,19 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     store = Store(queue)
     with client(url) as redis:
         facts = redis.send(store.explain(job))
-        nearest = _nearest(redis, store, job) if facts.status is None else []
-        name = window_of(facts.status)
+        similar = _similar(redis, store, job) if facts.status is None else []
+        name = named_window(facts.status)
         window = None
         with contextlib.suppress(StoreRefused):  # the reason in the record says that the window cannot be read
             window = redis.send(store.window(name)) if name else None
-        waits = waits_now(facts.status, facts.now)
-        types = {name: redis.send(server.kind(keys.root(queue) + name)) for name in PLACES} if waits else None
+        types = None
+        if is_waiting(facts.status, facts.now):
+            types = {name: redis.send(server.kind(keys.root(queue) + name)) for name in PLACES}
         dispatchers = None
         if facts.holder is not None:
             with contextlib.suppress(StoreRefused):  # this user may not ask
                 dispatchers = redis.send(server.dispatchers())
-    answer = say(job, queue, facts, nearest, window, types, dispatchers)
+    answer = explain_job(job, queue, facts, similar, window, types, dispatchers)
     if json:
         output.as_json(answer)
     if facts.status is None:
@@ -106,18 +107,15 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
         table.fields(answer.facts.items())
 
 
-def _nearest(redis: SyncClient, store: Store, job: str) -> list[str]:
+def _similar(redis: SyncClient, store: Store, job: str) -> list[str]:
+    """Return ids in Redis that resemble one that no job has."""
     found, cursor = list[str](), 0
     for _ in range(_SLICES):
         cursor, ids = redis.send(store.ids(cursor))
-        found += [one for one in ids if one != job]  # a record may be left that is no job any more
+        found += [one for one in ids if one != job]  # its record may still exist, without a place
         if cursor == 0:
             break
     return difflib.get_close_matches(job, found, n=3)
-
-
-def _missing(job: str, queue: str) -> JobMissing:
-    return JobMissing(nowhere(job, queue))
 
 
 async def _follow(url: str, queue: str, job: str) -> None:
@@ -129,7 +127,7 @@ async def _follow(url: str, queue: str, job: str) -> None:
     await subscription.open([], [keys.progress(queue, job)])
     status = await redis.status(queue, job)
     if status is None:
-        raise _missing(job, queue)
+        raise JobMissing(missing(job, queue))
     bars = Bars(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with bars:
         bar = bars.add_task(escape(job), total=None)
@@ -138,23 +136,23 @@ async def _follow(url: str, queue: str, job: str) -> None:
             known = msgspec.convert(message, Progress)
             bars.update(bar, completed=known.done, total=known.total, description=escape(f"{job} {known.note}"))
 
-        async def hear() -> None:
+        async def receive() -> None:
             async for _, message in subscription.messages():
                 draw(msgspec.json.decode(message))
 
         if status.progress is not None:
             draw(status.progress)
-        hearing = asyncio.ensure_future(hear())
+        receiving = asyncio.ensure_future(receive())
         try:
-            await _ended(redis, queue, job, status)
+            await _wait_for_end(redis, queue, job, status)
         finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
             await subscription.close()
             await redis.close()
 
 
-async def _ended(redis: Client, queue: str, job: str, status: JobStatus) -> None:
+async def _wait_for_end(redis: Client, queue: str, job: str, status: JobStatus) -> None:
     if status.place in ("finished", "dead"):
         return
     try:

@@ -18,7 +18,7 @@ ZSCORE schedule x
 """The commands in the scripts that only read. A test compares these with lua/."""
 
 AUDITS: Final = "PTTL job:x"
-"""The commands that the audit's scripts need besides."""
+"""The commands that the audit's scripts need in addition."""
 
 WRITES: Final = """
 DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 · HSET job:x field value
@@ -26,7 +26,7 @@ HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 �
 PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SREM declared:x y
 ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
 """
-"""The commands that the other scripts need besides."""
+"""The commands that the other scripts need in addition."""
 
 _PLACES: Final = ("job:", "reply:", "processing:", "declared:")
 _NAMES: Final = ("arrival", "limits", "ready", "schedule", "backlog", "in_flight", "fair", "dead", "canary")
@@ -58,7 +58,7 @@ _OWN: Final[dict[Role, str]] = {
 
 
 def _read(text: str, root: str, canary: str) -> list[tuple[str, ...]]:
-    """Read lines of commands; a name of a place in them stands for its key."""
+    """Read lines of commands, and put keys in the place of the short names."""
     found = list[tuple[str, ...]]()
     for line in text.replace("·", "\n").splitlines():
         words = [root + word if word in _NAMES or word.startswith(_PLACES) else word for word in line.split()]
@@ -68,9 +68,9 @@ def _read(text: str, root: str, canary: str) -> list[tuple[str, ...]]:
 
 
 def needs(role: Role, queue: str, db: int, *, all_queues: bool) -> list[tuple[str, ...]]:
-    """Return the commands that a role must be allowed, `queue` standing for all of them.
+    """Return the commands that a role must be allowed to run, with the keys of `queue` as an example.
 
-    `all_queues`: it is not started for some queues by name, so that it subscribes to patterns.
+    `all_queues`: the role serves all queues instead of named ones, so it subscribes to patterns.
     """
     root = keys.root(queue)
     text = _OWN[role]

@@ -33,7 +33,7 @@ _MOST: Final = 10_000
 """The most violations that are kept of a queue: repair these first, then run the audit again."""
 
 _LEASE: Final = 14.0
-"""Seconds of the lease that a list without one is given; a janitor that sees it end puts the jobs back."""
+"""Seconds of the lease that a worker without one is given. When it ends, a janitor puts the worker's jobs back."""
 
 _TYPES: Final = {
     "arrival": "string",
@@ -61,7 +61,7 @@ _TYPES_OF_MANY: Final = {
     "recurrence:": "hash",
     "reply:": "list",
 }
-"""The types of keys of which a queue has many. The script checks those that begin with `job:`."""
+"""The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
 
 PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in ("arrival", "canary", "windows")}
 """The keys on which a whole queue depends, with their types."""
@@ -91,10 +91,10 @@ class _Queue:
         lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
         return [b"schedule", b"backlog", *(b"backlog:" + group for group in self.groups), b"ready", b"dead", *lists]
 
-    def suspect(self, wrongs: Iterable[Violation]) -> None:
-        for wrong in wrongs:
+    def suspect(self, violations: Iterable[Violation]) -> None:
+        for violation in violations:
             if len(self.suspects) < _MOST:
-                self.suspects[wrong.id, wrong.code] = wrong
+                self.suspects[violation.id, violation.code] = violation
 
 
 class Audit:
@@ -121,7 +121,7 @@ class Audit:
         return [name for name, queue in sorted(self._queues.items()) if not queue.has_keys]
 
     async def run(self, *, repair: bool = False, on_progress: OnProgress = lambda done, total: None) -> list[Finding]:
-        """Check all places and records; with `repair`, repair what needs no guess.
+        """Check all places and records; with `repair`, repair what can be repaired in only one way.
 
         Raises:
             StoreDown, StoreRefused
@@ -132,13 +132,13 @@ class Audit:
             await asyncio.sleep(self._pause)
         found = [misnamed(key) for key in sorted(self._misnamed)]
         for queue in suspicious:
-            wrongs = await self._again(queue)
-            mended = await self._mend(queue, wrongs) if repair else set[tuple[bytes, str]]()
-            found += [describe(queue.store.queue, w, repaired=(w.id, w.code) in mended) for w in wrongs]
+            violations = await self._check_again(queue)
+            repaired = await self._repair(queue, violations) if repair else set[tuple[bytes, str]]()
+            found += [describe(queue.store.queue, v, repaired=(v.id, v.code) in repaired) for v in violations]
             if len(queue.suspects) == _MOST:
                 found.append(describe(queue.store.queue, Violation(b"", "more", str(_MOST))))
         for queue in self._queues.values():
-            found += [describe(queue.store.queue, wrong) for wrong in queue.types]
+            found += [describe(queue.store.queue, violation) for violation in queue.types]
             if queue.refused and not queue.types:
                 found.append(describe(queue.store.queue, Violation(b"", "refused", queue.refused)))
         return found
@@ -154,7 +154,7 @@ class Audit:
                 self._misnamed.update(filter(keys.is_misnamed, found))
             wrong = await self._check_types(found)
             for name, ids in self._sort(key for key in found if key not in wrong).items():
-                await self._judge(self._queues[name], ids)
+                await self._check(self._queues[name], ids)
             on_progress(self.seen, total)
             if cursor == 0:
                 break
@@ -213,12 +213,13 @@ class Audit:
         while True:
             cursor, ids = await self._ask(queue, queue.store.members(place, cursor, SLICE), (0, []))
             # An inline job has no record until it is due.
-            await self._judge(queue, [id_ for id_ in ids if not id_.startswith(b"{")], met)
+            await self._check(queue, [id_ for id_ in ids if not id_.startswith(b"{")], met)
             on_progress()
             if cursor == 0:
                 break
 
-    async def _judge(self, queue: _Queue, ids: Iterable[bytes], met: bytes = b"") -> None:
+    async def _check(self, queue: _Queue, ids: Iterable[bytes], met: bytes = b"") -> None:
+        """Check jobs by their ids. `met`: the place in which they were found, if a queue has many of its kind."""
         for part in _parts(ids):
             self.seen += len(part)
             queue.suspect(await self._ask(queue, queue.store.audit(part, met=met, strays=queue.strays)))
@@ -241,34 +242,35 @@ class Audit:
 
     # The second check, and the repairs.
 
-    async def _again(self, queue: _Queue) -> list[Violation]:
-        """Return what is still wrong."""
+    async def _check_again(self, queue: _Queue) -> list[Violation]:
+        """Return the violations that a second check finds too."""
         first = queue.suspects
         leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
         queue.strays = [worker for worker in queue.strays if worker not in leased]
-        wrongs = [w for w in await self._recount(queue) if (w.id, w.code) in first]
+        violations = [v for v in await self._recount(queue) if (v.id, v.code) in first]
         held = {worker: await self._ask(queue, queue.store.held(worker)) for worker in queue.strays}
-        wrongs += [first[worker.encode(), "stray"] for worker, ids in held.items() if ids]
+        violations += [first[worker.encode(), "stray"] for worker, ids in held.items() if ids]
         by_place = defaultdict[bytes, list[bytes]](list)
-        for wrong in first.values():
-            if wrong.code not in ("stray", "in_flight", "stranded", "throttled", "uncounted"):
-                by_place[wrong.met].append(wrong.id)
+        for violation in first.values():
+            if violation.code not in ("stray", "in_flight", "stranded", "throttled", "uncounted"):
+                by_place[violation.met].append(violation.id)
         for met, ids in by_place.items():
             for part in _parts(dict.fromkeys(ids)):
                 again = await self._ask(queue, queue.store.audit(part, met=met, strays=queue.strays))
-                wrongs += [wrong for wrong in again if (wrong.id, wrong.code) in first]
-        return list({(wrong.id, wrong.code): wrong for wrong in wrongs}.values())
+                violations += [v for v in again if (v.id, v.code) in first]
+        return list({(v.id, v.code): v for v in violations}.values())
 
-    async def _mend(self, queue: _Queue, wrongs: list[Violation]) -> set[tuple[bytes, str]]:
-        mended = set[tuple[bytes, str]]()
-        for wrong in wrongs:
-            if wrong.code == "stray":
-                await self._ask(queue, queue.store.heartbeat(wrong.where, _LEASE, fresh=True))
+    async def _repair(self, queue: _Queue, violations: list[Violation]) -> set[tuple[bytes, str]]:
+        """Repair what can be repaired in only one way; return the ids and codes of what was repaired."""
+        repaired = set[tuple[bytes, str]]()
+        for violation in violations:
+            if violation.code == "stray":
+                await self._ask(queue, queue.store.heartbeat(violation.where, _LEASE, fresh=True))
                 if not queue.refused:
-                    mended.add((wrong.id, wrong.code))
-        for part in _parts([wrong for wrong in wrongs if wrong.code != "stray"]):
-            mended.update(await self._ask(queue, queue.store.mend(part, strays=queue.strays)))
-        return mended
+                    repaired.add((violation.id, violation.code))
+        for part in _parts([v for v in violations if v.code != "stray"]):
+            repaired.update(await self._ask(queue, queue.store.mend(part, strays=queue.strays)))
+        return repaired
 
 
 def _wanted(rest: str) -> str | None:

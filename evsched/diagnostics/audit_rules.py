@@ -16,7 +16,7 @@ class _Rule(Struct, frozen=True):
     level: Level
     what: str
     mend: str
-    """It names `--repair` if that repairs it."""
+    """It names `--repair` only if that repairs it."""
 
 
 _REPAIR: Final = "evsched doctor --queue {q} --repair"
@@ -25,8 +25,8 @@ _RULES: Final[dict[str, _Rule]] = {
     "orphan": _Rule(
         "fault",
         "a job that has not ended is in no place: it will never run",
-        f"{_REPAIR} schedules it at its due time, right if Redis evicted its place (see evicted-keys); if a client "
-        "cancelled it with ZREM alone: DEL {record}",
+        f"if Redis evicted its place (see evicted-keys): {_REPAIR} schedules it at its due time; if a client cancelled "
+        "it with ZREM alone: DEL {record}",
     ),
     "unscheduled": _Rule(
         "warning",
@@ -93,21 +93,22 @@ _RULES: Final[dict[str, _Rule]] = {
 _KEY_MOST: Final = 240
 """Characters of a key that are shown: the name of its queue may have any length."""
 
-_OF_GROUPS: Final = ("stranded", "throttled", "stray", "place-type", "key-type")
-_MAY_COME: Final = "schedule"
+_NOT_ABOUT_JOBS: Final = ("stranded", "throttled", "stray", "place-type", "key-type")
+"""The violations whose id is that of a group, a worker or a key."""
 
 
-def describe(queue: str, wrong: Violation, *, repaired: bool = False) -> Finding:
+def describe(queue: str, violation: Violation, *, repaired: bool = False) -> Finding:
     """Return the finding about a violation."""
-    rule, job_id, root = _RULES[wrong.code], text(wrong.id), keys.root(queue)
-    names = {"q": queue, "id": job_id, "where": wrong.where, "root": root, "record": f"{root}job:{job_id}"}
-    # The record of a scheduled job may still come, until the job is due.
-    level = "warning" if wrong.code == "no-record" and wrong.where == _MAY_COME else rule.level
+    code, job_id, root = violation.code, text(violation.id), keys.root(queue)
+    rule = _RULES[code]
+    names = {"q": queue, "id": job_id, "where": violation.where, "root": root, "record": f"{root}job:{job_id}"}
+    # A client may still write the record of a scheduled job, until the job is due.
+    level = "warning" if code == "no-record" and violation.where == "schedule" else rule.level
     if not job_id:
         where = f"queue {queue}"
     else:
-        where = f"queue {queue}, {job_id}" if wrong.code in _OF_GROUPS else f"queue {queue}, job {job_id}"
-    return Finding(wrong.code, level, rule.what.format_map(names), where, rule.mend.format_map(names), repaired)
+        where = f"queue {queue}, {job_id}" if code in _NOT_ABOUT_JOBS else f"queue {queue}, job {job_id}"
+    return Finding(code, level, rule.what.format_map(names), where, rule.mend.format_map(names), repaired)
 
 
 def misnamed(key: bytes) -> Finding:

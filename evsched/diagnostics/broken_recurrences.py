@@ -73,7 +73,7 @@ def _why_not(name: str, fields: dict[str, bytes]) -> str:
     """Return why a recurrence cannot recur, '' = it can."""
     try:
         read_recurrence(read_declared(name, fields))
-    except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # the latter: no date is that far
+    except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # all but ConfigError: too large for a date
         return str(error)
     return ""
 

@@ -24,15 +24,15 @@ from evsched.transport.call import Call, T
 from evsched.transport.connection import Subscription
 from evsched.transport.senders import BatchingSender
 
-_HEARD: Final = 1.5
-"""Seconds in which the canary's event must arrive; a dispatcher waits as long."""
+_EVENT_TIMEOUT: Final = 1.5
+"""Seconds within which the canary's event must arrive; a dispatcher waits as long."""
 
 _NAMED: Final = 5
 """How many of the refused commands are named. The line of redis.conf has them all."""
 
 
 class Doctor:
-    """Checks one server. `queue` stands for all queues where a check needs one."""
+    """Checks one server. `queue` is the queue that is used where a check needs one."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Doctor:
         *,
         repair: bool = False,
         wall: Callable[[], float] = time.time,
-        heard: float = _HEARD,
+        event_timeout: float = _EVENT_TIMEOUT,
     ) -> None:
         self._url = url
         self._sender = sender
         self._queue = queue
         self._repair = repair
         self._wall = wall
-        self._heard = heard
+        self._event_timeout = event_timeout
         self._found = list[Finding]()
 
     async def run(self, role: Role | None = None, *, all_queues: bool = True) -> list[Finding]:
@@ -89,7 +89,7 @@ class Doctor:
             return await self._sender.send(call)
         except StoreRefused as error:
             if error.kind in NO_ENTRY:
-                raise  # nothing can be looked at
+                raise  # no other call would succeed
             mend = "run the doctor as an administrator or as the user `doctor` of redis.conf: --url redis://USER:PASSWORD@..."
             self._report(
                 Finding(check, "info", f"{what} was refused, so not everything was checked: {error}", "Redis", mend)
@@ -129,7 +129,7 @@ class Doctor:
         try:
             await subscription.open([], [keys.events(address.parse(self._url).db, key)])
             await self._sender.send_all(server.canary(key))
-            async with asyncio.timeout(self._heard):
+            async with asyncio.timeout(self._event_timeout):
                 async for _ in subscription.messages():
                     return
         except TimeoutError:
@@ -137,7 +137,7 @@ class Doctor:
                 Finding(
                     "canary",
                     "fault",
-                    f"a test event did not arrive within {self._heard:g} s: jobs start up to 30 s late",
+                    f"a test event did not arrive within {self._event_timeout:g} s: jobs start up to 30 s late",
                     key,
                     f"CONFIG SET notify-keyspace-events {FLAGS}; a proxy in between must pass keyspace events on",
                 )
@@ -151,7 +151,7 @@ class Doctor:
             )
         except StoreDown as error:
             self._report(
-                Finding("canary", "fault", f"the test key cannot be written: {error}", key, "mend the faults above")
+                Finding("canary", "fault", f"the test key cannot be written: {error}", key, "fix the faults above")
             )
         finally:
             await subscription.close()

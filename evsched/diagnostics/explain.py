@@ -1,4 +1,8 @@
-"""Why a job has not run yet: one sentence, and the facts behind it. Pure: the state in Redis is passed in."""
+"""Explains why a job has not run yet: in one sentence, with the facts behind it.
+
+There is one function for each place that a job can be in. They return the sentence without the job's id, which
+`evsched explain` puts before it. Pure: the facts are read from Redis by the caller.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.replies import Facts
 
 _RECOVERED: Final = 30.0
-"""Seconds after the end of a lease, by when a dispatcher of the queue has put the jobs back."""
+"""Seconds after the end of a lease within which a dispatcher that serves the queue has requeued the jobs."""
 
 
 class Explanation(Struct, frozen=True):
@@ -26,18 +30,19 @@ class Explanation(Struct, frozen=True):
 
     sentence: str
     facts: dict[str, str]
+    """By name, as they are shown to a person."""
 
 
-def nowhere(job_id: str, queue: str) -> str:
-    """Return the sentence for an id without a job."""
+def missing(job_id: str, queue: str) -> str:
+    """Return the sentence about an id that no job has."""
     return (
-        f"no job {job_id} in queue {queue}: it never existed, it ended and its retention is over, or its payload "
-        "is in the schedule itself, where a job has no id until it is dispatched"
+        f"no job {job_id} in queue {queue}: it never existed, it ended and its retention is over, or it was scheduled "
+        "inline (its payload is in the schedule) and gets its id when it is dispatched"
     )
 
 
-def window_of(status: JobStatus | None) -> str | None:
-    """Return the name of the job's window, if it names one that is kept in Redis."""
+def named_window(status: JobStatus | None) -> str | None:
+    """Return the name of the job's window; None if it has none, or one that is written out in the payload."""
     payload: Any = None if status is None else status.payload
     window = cast("dict[str, Any]", payload).get("window") if isinstance(payload, dict) else None
     return window if isinstance(window, str) and WINDOW_NAME.fullmatch(window) else None
@@ -47,63 +52,64 @@ def explain(
     job_id: str,
     queue: str,
     facts: Facts,
-    nearest: Sequence[str] = (),
+    similar: Sequence[str] = (),
     window: str | None = None,
     types: Mapping[str, str] | None = None,
     dispatchers: int | None = None,
 ) -> Explanation:
-    """Say why a job has not run yet.
+    """Explain why a job has not run yet.
 
-    `nearest`: similar ids, if there is no job of that id. `window`: the present definition of the window that the job
-    names. `types`: the types of the keys on which the whole queue depends, if they were asked. `dispatchers`: how many
-    are connected, for any queue; None = not known.
+    `similar`: ids of jobs that resemble this one, if no job has it. `window`: the present definition of the window that
+    the job names. `types`: the types of the keys on which the whole queue depends, if they were read. `dispatchers`:
+    how many are connected, for any queue; None = not known.
     """
     status = facts.status
     if status is None:
-        hint = f": did you mean {', '.join(nearest)}?" if nearest else ""
-        return Explanation(nowhere(job_id, queue) + hint, {})
+        hint = f": did you mean {', '.join(similar)}?" if similar else ""
+        return Explanation(missing(job_id, queue) + hint, {})
     if reason := _wrong_type(status, facts, types or {}):
-        return Explanation(reason, _listed(status, facts))
-    if status.place == "schedule" and window is not None and (reason := _outside(status, facts, window)):
-        return Explanation(reason, _listed(status, facts))
+        return Explanation(reason, _list_facts(status, facts))
+    if status.place == "schedule" and window is not None and (reason := _outside_window(status, facts, window)):
+        return Explanation(reason, _list_facts(status, facts))
     sentence = {
-        "schedule": _scheduled,
-        "backlog": _behind_the_gate,
-        "ready": _ready,
-        "processing": partial(_held, dispatchers),
+        "schedule": _in_schedule,
+        "backlog": _in_backlog,
+        "ready": _in_ready,
+        "processing": partial(_in_processing, dispatchers),
         "finished": _finished,
         "dead": _dead,
     }[status.place](status, facts)
-    return Explanation(sentence, _listed(status, facts))
+    return Explanation(sentence, _list_facts(status, facts))
 
 
-def waits_now(status: JobStatus | None, now: float) -> bool:
-    """Return whether a job is due and no worker has fetched it."""
+def is_waiting(status: JobStatus | None, now: float) -> bool:
+    """Return whether a job is due, and not yet fetched by a worker."""
     if status is None or status.place not in ("schedule", "backlog", "ready"):
         return False
     return status.place != "schedule" or (status.due or 0.0) <= now
 
 
 def _wrong_type(status: JobStatus, facts: Facts, types: Mapping[str, str]) -> str | None:
-    """Say which key of a wrong type makes Redis refuse to move a job that is due."""
-    if not waits_now(status, facts.now):
+    """If a key of the wrong type makes Redis refuse to move a job that is due, say which key."""
+    if not is_waiting(status, facts.now):
         return None
     for name, kind in types.items():
         if kind not in (PLACES[name], "none"):
             key = keys.root(status.queue) + name
-            mend = f"`evsched doctor --queue {status.queue}` says how to mend it"
+            advice = f"`evsched doctor --queue {status.queue}` says how to fix it"
             what = f"{key} is a {kind}, not a {PLACES[name]}"
-            return f"due, but Redis refuses to move the jobs of this queue: {what}; {mend}"
+            return f"due, but Redis refuses to move the jobs of this queue: {what}; {advice}"
     return None
 
 
 def _no_worker(status: JobStatus, facts: Facts) -> str | None:
+    """If no worker serves the queue, say so."""
     if facts.counts.get("workers"):
         return None
     return f"no worker serves this queue: start one with `evsched worker MODULE:APP --queue {status.queue}`"
 
 
-def _scheduled(status: JobStatus, facts: Facts) -> str:
+def _in_schedule(status: JobStatus, facts: Facts) -> str:
     wait = (status.due or 0.0) - facts.now
     if status.payload is None:
         return "its record is missing: HSET its payload within 2 s of the ZADD"
@@ -111,16 +117,19 @@ def _scheduled(status: JobStatus, facts: Facts) -> str:
         return f"due {format_duration(-wait)} ago and still on the schedule: no dispatcher serves this queue"
     if status.reason and status.reason.startswith("outside its window"):
         return f"{status.reason}: it opens in {format_duration(max(wait, 0.0))}"
-    if status.reason and status.reason.startswith("its window"):  # and cannot be read
+    if status.reason and status.reason.startswith("its window"):  # "its window 'nights' cannot be read: ..."
         return f"{status.reason}: it is tried again in {format_duration(max(wait, 0.0))}"
     if wait == math.inf:
-        return "it waits for the previous occurrence to end, or its due is +inf"
+        return "its due time is +inf: it waits for the previous occurrence to end, or was scheduled for never"
     again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"
     return f"{again} in {format_duration(max(wait, 0.0))}"
 
 
-def _outside(status: JobStatus, facts: Facts, window: str) -> str | None:
-    """Say what a deferred job waits for, by its window's present definition: the reason in its record may be old."""
+def _outside_window(status: JobStatus, facts: Facts, window: str) -> str | None:
+    """If a job was deferred because of its window, say when the window opens by its present definition.
+
+    The reason in the record may be about an older definition.
+    """
     if not (status.reason or "").startswith("outside its window") or (status.due or 0.0) <= facts.now:
         return None
     due = format_duration((status.due or 0.0) - facts.now)
@@ -137,7 +146,7 @@ def _outside(status: JobStatus, facts: Facts, window: str) -> str | None:
     return f"outside its window {window}: it opens in {format_duration(opens - facts.now)}"
 
 
-def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
+def _in_backlog(status: JobStatus, facts: Facts) -> str:
     limits, counts = facts.limits, facts.counts
     no_worker = _no_worker(status, facts)
     if limits.paused is not None:
@@ -146,7 +155,7 @@ def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
         return f"{paused}; no worker serves it either" if no_worker else paused
     if no_worker:
         return f"due, but {no_worker}"
-    if facts.parked is not None:
+    if facts.parked is not None:  # a limit of this group holds the job back
         return _limited(
             f"the gate is closed to group {facts.parked}",
             limits.groups.get(facts.parked, {}),
@@ -161,28 +170,31 @@ def _behind_the_gate(status: JobStatus, facts: Facts) -> str:
     share = ""
     if groups > 1:
         weight = limits.groups.get(status.group or "", {}).get("weight", 1.0)
-        of = f"group {status.group} has" if status.group else "jobs without a group have"
-        share = f"; {of} {weight / max(counts.get('weights', groups), weight):.0%} of the gate among {groups:g} groups"
+        part = f"{weight / max(counts.get('weights', groups), weight):.0%}"
+        gets = f"group {status.group} gets {part}" if status.group else f"jobs without a group get {part}"
+        share = f"; {groups:g} groups share the gate, and {gets}"
     return f"behind {ahead:g} of {counts.get('waiting', 0):g} jobs in the backlog{share}"
 
 
-def _limited(what: str, limits: dict[str, float], in_flight: float, opens: float | None, now: float) -> str:
+def _limited(closed: str, limits: dict[str, float], in_flight: float, opens: float | None, now: float) -> str:
+    """Say which limit holds the job back. `closed`: "the gate is closed", to a group if it is the group's limit."""
     if opens is not None:
         wait = format_duration(max(opens - now, 0.0))
-        return f"{what} by the rate limit {limits.get('rate', 0):g}/s: it opens in {wait}"
+        return f"{closed} by the rate limit {limits.get('rate', 0):g}/s: it opens in {wait}"
     if in_flight < limits.get("concurrency", 0.0) or "concurrency" not in limits:
-        return f"{what} no longer: the job passes when a dispatcher checks the group again"
-    return f"{what} by the concurrency limit: {in_flight:g} of {limits.get('concurrency', 0):g}"
+        return f"{closed} no longer: the job passes when a dispatcher checks the group again"
+    most = limits.get("concurrency", 0)
+    return f"{closed} by the concurrency limit: {in_flight:g} of {most:g}"
 
 
-def _ready(status: JobStatus, facts: Facts) -> str:
+def _in_ready(status: JobStatus, facts: Facts) -> str:
     if no_worker := _no_worker(status, facts):
         return f"ready, but {no_worker}"
     return f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when a worker has a free slot"
 
 
-def _requeued_by(dispatchers: int | None, left: float | None) -> str:
-    """Say who puts back a job whose worker has no lease, or had one that ended `-left` seconds ago."""
+def _requeue_after(left: float | None, dispatchers: int | None) -> str:
+    """Say what requeues the job of a worker that has no lease, or one that ended `-left` seconds ago."""
     if dispatchers == 0:
         return "no dispatcher is connected to requeue the job: start one with `evsched dispatcher`"
     if left is not None and left < -_RECOVERED:
@@ -190,20 +202,20 @@ def _requeued_by(dispatchers: int | None, left: float | None) -> str:
     return "a dispatcher that serves this queue requeues the job soon"
 
 
-def _held(dispatchers: int | None, status: JobStatus, facts: Facts) -> str:
-    lease = facts.counts.get("lease")
-    left = None if lease is None else lease - facts.now
+def _in_processing(dispatchers: int | None, status: JobStatus, facts: Facts) -> str:
+    end = facts.counts.get("lease")
+    left = None if end is None else end - facts.now
     if left is None:
-        lasts = f"which has no lease any more: {_requeued_by(dispatchers, left)}"
+        lease = f"which has no lease any more: {_requeue_after(left, dispatchers)}"
     elif left <= 0:
-        lasts = f"whose lease ended {format_duration(-left)} ago: {_requeued_by(dispatchers, left)}"
+        lease = f"whose lease ended {format_duration(-left)} ago: {_requeue_after(left, dispatchers)}"
     else:
-        lasts = f"whose lease ends in {format_duration(left)}"
+        lease = f"whose lease ends in {format_duration(left)}"
     if status.worker != facts.holder or status.started is None:
-        return f"fetched by worker {facts.holder}, {lasts}; not started yet"
+        return f"fetched by worker {facts.holder}, {lease}; not started yet"
     stopping = "; it was asked to stop" if status.stopping else ""
     since = format_duration(facts.now - status.started)
-    return f"attempt {status.attempt} has run for {since} on worker {facts.holder}, {lasts}{stopping}"
+    return f"attempt {status.attempt} has run for {since} on worker {facts.holder}, {lease}{stopping}"
 
 
 def _finished(status: JobStatus, facts: Facts) -> str:
@@ -221,9 +233,9 @@ def _dead(status: JobStatus, facts: Facts) -> str:
     return f"expired {since} ago: {reason}" if status.outcome == "expired" else f"dead for {since}: {reason}"
 
 
-def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:
+def _list_facts(status: JobStatus, facts: Facts) -> dict[str, str]:
     """List the facts by which a person can check the sentence."""
-    known = {
+    texts = {
         "place": status.place,
         "queue": status.queue,
         "task": status.task,
@@ -232,7 +244,7 @@ def _listed(status: JobStatus, facts: Facts) -> dict[str, str]:
         "priority": str(status.priority),
         "attempt": str(status.attempt) if status.attempt else None,
     }
-    found = {name: value for name, value in known.items() if value is not None}
+    found = {name: value for name, value in texts.items() if value is not None}
     for name, moment in (("due", status.due), ("started", status.started), ("finished", status.finished)):
         if moment == math.inf:
             found[name] = "never"

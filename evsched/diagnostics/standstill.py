@@ -33,13 +33,13 @@ _RECOVERED: Final = 30.0
 """Seconds after the end of a lease. A janitor waits for another heartbeat, 5 s, before it puts jobs back."""
 
 _MOVED: Final = 5.0
-"""Seconds. A recurrence is advanced 15 s ahead of its time, so one whose time has passed is later than it seems."""
+"""Seconds since the next time of a recurrence. Dispatchers schedule it 15 s ahead, so it is later than it seems."""
 
 _LATE: Final = 10.0
-"""Seconds for which the first job in ready has been due. With a free slot it would wait for one round trip."""
+"""Seconds that the first job in ready may have been due. A worker with a free slot fetches it in one round trip."""
 
 _BUSY: Final = 60.0
-"""The same while workers run other jobs of the queue: for a while, that all slots are busy may be intended."""
+"""The same while workers run other jobs of the queue: that all slots are busy for a while may be intended."""
 
 
 class _Look(Struct, frozen=True):
@@ -49,7 +49,8 @@ class _Look(Struct, frozen=True):
     due: tuple[str, float] | None
     """The front of the schedule."""
     moved: list[bytes | None]
-    """Fields of its record that change when it runs: an id that is scheduled again and again runs between two looks."""
+    """Fields of that job's record that change when it runs. They show that an id that is scheduled again and again runs
+    between two looks."""
     waiting: tuple[str, float] | None
     """The front of the backlog."""
     ready: str | None
@@ -67,12 +68,12 @@ class _Look(Struct, frozen=True):
         return self.queue_stats.places["backlog"] + self.queue_stats.places["ready"]
 
     def late_by(self, moment: float) -> str:
-        """Say how long ago something was due. A due of 0 means at once, so it says nothing."""
+        """Say how long ago something was due; nothing about a due of 0, which means at once."""
         return f", the first was due {format_duration(self.queue_stats.now - moment)} ago" if moment > 0 else ""
 
 
 class _Suspicion(Struct, frozen=True):
-    """What may stand still."""
+    """A finding that is reported if the next looks confirm it."""
 
     finding: Finding
     mark: object = None
@@ -104,7 +105,7 @@ class Standstill:
                 suspects[queue] = {
                     name: now[name] for name in before if name in now and before[name].mark == now[name].mark
                 }
-        found = [suspicion.finding for of in suspects.values() for suspicion in of.values()]
+        found = [suspicion.finding for of_queue in suspects.values() for suspicion in of_queue.values()]
         return list(dict.fromkeys(found))  # `no-dispatcher` is the same finding for each queue
 
     async def _suspect(self, queue: str) -> dict[str, _Suspicion]:
@@ -170,20 +171,20 @@ def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
     else:
         who = "no dispatcher moves them" if look.dispatchers is None else "no dispatcher is connected"
         mend = "start one: evsched dispatcher; if one runs, read its log and its /readyz"
-    stands = False
+    reported = False
     if look.queue_stats.due and look.due:
-        stands = True
+        reported = True
         what = f"{_count(look.queue_stats.due, 'due job')} on the schedule{look.late_by(look.due[1])}: {who}"
         yield _Suspicion(Finding("not-dispatched", "fault", what, where, mend), (look.due, look.moved))
     if look.recurs and look.recurs[1] < now - _MOVED:
-        stands = True
+        reported = True
         if look.dispatchers != 0 and look.refusal is not None and look.refusal.kind == "oom":
             who = "Redis's memory is full, so it refuses new occurrences; the jobs that are there continue"
             mend = "raise it with CONFIG SET maxmemory, or drop dead jobs (evsched dead drop)"
         what = f"recurrence {look.recurs[0]} makes no jobs{look.late_by(look.recurs[1])}: {who}"
         yield _Suspicion(Finding("not-recurring", "fault", what, where, mend), look.recurs)
     ahead = look.queue_stats.places["schedule"] or (look.recurs and look.recurs[1] != float("inf"))
-    if look.dispatchers == 0 and ahead and not stands:
+    if look.dispatchers == 0 and ahead and not reported:
         what = "no dispatcher is connected: scheduled jobs will not start"
         yield _Suspicion(Finding("no-dispatcher", "warning", what, "Redis", "start one: evsched dispatcher"))
 
@@ -234,10 +235,10 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         what = f"{wait}, and no worker has a lease on this queue"
         yield _Suspicion(Finding("no-worker", "fault", what, where, f"start one: {serve}"))
     elif places["processing"] and places["ready"] and late > _BUSY:
-        what = f"{wait}; {_count(workers, 'worker')} running {places['processing']} and fetching no more"
+        what = f"{wait}; {_count(workers, 'worker')} running {_count(places['processing'], 'job')} and fetching no more"
         mend = f"see their slots in evsched top; start more workers: {serve}, or raise --concurrency"
-        yield _Suspicion(Finding("not-taken", "warning", what, where, mend), look.ready)
+        yield _Suspicion(Finding("not-fetched", "warning", what, where, mend), look.ready)
     elif not places["processing"] and places["ready"] and late > _LATE:
         what = f"{wait}; {_count(workers, 'worker')} with a lease, but running no job of this queue and fetching none"
         mend = f"see in evsched top which hang, and which are busy with other queues; start more workers: {serve}"
-        yield _Suspicion(Finding("not-taken", "fault", what, where, mend), look.ready)
+        yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)

@@ -33,7 +33,7 @@ def inline(queue: str, name: str, due: float = 0) -> tuple[str, float, str]:
     return f"evsched:{{{queue}}}:schedule", due, f'{{"task":"lateness","id":"{name}"}}'
 
 
-async def test_a_cut_subscription_is_reopened_and_the_queues_are_looked_at(
+async def test_a_cut_subscription_is_reopened_and_the_queues_are_checked(
     server: EmbeddedRedis, queue: str, app: App, raw: Any
 ) -> None:
     config = Config(url=server.url, queues=(queue,), safety_cap=60, probe_interval=50)
@@ -130,13 +130,13 @@ async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: Embedd
     config = Config(url=server.url, queues=(queue,))
     async with system(config, app) as running:
         await running.recorder.wait(events.Woken)
-        schedule = running.dispatcher._loop.serve(queue)  # pyright: ignore[reportPrivateUsage]
+        timer = running.dispatcher._loop.serve(queue)  # pyright: ignore[reportPrivateUsage]
         for name in ("at-once", "ahead"):
-            schedule.rivals.reserve = True
+            timer.rivals.reserve = True
             job = Store(queue).enqueue([New(name, b'{"task":"lateness"}', delay=0.05 if name == "ahead" else 0.0)])
             await running.sender.send(job)
             await running.recorder.wait(events.Completed, lambda event: event.ids == [name])  # noqa: B023
-            assert not schedule.rivals.reserve
+            assert not timer.rivals.reserve
 
 
 async def test_a_flood_that_ends_is_followed_by_a_step(queue: str, app: App) -> None:

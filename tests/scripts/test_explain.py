@@ -180,7 +180,7 @@ TABLE = [
     (full_group, "the gate is closed to group alice by the concurrency limit: 2 of 2"),
     (slow, "the gate is closed by the rate limit 0.1/s: it opens in 10.0 s"),
     (slow_group, "the gate is closed to group alice by the rate limit 0.1/s: it opens in 10.0 s"),
-    (behind, "behind 10 of 26 jobs in the backlog; group alice has 75% of the gate among 2 groups"),
+    (behind, "behind 10 of 26 jobs in the backlog; 2 groups share the gate, and group alice gets 75%"),
     (in_ready, "ready, behind 1 more: it starts when a worker has a free slot"),
     (held, "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s"),
     (

@@ -22,7 +22,7 @@ PAYLOAD = '{"task":"work"}'
 
 
 class Seed:
-    """Puts a queue into a state, as those left it who are gone."""
+    """Puts a queue into a state, as processes that no longer run left it."""
 
     def __init__(self, raw: Any, queue: str) -> None:
         self.raw = raw
@@ -71,7 +71,7 @@ def dead_worker(seed: Seed) -> None:
     seed.worker(left=-5)
 
 
-def deaf_worker(seed: Seed) -> None:
+def idle_worker(seed: Seed) -> None:
     seed.ready()
     seed.worker()
 
@@ -113,14 +113,14 @@ def stuck_gate(seed: Seed) -> None:
 
 
 def limited(seed: Seed) -> None:
-    """As many as may run do."""
+    """As many jobs run as the limit allows."""
     seed.backlog()
     seed.worker(holds=True)
     seed.rule(concurrency=1)
 
 
 STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
-    # what is so; the check, its level, a piece of what it says and of its mend
+    # the state; then the check, its level, a part of its message and a part of its remedy
     (
         Seed.due,
         [
@@ -142,8 +142,8 @@ STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
         [("no-worker", "fault", "2 due jobs waiting, the first was due 2m 0", "evsched worker MODULE:APP --queue {q}")],
     ),
     (dead_worker, [("no-worker", "fault", "no worker has a lease", "start one")]),
-    (deaf_worker, [("not-taken", "fault", "1 worker with a lease, but running no job", "evsched top")]),
-    (busy_worker, [("not-taken", "warning", "1 worker running 1 and fetching no more", "--concurrency")]),
+    (idle_worker, [("not-fetched", "fault", "1 worker with a lease, but running no job", "evsched top")]),
+    (busy_worker, [("not-fetched", "warning", "1 worker running 1 job and fetching no more", "--concurrency")]),
     (busy_for_a_moment, []),
     (unrecovered, [("not-recovered", "fault", "1 job of 1 dead worker not put back; the first lease ended ", "disp")]),
     (paused, [("paused", "info", "the queue has been paused for 5m 0", "evsched resume {q}")]),
@@ -158,14 +158,14 @@ async def watch(sender: BatchingSender, queue: str, seconds: float = 0.3) -> lis
     return await Standstill(sender, [queue], watch=seconds).run()
 
 
-@pytest.mark.parametrize(("plant", "told"), STATES, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(("plant", "expected"), STATES, ids=lambda value: getattr(value, "__name__", None))
 async def test_each_kind_of_standstill_is_reported_with_its_remedy(
-    sender: BatchingSender, queue: str, raw: Any, plant: Any, told: list[tuple[str, str, str, str]]
+    sender: BatchingSender, queue: str, raw: Any, plant: Any, expected: list[tuple[str, str, str, str]]
 ) -> None:
     plant(Seed(raw, queue))
     found = await watch(sender, queue)
-    assert [(finding.check, finding.level) for finding in found] == [(check, level) for check, level, _, _ in told]
-    for finding, (_, _, what, mend) in zip(found, told, strict=True):
+    assert [(finding.check, finding.level) for finding in found] == [(check, level) for check, level, _, _ in expected]
+    for finding, (_, _, what, mend) in zip(found, expected, strict=True):
         assert what in finding.what
         assert mend.format(q=queue) in finding.mend
 
@@ -181,7 +181,7 @@ async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_no
     assert "--queue includes this queue" in finding.mend
 
 
-async def test_recurrences_that_stand_still_because_memory_is_full_are_not_blamed_on_dispatchers(
+async def test_the_finding_about_recurrences_without_memory_does_not_blame_the_dispatcher(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
     Seed(raw, queue).recurrence()
@@ -199,7 +199,7 @@ async def test_recurrences_that_stand_still_because_memory_is_full_are_not_blame
 async def test_a_job_that_moves_after_the_first_look_is_not_reported(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
-    """All that can stand still does at the first look; a dispatcher and a worker come before the last."""
+    """Everything that can stand still does so at the first look. A dispatcher and a worker start before the last."""
     app = App(queue=queue)
 
     @app.task
@@ -232,7 +232,7 @@ async def test_an_id_that_is_scheduled_again_and_again_is_not_reported(
             assert await watch(running.sender, queue, 0.2) == []
 
 
-async def test_a_place_of_another_type_is_left_to_the_audit(sender: BatchingSender, queue: str, raw: Any) -> None:
+async def test_a_key_of_the_wrong_type_is_left_to_the_audit(sender: BatchingSender, queue: str, raw: Any) -> None:
     raw.set(f"evsched:{{{queue}}}:backlog", "x")
     assert await watch(sender, queue) == []
 

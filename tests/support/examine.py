@@ -19,12 +19,14 @@ def client(server: EmbeddedRedis) -> Any:
 
 
 async def examine(
-    address: str, role: Role | None = None, *, repair: bool = False, skew: float = 0.0, heard: float = 3.0
+    address: str, role: Role | None = None, *, repair: bool = False, skew: float = 0.0, event_timeout: float = 3.0
 ) -> list[Finding]:
     """Run the doctor and return what it finds."""
     sender = BatchingSender(address)
     try:
-        doctor = Doctor(address, sender, "q", repair=repair, wall=lambda: time.time() + skew, heard=heard)
+        doctor = Doctor(
+            address, sender, "q", repair=repair, wall=lambda: time.time() + skew, event_timeout=event_timeout
+        )
         return await doctor.run(role)
     finally:
         await sender.close()
