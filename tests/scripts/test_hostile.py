@@ -37,9 +37,9 @@ def producer(raw: Any, server: EmbeddedRedis) -> Generator[Any]:
     client.close()
 
 
-def write(client: Any, sender: list[hostile.Command]) -> None:
-    """Send commands; what Redis itself refuses is nothing to us, as long as the rights allow it."""
-    for command in sender:
+def write(client: Any, commands: list[hostile.Command]) -> None:
+    """Send commands; ignore what Redis itself refuses, except for a lack of rights."""
+    for command in commands:
         try:
             client.execute_command(*command)
         except NoPermissionError:
@@ -49,7 +49,7 @@ def write(client: Any, sender: list[hostile.Command]) -> None:
 
 
 def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[str]:
-    """Dispatch and run what is there, round by round; return the ids of what was done."""
+    """Dispatch and run all jobs, round by round; return the ids of those that were completed."""
     done: set[str] = set()
     for n in range(rounds):
         now = NOW + n
@@ -63,27 +63,27 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
     return done
 
 
-def put_back(send: Send, store: Store, died: bool) -> None:
-    """Take away what worker "w" holds: it stops, or has died."""
+def requeue_held(send: Send, store: Store, died: bool) -> None:
+    """Requeue what worker "w" holds, since it stops or has died."""
     lease = next((one.end for one in send(store.survey(now=NOW)) if one.worker == "w"), b"none") if died else b""
     assert send(store.requeue("w", "x", lease=lease, now=NOW))[0] == "all"
 
 
-def look_on(send: Send, store: Store, ids: list[str]) -> None:
-    """Every verb that reads answers, and Python can read the answer."""
+def read_all(send: Send, store: Store, ids: list[str]) -> None:
+    """Call every verb that only reads: it must reply, and Python must be able to read the reply."""
     send(store.queue_stats(now=NOW))
     send(store.survey(now=NOW))
     send(store.recount([b"e}:schedule", b"}:job:x", b"e"]))
     for job_id in ids:
         send(store.look(job_id, now=NOW))
         send(store.explain(job_id, now=NOW))
-        for wrong in send(store.audit([job_id.encode()], now=NOW)):
-            send(store.mend([wrong], now=NOW))
+        for violation in send(store.audit([job_id.encode()], now=NOW)):
+            send(store.mend([violation], now=NOW))
     send(store.mend([Violation(b"", "in_flight", "", b"")], now=NOW))
 
 
-def touch(send: Send, store: Store, job_id: str) -> None:
-    """Every verb that changes one job does its work or refuses by a code of its own."""
+def change_each_way(send: Send, store: Store, job_id: str) -> None:
+    """Call every verb that changes one job: it must do its work or refuse with an error of its own."""
     calls: list[Call[Any]] = [
         store.ask(job_id),
         store.reschedule(job_id, NOW, now=NOW),
@@ -114,9 +114,9 @@ def test_a_malformed_record_stops_one_job_only(
         send(store.limit({"concurrency": 20, "concurrency:g": 2, "rate:}:job:x": 1}))
     write(producer, WAYS[way](queue))
     schedule_good(send, store)
-    look_on(send, store, ["bad", *GOOD])
+    read_all(send, store, ["bad", *GOOD])
     assert work(send, store) >= set(GOOD)
-    look_on(send, store, ["bad", *GOOD])
+    read_all(send, store, ["bad", *GOOD])
     after = state()
     assert "schedule" not in after
     assert "ready" not in after
@@ -128,10 +128,10 @@ def test_each_verb_answers_about_a_job_with_a_malformed_record(
     send: Send, store: Store, producer: Any, queue: str, way: str
 ) -> None:
     write(producer, WAYS[way](queue))
-    touch(send, store, "bad")
+    change_each_way(send, store, "bad")
     write(producer, WAYS[way](queue))
     send(store.dispatch(limit=100, cap=CAP, now=NOW))
-    touch(send, store, "bad")
+    change_each_way(send, store, "bad")
     schedule_good(send, store)
     assert work(send, store) >= set(GOOD)
 
@@ -154,10 +154,10 @@ def test_fields_written_into_the_record_of_a_run_do_not_stop_its_end(
     send(store.dispatch(limit=100, cap=CAP, now=NOW))
     jobs: list[FetchedJob] = send(store.start("w", (), hold=5, lease=15, now=NOW)).jobs
     write(producer, [hostile.hset(queue, GOOD[1].encode(), *ON_RUNNING[way])])
-    look_on(send, store, GOOD)
+    read_all(send, store, GOOD)
     verb, outcome = ENDS[end]
     lost = send(verb(store)("w", [(job, outcome) for job in jobs], now=NOW))
-    # One that is named as another run cannot be told from another run: the heartbeat finds it, and it runs again.
+    # A run whose attempt was overwritten looks like another run: the heartbeat finds it, and it runs again.
     assert lost == ([GOOD[1]] if way == "attempt-other" else [])
     if lost:
         again = send(store.start("w", lost, hold=5, lease=15, now=NOW)).jobs
@@ -175,7 +175,7 @@ def test_fields_written_into_the_record_of_a_run_do_not_stop_its_requeue(
     send(store.dispatch(limit=100, cap=CAP, now=NOW))
     send(store.start("w", (), hold=5, lease=15, now=NOW))
     write(producer, [hostile.hset(queue, GOOD[1].encode(), *ON_RUNNING[way])])
-    put_back(send, store, died)
+    requeue_held(send, store, died)
     assert len(work(send, store, worker="v")) >= 4
     assert "processing:w" not in state()
 
@@ -183,55 +183,55 @@ def test_fields_written_into_the_record_of_a_run_do_not_stop_its_requeue(
 def test_a_worker_owns_the_runs_in_its_list_and_no_stale_ones(
     send: Send, store: Store, producer: Any, queue: str
 ) -> None:
-    """The fence of runs holds where the record is as the scripts left it."""
+    """Stale runs are fenced off if nobody but the scripts has written to the record."""
     schedule_good(send, store)
     send(store.dispatch(limit=100, cap=CAP, now=NOW))
     (job,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
     send(store.requeue("w", "x", now=NOW))
     assert send(store.fetch("w", 1)) == job.id
-    assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]  # in its list again, and not begun
+    assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]  # in its list again, but not started
     write(producer, [hostile.hset(queue, job.id.encode(), b"finished", b"1")])
     assert send(store.complete("w", [(job, DONE)], now=NOW)) == [job.id]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
-    sender=hostile.sender("grammar", IDS),
+    commands=hostile.commands("grammar", IDS),
     end=st.sampled_from(list(ENDS)),
     died=st.booleans(),
     limits=st.sampled_from([{}, {"concurrency": 20, "concurrency:g": 2}, {"rate": 1000, "rate:g": 50, "weight:g": 2}]),
 )
 def test_whatever_a_producer_may_write_the_other_jobs_run(
-    send: Send, producer: Any, raw: Any, sender: list[hostile.Command], end: str, died: bool, limits: dict[str, float]
+    send: Send, producer: Any, raw: Any, commands: list[hostile.Command], end: str, died: bool, limits: dict[str, float]
 ) -> None:
-    """It writes before the dispatch, before the start, and while the jobs run; then every verb meets what it wrote."""
+    """It writes before the dispatch, before the start, and while the jobs run; then every verb is called."""
     store, ids = Store("grammar"), ["a", "b", "r@1"]
     try:
         send(store.limit(limits))
         send(store.declare(Declared(name="r", payload=VALID, rule="@daily")))
         send(store.recur("r", b"0", [Occurrence("r@1", NOW, NOW, 60.0)], next_=NOW + 86400))
-        third = len(sender) // 3
-        write(producer, sender[:third])
+        third = len(commands) // 3
+        write(producer, commands[:third])
         schedule_good(send, store)
         send(store.dispatch(limit=100, cap=CAP, now=NOW))
-        write(producer, sender[third : 2 * third])
+        write(producer, commands[third : 2 * third])
         jobs = send(store.start("w", (), hold=50, lease=15, now=NOW)).jobs
-        write(producer, sender[2 * third :])
+        write(producer, commands[2 * third :])
         assert not {*send(store.begin("w", [(job, "1") for job in jobs]))} & {*GOOD}
-        look_on(send, store, ids)
+        read_all(send, store, ids)
         send(store.progress("w", [(job, Progress(1, 2)) for job in jobs]))
         verb, outcome = ENDS[end]
         lost = send(verb(store)("w", [(job, outcome) for job in jobs], now=NOW))
         assert not {*lost} & {*GOOD}
         send(store.start("w", lost, hold=50, lease=15, now=NOW))
-        put_back(send, store, died)
+        requeue_held(send, store, died)
         done = work(send, store, 12, worker="v")
         if end in ("complete", "bury", "abort"):
             done |= {job.id for job in jobs}
         assert done >= set(GOOD)
         send(store.rewind(9, 0, 9, now=NOW - 99999))
         for job_id in ids:
-            touch(send, store, job_id)
+            change_each_way(send, store, job_id)
         send(store.pause(now=NOW))
         send(store.resume(now=NOW))
     finally:

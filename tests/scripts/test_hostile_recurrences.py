@@ -1,4 +1,4 @@
-"""What somebody writes by hand into a recurrence's record costs that recurrence, and no job and no other recurrence."""
+"""What somebody writes by hand into a recurrence's record harms that recurrence only, and no job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.replies import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
-from tests.support.hostile import NO_COUNTS, VALID
+from tests.support.hostile import INVALID_COUNTS, VALID
 
 KEY = "recurrence:r"
 
@@ -42,7 +42,7 @@ def declared(send: Send, store: Store) -> Declared:
 
 
 @pytest.mark.usefixtures("declared")
-@pytest.mark.parametrize("count", NO_COUNTS)
+@pytest.mark.parametrize("count", INVALID_COUNTS)
 def test_a_malformed_count_does_not_hide_a_recurrence(
     send: Send, store: Store, state: State, write: Callable[..., None], count: bytes
 ) -> None:
@@ -53,7 +53,7 @@ def test_a_malformed_count_does_not_hide_a_recurrence(
 
 
 @pytest.mark.usefixtures("declared")
-@pytest.mark.parametrize("made", NO_COUNTS)
+@pytest.mark.parametrize("made", INVALID_COUNTS)
 def test_a_malformed_count_of_made_occurrences_means_0(
     send: Send, store: Store, state: State, write: Callable[..., None], made: bytes
 ) -> None:
@@ -66,7 +66,7 @@ def test_a_malformed_count_of_made_occurrences_means_0(
 
 
 @pytest.mark.usefixtures("declared")
-@pytest.mark.parametrize("missed", NO_COUNTS)
+@pytest.mark.parametrize("missed", INVALID_COUNTS)
 def test_a_malformed_count_of_missed_occurrences_restarts_at_0(
     send: Send, store: Store, state: State, write: Callable[..., None], missed: bytes
 ) -> None:
@@ -74,12 +74,12 @@ def test_a_malformed_count_of_missed_occurrences_restarts_at_0(
     put(send, store, NOW, NOW + 1, NOW + 2, missed=3)
     assert state()[KEY]["missed"] == "3"
     write(missed=missed)
-    assert send(store.dispatch(limit=9, cap=1000, now=NOW + 2)).missed == ["r"]  # one goes, one waits
+    assert send(store.dispatch(limit=9, cap=1000, now=NOW + 2)).missed == ["r"]  # one is ready, one waits
     assert state()[KEY]["missed"] == "1"
 
 
 @pytest.mark.usefixtures("declared")
-@pytest.mark.parametrize("runs", NO_COUNTS)
+@pytest.mark.parametrize("runs", INVALID_COUNTS)
 def test_a_malformed_count_of_runs_does_not_stop_the_end_of_a_job(
     send: Send, store: Store, state: State, write: Callable[..., None], runs: bytes
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_malformed_count_of_runs_does_not_stop_the_end_of_a_job(
 def test_a_recurrence_counts_only_its_own_occurrences(
     send: Send, store: Store, state: State, write: Callable[..., None]
 ) -> None:
-    """Its record names them as its own: they are neither deleted, nor moved, nor waited for."""
+    """Other jobs that its record names are neither deleted, nor moved, nor waited for."""
     first, *_ = put(send, store, NOW)
     send(store.enqueue([New("other", VALID, due=NOW + 500)], now=NOW))
     before = state()

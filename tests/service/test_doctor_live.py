@@ -11,7 +11,7 @@ from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.standstill import Standstill
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.examine import wrong
+from tests.support.examine import problems
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 
@@ -73,7 +73,7 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
         while not producing.done():
             audit = Audit(whole.sender, [queue], pause=0.2)
             assert await audit.run() == []
-            assert wrong(await Standstill(whole.sender, [queue], watch=0.2).run()) == []
+            assert problems(await Standstill(whole.sender, [queue], watch=0.2).run()) == []
             looks, seen = looks + 1, seen + audit.seen
         await producing
         assert len(whole.recorder.of(events.Started)) > LOOKS

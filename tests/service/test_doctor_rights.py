@@ -11,7 +11,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.scripts import folder
 from evsched.transport.senders import BatchingSender
 from tests.service.test_rights import USERS, url, words_of
-from tests.support.examine import client, examine, wrong
+from tests.support.examine import client, examine, problems
 
 
 def test_the_commands_that_the_doctor_checks_are_those_of_the_scripts() -> None:
@@ -44,7 +44,7 @@ async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:
             assert [finding.check for finding in await examine(server.url, role)] == ["appendfsync"], role
         raw.execute_command("ACL", "SETUSER", "worker", "-hset")
         raw.execute_command("ACL", "SETUSER", "dispatcher", "resetchannels")
-        found = wrong([*await examine(server.url, "worker"), *await examine(server.url, "dispatcher")])
+        found = problems([*await examine(server.url, "worker"), *await examine(server.url, "dispatcher")])
         assert [(finding.check, finding.where) for finding in found] == [
             ("rights", "user worker"),
             ("rights", "user dispatcher"),
@@ -56,10 +56,10 @@ async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:
         (told,) = [finding for finding in await examine(server.url, "worker") if finding.check == "rights"]
         assert (told.level, told.where) == ("info", "user default")
         # As its own user the doctor needs no more, and as another it says what it cannot ask.
-        assert wrong(await examine(url(server, "doctor"), "doctor")) == []
+        assert problems(await examine(url(server, "doctor"), "doctor")) == []
         for user in ("producer", "client", "observer", "dispatcher"):
             found = await examine(url(server, user), "producer" if user == "producer" else "client")
-            assert wrong(found) == []
+            assert problems(found) == []
             assert {"rights"} < {finding.check for finding in found}
         sender = BatchingSender(url(server, "doctor"))
         assert await Audit(sender, ["q"], pause=0.0).run() == []

@@ -12,7 +12,7 @@ from evsched.diagnostics import server_checks
 from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreDown
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.examine import client, examine, wrong
+from tests.support.examine import client, examine, problems
 from tests.support.patience import PATIENCE
 
 
@@ -88,23 +88,23 @@ async def test_a_planted_fault_of_a_server_is_found_and_repaired(planted: str) -
     with EmbeddedRedis(None, port=None, **settings) as server:
         raw = client(server)
         plant(raw, server)
-        (finding,) = [finding for finding in wrong(await examine(server.url)) if finding.check == check]
+        (finding,) = [finding for finding in problems(await examine(server.url)) if finding.check == check]
         assert (finding.level, mend in finding.mend, finding.repaired) == (level, True, False), finding
         await examine(server.url, repair=True)
-        again = [finding.check for finding in wrong(await examine(server.url))]
+        again = [finding.check for finding in problems(await examine(server.url))]
         assert (check in again) is not repairable
         raw.close()
 
 
 async def test_an_embedded_server_has_no_fault_and_the_doctor_says_what_a_crash_loses(server: EmbeddedRedis) -> None:
     found = await examine(server.url)
-    assert wrong(found) == []
+    assert problems(found) == []
     assert [finding.check for finding in found] == ["appendfsync"]
 
 
 @pytest.mark.parametrize(("skew", "told"), [(0.5, None), (-60.0, "60.0 s ahead of this"), (60.0, "60.0 s behind this")])
 async def test_a_clock_that_differs_is_reported(server: EmbeddedRedis, skew: float, told: str | None) -> None:
-    found = [finding.what for finding in wrong(await examine(server.url, skew=skew))]
+    found = [finding.what for finding in problems(await examine(server.url, skew=skew))]
     assert len(found) == (told is not None)
     assert told is None or told in found[0]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.cli import Cli, Log, ended
+from tests.support.cli import Cli, Log, terminate
 from tests.support.web import get
 
 pytestmark = pytest.mark.anyio
@@ -138,7 +138,7 @@ def refusing(cli: Cli) -> Generator[Cli]:
 def test_a_worker_whose_redis_refuses_ends_with_code_0_on_sigterm(refusing: Cli, words: tuple[str, ...]) -> None:
     with started(refusing, *words) as (child, log):
         log.until("RedisDown")
-        assert ended(child) == 0
+        assert terminate(child) == 0
 
 
 def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing: Cli) -> None:
@@ -153,7 +153,7 @@ def test_a_service_that_waits_for_redis_ends_with_code_0_on_sigterm(cli: Cli, wo
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
     with started(cli, *words) as (child, log):
         assert "start one, or name another" in log.until("RedisDown")["reason"]
-        assert ended(child) == 0
+        assert terminate(child) == 0
 
 
 @pytest.mark.parametrize("words", [("dispatcher",), ("worker", "tasks:app")], ids=" ".join)
@@ -167,7 +167,7 @@ def test_a_service_begins_when_redis_is_there(cli: Cli, words: tuple[str, ...]) 
             log.until("DispatcherStarted" if words == SERVICES[0] else "WorkerStarted")
             said = [line.get("event") for line in log.lines]
             assert (said.count("RedisDown"), said.count("RedisUp")) == (1, 1)
-            assert ended(child) == 0
+            assert terminate(child) == 0
 
 
 def test_redis_can_be_required(cli: Cli) -> None:
@@ -189,7 +189,7 @@ app = App(lifespan=never)
     (cli.folder / "tasks.py").write_text(TASKS + lifespan)
     with started(cli, "worker", "tasks:app") as (child, _):
         wait_for(cli, "begins")
-        assert ended(child) == 0
+        assert terminate(child) == 0
 
 
 # While it works.
@@ -203,7 +203,7 @@ def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli)
             admin.connect(str(server.socket))
             admin.sendall(b"CONFIG SET requirepass secret\r\nCLIENT KILL TYPE normal SKIPME yes\r\n")
             log.until("RedisDown", "CallRefused")  # as it waits on a link that is cut, or is about to open one
-            assert ended(child) == 0
+            assert terminate(child) == 0
 
 
 def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue: str, raw: Any) -> None:
@@ -249,7 +249,7 @@ app = App(lifespan=minding)
     (cli.folder / "tasks.py").write_text(TASKS + lifespan)
     with started(cli, "worker", "tasks:app") as (child, log):
         log.until("WorkerStarted")
-        assert ended(child) == 0
+        assert terminate(child) == 0
 
 
 async def test_a_worker_that_drains_is_live_but_not_ready(cli: Cli, queue: str, raw: Any) -> None:

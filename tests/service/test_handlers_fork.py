@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cli import Cli, Log, ended
+from tests.support.cli import Cli, Log, terminate
 from tests.support.patience import PATIENCE
 
 TASKS = """
@@ -118,7 +118,7 @@ def test_a_process_that_a_handler_starts_harms_neither_the_pool_nor_the_worker(
     job = run(cli, log, queue, task)
     assert (job["outcome"], job["result"], job["attempt"]) == ("done", 14, 1)
     assert child.poll() is None
-    assert ended(child) == 0
+    assert terminate(child) == 0
 
 
 def test_a_process_that_a_handler_left_behind_ends_with_the_worker(
@@ -140,4 +140,4 @@ def test_the_death_of_a_pool_process_is_noticed_while_it_has_children(
     child, log = worker
     job = run(cli, log, queue, "fork_and_die")
     assert "its process died" in json.dumps(job)
-    assert ended(child) == 0
+    assert terminate(child) == 0

@@ -13,7 +13,7 @@ import pytest
 
 from evsched.client.sync_client import SyncClient
 from evsched.store.store import Store
-from tests.support.cli import Cli, Log, ended
+from tests.support.cli import Cli, Log, terminate
 from tests.support.patience import PATIENCE
 from tests.support.web import get
 
@@ -87,7 +87,7 @@ async def test_each_process_has_a_metrics_port_and_a_file_lists_the_ports(cli: C
         log.until("WorkerStarted", count=3)
         assert (await get(f"http://{group['targets'][victim['number']]}/healthz"))[0] == 200
     finally:
-        assert ended(child) == 0
+        assert terminate(child) == 0
     assert not targets.exists()
     assert not any(alive(line["pid"]) for line in log.lines if line.get("event") == "ChildStarted")
 
@@ -114,7 +114,7 @@ def test_another_process_starts_when_all_slots_are_in_use_and_ends_when_idle(
             assert len(json.loads(targets.read_text())[0]["targets"]) == 1
             assert second["slots"] == 1
     finally:
-        assert ended(child) == 0
+        assert terminate(child) == 0
 
 
 def test_another_process_starts_when_short_jobs_keep_one_busy(cli: Cli, queue: str, raw: Any) -> None:
@@ -128,7 +128,7 @@ def test_another_process_starts_when_short_jobs_keep_one_busy(cli: Cli, queue: s
             raw.zadd(f"evsched:{{{queue}}}:schedule", jobs)
             log.until("WorkerStarted", count=2)
     finally:
-        assert ended(child) == 0
+        assert terminate(child) == 0
         raw.delete(*raw.scan_iter(match=f"evsched:{{{queue}}}:*", count=1000))
 
 
@@ -191,7 +191,7 @@ else:
         assert log.until("ChildEnded")["code"] == -signal.SIGKILL
         log.until("WorkerStarted")
     finally:
-        assert ended(child) == 0
+        assert terminate(child) == 0
 
 
 def test_the_death_of_a_child_is_noticed_while_a_process_that_it_started_holds_its_link(
@@ -213,6 +213,6 @@ Path({str(folder)!r}, f"{{sleeper.pid}}.pid").touch()
         assert log.until("ChildEnded")["code"] == -signal.SIGKILL
         log.until("WorkerStarted", count=2)
     finally:
-        assert ended(child) == 0
+        assert terminate(child) == 0
         for file in folder.glob("*.pid"):
             os.kill(int(file.stem), signal.SIGKILL)

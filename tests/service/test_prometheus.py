@@ -21,7 +21,7 @@ import pytest
 from evsched import App
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Kind, find_server
-from tests.support.cli import Cli, Log, ended
+from tests.support.cli import Cli, Log, terminate
 from tests.support.prometheus import PROGRAM, Prometheus
 from tests.support.web import get
 
@@ -170,7 +170,7 @@ async def test_all_that_is_shown_has_data(redis: EmbeddedRedis, tmp_path: Path) 
             if PICTURE:
                 await write_picture(prometheus, Path(PICTURE), began, to)
     finally:
-        assert [ended(child) for child in (worker, dispatcher)] == [0, 0]
+        assert [terminate(child) for child in (worker, dispatcher)] == [0, 0]
 
 
 def rules() -> list[str]:

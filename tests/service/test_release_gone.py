@@ -14,7 +14,7 @@ import pytest
 
 import evsched
 from evsched.transport import scripts
-from tests.support.cli import Cli, Log, ended
+from tests.support.cli import Cli, Log, terminate
 from tests.support.patience import PATIENCE
 
 TASKS = """
@@ -102,8 +102,8 @@ def test_services_whose_release_is_removed_lose_nothing_and_end_in_order(
             log.until("JobBuried", count=2)
             log.until("Retrying")
             log.until("Started", where=lambda line: line["id"] == "held")
-            assert ended(worker) == 0
-        assert ended(dispatcher) == 0
+            assert terminate(worker) == 0
+        assert terminate(dispatcher) == 0
     assert sorted(raw.zrange(f"{root}dead", 0, -1)) == [b"dead", b"unknown"]
     waiting = [*raw.zrange(f"{root}schedule", 0, -1), *raw.zrange(f"{root}backlog", 0, -1)]
     assert sorted([*waiting, *raw.lrange(f"{root}ready", 0, -1)]) == [b"held", b"held-by-the-killed", b"retried"]

@@ -1,4 +1,4 @@
-"""The commands: run to their end, or run as a service and heard."""
+"""Run commands to their end, or as services whose log a test reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cli:
         self.environment.pop("EVSCHED_TEST_SERVER", None)
 
     def run_first(self, text: str) -> None:
-        """Put a fault into the processes from outside: Python runs this text when it starts."""
+        """Inject a fault into the processes: Python runs this text when it starts."""
         (self.folder / "sitecustomize.py").write_text(text)
         self.environment["PYTHONPATH"] = f"{self.folder}:{self.environment['PYTHONPATH']}"
 
@@ -44,8 +44,8 @@ class Cli:
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end.
 
-        What is not a service is called in this process: a start of Python costs more than all that it does, and there
-        are hundreds. It has a thread of its own, since a test may have an event loop in this one.
+        A command that is not a service runs in this process: hundreds of starts of Python would cost more than all the
+        commands do. It runs in a thread of its own, since a test may have an event loop in this one.
         """
         if SERVICES & {*words[:1]}:
             return self.process(*words, **environment)
@@ -68,13 +68,13 @@ class Cli:
             except SystemExit as ended:
                 code = ended.code or 0
             if stdout is not None:
-                stdout.close()  # the last of what it has written
+                stdout.close()  # flushes the rest
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
     def terminal(self, columns: int, *words: str) -> str:
         """Run a command whose stdout is a terminal of so many columns; return what it printed there."""
         environment = {**self.environment, "TERM": "xterm"}
-        environment.pop("COLUMNS", None)  # of the terminal on which the tests run
+        environment.pop("COLUMNS", None)  # that of the terminal in which the tests run
         with ThreadPoolExecutor(1) as thread, Terminal(columns) as terminal:
             done = thread.submit(self._call, words, environment, terminal.stdout)
             return terminal.read_until_end(done)
@@ -98,19 +98,19 @@ class Cli:
 
     @contextmanager
     def running(self, *words: str, until: str) -> Generator[subprocess.Popen[str]]:
-        """Run a service until its log has said `until`; end it with SIGTERM, and see that it ends well."""
+        """Run a service and yield it when its log contains `until`; then end it with SIGTERM and expect exit code 0."""
         child = subprocess.Popen(
             self.command(*words), env=self.environment, cwd=self.folder, stderr=subprocess.PIPE, text=True
         )
         assert child.stderr is not None
         try:
-            said = ""
+            log = ""
             for line in child.stderr:
-                said += line
+                log += line
                 if until in line:
                     break
             else:
-                raise AssertionError(f"it never said {until!r}: {said}")
+                raise AssertionError(f"its log never contained {until!r}: {log}")
             yield child
             child.send_signal(signal.SIGTERM)
             assert child.wait(PATIENCE) == 0, child.stderr.read()
@@ -139,22 +139,22 @@ class Terminal:
 
     def read_until_end(self, done: Future[subprocess.CompletedProcess[str]]) -> str:
         """Return all that is printed until the command has closed its stdout."""
-        said = b""
+        printed = b""
         while True:
             try:
                 part = os.read(self._ours, 65536)
-            except OSError:  # Linux says so that nobody has the other end any more
+            except OSError:  # on Linux: the other end is closed
                 part = b""
             if not part:
                 break
-            said += part
+            printed += part
         ended = done.result(PATIENCE)
         assert ended.returncode == 0, ended.stderr
-        return said.decode().replace("\r\n", "\n")
+        return printed.decode().replace("\r\n", "\n")
 
 
 class Log:
-    """What a service says, line by line."""
+    """The log of a service, line by line."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self._child = child
@@ -163,17 +163,17 @@ class Log:
     def until(
         self, event: str, *others: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda line: True
     ) -> Any:
-        """Read on to the `count`th line of an event, or of any of several."""
+        """Read up to the `count`th line of an event, or of any of several, and return that line."""
         assert self._child.stderr is not None
         names = {event, *others}
         while len(found := [line for line in self.lines if line.get("event") in names and where(line)]) < count:
             line = self._child.stderr.readline()
-            assert line, f"it ended, and said {self.lines}"
+            assert line, f"the service ended; its log was {self.lines}"
             self.lines.append(json.loads(line))
         return found[count - 1]
 
 
-def ended(child: subprocess.Popen[str]) -> int:
+def terminate(child: subprocess.Popen[str]) -> int:
     """End a service with SIGTERM; return its exit code."""
     child.send_signal(signal.SIGTERM)
     child.communicate(timeout=PATIENCE)

@@ -1,4 +1,4 @@
-/* Moves the wall clock of one process by the seconds that stand in a file; its monotonic clocks run on. */
+/* Moves the wall clock of one process by the number of seconds in a file; its monotonic clocks run on. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

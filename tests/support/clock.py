@@ -1,4 +1,4 @@
-"""A server whose wall clock a test sets: a shim of a few lines of C stands before the C library's clocks."""
+"""A server whose wall clock a test sets: a shim of a few lines of C replaces the clock functions of the C library."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class SetClock:
         self.set(0)
 
     def set(self, offset: int) -> None:
-        """Have it differ from this host's by so many seconds."""
+        """Set the difference to this host's clock, in seconds."""
         beside = self._file.with_suffix(".new")
         beside.write_text(str(offset))
-        beside.replace(self._file)  # the server reads it at any moment, and must not read half
+        beside.replace(self._file)  # the server may read it at any moment, and must not read half of it
 
 
 @contextmanager
 def server_with_clock(folder: Path) -> Generator[tuple[EmbeddedRedis, SetClock]]:
-    """Run a server whose clock can be set; skip the test where no compiler is."""
+    """Run a server whose clock can be set; skip the test if there is no compiler."""
     if shutil.which("gcc") is None:
-        pytest.skip("no gcc: it builds the shim before the server's clock")
+        pytest.skip("no gcc to build the shim for the server's clock")
     shim, offset = folder / "clock.so", folder / "offset"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", shim, SOURCE, "-ldl"], check=True, timeout=60)
     kind: Kind | None = os.environ.get("EVSCHED_TEST_SERVER")  # pyright: ignore[reportAssignmentType]

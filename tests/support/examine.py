@@ -32,5 +32,5 @@ async def examine(
         await sender.close()
 
 
-def wrong(found: list[Finding]) -> list[Finding]:
+def problems(found: list[Finding]) -> list[Finding]:
     return [finding for finding in found if finding.level != "info"]

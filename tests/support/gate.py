@@ -13,7 +13,7 @@ REOPENED = 20
 
 @dataclass
 class Record:
-    """What a record holds that steers the machine."""
+    """The fields of a record that the scripts act on."""
 
     priority: int = 5
     group: str = ""
@@ -97,7 +97,7 @@ class Gate:
         if group not in self.rules:
             most = self.limits.get(f"concurrency:{group}", math.inf)
             rate, burst = self.limits.get(f"rate:{group}"), self.limits.get(f"burst:{group}")
-            in_flight = [of for of in (self.in_flight or {}).values() if of == group]
+            in_flight = [name for name in (self.in_flight or {}).values() if name == group]
             rule = self.rules[group] = Rule(most - len(in_flight), rate, burst)
             if rate:
                 free, rule.opens = self.tokens(group, rate, burst, now)
@@ -125,7 +125,7 @@ class Gate:
             self.tidy(group)
 
     def passing(self, room: float, now: float) -> int:
-        """Let the front pass, set aside what its group holds back; return how many passed."""
+        """Let the first jobs pass, set aside those that their group holds back; return how many passed."""
         passed, spent = list[float](), dict[str, int]()
         for order, job in sorted((order, job) for job, order in self.backlog.items()):
             if len(passed) == room:

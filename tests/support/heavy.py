@@ -1,4 +1,4 @@
-"""Tasks on processes: a process finds them by the name of this module."""
+"""Tasks for processes, which import them by the name of this module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pid() -> int:
 
 @app.task(on="process", retry=Retry(attempts=1))
 def spin(path: str) -> None:
-    """Say who runs, and keep a processor busy for as long as it is let."""
+    """Write the id of the process to a file, and keep a core busy for up to a minute."""
     with open(path, "w") as file:  # noqa: PTH123
         file.write(f"{os.getpid()}\n")
     end = time.monotonic() + 60
@@ -51,7 +51,7 @@ def steer(how: str) -> int:
 
 
 def interrupt(_: object) -> None:
-    """Do what a task of a handler's own does to the loop that it runs in."""
+    """Raise KeyboardInterrupt in the event loop, as a task that a handler created may do."""
     raise KeyboardInterrupt
 
 
@@ -65,7 +65,7 @@ def wait_for(path: str) -> int:
 
 @app.task(retry=Retry(attempts=5, interval=0, jitter=0))
 async def die_here() -> None:
-    """End the process that runs it; not that of the tests, should it ever run there."""
+    """End the process that runs it, unless it is the process of the tests."""
     os._exit(9) if os.environ.get("PYTEST_PROCESS") != str(os.getpid()) else None
 
 
@@ -77,7 +77,7 @@ async def where() -> tuple[int, int]:
 
 @app.task(on="process", retry=Retry(attempts=1))
 def climb(gate: str, fail: bool = False) -> None:
-    """Tell of the way, wait at a pipe, tell of the top."""
+    """Report progress often, wait until a pipe is closed, report progress once more."""
     job = current_job()
     for n in range(1000):
         job.progress(n, 1000, "on the way")

@@ -1,8 +1,8 @@
-"""What a bad producer writes: the ways that once stopped a queue, and a grammar of all that its rights let it write.
+"""What a bad producer writes: records that once stopped a queue, and a grammar of all that its rights allow.
 
 Each command is one that the ACL user `producer` of redis.conf may send: `producer` makes a client under that user, so a
-test that sends them through it shows that they are allowed. What is written is data of no particular queue: the same
-grammar serves the scripts alone and a whole system.
+test that sends them through it shows that they are allowed. The queue is a parameter, so the same grammar serves tests
+of single scripts and of a whole system.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def producer(raw: Any, url: str) -> Any:
 
 
 def _job(**fields: bytes) -> Callable[[str], list[Command]]:
-    """A record with a payload that is valid and these fields, and a job of it that is due."""
+    """Return a function that writes a record with a valid payload and these fields, and schedules its job as due."""
 
     def write(queue: str) -> list[Command]:
         pairs = [part for name, value in fields.items() for part in (name.encode(), value)]
@@ -144,7 +144,7 @@ def _job(**fields: bytes) -> Callable[[str], list[Command]]:
     return write
 
 
-def _and(first: Callable[[str], Command], write: Callable[[str], list[Command]]) -> Callable[[str], list[Command]]:
+def _after(first: Callable[[str], Command], write: Callable[[str], list[Command]]) -> Callable[[str], list[Command]]:
     return lambda queue: [first(queue), *write(queue)]
 
 
@@ -164,24 +164,26 @@ WAYS: Final[dict[str, Callable[[str], list[Command]]]] = {
     "awaited-far": lambda queue: [hset(queue, b"bad", b"awaited", b"1e300"), zadd(queue, b"1", b"bad")],
     "due-text": _job(due=b"abc"),
     "worker-without-list": _job(worker=b"nobody"),
-    "worker-schedule": _and(
+    "worker-schedule": _after(
         lambda queue: (b"ZADD", root(queue) + b"processing:e}:schedule", b"1", b"x"), _job(worker=b"e}:schedule")
     ),
-    "worker-job": _and(
+    "worker-job": _after(
         lambda queue: (b"HSET", root(queue) + b"processing:}:job:x", b"a", b"1"), _job(worker=b"}:job:x")
     ),
-    "parked-schedule": _and(
+    "parked-schedule": _after(
         lambda queue: (b"ZADD", root(queue) + b"backlog:e}:schedule", b"1", b"bad"), _job(parked=b"e}:schedule")
     ),
-    "parked-job": _and(lambda queue: (b"HSET", root(queue) + b"backlog:}:job:x", b"a", b"1"), _job(parked=b"}:job:x")),
-    "group-job": _and(
+    "parked-job": _after(
+        lambda queue: (b"HSET", root(queue) + b"backlog:}:job:x", b"a", b"1"), _job(parked=b"}:job:x")
+    ),
+    "group-job": _after(
         lambda queue: (b"HSET", root(queue) + b"backlog:}:job:x", b"a", b"1"),
         _job(group=b"}:job:x", parked=b"}:job:x"),
     ),
-    "recurrence-schedule": _and(
+    "recurrence-schedule": _after(
         lambda queue: (b"ZADD", root(queue) + b"recurrence:e}:schedule", b"1", b"x"), _job(recurrence=b"e}:schedule")
     ),
-    "recurrence-job": _and(
+    "recurrence-job": _after(
         lambda queue: (b"HSET", root(queue) + b"recurrence:}:job:x", b"runs", b"abc", b"missed", b"abc"),
         _job(recurrence=b"}:job:x", planned=b"1", misfire_grace=b"0"),
     ),
@@ -196,7 +198,7 @@ WAYS: Final[dict[str, Callable[[str], list[Command]]]] = {
     "suspect-huge": _job(suspect=b"1e308 1e308"),
     "not-utf8": _job(reason=b"\xff\xfe", worker=b"\xff", group=b"\xff\xfe", planned=b"\xff", attempt=b"\xff"),
 }
-"""By name, the commands that make a job "bad" of each known way. The other jobs of the queue must not notice."""
+"""By name, each known way to write a malformed job "bad". The other jobs of the queue must run all the same."""
 
 ON_RUNNING: Final[dict[str, list[bytes]]] = {
     "finished": [b"finished", b"1"],
@@ -216,14 +218,14 @@ ON_RUNNING: Final[dict[str, list[bytes]]] = {
     "suspect-text": [b"suspect", b"abc", b"begun", b"\xff"],
     "started": [b"started", b"abc", b"due", b"abc"],
 }
-"""By name, the fields that a producer may write into the record of a job that runs: its end must be written."""
+"""By name, fields that a producer may write into the record of a running job. Its end must still be written."""
 
-NO_COUNTS: Final = [b"abc", b"0x10", b"nan", b"1.5", b"", b" 1", b"9" * 30, b"\xff"]
-"""What may stand in a recurrence's record where evsched counts: written by hand, with rights that a producer lacks."""
+INVALID_COUNTS: Final = [b"abc", b"0x10", b"nan", b"1.5", b"", b" 1", b"9" * 30, b"\xff"]
+"""Invalid values for the counters in a recurrence's record. Writing them takes rights that a producer lacks."""
 
 
 def values(largest: int = 100_000) -> st.SearchStrategy[bytes]:
-    """Values of a field: what looks like a number, what looks like a name, what is long, what is anything."""
+    """Values of a field: some look like numbers, some like names, some are long, some are any bytes."""
     return st.one_of(
         st.sampled_from([*_NUMBERS.split(), *_NUMBERS_TOO]),
         st.sampled_from(_TEXTS),
@@ -254,7 +256,7 @@ def _records(largest: int) -> st.SearchStrategy[list[bytes]]:
     )
 
 
-def sender(queue: str, ids: Sequence[bytes], *, largest: int = 100_000) -> st.SearchStrategy[list[Command]]:
+def commands(queue: str, ids: Sequence[bytes], *, largest: int = 100_000) -> st.SearchStrategy[list[Command]]:
     """Commands of a producer about the jobs `ids`: records, dues, inline jobs, and keys that only look like its own.
 
     `largest`: bytes of the longest values.

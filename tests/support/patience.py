@@ -1,6 +1,6 @@
-"""How long a test waits for what must come: only a fault uses it up, so a machine that is busy fails no test."""
+"""How long a test waits for what must happen. Only a fault takes that long, so no test fails on a busy machine."""
 
 from typing import Final
 
 PATIENCE: Final = 25.0
-"""Seconds. Less than a dispatcher's safety cap, 30 s, so that what only the cap would bring is a failure."""
+"""Seconds. Less than a dispatcher's safety cap, 30 s, so that a test fails if only the cap brings what it waits for."""

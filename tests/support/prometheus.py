@@ -1,4 +1,4 @@
-"""A real Prometheus for a test: its own folder and port, scraping what it is told to, and asked over HTTP."""
+"""A real Prometheus for a test, with its own folder and port: it scrapes the given targets and is queried over HTTP."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Prometheus:
         return float(found[0]["value"][1]) if found else None
 
     async def until(self, expr: str, limit: float = 60) -> None:
-        """Wait until an expression is not empty. Prometheus tells nobody, so it is asked, twice a scrape."""
+        """Wait until an expression is not empty. Prometheus does not notify anybody, so poll it, twice a scrape."""
         until = time.monotonic() + limit
         while await self.value(expr) is None:
             assert time.monotonic() < until, f"{expr} stayed empty"

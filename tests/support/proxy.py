@@ -6,8 +6,8 @@
         ...
         proxy.heal()
 
-"up" is from client to server, "down" from server to client. What is set holds for the links that are open and
-for those to come, until `heal`. What was swallowed stays lost.
+"up" is from client to server, "down" from server to client. A setting applies to open and to new links, until `heal`.
+What was swallowed stays lost.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Proxy:
     def __init__(self, target: str | tuple[str, int]) -> None:
         self.target = target
         self.port = 0
-        self.accepted = 0  # links since the start, so that a test can tell that a client came again
+        self.accepted = 0  # links since the start, so that a test can see that a client has reconnected
         self.taken = dict.fromkeys(BOTH, 0)  # bytes since the start, whatever became of them
         self._delay = dict.fromkeys(BOTH, 0.0)
         self._swallow = dict.fromkeys(BOTH, False)
@@ -69,12 +69,12 @@ class Proxy:
         return sum(end.direction == "up" for end in self._ends)
 
     def delay(self, seconds: float, *directions: Direction) -> None:
-        """Hold all that comes from now on back for `seconds`, in the directions named, or both."""
+        """Delay all data from now on by `seconds`, in the given directions, or in both."""
         for direction in directions or BOTH:
             self._delay[direction] = seconds
 
     def swallow(self, *directions: Direction) -> None:
-        """Accept and drop, the end of a link too: as when a router on the way has lost its state."""
+        """Accept data and drop it, and drop the close of a link too, as a router does that has lost its state."""
         for direction in directions or BOTH:
             self._swallow[direction] = True
 
@@ -83,21 +83,21 @@ class Proxy:
         self._left[direction] = count
 
     def heal(self) -> None:
-        """Forward at once and whole again. What a delay holds back already still comes when it was to."""
+        """Forward everything at once again. Data that is already delayed still arrives at its time."""
         self._delay = dict.fromkeys(BOTH, 0.0)
         self._swallow = dict.fromkeys(BOTH, False)
         self._left = dict.fromkeys(BOTH)
 
     def reset(self) -> None:
-        """End all links with RST (a unix socket has none: there it is a close); new ones are accepted."""
+        """End all links with RST, or with a close on a unix socket, which has no RST; new links are accepted."""
         for end in list(self._ends):
             end.reset()
 
     async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-        """Wait until `condition` holds; it is looked at whenever a link opens, ends or brings bytes.
+        """Wait until `condition` holds; it is checked whenever a link opens, ends or receives bytes.
 
         Raises:
-            TimeoutError: it did not within `seconds`.
+            TimeoutError: it did not hold within `seconds`.
         """
         async with asyncio.timeout(seconds):
             while not condition():
@@ -106,25 +106,25 @@ class Proxy:
                 await change
 
     def opened(self, end: "_End") -> None:
-        """Take note of a new end; of a client's, open the other to the target."""
+        """Register a new end; for a client's end, also connect to the target."""
         self._ends.add(end)
         if end.direction == "up":
             self.accepted += 1
             task = asyncio.get_running_loop().create_task(self._open(end))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
-            task.add_done_callback(lambda _: self._tell())
-        self._tell()
+            task.add_done_callback(lambda _: self._wake())
+        self._wake()
 
     def ended(self, end: "_End") -> None:
-        """Take note that an end is closed."""
+        """Remove an end that was closed."""
         self._ends.discard(end)
-        self._tell()
+        self._wake()
 
     def admit(self, direction: Direction, data: bytes) -> tuple[bytes, bool]:
-        """Count `data`; answer what of it passes, and whether the link is then cut."""
+        """Count `data`; return the part of it that passes, and whether the link is cut after that."""
         self.taken[direction] += len(data)
-        self._tell()
+        self._wake()
         if self._swallow[direction]:
             return b"", False
         left = self._left[direction]
@@ -137,11 +137,11 @@ class Proxy:
         return data[:left], True
 
     def is_deaf(self, direction: Direction) -> bool:
-        """Tell whether this direction drops what it is given."""
+        """Return whether this direction drops its data."""
         return self._swallow[direction]
 
     def lag(self, direction: Direction) -> float:
-        """Answer the delay set for this direction, seconds."""
+        """Return the delay of this direction, in seconds."""
         return self._delay[direction]
 
     async def _open(self, client: "_End") -> None:
@@ -151,10 +151,10 @@ class Proxy:
                 await loop.create_unix_connection(lambda: _End(self, "down", client), self.target)
             else:
                 await loop.create_connection(lambda: _End(self, "down", client), *self.target)
-        except OSError:  # no server there: the client gets what it would have got from the target, an end
+        except OSError:  # no server there: end the client's link, as the target would have
             client.reset()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
         for change in waiting:
             if not change.done():
@@ -162,14 +162,14 @@ class Proxy:
 
 
 class _End(asyncio.Protocol):
-    """One end of a link. What it receives waits in `held` for its time, then goes to the peer."""
+    """One end of a link. What it receives waits in `_held` until its time, and then goes to the peer."""
 
     def __init__(self, proxy: Proxy, direction: Direction, peer: "_End | None" = None) -> None:
         self.direction: Direction = direction
         self._proxy = proxy
         self._peer = peer
         self._transport: asyncio.Transport | None = None
-        # When, and what: bytes, or how the link ends. In order, however the delay is changed meanwhile.
+        # The time and the bytes, or how the link ends. They stay in order even if the delay changes meanwhile.
         self._held: deque[tuple[float, bytes | Literal["close", "reset"]]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -197,8 +197,8 @@ class _End(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         raw: socket.socket = self._transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # the other end was quicker
-            # Linger on, for 0 s: close() then discards what is unsent and sends RST.
+        with contextlib.suppress(OSError):  # the other end closed it first
+            # With SO_LINGER of 0 s, close() discards unsent data and sends RST.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
@@ -213,7 +213,7 @@ class _End(asyncio.Protocol):
             loop.call_at(when, self._pass, when)
 
     def _pass(self, now: float) -> None:
-        """Give the peer what is due. While there is no peer yet, all is kept."""
+        """Give the peer the data whose time has come. While there is no peer yet, keep all."""
         peer = self._peer
         if peer is None or peer._transport is None:
             return

@@ -13,7 +13,7 @@ E = TypeVar("E", bound=Event)
 
 
 class Recorder:
-    """A listener. Use it in one event loop."""
+    """A subscriber to events. Use it in one event loop."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -35,7 +35,7 @@ class Recorder:
         limit: float = PATIENCE,
         count: int = 1,
     ) -> E:
-        """Return the `count`-th event of a kind that meets a condition, those that have been included."""
+        """Return the `count`-th event of a kind that meets a condition; events that were emitted before count too."""
         async with asyncio.timeout(limit):
             while True:
                 found = [event for event in self.of(kind) if condition(event)]
@@ -45,7 +45,7 @@ class Recorder:
                 await self._changed.wait()
 
     async def until(self, condition: Callable[[], Any], *, limit: float = PATIENCE) -> None:
-        """Wait until a condition holds, looking at each event."""
+        """Wait until a condition holds, checking it at each event."""
         async with asyncio.timeout(limit):
             while not condition():
                 self._changed.clear()

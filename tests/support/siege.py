@@ -1,7 +1,6 @@
 """A siege: a real dispatcher and a real worker, whose queue a bad producer writes to as its rights allow.
 
-Whatever is written, harmless jobs of the same queue run, no process ends, both stay ready, and the doctor comes to an
-end.
+Whatever it writes, harmless jobs of the same queue run, no process ends, both stay ready, and the doctor finishes.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ async def noop() -> None: ...
 """
 
 _LIMIT: Final = 30
-"""Seconds for which a harmless job, or an answer, is waited for."""
+"""Seconds to wait for a harmless job or for an answer."""
 
 
 class Service:
-    """One process, what it says, and whether it is ready."""
+    """One process, its log, and whether it is ready."""
 
     def __init__(self, cli: Cli, *words: str) -> None:
         self.child = subprocess.Popen(
@@ -60,7 +59,7 @@ class Service:
                     self._listens.set()
 
     def ready(self) -> str | None:
-        """Return None, or why it is not ready: what it answers thrice."""
+        """Return None if it is ready at one of three requests, else why it is not."""
         assert self._listens.wait(_LIMIT), self.lines
         body = ""
         for _ in range(3):
@@ -74,7 +73,7 @@ class Service:
         return body
 
     def end(self) -> int:
-        """End it with SIGTERM, or after its time by force; return its exit code."""
+        """End it with SIGTERM and return its exit code; kill it if it does not end in time."""
         self.child.terminate()
         try:
             return self.child.wait(_LIMIT)
@@ -89,7 +88,7 @@ class Service:
 
 
 class Siege:
-    """One queue under siege. `round` is one attack and a harmless job beside it."""
+    """One queue under siege. `round` is one attack and then a harmless job."""
 
     def __init__(self, cli: Cli, queue: str, producer: Any, services: Sequence[Service]) -> None:
         self._cli = cli
@@ -99,7 +98,7 @@ class Siege:
         self._harmless = 0
 
     def await_ready(self) -> None:
-        """Wait until both services are ready: they have begun."""
+        """Wait until both services are ready."""
         for _ in range(200):
             if not any(service.ready() for service in self._services):
                 return
@@ -116,9 +115,9 @@ class Siege:
         assert reply is not None, f"{job} did not run: {self.last_words()}"
         assert json.loads(reply[1])["outcome"] == "done"
 
-    def round(self, sender: Sequence[hostile.Command]) -> None:
-        """Write what a bad producer writes; then a harmless job runs, and both processes live and are ready."""
-        for command in sender:
+    def round(self, commands: Sequence[hostile.Command]) -> None:
+        """Send what a bad producer writes; then check that a harmless job runs and that both processes are ready."""
+        for command in commands:
             try:
                 self._producer.execute_command(*command)
             except NoPermissionError:
@@ -131,35 +130,35 @@ class Siege:
             assert (why := service.ready()) is None, why
 
     def fuzz(self, examples: int, *, largest: int, start: int | None) -> None:
-        """Attack at random: with a fixed course when `start` is None, else with the one that it seeds."""
+        """Send random commands: always the same ones if `start` is None, else those that `start` seeds."""
 
         @settings(
             max_examples=examples,
             derandomize=start is None,
             database=None,
             deadline=None,
-            phases=(Phase.generate,),  # what came before is part of the cause: a shorter example says nothing
+            phases=(Phase.generate,),  # no shrinking: earlier examples are part of the cause
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
         )
-        @given(hostile.sender(self._queue, [b"a", b"b", b"c"], largest=largest))
-        def attack(sender: list[hostile.Command]) -> None:
-            self.round(sender)
+        @given(hostile.commands(self._queue, [b"a", b"b", b"c"], largest=largest))
+        def attack(commands: list[hostile.Command]) -> None:
+            self.round(commands)
 
         (attack if start is None else seed(start)(attack))()
 
     def last_words(self) -> list[str]:
-        """Return the end of what the services said, and their exit codes."""
+        """Return the last lines of the services' logs, and their exit codes."""
         return [f"{service.child.poll()}: {''.join(service.lines[-8:])}" for service in self._services]
 
     def lift(self) -> None:
-        """See that the doctor comes to an end, that nothing was said that is no line, and that both end well."""
+        """Check that the doctor finishes, that every log line is JSON, and that both services exit with 0."""
         seen = self._cli.run("doctor", "--queue", self._queue, "--json")
         assert seen.returncode in (0, 1), seen.stderr
         assert isinstance(json.loads(seen.stdout), list), seen.stdout
         for words in (["dead"], ["jobs"], ["queues"], ["show", "a"], ["explain", "a"]):
-            told = self._cli.run(*words, "--queue", self._queue)
-            assert told.returncode in (0, 1), told.stderr
-            assert "Traceback" not in told.stderr
+            shown = self._cli.run(*words, "--queue", self._queue)
+            assert shown.returncode in (0, 1), shown.stderr
+            assert "Traceback" not in shown.stderr
         assert [service.end() for service in self._services] == [0, 0], self.last_words()
         for service in self._services:
             for line in service.lines:
