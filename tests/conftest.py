@@ -1,4 +1,4 @@
-"""What every test stands on: one real server for each test process, and a queue of its own for each test."""
+"""The fixtures of every test: one real server for each test process, and a queue of its own for each test."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import Kind, find_server
 from tests.support.recorder import Recorder
 
-# The same examples each time, so that a change is turned away for what it does alone; and no limit to how long one
-# takes, since a machine may be busy. `make chaos` looks for new ones.
+# The same examples each time, so that a test fails only because of the change under test. An example has no time limit,
+# since the machine may be busy. `make chaos` looks for new examples.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", max_examples=2000, print_blob=True, deadline=None)
 settings.load_profile("fixed")
@@ -31,8 +31,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def signals_are_heard() -> None:
-    """A suite that a script runs in the background was told to ignore SIGINT, and all that it starts would be too."""
+def sigint_is_not_ignored() -> None:
+    """A shell script that runs the suite in the background has it ignore SIGINT, which its children would inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -75,7 +75,7 @@ async def sender(server: EmbeddedRedis) -> AsyncGenerator[BatchingSender]:
 
 @pytest.fixture
 def raw(server: EmbeddedRedis) -> Generator[Any]:
-    """A client that is not ours."""
+    """A plain redis-py client."""
     client: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
     yield client
     client.close()

@@ -42,7 +42,7 @@ async def poison() -> None:
 
 @app.task
 async def massacre() -> None:
-    """Kill the whole worker each time, also from a process of its own."""
+    """Kill the whole worker each time, even from a process of its own."""
     note("start")
     parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     if b"\0worker\0tests.chaos.app:app\0" in parent:
@@ -63,5 +63,5 @@ async def lateness() -> float:
 
 
 @app.task(retry=Retry(attempts=20, interval=0.1, jitter=0))
-async def slot() -> None:
+async def occurrence() -> None:
     note("start")

@@ -1,4 +1,4 @@
-"""What the chaos tests stand on: processes that can be killed, and an oracle outside Redis."""
+"""The fixtures of the chaos tests: processes that can be killed, and an oracle outside Redis."""
 
 from __future__ import annotations
 

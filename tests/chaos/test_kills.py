@@ -57,7 +57,7 @@ def test_twenty_kills_lose_nothing(fleet: Fleet, client: SyncClient) -> None:
         attempts = [attempt for _, attempt, _ in runs]
         assert attempts == sorted(attempts)
         for (at, attempt, pid), (again, newer, _) in pairwise(runs):
-            # No attempt without a start. The same number again only if nobody could know that the first run had begun.
+            # Attempts have no gaps, and two runs share one only if nobody could know that the first had begun.
             assert newer in (attempt, attempt + 1)
             if newer == attempt:
                 assert killed[pid] - at < 0.5, "a run of some length was not counted"
@@ -89,7 +89,9 @@ def test_a_job_that_kills_its_worker_ends_in_dead_after_its_attempts(fleet: Flee
 
 
 @pytest.mark.timeout(120)
-def test_the_subscription_is_killed_in_the_instant_of_a_zadd(fleet: Fleet, server: EmbeddedRedis) -> None:
+def test_jobs_are_on_time_if_the_subscription_is_killed_in_the_instant_of_their_zadd(
+    fleet: Fleet, server: EmbeddedRedis
+) -> None:
     raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
     fleet.start("dispatcher", EVSCHED_SAFETY_CAP="60", EVSCHED_PROBE_INTERVAL="50")
     fleet.start("worker", "tests.chaos.app:app")
@@ -133,7 +135,7 @@ def test_a_stopped_worker_completes_nothing_when_it_wakes(fleet: Fleet, client: 
 
 
 @pytest.mark.timeout(120)
-def test_ten_thousand_jobs_and_none_early(fleet: Fleet, client: SyncClient, server: EmbeddedRedis) -> None:
+def test_none_of_ten_thousand_jobs_starts_early(fleet: Fleet, client: SyncClient, server: EmbeddedRedis) -> None:
     raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
     fleet.start("dispatcher")
     fleet.start("worker", "tests.chaos.app:app")

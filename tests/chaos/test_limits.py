@@ -13,17 +13,17 @@ from tests.chaos.conftest import Fleet
 
 LIMIT, JOBS = 5, 600
 LEASE = 15.0
-"""Within which a dead worker's jobs are put back, in seconds."""
+"""Seconds within which a dead worker's jobs are requeued."""
 
 
 @pytest.mark.timeout(240)
-def test_a_concurrency_limit_over_three_workers_one_of_which_is_killed(fleet: Fleet, client: SyncClient) -> None:
+def test_a_concurrency_limit_holds_over_three_workers_one_of_which_is_killed(fleet: Fleet, client: SyncClient) -> None:
     fleet.start("dispatcher")
     workers = [fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10") for _ in range(3)]
     client.send(Store("chaos").limit({"concurrency": LIMIT}))
     client.enqueue("chaos", [new_job("work", (0.2,), {}, JobOptions(id=f"k{n}")) for n in range(JOBS)])
     end = time.monotonic() + 10
-    # A worker that holds some of the five.
+    # The victim is a worker that holds some of the five.
     while len(held := [pid for what, _, _, pid, _ in fleet.lines() if what == "start"]) < 40:
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -36,7 +36,7 @@ def test_a_concurrency_limit_over_three_workers_one_of_which_is_killed(fleet: Fl
         assert time.monotonic() < end, "jobs were lost"
         time.sleep(0.2)
 
-    # A run that was cut short in its first instants gives its number back, so that two may have it, in two processes.
+    # A run that was cut short in its first instants gives its attempt back, so two processes may run the same attempt.
     runs: dict[tuple[str, int, int], list[float]] = {}
     for what, job, attempt, pid, at in fleet.lines():
         moments = runs.setdefault((job, attempt, pid), [])
@@ -56,7 +56,7 @@ def test_a_concurrency_limit_over_three_workers_one_of_which_is_killed(fleet: Fl
     for at, change in steps:
         if at > last_start:
             break
-        # Until the janitor has put back what the dead worker held, that counts.
+        # What the dead worker held counts until the janitor has requeued it.
         if level < LIMIT and not killed <= since < killed + LEASE:
             below = max(below, at - since)
         level += change

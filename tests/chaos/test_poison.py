@@ -1,4 +1,4 @@
-"""A job that kills each process that runs it, in a crowd: it is given up after its attempts, and no other is harmed."""
+"""A job that kills each process that runs it: it is given up after its attempts, and no other job is harmed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HARMLESS = 1000
 
 
 class Supervised:
-    """Workers that are started anew when they die, as under systemd."""
+    """Workers that are started again when they die, as under systemd."""
 
     def __init__(self, fleet: Fleet, count: int, *words: str) -> None:
         self._fleet = fleet
@@ -31,7 +31,7 @@ class Supervised:
     def _start(self) -> subprocess.Popen[bytes]:
         return self._fleet.start("worker", "tests.chaos.app:app", *self._words, **SHORT)
 
-    def look(self) -> None:
+    def restart_dead(self) -> None:
         for n, worker in enumerate(self.workers):
             if worker.poll() is not None:
                 self.deaths += 1
@@ -42,7 +42,7 @@ def wait_for_the_end(fleet: Fleet, raw: Any, workers: Supervised, jobs: int, lim
     end = time.monotonic() + limit
     while (done := ended(fleet)) < jobs or not dead(raw):
         assert time.monotonic() < end, f"{workers.deaths} deaths, {done} of {jobs} done, dead: {dead(raw)}"
-        workers.look()
+        workers.restart_dead()
         time.sleep(0.1)
 
 
@@ -55,14 +55,14 @@ def dead(raw: Any) -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_there_before(raw: Any) -> None:
+def the_server_is_empty(raw: Any) -> None:
     raw.flushdb()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_one_poison_among_a_thousand_dies_alone(
+def test_only_the_poison_among_a_thousand_jobs_dies(
     fleet: Fleet, client: SyncClient, raw: Any, workers: int, seed: int
 ) -> None:
     assert "its process died" in reason_of_poison(fleet, client, raw, "poison", workers, seed)
@@ -79,7 +79,7 @@ def test_a_poison_that_kills_its_whole_worker_each_time_is_given_up_after_exactl
 
 
 def reason_of_poison(fleet: Fleet, client: SyncClient, raw: Any, task: str, workers: int, seed: int) -> str:
-    """Run a thousand harmless jobs and one poison; return why that was given up."""
+    """Run a thousand harmless jobs and one poison; return why the poison was given up."""
     rng = random.Random(seed)
     concurrency = str(rng.choice([4, 32, 256]))
     place = rng.randrange(HARMLESS)
@@ -97,7 +97,7 @@ def reason_of_poison(fleet: Fleet, client: SyncClient, raw: Any, task: str, work
     status = client.status("chaos", "poison")
     assert status is not None
     assert status.attempt == starts["poison"]
-    # No attempt without a start: the number that a handler was given is at most that of its starts so far.
+    # Each attempt has a start: the attempt that a handler gets is at most the number of its starts so far.
     seen = Counter[str]()
     for what, job, attempt, *_ in fleet.lines():
         if what == "start":

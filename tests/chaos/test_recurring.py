@@ -1,4 +1,4 @@
-"""Recurrences under kill -9 of everything: each slot has exactly one job, or is counted as missed."""
+"""Recurrences under kill -9 of everything: each planned time has exactly one job, or is counted as missed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SECONDS = 60
 
 
 @pytest.mark.timeout(180)
-def test_every_second_for_a_minute_while_all_are_killed(fleet: Fleet, client: SyncClient) -> None:
+def test_a_job_every_second_for_a_minute_while_all_processes_are_killed(fleet: Fleet, client: SyncClient) -> None:
     short = {"EVSCHED_LEASE": "3", "EVSCHED_HEARTBEAT": "1"}
 
     children = [fleet.start("dispatcher", **short) for _ in range(2)]
     children += [fleet.start("worker", "tests.chaos.app:app", **short) for _ in range(2)]
-    payload = new_job("slot", (), {}, JobOptions(retention=600)).payload
+    payload = new_job("occurrence", (), {}, JobOptions(retention=600)).payload
     declared = Declared(name="s", rule="every 1", payload=payload, overlap="allow", misfire="skip")
     client.send(Store("chaos").declare(declared))
     rng, began = random.Random(3), time.time()
@@ -35,19 +35,20 @@ def test_every_second_for_a_minute_while_all_are_killed(fleet: Fleet, client: Sy
         children[victim] = fleet.start(*words, **short)
     client.send(Store("chaos").hold("s", True))
     stopped = time.time()
-    time.sleep(8)  # what dead workers held is put back and run
+    time.sleep(8)  # what dead workers held is requeued and run
     record = client.send(Store("chaos").recurrence("s"))
     missed = int(record.get("missed", 0))
     attempts = [(job, attempt) for what, job, attempt, *_ in fleet.lines() if what == "start"]
-    slots = sorted({float(job.removeprefix("s@")) for job, _ in attempts})
+    planned = sorted({float(job.removeprefix("s@")) for job, _ in attempts})
     assert len(set(attempts)) == len(attempts), "a run was begun twice"
     firsts = [job for job, attempt in attempts if attempt == 1]
-    assert len(set(firsts)) == len(firsts), "a slot had two jobs"
-    span = range(int(slots[0]), int(slots[-1]) + 1)
-    gaps = [at for at in span if at not in slots]
+    assert len(set(firsts)) == len(firsts), "a planned time had two jobs"
+    span = range(int(planned[0]), int(planned[-1]) + 1)
+    gaps = [at for at in span if at not in planned]
     print(
-        f"{len(slots)} slots ran of {len(span)}, {missed} missed, {len(attempts) - len(slots)} ran again; gaps {gaps}"
+        f"{len(planned)} of {len(span)} occurrences ran, {missed} missed, "
+        f"{len(attempts) - len(planned)} ran again; gaps {gaps}"
     )
     assert len(span) >= SECONDS - 8
-    assert slots[-1] <= stopped
+    assert planned[-1] <= stopped
     assert len(gaps) <= missed

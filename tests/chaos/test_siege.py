@@ -1,4 +1,4 @@
-"""The siege, long and with another course each time. `EVSCHED_SEED=N` repeats one."""
+"""A long siege with other commands each time. `EVSCHED_SEED=N` repeats one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_any_producer_may_write_costs_one_job_only(
     start = int(os.environ.get("EVSCHED_SEED") or secrets.randbelow(2**32))
     print(f"EVSCHED_SEED={start}")  # shown when it fails
     cli = Cli(server.url, tmp_path)
-    cli.environment.pop("EVSCHED_SEED", None)  # it is no setting of a service
+    cli.environment.pop("EVSCHED_SEED", None)  # it is not a setting of a service
     raw.config_set("slowlog-log-slower-than", SLOW)
     raw.slowlog_reset()
     with siege(cli, queue, raw, server.url) as besieged:
