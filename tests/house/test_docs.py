@@ -39,7 +39,7 @@ def test_every_table_is_whole(page: Path) -> None:
     for block in re.split(r"\n\s*\n", text):
         rows = [line for line in block.splitlines() if line.startswith("|")]
         if rows:
-            assert re.fullmatch(r"\|(-+\|)+", rows[1].replace(" ", "")), f"a table without a head: {rows[0]}"
+            assert re.fullmatch(r"\|(-+\|)+", rows[1].replace(" ", "")), f"a table without a header: {rows[0]}"
             assert {len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row))) for row in rows} == {rows[1].count("|")}
 
 
@@ -69,7 +69,7 @@ def test_the_folders_that_contributing_names_exist() -> None:
 
 
 def commands_of(app: App, *before: str) -> set[str]:
-    """Return the names of all commands below an app, those that only group others left out."""
+    """Return the names of all commands below an app, without those that only group others."""
     found = set[str]()
     for name in app:
         if not name.startswith("-"):
@@ -89,9 +89,9 @@ def test_the_findings_in_the_docs_are_those_of_the_doctor() -> None:
     files = [*(ROOT / "evsched/diagnostics").glob("*.py"), ROOT / "evsched/cli/doctor.py"]
     sources = "\n".join(path.read_text() for path in files)
     rows = re.findall(r"^\| (`[^|]+`) \| (?:fault|warning|info)", (DOCS / "doctor.md").read_text(), re.M)
-    told = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
+    documented = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
     made = set(re.findall(r'Finding\(\s*"([\w-]+)"', sources)) | set(
         re.findall(r'^    "([\w-]+)": _Rule\(', sources, re.M)
     )
-    assert made <= told
-    assert {name for name in told if f'"{name}"' not in sources} == set()
+    assert made <= documented
+    assert {name for name in documented if f'"{name}"' not in sources} == set()

@@ -1,4 +1,4 @@
-"""The dashboards and rules: built from their sources, of one form, typed as Grafana types them, and of our metrics."""
+"""The dashboards and rules: built from their sources, of one form, of Grafana's types, with metrics that exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUERIES: list[str] = [
 
 
 def families() -> dict[str, str]:
-    """Return the metrics that there are, with their types."""
+    """Return all metrics of evsched with their types."""
     page = generate_latest(Metrics("1").registry).decode()
     found = re.findall(r"^# TYPE (evsched_\w+) (\w+)$", page, re.MULTILINE)
     return {name: kind for name, kind in found if not name.endswith("_created")}
@@ -58,7 +58,7 @@ def test_building_changes_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_is_measured_is_shown_and_what_is_shown_is_measured() -> None:
+def test_every_metric_is_shown_and_every_shown_metric_exists() -> None:
     rules = re.sub(r"#.*", "", (RULES / "alerts.yml").read_text())
     exists = set(families())
     shown = named_in("\n".join(QUERIES) + rules)
@@ -79,20 +79,22 @@ def test_a_panel_says_what_it_shows_and_what_to_do(dashboard: str, panel: dict[s
         assert 'job=~"$job"' in expr
         assert expr.count('job=~"$job"') == len(re.findall(r"\b(?:evsched_\w+|up)\{", expr))
         if panel["type"] == "stat":
-            assert re.search(r" or vector\((0|-1)\)$", expr), "a tile shows what is so now, not what was told last"
+            assert re.search(r" or vector\((0|-1)\)$", expr), "a tile shows the state now, not the last known one"
         if dashboard == "queue":
             assert expr.count('queue="$queue"') == len(re.findall(r"\bevsched_\w+", expr))
 
 
 @pytest.mark.parametrize("expr", sorted(set(QUERIES)))
-def test_a_query_is_made_right(expr: str) -> None:
+def test_a_query_fits_the_types_of_its_metrics(expr: str) -> None:
     kinds = families()
     counters = {name for name, kind in kinds.items() if kind == "counter"}
     for function, name in re.findall(r"\b(\w+)\((evsched_\w+)\{", expr):
         family = re.sub(r"_(bucket|sum|count)$", "", name) if name not in kinds else name
         grows = family in counters or kinds[family] == "histogram"
         if function != "sum" or "and on (job, instance) time() - evsched_start_time_seconds" not in expr:
-            assert grows == (function in ("rate", "increase")), "a counter is read by its growth, a gauge as it is"
+            assert grows == (function in ("rate", "increase")), (
+                "rate() and increase() are for counters and histograms, not for gauges"
+            )
     for interval in re.findall(r"\[(.*?)\]", expr):
         assert interval == "$__rate_interval" or (interval in ("5m", "15m", "1h") and " or vector(" in expr)
     if "histogram_quantile" in expr:
@@ -153,7 +155,7 @@ def test_promtool_finds_nothing(words: tuple[str, ...]) -> None:
 @pytest.mark.skipif(
     not (TYPED / "node_modules/typescript").is_dir(), reason="no npm package typescript in tests/house/typed"
 )
-def test_the_dashboards_are_what_grafana_types(tmp_path: Path) -> None:
+def test_the_dashboards_match_the_types_of_grafana(tmp_path: Path) -> None:
     lines = ['import type { Dashboard } from "@grafana/schema"', 'import type { Json } from "./json"']
     for kind in ("timeseries", "stat", "heatmap"):
         source = f"{kind.capitalize().replace('Timeseries', 'TimeSeries')}PanelCfg_types.gen"

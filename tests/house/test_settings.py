@@ -1,4 +1,4 @@
-"""The table of docs/settings.md against the code: it names every setting, and nothing else, as it is."""
+"""The table in docs/settings.md names every setting as it is in the code, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ TABLE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
 def _row(name: str, setting: Setting) -> list[str]:
-    """Return what the table must say of a setting, but for its meaning."""
+    """Return the cells that the table must have for a setting, except its meaning."""
     bounds = "" if setting.range is None else f"{setting.range.least:.12g} to {setting.range.most:.12g}"
     return [f"`{flag(name)}`", f"`{variable(name)}`", default(name), bounds, ", ".join(setting.commands)]
 
 
 def test_the_table_in_the_docs_has_each_setting_as_it_is_in_the_code() -> None:
     rows = [line.strip("| ").split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| `--")]
-    told = {cells[1]: [cell.strip().strip("`") for cell in cells[:5]] for cells in rows}
+    documented = {cells[1]: [cell.strip().strip("`") for cell in cells[:5]] for cells in rows}
     expected = {
         f"`{variable(name)}`": [cell.strip("`") for cell in _row(name, setting)] for name, setting in SETTINGS.items()
     }
-    assert told == expected
+    assert documented == expected
     assert len(rows) == len(SETTINGS), "one line each"
     assert all(len(cells) == 6 and cells[5] for cells in rows), "each has a meaning"
 
 
 @pytest.mark.parametrize("service", ["dispatcher", "worker", "dev"])
 def test_each_service_has_a_flag_for_each_of_its_settings(service: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told: Any = root([service, "--help"], exit_on_error=False, result_action="return_value")
-    assert told is None
+    returned: Any = root([service, "--help"], exit_on_error=False, result_action="return_value")
+    assert returned is None
     shown = " ".join(capsys.readouterr().out.split())
     for name, setting in SETTINGS.items():
         assert bool(re.search(rf"{flag(name)}(?![a-z-])", shown)) == (service in setting.commands), name

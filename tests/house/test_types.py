@@ -1,4 +1,4 @@
-"""What type checkers say of a user's program: the package comes from its wheel, as a user has it."""
+"""What type checkers say about a user's program. The package comes from its wheel, as it does for a user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(
 )  # mypy and pyright read all that the package imports: 10 s alone, 60 s on a busy machine
 
 Refused = dict[int, str]
-"""Line -> what is said of it."""
+"""Line -> the error there."""
 
 
 def run(*words: str | Path, cwd: Path, allowed: tuple[int, ...] = (0,)) -> str:
@@ -35,7 +35,7 @@ def run(*words: str | Path, cwd: Path, allowed: tuple[int, ...] = (0,)) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel and the sdist, built by what the lock has, without a network."""
+    """Build the wheel and the sdist with the locked packages, without a network."""
     made = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", made, cwd=ROOT)
     return made
@@ -43,7 +43,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that has the wheel, and of this one only what the wheel needs."""
+    """Make an environment with the wheel, which takes the wheel's dependencies from this environment."""
     fresh = tmp_path_factory.mktemp("fresh")
     venv.create(fresh, symlinks=True, with_pip=False)
     (site,) = fresh.glob("lib/python*/site-packages")
@@ -56,13 +56,13 @@ def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mypy(python: Path, where: Path) -> Refused:
     if find_spec("mypy") is None:
         pytest.skip("mypy is not installed (pip install --require-hashes -r requirements.lock)")
-    told = run(
+    output = run(
         *(sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--output=json"),
         *("--python-executable", python, PROGRAM.name),
         cwd=where,
         allowed=(0, 1),
     )
-    rows = [json.loads(line) for line in told.splitlines()]
+    rows = [json.loads(line) for line in output.splitlines()]
     return {row["line"]: row["message"] for row in rows if row["severity"] == "error"}
 
 
@@ -87,7 +87,7 @@ def test_the_program_runs(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [mypy, pyright])
-def test_what_cannot_be_is_refused_and_nothing_else(
+def test_exactly_the_marked_lines_are_refused(
     check: Callable[[Path, Path], Refused], python: Path, tmp_path: Path
 ) -> None:
     lines = PROGRAM.read_text().splitlines()
