@@ -25,7 +25,7 @@ class Send(Protocol):
 
 
 def status_of(send: Send, store: Store, job_id: str) -> JobStatus:
-    """Return the status of a job that is there."""
+    """Return the status of a job that exists."""
     status = send(store.look(job_id, now=NOW))
     assert status is not None
     return status
@@ -40,5 +40,5 @@ def send(server: EmbeddedRedis) -> Generator[Send]:
 
 @pytest.fixture
 def state(raw: Any, queue: str) -> State:
-    """Return the whole state of the queue now."""
+    """Return a function that reads the whole state of the queue."""
     return lambda: snapshot(raw, queue)

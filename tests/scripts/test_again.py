@@ -1,4 +1,4 @@
-"""An id that is scheduled again, well or badly, while it is somewhere already."""
+"""An id in use that is scheduled again, with valid fields or with invalid ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def again(raw: Any, store: Store, due: float = NOW, *fields: tuple[str, str]) ->
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_an_invalid_id_that_runs_is_judged_when_the_run_has_ended(
+def test_a_record_that_becomes_invalid_during_a_run_is_judged_after_the_run(
     send: Send, store: Store, state: State, raw: Any, bad: str
 ) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
@@ -56,7 +56,7 @@ def test_an_invalid_id_that_runs_is_judged_when_the_run_has_ended(
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("place", ["ready", "backlog"])
-def test_an_invalid_id_that_waits_is_dead_and_nowhere_else(
+def test_a_waiting_job_whose_record_becomes_invalid_is_dead_and_nowhere_else(
     send: Send, store: Store, state: State, raw: Any, bad: str, place: str
 ) -> None:
     others = [New(f"j{n:02}", b'{"task":"t"}', due=NOW - 1) for n in range(16)] if place == "backlog" else []
@@ -116,7 +116,9 @@ def test_an_id_scheduled_again_while_it_runs_runs_once_more_however_the_run_ends
     assert [job.attempt for job in fetch(send, store)] == [1]
 
 
-def test_of_two_times_given_while_it_runs_the_earlier_is_kept(send: Send, store: Store, state: State, raw: Any) -> None:
+def test_an_id_scheduled_twice_while_it_runs_keeps_the_earlier_time(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(dispatch(store))
     (run,) = fetch(send, store)
@@ -146,11 +148,11 @@ def test_a_dead_job_that_was_scheduled_again_keeps_its_record(
     assert [job.id for job in fetch(send, store, 2)] == ["a"]
 
 
-@pytest.mark.parametrize("place", ["backlog", "ready", "taken too"])
+@pytest.mark.parametrize("place", ["backlog", "ready", "fetched too"])
 def test_an_id_that_is_dispatched_again_between_blmove_and_start_is_one_run(
     send: Send, store: Store, state: State, raw: Any, place: str
 ) -> None:
-    """It has the newer payload, and begins once: also if it has one attempt, and comes twice in one start."""
+    """The run has the newer payload and begins once, as attempt 1, even if one start names the id twice."""
     root = f"evsched:{{{store.queue}}}:"
     if place == "backlog":
         send(store.limit({"concurrency": 1}, now=NOW))
@@ -161,7 +163,7 @@ def test_an_id_that_is_dispatched_again_between_blmove_and_start_is_one_run(
     again(raw, store)
     send(store.dispatch(limit=10, cap=1000, now=NOW))
     asked = ["a"]
-    if place == "taken too":
+    if place == "fetched too":
         assert send(store.fetch("w", 1)) == "a"
         asked = ["a", "a"]
     (run,) = send(store.start("w", asked, hold=3, lease=15, now=NOW)).jobs

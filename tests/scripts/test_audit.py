@@ -1,4 +1,4 @@
-"""The audit finds what is planted, says how to mend it, and mends what needs no guess; and nothing else."""
+"""The audit finds each planted violation and no other, says how to mend it, and mends it if that needs no guess."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAYLOAD = b'{"task":"t"}'
 
 
 class Seeded(Struct):
-    """A queue with a job in each place, and the ways to it."""
+    """A queue with a job in each place, and shortcuts to change it."""
 
     raw: Any
     send: Send
@@ -34,7 +34,7 @@ class Seeded(Struct):
         return self.root + name
 
     def run(self, job_id: str) -> FetchedJob:
-        """Let worker "w" take a job."""
+        """Let worker "w" start a job."""
         self.send(self.store.enqueue([New(job_id, PAYLOAD, due=1.0)]))
         self.send(self.store.dispatch(limit=100, cap=1000))
         return self.send(self.store.start("w", (), hold=9, lease=60)).jobs[0]
@@ -93,7 +93,7 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
         True,
     ),
     "lost from ready": (lambda at: at.raw.lrem(at.key("ready"), 1, "r03"), "orphan", "job r03", "--repair", True),
-    "lost in a worker's hands": (
+    "lost from a worker's list": (
         lambda at: at.raw.lrem(at.key("processing:w"), 1, "running"),
         "orphan",
         "job running",
@@ -122,7 +122,7 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
         "--repair",
         True,
     ),
-    "taken without a record": (
+    "fetched without a record": (
         lambda at: at.raw.delete(at.key("job:running")),
         "no-record",
         "job running",
@@ -136,28 +136,28 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
         "schedule the job again",
         False,
     ),
-    "twice in line": (
+    "in ready and in the backlog": (
         lambda at: at.raw.zadd(at.key("backlog"), {"r00": -5e12}),
         "two-places",
         "job r00",
         "evsched cancel r00",
         False,
     ),
-    "ended and in line": (
+    "finished and in ready": (
         lambda at: at.raw.rpush(at.key("ready"), "done"),
         "two-places",
         "job done",
         "evsched cancel done",
         False,
     ),
-    "held back by nobody": (
+    "set aside for a group that does not exist": (
         lambda at: at.raw.hset(at.key("job:r16"), "parked", "nobody"),
         "parked",
         "job r16",
         "--repair",
         True,
     ),
-    "held back and not told": (
+    "set aside without a field that says so": (
         lambda at: at.raw.hdel(at.key("job:p"), "parked"),
         "unparked",
         "job p",
@@ -193,7 +193,7 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
         "PERSIST evsched:{",
         True,
     ),
-    "used again, and expires before": (
+    "scheduled again, and expires before": (
         lambda at: at.raw.zadd(at.key("schedule"), {"done": FAR}),
         "record-expires",
         "job done",
@@ -218,7 +218,7 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
         True,
     ),
     "one not counted": (lambda at: at.raw.hdel(at.key("in_flight"), "running"), "in_flight", "queue", "--repair", True),
-    "a group never looked at again": (
+    "a group that is never reopened": (
         lambda at: at.raw.delete(at.key("throttled")),
         "stranded",
         ", g",
@@ -236,9 +236,7 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
 }
 
 
-async def test_nothing_is_wrong_with_a_queue_that_has_a_job_in_each_place(
-    seeded: Seeded, sender: BatchingSender
-) -> None:
+async def test_a_queue_with_a_job_in_each_place_has_no_violations(seeded: Seeded, sender: BatchingSender) -> None:
     for place in ("backlog", "backlog:g", "ready", "processing:w", "dead", "in_flight", "throttled"):
         assert seeded.raw.exists(seeded.key(place)), place
     assert await seeded.audit(sender) == []
@@ -262,7 +260,7 @@ async def test_each_planted_violation_is_found_and_mended(
     if repairable:
         assert again == []
     else:
-        # What stands in ready by another's hand was not counted either.
+        # What was put into ready by hand was not counted in in_flight either.
         assert {**state(), "in_flight": None} == {**before, "in_flight": None}
 
 
@@ -277,31 +275,31 @@ async def test_a_lost_job_runs_at_once_and_its_attempts_go_on(seeded: Seeded, se
 async def test_a_job_that_moves_between_two_checks_is_not_reported(seeded: Seeded, sender: BatchingSender) -> None:
     """A record after its ZADD, and a ZADD after its record."""
 
-    def come(done: int, total: int) -> None:
+    def write_the_rest(done: int, total: int) -> None:
         seeded.raw.hset(seeded.key("job:late"), "payload", PAYLOAD)
         seeded.raw.zadd(seeded.key("schedule"), {"early": FAR})
 
     seeded.raw.zadd(seeded.key("schedule"), {"late": FAR})
     seeded.raw.hset(seeded.key("job:early"), "payload", PAYLOAD)
     audit = Audit(sender, [seeded.store.queue], pause=0.0)
-    assert await audit.run(on_progress=lambda done, total: come(done, total) if done == total else None) == []
+    assert await audit.run(on_progress=lambda done, total: write_the_rest(done, total) if done == total else None) == []
 
 
 async def test_legitimate_states_are_not_reported(seeded: Seeded, sender: BatchingSender) -> None:
-    """Ids that are scheduled again wherever they are, and an occurrence of nobody that is never due."""
+    """Ids that are scheduled again in every place, and a job of no recurrence that is never due."""
     for job_id in ("running", "dead", "r00", "r16", "p"):
         seeded.raw.zadd(seeded.key("schedule"), {job_id: FAR})
     seeded.raw.hset(seeded.key("job:never"), "payload", PAYLOAD)
     seeded.raw.zadd(seeded.key("schedule"), {"never": float("inf")})
-    seeded.raw.lmove(seeded.key("ready"), seeded.key("processing:w"), "LEFT", "RIGHT")  # taken, not started
+    seeded.raw.lmove(seeded.key("ready"), seeded.key("processing:w"), "LEFT", "RIGHT")  # fetched, not started
     assert await seeded.audit(sender) == []
 
 
 async def test_too_many_entries_to_count_in_one_call_are_reported(seeded: Seeded, send: Send) -> None:
-    assert [wrong.code for wrong in send(seeded.store.recount(most=5))] == ["uncounted"]
+    assert [violation.code for violation in send(seeded.store.recount(most=5))] == ["uncounted"]
 
 
-async def test_all_queues_are_looked_at(seeded: Seeded, sender: BatchingSender) -> None:
+async def test_all_queues_are_audited(seeded: Seeded, sender: BatchingSender) -> None:
     seeded.raw.zadd(seeded.key("dead"), {"nobody": 1})
     audit = Audit(sender, pause=0.0)
     found = await audit.run()
@@ -329,15 +327,17 @@ def test_a_violation_that_is_gone_is_not_repaired(seeded: Seeded, send: Send, st
 
 def test_mend_finds_nothing_the_second_time(seeded: Seeded, send: Send, state: State) -> None:
     seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
-    wrongs = [Violation(b"running", "orphan", "")]
-    assert send(seeded.store.mend(wrongs)) == [(b"running", "orphan")]
+    violations = [Violation(b"running", "orphan", "")]
+    assert send(seeded.store.mend(violations)) == [(b"running", "orphan")]
     before = state()
-    assert send(seeded.store.mend(wrongs)) == []
+    assert send(seeded.store.mend(violations)) == []
     assert state() == before
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "dead"])
-def test_a_place_of_the_wrong_type_refuses_mend_whole(seeded: Seeded, send: Send, state: State, place: str) -> None:
+def test_a_place_of_the_wrong_type_stops_mend_before_it_writes(
+    seeded: Seeded, send: Send, state: State, place: str
+) -> None:
     seeded.raw.lrem(seeded.key("processing:w"), 1, "running")
     seeded.raw.delete(seeded.key(place))
     seeded.raw.set(seeded.key(place), "wrong")

@@ -116,7 +116,7 @@ def test_reschedule_moves_a_waiting_job(send: Send, store: Store, state: State, 
     assert state()["schedule"]["a"] == NOW + 90.5
 
 
-def test_revive_and_drop_are_whole_or_nothing_and_bounded(send: Send, store: Store, state: State) -> None:
+def test_revive_and_drop_do_all_or_nothing_and_are_bounded(send: Send, store: Store, state: State) -> None:
     for n in range(4):
         put(send, store, "dead", f"d{n}")
     before = state()

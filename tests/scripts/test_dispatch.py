@@ -32,7 +32,7 @@ def test_only_due_jobs_move_and_the_reply_says_when_the_next_is_due(send: Send, 
     assert send(dispatch(store, NOW + 1)).sleep == 6.25
 
 
-def test_nothing_scheduled_and_nothing_near(send: Send, store: Store, raw: Any, queue: str) -> None:
+def test_the_sleep_is_infinite_if_no_job_will_ever_be_due(send: Send, store: Store, raw: Any, queue: str) -> None:
     assert send(dispatch(store)).sleep == float("inf")
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"never": "+inf"})
     assert send(dispatch(store)).sleep == float("inf")
@@ -125,7 +125,7 @@ def test_a_missing_record_is_waited_for_in_growing_steps(
     assert state() == {"ready": ["x"], "job:x": {"payload": '{"task":"t"}', "due": "1899999997"}}
 
 
-def test_a_record_that_does_not_come_in_two_seconds_is_dead(
+def test_a_job_whose_record_does_not_come_within_two_seconds_is_dead(
     send: Send, store: Store, state: State, raw: Any, queue: str
 ) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"x": NOW})
@@ -154,7 +154,7 @@ def test_a_place_of_a_wrong_type_moves_nothing(
     assert len(send(dispatch(store)).moved) == 2
 
 
-def test_an_id_again_while_it_is_ready_or_in_the_backlog_is_one_job(
+def test_an_id_scheduled_again_while_it_waits_is_one_job(
     send: Send, store: Store, state: State, raw: Any, queue: str
 ) -> None:
     ids = [f"j{n:02}" for n in range(20)]
@@ -167,7 +167,7 @@ def test_an_id_again_while_it_is_ready_or_in_the_backlog_is_one_job(
     assert (after["ready"], list(after["backlog"])) == (before["ready"], list(before["backlog"]))
 
 
-def test_an_id_again_while_it_runs_runs_again_afterwards(
+def test_an_id_scheduled_again_while_it_runs_runs_again_afterwards(
     send: Send, store: Store, state: State, raw: Any, queue: str
 ) -> None:
     send(store.enqueue(jobs("a")))
@@ -184,7 +184,9 @@ def test_an_id_again_while_it_runs_runs_again_afterwards(
     assert (again.id, again.attempt) == ("a", 1)
 
 
-def test_a_dead_id_again_leaves_the_dead_set(send: Send, store: Store, state: State, raw: Any, queue: str) -> None:
+def test_a_dead_id_scheduled_again_leaves_the_dead_set(
+    send: Send, store: Store, state: State, raw: Any, queue: str
+) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"x": NOW})
     send(dispatch(store))
     send(dispatch(store, NOW + 2))

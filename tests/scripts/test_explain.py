@@ -1,4 +1,4 @@
-"""Why has it not run yet? Each state a job can be in, brought about in Redis, and the sentence for it."""
+"""Why has it not run yet? Each state that a job can be in, set up in Redis, and the sentence for it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def retried(scene: Scene) -> None:
     scene.send(scene.store.retry("w", [(scene.run(), Retried(30, "attempt 1 of 5: ValueError: no luck"))], now=NOW))
 
 
-def unmanned(scene: Scene) -> None:
+def without_worker(scene: Scene) -> None:
     scene.due(*(f"x{n:02}" for n in range(16)), "a")
 
 
@@ -73,7 +73,7 @@ def paused(scene: Scene) -> None:
     scene.due("a")
 
 
-def paused_unmanned(scene: Scene) -> None:
+def paused_without_worker(scene: Scene) -> None:
     scene.send(scene.store.pause(now=NOW - 90))
     scene.due("a")
 
@@ -116,7 +116,7 @@ def in_ready(scene: Scene) -> None:
     scene.due("0", "a")
 
 
-def in_ready_unmanned(scene: Scene) -> None:
+def in_ready_without_worker(scene: Scene) -> None:
     scene.due("a")
 
 
@@ -129,12 +129,12 @@ def held_too_long(scene: Scene) -> None:
     scene.send(scene.store.heartbeat("w", -4, now=NOW))
 
 
-def told_to_stop(scene: Scene) -> None:
+def asked_to_stop(scene: Scene) -> None:
     scene.run()
     scene.send(scene.store.cancel("a", now=NOW))
 
 
-def taken(scene: Scene) -> None:
+def fetched(scene: Scene) -> None:
     scene.worker()
     scene.due("a")
     root = f"evsched:{{{scene.store.queue}}}:"
@@ -157,23 +157,19 @@ def done(scene: Scene) -> None:
     scene.send(scene.store.complete("w", [(scene.run(), Done(b"1", 60, False))], now=NOW - 5))
 
 
-def nobody(scene: Scene) -> None:
-    pass
-
-
 TABLE = [
     (far, "due in 3m 00s"),
     (overdue, "due 60.0 s ago and still on the schedule: no dispatcher serves this queue"),
     (awaited, "its record is missing: HSET its payload within 2 s of the ZADD"),
     (retried, "retried after attempt 1 of 5: ValueError: no luck; due again in 30.0 s"),
-    (unmanned, "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`"),
+    (without_worker, "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`"),
     (
-        in_ready_unmanned,
+        in_ready_without_worker,
         "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`",
     ),
     (paused, "the queue has been paused for 90.0 s: resume it with `evsched resume`"),
     (
-        paused_unmanned,
+        paused_without_worker,
         "the queue has been paused for 90.0 s: resume it with `evsched resume`; no worker serves it either",
     ),
     (full, "the gate is closed by the concurrency limit: 5 of 5"),
@@ -191,10 +187,10 @@ TABLE = [
         ),
     ),
     (
-        told_to_stop,
+        asked_to_stop,
         "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s; it was asked to stop",
     ),
-    (taken, "fetched by worker w, whose lease ends in 15.0 s; not started yet"),
+    (fetched, "fetched by worker w, whose lease ends in 15.0 s; not started yet"),
     (window_unread, "its window 'nights' cannot be read: HGET: WRONGTYPE: it is tried again in 5.0 s"),
     (dead, "dead for 2h 00m: attempt 5 of 5: no luck"),
     (expired, "expired 10.0 s ago: expired 3 s before"),
@@ -213,13 +209,15 @@ def test_each_state_is_explained(
 ) -> None:
     state(Scene(send, store, raw))
     facts = send(store.explain("a", now=NOW))
-    told = explain("a", store.queue, facts)
-    assert told.sentence == sentence.replace("{q}", store.queue)
+    explanation = explain("a", store.queue, facts)
+    assert explanation.sentence == sentence.replace("{q}", store.queue)
     assert facts.status is not None
-    assert told.facts["place"] == facts.status.place
+    assert explanation.facts["place"] == facts.status.place
 
 
-def test_who_requeues_the_job_of_a_dead_worker_is_said_as_it_is(send: Send, store: Store, raw: Any) -> None:
+def test_the_sentence_says_whether_a_dispatcher_will_requeue_the_job_of_a_dead_worker(
+    send: Send, store: Store, raw: Any
+) -> None:
     held_too_long(Scene(send, store, raw))
     early, late = send(store.explain("a", now=NOW)), send(store.explain("a", now=NOW + 60))
     for facts in (early, late):
@@ -230,9 +228,9 @@ def test_who_requeues_the_job_of_a_dead_worker_is_said_as_it_is(send: Send, stor
 
 
 def test_a_job_that_does_not_exist_is_not_explained(send: Send, store: Store) -> None:
-    told = explain("a", store.queue, send(store.explain("a")), ["a1", "a2"])
-    assert told.sentence.endswith(": did you mean a1, a2?")
-    assert told.facts == {}
+    explanation = explain("a", store.queue, send(store.explain("a")), ["a1", "a2"])
+    assert explanation.sentence.endswith(": did you mean a1, a2?")
+    assert explanation.facts == {}
 
 
 @pytest.mark.parametrize("place", ["ready", "fair"])
@@ -245,11 +243,11 @@ def test_a_key_of_a_wrong_type_that_holds_a_due_job_up_is_named(
     types = {name: send(server.kind(f"evsched:{{{store.queue}}}:{name}")) for name in PLACES}
     sentence = explain("a", store.queue, send(store.explain("a", now=NOW)), types=types).sentence
     assert f"{key} is a string, not a {PLACES[place]}; `evsched doctor --queue {store.queue}`" in sentence
-    # Before it is due it waits for its due, whatever the type of a key.
+    # Before the job is due, only its due time matters, not the type of the key.
     assert "string" not in explain("a", store.queue, send(store.explain("a", now=NOW - 99)), types=types).sentence
 
 
-def test_a_spoiled_record_keeps_its_reason_and_none_is_never_shown(
+def test_a_malformed_record_keeps_its_reason_and_a_missing_reason_is_not_shown_as_none(
     send: Callable[[Any], Any], store: Store, raw: Any
 ) -> None:
     scene, key = Scene(send, store, raw), f"evsched:{{{store.queue}}}:job:a"
@@ -258,5 +256,5 @@ def test_a_spoiled_record_keeps_its_reason_and_none_is_never_shown(
     assert explain("a", store.queue, send(store.explain("a", now=NOW))).sentence.endswith(": no luck")
     raw.hdel(key, "reason", "finished")
     raw.hset(key, "outcome", "dead")
-    told = explain("a", store.queue, send(store.explain("a", now=NOW)))
-    assert told.sentence == "dead: its record has no reason that can be read"
+    explanation = explain("a", store.queue, send(store.explain("a", now=NOW)))
+    assert explanation.sentence == "dead: its record has no reason that can be read"

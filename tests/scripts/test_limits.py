@@ -1,4 +1,4 @@
-"""The gate, script by script: what passes, what waits, and when one should look again. The walks cover the rest."""
+"""The gate, script by script: what passes, what waits, and when to look again. The random walks cover the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DONE = Done(b"null", 60, False)
 
 
 def due(send: Send, store: Store, ids: list[str], **more: Any) -> float:
-    """Have jobs wait at the gate; return how long a dispatcher would sleep then."""
+    """Bring jobs to the gate; return how long a dispatcher may sleep then."""
     send(store.enqueue([New(name, b'{"task":"t"}', due=NOW, **more) for name in ids]))
     return send(store.dispatch(limit=999, cap=1000, now=NOW)).sleep
 
@@ -37,7 +37,7 @@ def names(count: int, prefix: str = "a") -> list[str]:
 
 def test_no_more_than_the_concurrency_pass_and_each_end_lets_one_more(send: Send, store: Store, state: State) -> None:
     send(store.limit({"concurrency": 5}, now=NOW))
-    assert due(send, store, names(20)) == math.inf  # who ends opens the gate: there is no moment to wait for
+    assert due(send, store, names(20)) == math.inf  # the end of a job opens the gate: no time is known
     assert len(state()["ready"]) == 5
     jobs = fetch(send, store)
     assert [job.id for job in jobs] == names(5)
@@ -123,7 +123,7 @@ def test_groups_whose_limits_were_deleted_by_hand_are_reopened(
 def test_a_rate_passes_in_packets_and_says_when_the_next_does(send: Send, store: Store, state: State) -> None:
     send(store.limit({"rate": 200}, now=NOW))
     sleep = due(send, store, names(300))
-    # A burst is 0.1 s worth: 20. Of those ready holds 16, and 4 are no packet: it is whole, 10, after 30 ms more.
+    # A burst is what 0.1 s allow, 20. Ready holds 16 of them. The other 4 grow to a packet of 10 in 30 ms.
     assert len(state()["ready"]) == 16
     assert sleep == pytest.approx(0.03, abs=1e-5)
     assert len(fetch(send, store)) == 16
@@ -150,17 +150,15 @@ def test_a_clock_that_is_set_back_keeps_a_rate_closed_no_longer_than_its_burst(s
     assert fetch(send, store, now=NOW - 7200) == []
 
 
-def test_a_group_that_waits_for_a_time_of_a_clock_that_was_set_back_is_reopened(
+def test_a_group_whose_opening_time_is_far_ahead_since_the_clock_was_set_back_is_reopened(
     send: Send, store: Store, state: State
 ) -> None:
     send(store.limit({"rate:alice": 5, "burst:alice": 1}, now=NOW))
     due(send, store, names(9), group="alice")
     assert len(fetch(send, store)) == 1
     assert fetch(send, store, now=NOW - 3600) == []  # the group is looked at an hour later, by this clock
-    told = explain("a008", store.queue, send(store.explain("a008", now=NOW - 3600))).sentence
-    assert (
-        told == "the gate is closed to group alice no longer: the job passes when a dispatcher checks the group again"
-    )
+    sentence = "the gate is closed to group alice no longer: the job passes when a dispatcher checks the group again"
+    assert explain("a008", store.queue, send(store.explain("a008", now=NOW - 3600))).sentence == sentence
     send(store.rewind(15.0, 0, 10, now=NOW - 3600))
     assert state()["throttled"] == {"alice": 0.0}
     assert send(store.dispatch(limit=9, cap=1000, now=NOW - 3600)).sleep < 1
@@ -193,7 +191,7 @@ def test_a_new_opening_time_is_published_to_dispatchers(send: Send, store: Store
 
 def test_weights_are_shares(send: Send, store: Store) -> None:
     send(store.limit({"weight:c": 2}, now=NOW))
-    send(store.pause(now=NOW))  # so that all of them stand in the backlog before the first passes
+    send(store.pause(now=NOW))  # so that all of them are in the backlog before the first passes
     for group in "abc":
         for at in range(0, 300, 100):
             send(store.enqueue([New(f"{group}{n}", b"{}", due=NOW, group=group) for n in range(at, at + 100)]))
@@ -205,7 +203,7 @@ def test_weights_are_shares(send: Send, store: Store) -> None:
         order += [job.id[0] for job in jobs]
         send(store.complete("w", [(job, DONE) for job in jobs], now=NOW))
     assert len(order) == 900
-    # Until the heavy group has no more: 300 of it are half of 600.
+    # Only while the heavy group has jobs left: its 300 are half of the first 600.
     for at in range(0, 200, 40):
         window = order[at : at + 400]
         assert [window.count(group) / 400 for group in "abc"] == pytest.approx([0.25, 0.25, 0.5], abs=0.05 * 0.25)
@@ -249,7 +247,7 @@ def test_pause_holds_all_back_and_resume_goes_on_in_order(send: Send, store: Sto
     assert order[18:] == [*names(30)[18:], *names(3, "z")]
 
 
-def test_pause_goes_in_slices(send: Send, store: Store) -> None:
+def test_pause_moves_jobs_in_slices(send: Send, store: Store) -> None:
     due(send, store, names(30))
     assert send(store.pause(limit=10, now=NOW))[1:] == (10, 6)
     assert send(store.pause(limit=10, now=NOW))[1:] == (6, 0)
@@ -322,7 +320,7 @@ def test_expired_is_an_outcome_of_its_own(send: Send, store: Store, state: State
     assert json.loads(state()["reply:a"][0])["outcome"] == "expired"
 
 
-def test_limits_of_a_wrong_type_stop_everything_before_it_is_written(
+def test_limits_of_a_wrong_type_stop_every_verb_before_it_writes(
     send: Send, store: Store, state: State, raw: Any
 ) -> None:
     due(send, store, names(2))

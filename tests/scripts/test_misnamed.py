@@ -15,7 +15,7 @@ from evsched.transport.senders import BatchingSender
 async def test_the_schedule_of_a_queue_with_an_invalid_name_is_reported(
     raw: Any, sender: BatchingSender, store: Store, name: str
 ) -> None:
-    """No dispatcher serves it, and nothing else tells."""
+    """No dispatcher serves it, and nothing else reports it."""
     name = name.format(store.queue)
     key = f"evsched:{{{name}}}:schedule"
     raw.zadd(key, {"a": 1})

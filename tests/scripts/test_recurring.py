@@ -1,4 +1,4 @@
-"""Recurrences, script by script: what an occurrence that falls due meets, and what its end lets go."""
+"""Recurrences, script by script: what happens when an occurrence is due, and when it ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_retry_is_not_a_new_occurrence(
     dispatch(send, store, NOW)
     (job,) = fetch(send, store, NOW)
     send(store.retry("w", [(job, Retried(1, "no"))], now=NOW))
-    # The dispatchers were away: the retry is 100 s late, and the next occurrence is due beside it.
+    # No dispatcher was running: the retry is 100 s late, and the next occurrence is due beside it.
     dispatch(send, store, NOW + 101)
     assert first in state()["ready"]
     assert [job.attempt for job in fetch(send, store, NOW + 101) if job.id == first] == [2]
@@ -165,7 +165,7 @@ def test_a_recurrence_is_moved_on_once(send: Send, store: Store, state: State) -
     assert send(store.recur(NAME, b"0", [again], next_=NOW + 60)) is None
     assert state() == before
     assert before["recurrences"] == {NAME: NOW + 60}
-    # Its score as it was read, and an occurrence that is there already: moved on, nothing put twice.
+    # The score is as it was read, and the occurrence is scheduled already: moved on, and nothing scheduled twice.
     assert send(store.recur(NAME, b"1900000060", [again], next_=NOW + 120)) == []
     assert state()["schedule"] == {first: NOW}
 
@@ -214,7 +214,8 @@ def test_a_recurrence_moved_on_by_a_clock_an_hour_ahead_recurs_from_now_on(
     rows = [Occurrence(f"{NAME}@{at:.0f}", at, at, 5.0) for at in (NOW + 3600, NOW + 3660)]
     send(store.recur(NAME, b"0", rows, next_=NOW + 3720, now=NOW + 3600))
     before = state()
-    assert send(store.rewind(AHEAD, 0, 10, now=NOW + 3590)) == (1, [])  # as far ahead as the right clock may
+    # Now it is no further ahead than a right clock moves it.
+    assert send(store.rewind(AHEAD, 0, 10, now=NOW + 3590)) == (1, [])
     assert state() == before
     assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (1, [NAME])
     after = state()
@@ -235,8 +236,8 @@ def test_a_recurrence_moved_on_before_the_clock_was_ahead_stays(
     send(store.hold("r3", True, now=NOW + 3600))
     assert send(store.rewind(AHEAD, 0, 2, now=NOW)) == (2, ["r1"])
     assert send(store.rewind(AHEAD, 1, 2, now=NOW)) == (2, [])
-    stands = {"r0": NOW + 7200, "r1": 0.0, "r2": NOW + 7202, "r3": float("inf")}
-    assert state()["recurrences"] == stands
+    scores = {"r0": NOW + 7200, "r1": 0.0, "r2": NOW + 7202, "r3": float("inf")}
+    assert state()["recurrences"] == scores
     raw.set(f"evsched:{{{store.queue}}}:recurrence:r0", "of another type")
     assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (3, [])
 

@@ -1,4 +1,4 @@
-"""reopen: jobs that were deferred for a named window are judged again when that is changed, and no others."""
+"""reopen: jobs that were deferred for a named window are judged again when that window is changed, and no others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLOSED = Deferred(OPENS, "outside its window night", "night", "22:00-06:00 UTC")
 
 @pytest.fixture
 def runs(send: Send, store: Store) -> list[FetchedJob]:
-    """Three runs in the hands of worker "w", and the window `night`."""
+    """Three runs held by worker "w", and the window `night`."""
     send(store.set_window("night", "22:00-06:00 UTC"))
     send(store.enqueue([New(name, b'{"task":"t"}', due=NOW) for name in "abc"]))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
@@ -68,7 +68,7 @@ def test_jobs_that_wait_for_another_window_or_an_unnamed_one_stay(
 def test_a_job_deferred_by_an_outdated_window_is_due_at_once(
     send: Send, store: Store, runs: list[FetchedJob], state: State, window: str | None
 ) -> None:
-    """The window was changed, and `reopen` has run, between a worker's reading it and its writing."""
+    """The window was changed, and `reopen` ran, after the worker had read the window and before it wrote."""
     send(store.set_window("night", window))
     defer(send, store, runs)
     assert state()["schedule"] == dict.fromkeys("abc", NOW)

@@ -1,4 +1,4 @@
-"""start, complete, retry, bury, requeue, heartbeat, survey: a run, from the worker's taking it to its end."""
+"""start, complete, retry, bury, requeue, heartbeat, survey: a run, from its fetch to its end."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DONE = Done(b'{"n":1}', 300.0, False)
 
 @pytest.fixture
 def run(send: Send, store: Store) -> FetchedJob:
-    """A run of job "a" in the hands of worker "w"."""
+    """A run of job "a" held by worker "w"."""
     send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
-    (taken,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
-    return taken
+    (started,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    return started
 
 
 def test_start_counts_the_attempt_and_begins_the_lease(run: FetchedJob, state: State) -> None:
@@ -56,7 +56,7 @@ def test_start_twice_is_the_same_run_and_an_ended_one_is_not_started(
     assert send(store.start("w", ["a"], hold=1, lease=15, now=NOW)).jobs == []
 
 
-def test_start_takes_up_to_hold(send: Send, store: Store, state: State) -> None:
+def test_start_fetches_up_to_hold(send: Send, store: Store, state: State) -> None:
     send(store.enqueue([New(f"j{n:02}", b'{"task":"t"}', due=NOW) for n in range(50)]))
     send(store.dispatch(limit=100, cap=1000, now=NOW))
     reply = send(store.start("w", (), hold=20, lease=15))
@@ -65,9 +65,7 @@ def test_start_takes_up_to_hold(send: Send, store: Store, state: State) -> None:
     assert send(store.start("w", (), hold=20, lease=15)).jobs == []
 
 
-def test_start_of_a_job_without_a_record_is_dead_with_the_reason(
-    send: Send, store: Store, state: State, raw: Any
-) -> None:
+def test_start_buries_a_job_without_a_record_and_says_why(send: Send, store: Store, state: State, raw: Any) -> None:
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "gone")
     reply = send(store.start("w", ["gone"], hold=1, lease=15, now=NOW))
     assert reply.jobs == []
@@ -108,7 +106,7 @@ def test_complete_without_retention_keeps_nothing_but_the_reply(
     assert raw.pttl(f"evsched:{{{store.queue}}}:reply:a") > 0
 
 
-def test_the_end_of_a_run_that_is_not_the_workers_any_more_is_lost_and_writes_nothing(
+def test_the_end_of_a_run_that_its_worker_no_longer_holds_is_lost_and_writes_nothing(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     (lease,) = send(store.survey(now=NOW))

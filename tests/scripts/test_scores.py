@@ -1,4 +1,4 @@
-"""Scores that ZADD accepts and no clock shows, and how long dispatch then says one may sleep."""
+"""Scores that ZADD accepts but no clock shows, and how long a dispatcher may sleep then."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_job_is_dispatched_not_a_microsecond_early_or_late(send: Send, store: 
     assert send(dispatch(store, due)).moved == [due]
 
 
-def test_by_redis_clock_when_no_time_is_given(send: Send, store: Store, raw: Any) -> None:
+def test_redis_clock_counts_when_no_time_is_given(send: Send, store: Store, raw: Any) -> None:
     whole, micro = raw.time()
     (due,) = send(store.enqueue([New("a", b'{"task":"t"}', delay=3600.0)]))
     assert 3600 <= due - (whole + micro / 1e6) < 3610
@@ -84,11 +84,11 @@ def test_an_invalid_member_is_dead_with_its_record_and_the_next_job_moves(
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: 0})
     send(store.enqueue([New("next", b'{"task":"t"}', due=NOW)]))
     step = send(dispatch(store))
-    ((job_id, told),) = step.buried
+    ((job_id, stored),) = step.buried
     after = state()
-    assert reason in told
+    assert reason in stored
     assert (after["ready"], after["dead"], "schedule" in after) == (["next"], {job_id: NOW}, False)
-    assert (after[f"job:{job_id}"]["payload"], after[f"job:{job_id}"]["reason"]) == (member, told)
+    assert (after[f"job:{job_id}"]["payload"], after[f"job:{job_id}"]["reason"]) == (member, stored)
 
 
 def test_the_canary_leaves_nothing(send: Send, store: Store, state: State) -> None:

@@ -1,4 +1,4 @@
-"""What is too long is not read, and a call reads no more than it can in a moment: the rest is left for the next."""
+"""A value that is too long is not read, and a call reads a bounded number of bytes: the rest is left for the next."""
 
 from __future__ import annotations
 

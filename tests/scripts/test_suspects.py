@@ -1,4 +1,4 @@
-"""requeue, begin, start, retry, bury: which runs count when a worker stops or dies, and who is a suspect then."""
+"""requeue, begin, start, retry, bury: which runs count, and which jobs are suspects, when a worker stops or dies."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def fetch(send: Send, store: Store) -> Callable[[int], list[FetchedJob]]:
     def fetch(count: int) -> list[FetchedJob]:
         send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(count)]))
         send(store.dispatch(limit=100, cap=1000, now=NOW))
-        return again(send, store)
+        return start_all(send, store)
 
     return fetch
 
 
-def again(send: Send, store: Store, worker: str = "w") -> list[FetchedJob]:
+def start_all(send: Send, store: Store, worker: str = "w") -> list[FetchedJob]:
     return send(store.start(worker, (), hold=100, lease=15, now=NOW)).jobs
 
 
@@ -48,7 +48,7 @@ def test_a_job_that_a_worker_hands_back_costs_no_attempt_begun_or_not(
     jobs = fetch(2)
     send(store.begin("w", [(jobs[0], "1")]))
     send(store.requeue("w", "it stops", now=NOW))
-    assert suspicion(again(send, store)) == {"j0": (1, 0, 0), "j1": (1, 0, 0)}
+    assert suspicion(start_all(send, store)) == {"j0": (1, 0, 0), "j1": (1, 0, 0)}
 
 
 def test_a_death_counts_the_runs_known_to_have_begun_and_suspects_all(
@@ -57,18 +57,18 @@ def test_a_death_counts_the_runs_known_to_have_begun_and_suspects_all(
     jobs = fetch(3)
     assert send(store.begin("w", [(jobs[1], "1")])) == []
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (1, 1, 1), "j1": (2, 1, 0), "j2": (1, 1, 1)}
+    assert suspicion(start_all(send, store)) == {"j0": (1, 1, 1), "j1": (2, 1, 0), "j2": (1, 1, 1)}
 
 
-def test_a_suspect_is_marked_before_it_begins_so_without_a_mark_it_did_not(
+def test_a_suspect_without_a_mark_has_not_begun_since_it_is_marked_first(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     fetch(4)
     die(send, store)
-    suspects = again(send, store)
+    suspects = start_all(send, store)
     assert send(store.begin("w", [(suspects[2], "1")])) == []
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (1, 2, 1), "j1": (1, 2, 1), "j2": (2, 2, 1), "j3": (1, 2, 1)}
+    assert suspicion(start_all(send, store)) == {"j0": (1, 2, 1), "j1": (1, 2, 1), "j2": (2, 2, 1), "j3": (1, 2, 1)}
 
 
 def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
@@ -76,7 +76,7 @@ def test_the_only_job_of_a_dead_worker_had_begun_and_is_no_suspect(
 ) -> None:
     fetch(1)
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (2, 0, 0)}
+    assert suspicion(start_all(send, store)) == {"j0": (2, 0, 0)}
 
 
 def test_a_suspect_that_is_the_only_job_of_each_dead_worker_stays_a_suspect(
@@ -84,17 +84,17 @@ def test_a_suspect_that_is_the_only_job_of_each_dead_worker_stays_a_suspect(
 ) -> None:
     fetch(2)
     die(send, store)
-    first, second = again(send, store)
+    first, second = start_all(send, store)
     send(store.complete("w", [(second, Done(b"1", 100.0, False))], now=NOW))
     send(store.begin("w", [(first, "1")]))
     die(send, store)
-    (only,) = again(send, store)
+    (only,) = start_all(send, store)
     assert suspicion([only]) == {"j0": (2, 2, 1)}
     send(store.begin("w", [(only, "1")]))
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (3, 3, 1)}
+    assert suspicion(start_all(send, store)) == {"j0": (3, 3, 1)}
     die(send, store)  # before it began
-    assert suspicion(again(send, store)) == {"j0": (3, 4, 1)}
+    assert suspicion(start_all(send, store)) == {"j0": (3, 4, 1)}
 
 
 def test_a_job_that_is_buried_before_it_began_is_charged_no_attempt(
@@ -113,18 +113,18 @@ def test_the_last_of_many_jobs_is_not_treated_as_the_only_one(
     done = "more"
     while done == "more":
         done, _ = send(store.requeue("w", "it died", lease=lease.end, limit=1, now=NOW))
-    assert set(suspicion(again(send, store)).values()) == {(1, 1, 1)}
+    assert set(suspicion(start_all(send, store)).values()) == {(1, 1, 1)}
 
 
-def test_a_job_that_was_alone_in_its_process_is_charged_and_the_others_are_suspects(
+def test_a_job_that_ran_alone_in_its_worker_is_charged_and_the_others_are_suspects(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store
 ) -> None:
     fetch(2)
     die(send, store)
-    first, _ = again(send, store)
+    first, _ = start_all(send, store)
     send(store.begin("w", [(first, "alone")]))
     die(send, store)
-    assert suspicion(again(send, store)) == {"j0": (3, 0, 0), "j1": (1, 2, 1)}
+    assert suspicion(start_all(send, store)) == {"j0": (3, 0, 0), "j1": (1, 2, 1)}
 
 
 def test_a_job_that_killed_its_isolated_process_is_charged_for_the_doubtful_runs(
@@ -132,13 +132,13 @@ def test_a_job_that_killed_its_isolated_process_is_charged_for_the_doubtful_runs
 ) -> None:
     fetch(2)
     die(send, store)
-    first, second = again(send, store)
+    first, second = start_all(send, store)
     assert send(store.retry("w", [(first, Retried(0.0, "killed", killed=True))], now=NOW)) == []
     assert (state()["job:j0"]["attempt"], state()["suspects"]["j0"]) == ("2", "2 0 1")
     assert send(store.bury("w", [(second, Buried("killed", False, killed=True))], now=NOW)) == []
     assert state()["job:j1"]["attempt"] == "2"
     send(store.dispatch(limit=100, cap=1000, now=NOW))
-    (run,) = again(send, store)
+    (run,) = start_all(send, store)
     assert (run.attempt, run.deaths, run.doubts, run.counted) == (3, 2, 0, 1)
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_ends_clears_the_suspicion(
 ) -> None:
     fetch(2)
     die(send, store)
-    first, _ = again(send, store)
+    first, _ = start_all(send, store)
     call = {
         "retry": store.retry("w", [(first, Retried(0.0, "no luck"))], now=NOW),
         "complete": store.complete("w", [(first, Done(b"1", 100.0, False))], now=NOW),
@@ -160,7 +160,7 @@ def test_a_run_that_ends_clears_the_suspicion(
     elif end == "complete":
         send(store.enqueue([New("j0", b'{"task":"t"}', due=NOW)]))
     send(store.dispatch(limit=100, cap=1000, now=NOW))
-    (newer,) = again(send, store)
+    (newer,) = start_all(send, store)
     assert (newer.id, newer.deaths, newer.doubts) == ("j0", 0, 0)
 
 
@@ -169,10 +169,10 @@ def test_a_job_that_may_not_start_yet_stays_a_suspect(
 ) -> None:
     fetch(2)
     die(send, store)
-    first, _ = again(send, store)
+    first, _ = start_all(send, store)
     send(store.defer("w", [(first, Deferred(NOW, "not yet"))], now=NOW))
     send(store.dispatch(limit=100, cap=1000, now=NOW))
-    assert suspicion(again(send, store)) == {"j0": (1, 1, 1)}
+    assert suspicion(start_all(send, store)) == {"j0": (1, 1, 1)}
 
 
 def test_a_run_of_another_worker_is_not_marked(
@@ -192,7 +192,7 @@ def test_a_malformed_suspect_field_is_ignored(
     fetch(2)
     send(store.requeue("w", "it stops", now=NOW))
     raw.hset(f"evsched:{{{store.queue}}}:suspects", "j0", text)
-    assert suspicion(again(send, store))["j0"] == (1, 0, 0)
+    assert suspicion(start_all(send, store))["j0"] == (1, 0, 0)
 
 
 def test_a_field_of_a_record_which_a_producer_may_write_makes_no_suspect(
@@ -201,7 +201,7 @@ def test_a_field_of_a_record_which_a_producer_may_write_makes_no_suspect(
     fetch(2)
     die(send, store)
     raw.hset(f"evsched:{{{store.queue}}}:job:j0", mapping={"suspect": "99 99"})
-    assert suspicion(again(send, store)) == {"j0": (1, 1, 1), "j1": (1, 1, 1)}
+    assert suspicion(start_all(send, store)) == {"j0": (1, 1, 1), "j1": (1, 1, 1)}
 
 
 def test_suspicions_are_forgotten_a_week_after_the_last_death(
@@ -212,13 +212,13 @@ def test_suspicions_are_forgotten_a_week_after_the_last_death(
     assert 0 < raw.ttl(f"evsched:{{{store.queue}}}:suspects") <= 7 * 86400
 
 
-def test_a_key_of_another_type_makes_no_suspects_and_keeps_no_run_from_its_end(
+def test_a_key_of_the_wrong_type_makes_no_suspects_and_stops_no_run_from_ending(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
 ) -> None:
     fetch(2)
     raw.set(f"evsched:{{{store.queue}}}:suspects", "a string")
     die(send, store)
-    first, second = again(send, store)
+    first, second = start_all(send, store)
     assert (first.deaths, second.deaths) == (0, 0)
     assert send(store.complete("w", [(first, Done(b"1", 100.0, False))], now=NOW)) == []
 
@@ -228,7 +228,7 @@ def test_a_key_of_another_type_makes_no_suspects_and_keeps_no_run_from_its_end(
 def test_a_job_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_its_attempts(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, attempts: int, lasts: bool
 ) -> None:
-    """Although the worker dies with it even when it runs in a process of its own. The job beside it never begins."""
+    """The worker dies even when the job runs in a process of its own. The other job of the worker never begins."""
     tasks = Tasks()
     tasks.add(define(print, name="t", retry=Retry(attempts=attempts)))
     jobs, begun = fetch(2), 0
@@ -245,6 +245,6 @@ def test_a_job_that_kills_its_whole_worker_each_time_is_given_up_after_exactly_i
         elif lasts:
             send(store.begin("w", [(poison, "1")]))
         die(send, store)
-        jobs = again(send, store)
+        jobs = start_all(send, store)
     assert begun == attempts
     assert f"the last of its {attempts} attempts began and never ended" in prepared.reason

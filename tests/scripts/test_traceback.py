@@ -1,4 +1,4 @@
-"""The traceback of a failure: in the record from the run that failed to what comes next, and no longer."""
+"""The traceback of a failure: it is kept in the record from the failed run until the next outcome."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def fail(send: Send, store: Store, run: FetchedJob) -> None:
 
 ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
     "done": lambda store, run: store.complete("w", [(run, Done(b"1", 300.0, False))], now=NOW),
-    "asked for another": lambda store, run: store.retry("w", [(run, Retried(9.0, "later"))], now=NOW),
-    "given up without one": lambda store, run: store.bury("w", [(run, Buried("expired", False))], now=NOW),
+    "asked for another attempt": lambda store, run: store.retry("w", [(run, Retried(9.0, "later"))], now=NOW),
+    "given up without a traceback": lambda store, run: store.bury("w", [(run, Buried("expired", False))], now=NOW),
     "cancelled": lambda store, run: store.abort("w", [(run, Aborted(300.0, False))], now=NOW),
     "outside its window": lambda store, run: store.defer("w", [(run, Deferred(NOW + 9, "closed"))], now=NOW),
     "handed back": lambda store, run: store.requeue("w", "it died", now=NOW),

@@ -20,13 +20,13 @@ def new(*ids: str) -> list[New]:
 
 @pytest.fixture
 def runs(send: Send, store: Store) -> list[FetchedJob]:
-    """Three runs in the hands of worker "w", and three jobs in ready."""
+    """Three runs held by worker "w", and three jobs in ready."""
     send(store.enqueue(new("a", "b", "c", "x", "y", "z")))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
     return send(store.start("w", (), hold=3, lease=15, now=NOW)).jobs
 
 
-def test_enqueue_is_refused(send: Send, store: Store, state: State) -> None:
+def test_a_second_enqueue_is_refused(send: Send, store: Store, state: State) -> None:
     send(store.enqueue(new("a")))
     before = state()
     with pytest.raises(JobExists):
@@ -34,7 +34,7 @@ def test_enqueue_is_refused(send: Send, store: Store, state: State) -> None:
     assert state() == before
 
 
-def test_the_ends_are_lost(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
+def test_the_second_end_of_a_run_is_lost(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
     a, b, c = runs
     calls = [
         store.complete("w", [(a, Done(b"1", 300.0, True))], now=NOW),
@@ -65,7 +65,7 @@ def test_one_lost_run_does_not_stop_the_others(send: Send, store: Store, state: 
 
 
 @pytest.mark.usefixtures("runs")
-def test_requeue_finds_nothing(send: Send, store: Store, state: State) -> None:
+def test_a_second_requeue_finds_nothing(send: Send, store: Store, state: State) -> None:
     assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == ("more", ["b", "a"])
     before = state()
     assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == ("more", [])
@@ -75,7 +75,9 @@ def test_requeue_finds_nothing(send: Send, store: Store, state: State) -> None:
 
 
 @pytest.mark.usefixtures("runs")
-def test_cancel_is_missing_and_reschedule_sets_the_same_due(send: Send, store: Store, state: State) -> None:
+def test_a_second_cancel_is_missing_and_a_second_reschedule_sets_the_same_due(
+    send: Send, store: Store, state: State
+) -> None:
     send(store.cancel("x"))
     send(store.reschedule("y", NOW + 9))
     before = state()
@@ -86,7 +88,9 @@ def test_cancel_is_missing_and_reschedule_sets_the_same_due(send: Send, store: S
 
 
 @pytest.mark.parametrize("verb", ["revive", "drop"])
-def test_revive_and_drop_are_missing(send: Send, store: Store, state: State, runs: list[FetchedJob], verb: str) -> None:
+def test_a_second_revive_or_drop_is_missing(
+    send: Send, store: Store, state: State, runs: list[FetchedJob], verb: str
+) -> None:
     send(store.bury("w", [(run, Buried("x", False)) for run in runs], now=NOW))
     call = store.revive(["a", "b"], now=NOW) if verb == "revive" else store.drop(["a", "b"])
     assert send(call) == ["a", "b"]
@@ -98,7 +102,7 @@ def test_revive_and_drop_are_missing(send: Send, store: Store, state: State, run
 
 
 @pytest.mark.usefixtures("runs")
-def test_start_hands_out_the_same_runs(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
+def test_a_second_start_hands_out_the_same_runs(send: Send, store: Store, state: State, runs: list[FetchedJob]) -> None:
     before = state()
     assert send(store.start("w", ["a", "b", "c"], hold=3, lease=15, now=NOW)).jobs == runs
     assert state() == before
@@ -118,7 +122,7 @@ def test_reading_verbs_change_nothing(send: Send, store: Store, state: State) ->
     assert state() == before
 
 
-def test_ask_asks_once(send: Send, store: Store, state: State) -> None:
+def test_a_second_ask_changes_nothing(send: Send, store: Store, state: State) -> None:
     send(store.enqueue(new("a")))
     send(store.ask("a"))
     before = state()

@@ -50,7 +50,7 @@ def test_a_name_is_defined_once() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_block_stands_once_and_before_those_that_use_it(name: str) -> None:
+def test_each_block_appears_once_and_before_those_that_use_it(name: str) -> None:
     source = script(name.removesuffix(".lua")).source
     seen = set[str]()
     for block in needed((ALWAYS, *declared(SCRIPTS[name]))):

@@ -26,14 +26,14 @@ IDS = [f"j{n:02}" for n in range(40)]
 WORKERS = ["u", "v"]
 
 STEPS = 250
-"""Of a walk: each verb some ten times, and the pairs of verbs that meet on one id."""
+"""Steps of a walk: enough to call each verb about ten times, and for pairs of verbs to meet on one id."""
 
 WEIGHTS = {
     "enqueue": 3,
     "schedule_raw": 5,
     "dispatch": 5,
     "start": 4,
-    "take_and_die": 1,
+    "fetch_and_die": 1,
     "end": 10,
     "begin": 3,
     "requeue": 2,
@@ -57,7 +57,7 @@ LIMITS: dict[str, list[float | None]] = {
 
 
 class Walk:
-    """One walk. Every choice comes from its seed, so a failure can be walked again."""
+    """One walk. Every choice comes from its seed, so a failure can be repeated."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.pick = random.Random(seed)
@@ -84,7 +84,7 @@ class Walk:
         return name
 
     def recent(self) -> str:
-        """Return an id that was taken lately, most often: that is where two runs of one id meet."""
+        """Return an id, most often one that was started lately: that is where two runs of one id meet."""
         runs = self.runs[-6:]
         return self.pick.choice(runs)[1].id if runs and self.pick.random() < 0.7 else self.pick.choice(IDS)
 
@@ -130,8 +130,10 @@ class Walk:
         expected = self.model.start(worker, fetched, hold, self.now)
         assert [(job.id, job.attempt) for job in fetch.jobs] == expected
         records = [self.model.jobs[job.id] for job in fetch.jobs]
-        assert [(job.deaths, job.doubts) for job in fetch.jobs] == [(of.deaths, of.doubts) for of in records]
-        self.done["a suspect is handed out"] += any(of.deaths for of in records)
+        assert [(job.deaths, job.doubts) for job in fetch.jobs] == [
+            (record.deaths, record.doubts) for record in records
+        ]
+        self.done["a suspect is handed out"] += any(record.deaths for record in records)
         self.runs += [(worker, job) for job in fetch.jobs]
 
     def fetch(self, worker: str) -> list[str]:
@@ -141,14 +143,14 @@ class Walk:
         assert (one.decode() if one else None) == expected
         return [expected] if expected else []
 
-    def take_and_die(self) -> None:
+    def fetch_and_die(self) -> None:
         if self.model.ready and self.model.ready[0] not in self.model.schedule:
             self.fetch(self.pick.choice(WORKERS))
 
     def end(self) -> None:
         if not self.runs:
             return
-        # A run of late, so one that is stale now and then; sometimes as the other worker.
+        # A recent run, which is sometimes stale; now and then ended by the other worker.
         worker, job = self.pick.choice(self.runs[-9:])
         if self.pick.random() < 0.1:
             worker = self.pick.choice(WORKERS)
@@ -194,17 +196,17 @@ class Walk:
         if self.fetched(job):
             return
         try:
-            told = cast("str", self.send(self.store.cancel(job, now=self.now)))
+            place = cast("str", self.send(self.store.cancel(job, now=self.now)))
         except JobMissing:
-            told = "MISSING"
-        assert told == self.model.cancel(job, self.now)
-        self.done[f"cancel, {told}"] += 1
+            place = "MISSING"
+        assert place == self.model.cancel(job, self.now)
+        self.done[f"cancel, {place}"] += 1
 
     def fetched(self, job: str) -> bool:
-        """Lies the id in a worker's list, not started?
+        """Return whether the id is in a worker's list and not started.
 
-        For the instant between BLMOVE and start no script can see that, so an id that is scheduled again or cancelled
-        in it may end in two places for a while. test_runs.py looks at what start makes of it; the walks keep out.
+        No script can see that in the instant between BLMOVE and start, so an id that is scheduled again or cancelled
+        then may be in two places for a while. test_runs.py tests what start does with it; the walks avoid it.
         """
         record = self.model.jobs.get(job)
         started = record is not None and record.worker is not None and not record.finished
@@ -246,7 +248,7 @@ class Walk:
         assert (was is not None) is ("paused" in self.model.limits)
         self.model.resume(self.now)
 
-    def the_state_is_the_models(self) -> None:
+    def the_state_matches_the_model(self) -> None:
         state, model = snapshot(self.raw, self.store.queue), self.model
         assert state.get("schedule", {}) == model.schedule
         assert state.get("backlog", {}) == model.backlog
@@ -274,20 +276,20 @@ class Walk:
                 assert fields.get("begun") == record.begun, job
             assert (float(fields["again"]) if "again" in fields else None) == record.again, job
 
-    def the_counters_are_a_recount(self) -> None:
-        told = {key.decode(): value.decode() for key, value in self.raw.hgetall(f"{self.root}in_flight").items()}
+    def the_counters_match_a_recount(self) -> None:
+        counters = {key.decode(): value.decode() for key, value in self.raw.hgetall(f"{self.root}in_flight").items()}
         limited = any(name == "concurrency" or ":" in name for name in self.model.limits)
-        if not told:
+        if not counters:
             return
         in_flight = {*self.model.ready, *(job for held in self.model.processing.values() for job in held)}
-        groups = {job: group for job, group in told.items() if job[0] not in "*#"}
+        groups = {job: group for job, group in counters.items() if job[0] not in "*#"}
         assert groups.keys() == in_flight
-        assert told["*"] == str(len(in_flight))
-        assert {k[1:]: int(v) for k, v in told.items() if k[0] == "#"} == Counter(groups.values())
+        assert counters["*"] == str(len(in_flight))
+        assert {k[1:]: int(v) for k, v in counters.items() if k[0] == "#"} == Counter(groups.values())
         self.done["counted"] += limited
 
     def the_limits_hold(self) -> None:
-        """No more pass than a limit lets; those that had passed before it was set stay."""
+        """No more jobs pass than a limit allows; those that passed before it was set stay in flight."""
         in_flight = len({*self.model.ready, *(job for held in self.model.processing.values() for job in held)})
         most = self.model.limits.get("concurrency", 999)
         assert in_flight <= max(most, self.before)
@@ -297,10 +299,10 @@ class Walk:
         held = any(self.model.processing.values())
         assert not self.model.backlog or self.model.ready or held or self.model.limits
         for group, side in self.model.sides.items():
-            # What no end of a job will open has a moment at which it opens.
-            limits, in_flight = self.model.limits, [of for of in (self.model.in_flight or {}).values() if of == group]
+            # If no end of a job will open the group, it has a time at which it opens.
+            in_flight = [name for name in (self.model.in_flight or {}).values() if name == group]
             assert side
-            assert in_flight or self.model.throttled[group] < math.inf or not limits
+            assert in_flight or self.model.throttled[group] < math.inf or not self.model.limits
 
     def no_job_waits_in_two_places(self) -> None:
         waiting = Counter([*self.model.backlog, *self.model.ready, *(j for s in self.model.sides.values() for j in s)])
@@ -308,7 +310,7 @@ class Walk:
         assert not self.model.dead & waiting.keys()
 
     def the_audit_finds_nothing(self) -> None:
-        """Judged as evsched doctor does: each id, and each as it was met in a list or in a group's backlog."""
+        """Audit as `evsched doctor` does: each id, and again each id found in a worker's list or a group's backlog."""
         store, lists = self.store, [f"processing:{worker}" for worker in WORKERS]
         leased = {lease.worker for lease in self.send(store.survey(now=self.now))}
         strays = [worker for worker in WORKERS if self.model.processing.get(worker) and worker not in leased]
@@ -320,8 +322,8 @@ class Walk:
         assert found == []
 
     def check(self) -> None:
-        self.the_state_is_the_models()
-        self.the_counters_are_a_recount()
+        self.the_state_matches_the_model()
+        self.the_counters_match_a_recount()
         self.the_limits_hold()
         self.the_gate_does_not_strand_the_backlog()
         self.no_job_waits_in_two_places()
@@ -330,10 +332,10 @@ class Walk:
 
 
 @pytest.mark.seeded
-@pytest.mark.parametrize("of", range(4))
-def test_random_walks(server: EmbeddedRedis, of: int) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_random_walks(server: EmbeddedRedis, part: int) -> None:
     done = Counter[str]()
-    first = int(os.environ.get("EVSCHED_TEST_SEED", "0")) + 3 * of
+    first = int(os.environ.get("EVSCHED_TEST_SEED", "0")) + 3 * part
     for seed in range(first, first + 3):
         walk = Walk(server.url, seed)
         try:
@@ -347,7 +349,7 @@ def test_random_walks(server: EmbeddedRedis, of: int) -> None:
         finally:
             walk.close()
         done += walk.done
-    # The walks went where it matters.
+    # The walks reached each case that matters.
     met = (
         "complete, own",
         "complete, lost",

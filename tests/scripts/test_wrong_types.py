@@ -45,8 +45,8 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
     """A queue that has every kind of key, and jobs in every place."""
     due = b'{"task":"t","reply":true}'
 
-    def put(*ids: str, **of: Any) -> None:
-        send(store.enqueue([New(job_id, due, due=NOW - 5, **of) for job_id in ids], now=NOW - 5))
+    def put(*ids: str, **more: Any) -> None:
+        send(store.enqueue([New(job_id, due, due=NOW - 5, **more) for job_id in ids], now=NOW - 5))
         send(store.dispatch(limit=100, cap=1000, now=NOW))
 
     put("dead")
@@ -122,10 +122,10 @@ def test_every_verb_is_here() -> None:
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_a_key_of_the_wrong_type_is_refused_or_stops_only_what_it_belongs_to(
+def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
     send: Send, store: Store, state: State, raw: Any, seeded: Seeded, verb: str
 ) -> None:
-    """Either nothing is written, and the refusal names the type; or all goes on. After the repair every job runs."""
+    """Either the verb is refused by the type and writes nothing, or it succeeds. After the repair every job runs."""
     root = f"evsched:{{{store.queue}}}:"
     dumped = {key: raw.dump(key) for key in raw.scan_iter(match=root + "*", count=1000)}
     for name in [*WHOLE, *NAMED, "recurrences", *JOBS]:
@@ -142,7 +142,7 @@ def test_a_key_of_the_wrong_type_is_refused_or_stops_only_what_it_belongs_to(
         else:
             raw.set(key, "wrong")
         before = state(), raw.type(key)
-        before[0].pop("canary", None)  # the proof goes first: it is not of this queue
+        before[0].pop("canary", None)  # dispatch writes it before it checks: no job depends on it
         if refusal := refused(send, CALLS[verb](store, seeded)):
             assert "WRONGTYPE" in refusal, name
             after = state()
@@ -165,7 +165,7 @@ def test_a_key_of_the_wrong_type_is_refused_or_stops_only_what_it_belongs_to(
 
 
 def refused(send: Send, call: Call[Any]) -> str:
-    """Send a call; return why Redis refused it, '' = it did not."""
+    """Send a call; return why Redis refused it, or '' if it did not."""
     try:
         send(call)
     except StoreRefused as refusal:
