@@ -27,7 +27,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from msgspec import Struct
@@ -168,9 +168,10 @@ class Clock:
         while jobs := self._sender.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
             (job,) = jobs
             run = Run(job, Delivery(queue, self.now, time.monotonic()))
-            outcome = await self._executor.run(run)
-            for call, _ in of.end_runs(_WORKER, [(run, outcome)]):
+            await self._executor.run(run)
+            for call, _ in of.end_runs(_WORKER, [run]):
                 self._sender.send(call)
+            outcome = cast(Outcome, run.outcome)  # only a run that loses its lease has none
             ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))
             worked = True
             if len(ran) > _MOST:

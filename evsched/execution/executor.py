@@ -2,7 +2,7 @@
 
     prepare (payload, task, arguments, window) -> call the handler, with precautions where needed -> judge what it did
 
-Each step is a value. The outcome is data too; the worker writes it.
+Each step is a value. The outcome is data too, and stays with its run: the worker writes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evsched.execution import process_pool
 from evsched.execution.handlers import Handlers
 from evsched.execution.isolation import IsolatedProcess, Isolation, StartIsolated
 from evsched.execution.precautions import patience, precautions_for
-from evsched.execution.prepare import Prepared, prepare, read_payload
+from evsched.execution.prepare import Prepared
 from evsched.execution.process_pool import HandlerMissing
 from evsched.execution.program import Program
 from evsched.execution.run import Run
@@ -29,7 +29,7 @@ from evsched.execution.run_lock import RunLock
 from evsched.execution.run_store import NoRunStore, RunStore
 from evsched.execution.verdict import aborted, judge, not_now
 from evsched.execution.window_check import check_window
-from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Returned
+from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Returned, shorten
 
 _ASK_AGAIN: Final = 1.0
 """Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""
@@ -71,13 +71,26 @@ class Executor:
         """How many tasks on processes can begin now."""
         return max(0, int(self._processes.available_tokens))
 
-    async def run(self, run: Run) -> Outcome:
-        """Run a job and return its outcome. Never raises for what a job does.
+    async def run(self, run: Run) -> None:
+        """Run a job; `run.outcome` is then what came of it. Never raises for what a job does.
 
         Raises:
-            asyncio.CancelledError: the run is lost.
+            asyncio.CancelledError: the run is lost, and has no outcome.
         """
-        prepared = self._prepare(run)
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._run(run)
+        except asyncio.CancelledError:
+            raise
+        # A run without an outcome would keep its slot for ever.
+        except BaseException as error:  # noqa: BLE001
+            why = f"its run came to no outcome, which is a bug of evsched: {type(error).__name__}: {error}"
+            outcome = Buried(shorten(why), run.reply)
+        finally:
+            run.end(outcome)
+
+    async def _run(self, run: Run) -> Outcome:
+        prepared = run.prepare(self._tasks)
         if isinstance(prepared, Buried):
             return replace(prepared, began=False)
         window = prepared.payload.window
@@ -104,16 +117,6 @@ class Executor:
             if prepared.task.on == "process":
                 self._processes.release_on_behalf_of(run)
                 self._on_freed()
-
-    def _prepare(self, run: Run) -> Prepared | Buried:
-        payload = read_payload(run.job)
-        if isinstance(payload, Buried):
-            return payload
-        run.task = payload.task
-        prepared = prepare(self._tasks, run.job, payload, run.delivery.redis_now())
-        if isinstance(prepared, Prepared):
-            run.prepared = prepared
-        return prepared
 
     async def _call(self, run: Run, prepared: Prepared) -> Outcome:
         if self.lock.closed:

@@ -19,7 +19,7 @@ from evsched.execution.process_pool import HandlerFailed, HandlerMissing
 from evsched.execution.program import Program
 from evsched.execution.run import Run
 from evsched.execution.running_runs import RunningRuns
-from evsched.execution.verdict import TIMED_OUT, Failed
+from evsched.execution.verdict import Failed
 from evsched.jobs.current_job import CurrentJob, GiveUp, RetryLater, set_current_job
 from evsched.jobs.job import encode
 from evsched.jobs.tasks import Task
@@ -70,7 +70,7 @@ class Handlers:
         except asyncio.CancelledError as error:
             if run.stop_reason == "lost":
                 raise
-            return _stopped(run, error, prepared.task)
+            return _cancelled(error, prepared.task)
         except GiveUp as error:
             traceback = failure_of(error, prepared.task.module).traceback
             return Failed(message(error), given_up=True, traceback=traceback)
@@ -78,15 +78,15 @@ class Handlers:
             return Failed(message(error), delay=error.delay)
         # The one place that catches all: what a handler does must not end its worker, nor keep its slot for ever.
         except BaseException as error:  # noqa: BLE001
-            return _raised(run, error, prepared.task)
+            return _raised(error, prepared.task)
         finally:
             forks.end_child()
             self.end(run)
 
-    def begin(self, run: Run, timeout: float | None) -> None:
-        """Note that the handler of a run begins; `timeout` in seconds, None = no limit."""
+    def begin(self, run: Run, extra: float = 0.0) -> None:
+        """Note that the handler of a run begins. It is stopped `extra` seconds after its timeout, if it has one."""
         run.began = time.monotonic()
-        self.running.add(run, timeout)
+        self.running.add(run, extra)
         if run.on_begin is not None:
             run.on_begin(run)
 
@@ -100,7 +100,7 @@ class Handlers:
     def _call_through(self, run: Run, prepared: Prepared) -> Awaitable[Any]:
         """Call the handler, through the middleware if there is any."""
         if prepared.task.on == "loop" and not self._middleware:
-            self.begin(run, prepared.timeout)
+            self.begin(run)
             return prepared.task.handler(*prepared.args, **prepared.kwargs)
         call: Callable[[], Awaitable[Any]] = partial(self._call, run, prepared)
         for middleware in reversed(self._middleware):
@@ -110,7 +110,7 @@ class Handlers:
     async def _call(self, run: Run, prepared: Prepared) -> Any:
         """Call the handler where its task says."""
         task, args, kwargs = prepared.task, prepared.args, prepared.kwargs
-        self.begin(run, prepared.timeout)
+        self.begin(run)
         if task.on == "process":
             return await process_pool.run(task.handler, args, kwargs, cast(CurrentJob, run.current))
         if task.on == "thread":
@@ -130,16 +130,15 @@ def _in_thread(task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
         forks.end_child()
 
 
-def _stopped(run: Run, error: asyncio.CancelledError, task: Task) -> Failed:
+def _cancelled(error: asyncio.CancelledError, task: Task) -> Failed:
     """Say where a handler waited when it was cancelled."""
     place = where(error, task.module)
-    reason = TIMED_OUT if run.stop_reason == "timeout" else "the handler was cancelled from inside"
-    return Failed(reason + place, traceback=failure_of(error, task.module).traceback if place else "")
+    traceback = failure_of(error, task.module).traceback if place else ""
+    return Failed("the handler was cancelled from inside" + place, traceback=traceback, place=place)
 
 
-def _raised(run: Run, error: BaseException, task: Task) -> Failed:
-    """Say what a handler raised."""
+def _raised(error: BaseException, task: Task) -> Failed:
+    """Say what a handler raised, and where."""
     in_process = isinstance(error, HandlerFailed)
     failure = Failure(str(error), error.traceback) if in_process else failure_of(error, task.module)
-    reason = TIMED_OUT + where(error, task.module) if run.stop_reason == "timeout" else failure.reason
-    return Failed(reason, traceback=failure.traceback)
+    return Failed(failure.reason, traceback=failure.traceback, place=where(error, task.module))

@@ -64,9 +64,8 @@ class Isolation:
         """
         if not process.go():
             raise HandlerMissing("its process died before the handler began")
-        timeout = prepared.timeout
         # The process enforces the timeout. This one is for a handler that does not yield to it.
-        self._handlers.begin(run, None if timeout is None else timeout + self._kill_grace)
+        self._handlers.begin(run, self._kill_grace)
         try:
             outcome = await self._outcome_of(process, run)
         except ProcessDied as error:

@@ -9,9 +9,10 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from evsched.execution.prepare import Prepared
+from evsched.execution.prepare import Prepared, prepare, read_payload
 from evsched.jobs.current_job import CurrentJob, Progress
-from evsched.jobs.job import FetchedJob, Outcome
+from evsched.jobs.job import Buried, FetchedJob, Outcome
+from evsched.jobs.tasks import Tasks
 
 StopReason = Literal["timeout", "cancelled", "lost"]
 """Why a run is to stop: its timeout has passed; its job was cancelled; its job is not this worker's any more."""
@@ -77,9 +78,10 @@ class Run:
         """Seconds that the handler ran; None until it has ended."""
         self.cancellable = True
         """Cancelling `work` ends the handler. False for a thread."""
+        self.outcome: Outcome | None = None
+        """What came of the run. None until it has ended, and for good if it is lost."""
 
         self.work: asyncio.Task[None] | None = None
-        self.outcome: Outcome | None = None
         self.on_begin: Callable[[Run], None] | None = None
         """Called when the handler begins, if that is not at once."""
 
@@ -104,13 +106,25 @@ class Run:
         if self.delivery.on_progress is not None:
             self.delivery.on_progress()
 
+    def prepare(self, tasks: Tasks) -> Prepared | Buried:
+        """Read the payload and find the task; return what can be run, or why nothing can."""
+        payload = read_payload(self.job)
+        if isinstance(payload, Buried):
+            return payload
+        self.task = payload.task
+        prepared = prepare(tasks, self.job, payload, self.delivery.redis_now())
+        if isinstance(prepared, Prepared):
+            self.prepared = prepared
+        return prepared
+
     def end(self, outcome: Outcome | None) -> None:
-        """Keep the outcome, and drop what a run needs only until then.
+        """Keep the outcome, unless the run was given up and has one; drop what a run needs only until it has ended.
 
         `current` refers to the run, so the two would live until the garbage collector finds them. With short jobs, that
         took a fifth of a worker's time.
         """
-        self.outcome = outcome
+        if self.outcome is None:
+            self.outcome = outcome
         self.prepared = self.current = None
 
     def stop(self, reason: StopReason) -> None:

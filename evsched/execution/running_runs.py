@@ -31,12 +31,13 @@ class RunningRuns:
         """Iterate over a copy. For any thread."""
         return iter(self._deadlines.copy())
 
-    def add(self, run: Run, timeout: float | None) -> None:
-        """Note that a run has begun; `timeout` in seconds, None = no limit."""
+    def add(self, run: Run, extra: float = 0.0) -> None:
+        """Note that a run has begun. It is stopped `extra` seconds after its timeout, if it has one."""
+        timeout = None if run.prepared is None else run.prepared.timeout
         if timeout is None:
             self._deadlines[run] = math.inf
         else:
-            self._deadlines[run] = deadline = run.began + timeout
+            self._deadlines[run] = deadline = run.began + timeout + extra
             self._wake_at(deadline)
 
     def remove(self, run: Run, now: float) -> None:

@@ -6,6 +6,7 @@ import random
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evsched.execution.prepare import Prepared
 from evsched.execution.run import StopReason
@@ -32,6 +33,9 @@ class Failed(Struct, frozen=True):
     killed: bool = False
     """It killed the process in which it was isolated."""
     traceback: str = ""
+    place: str | None = None
+    """Where the handler was, as the end of a reason. None: what it raised asks for a retry or gives up, or it did not
+    fail itself; the reason then stays as it is, even after a timeout."""
 
 
 def judge(
@@ -41,6 +45,8 @@ def judge(
     if stop_reason == "cancelled":
         return aborted(prepared)
     if isinstance(result, Failed):
+        if stop_reason == "timeout" and result.place is not None:
+            result = replace(result, reason=TIMED_OUT + result.place)
         return _judge_failure(job, prepared, result)
     if stop_reason == "timeout":
         return _judge_failure(job, prepared, Failed(TIMED_OUT))

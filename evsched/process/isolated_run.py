@@ -19,9 +19,8 @@ from evsched.errors import CannotStart, ConfigError
 from evsched.execution import process_pool
 from evsched.execution.failure import Failure, failure_of
 from evsched.execution.handlers import Handlers
-from evsched.execution.prepare import Prepared, prepare, read_payload
+from evsched.execution.prepare import Prepared
 from evsched.execution.process_pool import HandlerMissing, ProcessDied
-from evsched.execution.program import Program
 from evsched.execution.progress_socket import SocketAddress
 from evsched.execution.run import Delivery, Run, StopReason
 from evsched.execution.verdict import Failed, aborted, judge
@@ -101,7 +100,7 @@ async def _find_and_call(app: str, run: Run, link: ProcessEnd) -> Outcome:
         program = find_app(app).program
     except (CannotStart, ConfigError) as error:
         raise HandlerMissing(f"a fresh process cannot import the app: {error}") from None
-    prepared = _prepare(program, run)
+    prepared = run.prepare(program.tasks)
     if isinstance(prepared, Buried):
         if prepared.outcome == "expired":
             return replace(prepared, began=False)
@@ -129,10 +128,3 @@ async def _call(handlers: Handlers, run: Run, prepared: Prepared) -> None:
 def _outcome_of(run: Run, prepared: Prepared) -> Outcome:
     """Return the outcome of a run that has ended. One that was stopped before its first step has none of its own."""
     return run.outcome or (aborted(prepared) if run.stop_reason == "cancelled" else Returned())
-
-
-def _prepare(program: Program, run: Run) -> Prepared | Buried:
-    payload = read_payload(run.job)
-    if isinstance(payload, Buried):
-        return payload
-    return prepare(program.tasks, run.job, payload, run.delivery.redis_now())

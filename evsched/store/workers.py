@@ -22,6 +22,9 @@ class EndedRun(Protocol):
     def job(self) -> FetchedJob: ...
 
     @property
+    def outcome(self) -> Outcome | None: ...
+
+    @property
     def progress(self) -> Progress | None:
         """What the handler reported last, if it is not written yet."""
         ...
@@ -85,22 +88,20 @@ class Workers(Queue):
             words += (job.id, job.attempt, mark)
         return self._verb("begin", texts, *words)
 
-    def end_runs(
-        self, worker: str, ended: Iterable[tuple[R, Outcome]]
-    ) -> list[tuple[Call[list[str]], list[tuple[R, Outcome]]]]:
-        """Return the calls that write these outcomes, each with the runs that it ends: one call for each kind.
+    def end_runs(self, worker: str, ended: Iterable[R]) -> list[tuple[Call[list[str]], list[R]]]:
+        """Return the calls that write the outcomes of runs, each with the runs that it ends: one call for each kind.
 
         The reply to each is the ids of the runs that were lost.
         """
-        kinds: dict[type[Outcome], list[tuple[R, Outcome]]] = {}
+        kinds: dict[type[Outcome], list[R]] = {}
         reported = list[tuple[FetchedJob, Progress]]()
-        for run, outcome in ended:
-            kinds.setdefault(type(outcome), []).append((run, outcome))
+        for run in ended:
+            if run.outcome is not None:
+                kinds.setdefault(type(run.outcome), []).append(run)
             if run.progress is not None:
                 reported.append((run.job, run.progress))
         calls = [
-            (_ENDS[kind](self, worker, [(run.job, outcome) for run, outcome in runs]), runs)
-            for kind, runs in kinds.items()
+            (_ENDS[kind](self, worker, [(run.job, run.outcome) for run in runs]), runs) for kind, runs in kinds.items()
         ]
         # First: the script accepts the progress of a run only while the worker holds it.
         return [(_losing_none(self.progress(worker, reported)), []), *calls] if reported else calls

@@ -127,7 +127,7 @@ class QueueConsumer:
             self._demand.more = True
         await self._progress.settle()
         ended, fetched = self.held.begin_exchange(self._exchange.limit)
-        if any(type(outcome) is Returned for _, outcome in ended):
+        if any(type(run.outcome) is Returned for run in ended):
             self._demand.narrow()
         if ended and self._fetcher.full:
             self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those

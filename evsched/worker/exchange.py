@@ -9,12 +9,12 @@ from typing import Any
 from msgspec import Struct
 
 from evsched.errors import StoreError
+from evsched.execution.run import Run
 from evsched.store.batch_size import Batch
 from evsched.store.replies import Fetched
 from evsched.store.server import clock
 from evsched.transport.call import Call
 from evsched.transport.senders import DirectSender
-from evsched.worker.outcomes import Ended
 from evsched.worker.served_queue import ServedQueue
 
 
@@ -23,9 +23,9 @@ class Exchanged(Struct):
 
     sent: float
     """When it was sent, by the monotonic clock."""
-    written: list[tuple[Ended, list[str]]]
+    written: list[tuple[list[Run], list[str]]]
     """The runs whose end was written, by call, each with the ids that were lost."""
-    unwritten: Ended
+    unwritten: list[Run]
     started: Fetched | None = None
     """None: nothing was asked for, or that failed."""
     error: BaseException | None = None
@@ -45,7 +45,7 @@ class Exchange:
         """The number of jobs that one script may end or start."""
         return self._batch.limit
 
-    async def send(self, ended: Ended, fetched: list[str], hold: int) -> Exchanged:
+    async def send(self, ended: list[Run], fetched: list[str], hold: int) -> Exchanged:
         """Write these ends, start what was fetched, and take more until `hold` are held; 0 = start nothing.
 
         Raises nothing that Redis causes, nor a cancellation: `Exchanged.error` has it.
@@ -87,7 +87,7 @@ class Exchange:
             failed: Any = error
             return [failed] * len(calls)
 
-    def _note_cost(self, writes: list[tuple[Call[list[str]], Ended]], replies: list[Any]) -> None:
+    def _note_cost(self, writes: list[tuple[Call[list[str]], list[Run]]], replies: list[Any]) -> None:
         """Note how long Redis was busy with a script, from its time before and after them."""
         if not (isinstance(replies[0], float) and isinstance(replies[-1], float)):
             return

@@ -20,7 +20,7 @@ async def hand_back(served: ServedQueue, held: HeldRuns) -> int:
     reason = f"worker {worker} was stopped"
     calls = [
         *store.end_runs(worker, held.ended),
-        *store.end_runs(worker, held.not_to_be_repeated(reason + " while it ran")),
+        *store.end_runs(worker, held.give_up(reason + " while it ran")),
     ]
     held.stop_all()
     for call, ended in calls:
@@ -47,7 +47,7 @@ def hand_back_from_thread(
         StoreDown, StoreRefused
     """
     store, worker = served.store, served.worker
-    for ended in (held.ended, held.not_to_be_repeated(reason, stuck)):
+    for ended in (held.ended, held.give_up(reason, stuck)):
         for call, _ in store.end_runs(worker, ended):
             sender.send(call)
     put, rest = 0, "more"

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from evsched.execution.run import Delivery, Run
 from evsched.execution.verdict import TIMED_OUT, Failed, judge
-from evsched.jobs.job import FetchedJob, Outcome
-from evsched.worker.outcomes import Ended
+from evsched.jobs.job import FetchedJob
 
 
 class HeldRuns:
@@ -21,7 +20,7 @@ class HeldRuns:
         """Ids that are to be started; each has a slot."""
         self.runs: dict[str, Run] = {}
         """By id: the runs whose end is not written yet."""
-        self.ended: Ended = []
+        self.ended: list[Run] = []
         """The runs that have ended and whose end is to be written. A run whose end is being written is not included."""
         self.running = 0
         """How many of `runs` have not ended."""
@@ -35,14 +34,14 @@ class HeldRuns:
         """Whether there are any. For any thread."""
         return bool(self.runs or self.fetched)
 
-    def begin_exchange(self, limit: int) -> tuple[Ended, list[str]]:
+    def begin_exchange(self, limit: int) -> tuple[list[Run], list[str]]:
         """Take out what the next exchange is to write, `limit` at the most, and what it is to start."""
         ended, self.ended = self.ended[:limit], self.ended[limit:]
         fetched, self.fetched = self.fetched, []
         self._cancelled.clear()
         return ended, fetched
 
-    def keep(self, ended: Ended, fetched: list[str]) -> None:
+    def keep(self, ended: list[Run], fetched: list[str]) -> None:
         """Keep what an exchange could not write or start for the next one."""
         self.ended += ended
         self.fetched = fetched + self.fetched
@@ -59,17 +58,17 @@ class HeldRuns:
         """Whether the job of a new run was cancelled while the run was on its way."""
         return run.job.id in self._cancelled
 
-    def end(self, run: Run, outcome: Outcome | None) -> None:
-        """Note that a run has ended; None = without an outcome. Nothing is written for a run that is lost."""
+    def end(self, run: Run) -> None:
+        """Note that a run has ended. Nothing is written for one that is lost or has no outcome."""
         if run.stop_reason == "lost":
             return
         self.running -= 1
-        if outcome is not None:
-            self.ended.append((run, outcome))
+        if run.outcome is not None:
+            self.ended.append(run)
 
-    def forget(self, ended: Ended) -> None:
+    def forget(self, ended: Iterable[Run]) -> None:
         """Drop runs whose end is written, or is not this worker's to write."""
-        for run, _ in ended:
+        for run in ended:
             if self.runs.get(run.job.id) is run:
                 del self.runs[run.job.id]
 
@@ -117,15 +116,16 @@ class HeldRuns:
         for run in self.runs.values():
             run.stop("lost")
 
-    def not_to_be_repeated(self, reason: str, stuck: Run | None = None) -> Ended:
-        """Return the outcomes of the runs that may not be handed back when the worker ends before them.
+    def give_up(self, reason: str, stuck: Run | None = None) -> list[Run]:
+        """Return the runs that may not be handed back when the worker ends before them, each with an outcome.
 
         A run that is in the only attempt of its job has failed for `reason`; a `stuck` one has timed out.
         """
-        ended: Ended = []
+        ended = list[Run]()
         for run in list(self.runs.values()):
             prepared = run.prepared
             if prepared is not None and (run is stuck or run.in_only_attempt):
                 why = f"{TIMED_OUT} and did not yield" if run is stuck else reason
-                ended.append((run, judge(run.job, prepared, Failed(why))))
+                run.outcome = judge(run.job, prepared, Failed(why))
+                ended.append(run)
         return ended

@@ -12,31 +12,29 @@ from evsched.events import Event
 from evsched.execution.run import Run
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Returned
 
-Ended = list[tuple[Run, Outcome]]
 
-
-def events_of(queue: str, worker: str, ended: Ended, lost: Sequence[str] = ()) -> list[Event]:
+def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str] = ()) -> list[Event]:
     """Return the events for runs that one call of `store.end_runs` has ended: all of them with one kind of outcome.
 
     `lost` is the call's reply: the ids of runs whose end was not written.
     """
     found = list[Event]()
     if lost:
-        gone = [run for run, _ in ended if run.job.id in lost]
         found += [
             events.RunLost(queue=queue, worker=worker, id=run.job.id, task=run.task, attempt=run.job.attempt)
-            for run in gone
+            for run in ended
+            if run.job.id in lost
         ]
-        ended = [(run, outcome) for run, outcome in ended if run.job.id not in lost]
+        ended = [run for run in ended if run.job.id not in lost]
     if not ended:
         return found
-    match ended[0][1]:
+    match ended[0].outcome:
         case Done():
-            found.append(_completed(queue, worker, [run for run, _ in ended]))
+            found.append(_completed(queue, worker, ended))
         case Returned(reason=reason):
-            found.append(_requeued(queue, worker, [run for run, _ in ended], reason))
+            found.append(_requeued(queue, worker, ended, reason))
         case _:
-            found += [event_of(queue, worker, run, outcome) for run, outcome in ended]
+            found += [event_of(queue, worker, run, run.outcome) for run in ended if run.outcome is not None]
     return found
 
 
@@ -76,11 +74,11 @@ def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
             return _requeued(queue, worker, [run], reason)
 
 
-def _completed(queue: str, worker: str, runs: list[Run]) -> Event:
+def _completed(queue: str, worker: str, runs: Sequence[Run]) -> Event:
     ids, tasks = [run.job.id for run in runs], [run.task for run in runs]
     seconds, attempts = [run.took or 0.0 for run in runs], [run.job.attempt for run in runs]
     return events.Completed(queue=queue, worker=worker, ids=ids, tasks=tasks, seconds=seconds, attempts=attempts)
 
 
-def _requeued(queue: str, worker: str, runs: list[Run], reason: str) -> Event:
+def _requeued(queue: str, worker: str, runs: Sequence[Run], reason: str) -> Event:
     return events.Requeued(queue=queue, worker=worker, ids=[run.job.id for run in runs], cause="busy", reason=reason)

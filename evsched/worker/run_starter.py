@@ -9,7 +9,7 @@ from collections.abc import Callable
 from evsched import events
 from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
-from evsched.jobs.job import Buried, Outcome, Returned, shorten
+from evsched.jobs.job import Returned
 from evsched.store.replies import Fetched
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.progress_writer import ProgressWriter
@@ -63,19 +63,11 @@ class RunStarter:
             emit(events.JobBuried(queue=queue, id=job_id, reason=why))
 
     async def _run(self, run: Run) -> None:
-        outcome: Outcome | None = None
         try:
-            outcome = await self._executor.run(run)
-        except asyncio.CancelledError:
-            raise
-        # A run without an outcome would keep its slot for ever.
-        except BaseException as error:  # noqa: BLE001
-            why = f"its run came to no outcome, which is a bug of evsched: {type(error).__name__}: {error}"
-            outcome = Buried(shorten(why), run.reply)
+            await self._executor.run(run)
         finally:
-            run.end(outcome)
             self._share.end(time.monotonic() - run.delivery.sent)
-            self._held.end(run, outcome)
+            self._held.end(run)
             self._on_end()
 
     def _report(self, runs: list[Run]) -> None:

@@ -25,8 +25,10 @@ async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) 
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=9, jitter=0)))
     found = Run(FetchedJob("a", attempt, 1.0, payload), Delivery("q", 1.0, time.monotonic()))
-    found.work = work = asyncio.ensure_future(Executor(Program(tasks), 1).run(found))  # pyright: ignore[reportAttributeAccessIssue]
-    return await work
+    found.work = asyncio.ensure_future(Executor(Program(tasks), 1).run(found))
+    await found.work
+    assert found.outcome is not None
+    return found.outcome
 
 
 class Odd(BaseException):
@@ -97,7 +99,8 @@ async def test_progress_can_always_be_written_as_json() -> None:
     tasks = Tasks()
     tasks.add(define(handler, name="t", retry=Retry(attempts=1)))
     found = Run(FetchedJob("a", 1, 1.0, b'{"task":"t"}'), Delivery("q", 1.0, time.monotonic()))
-    assert isinstance(await Executor(Program(tasks), 1).run(found), Done)
+    await Executor(Program(tasks), 1).run(found)
+    assert isinstance(found.outcome, Done)
     assert [(one.done, one.note) for one in reported] == [
         (3, "half"),
         (float(2**70), "\\ud800"),

@@ -16,6 +16,11 @@ def add(held: HeldRuns, *ids: str) -> list[Run]:
     return held.add([FetchedJob(job_id, 1, 1.0, b"") for job_id in ids], Delivery("q", 1.0, 1.0))
 
 
+def end(held: HeldRuns, run: Run) -> None:
+    run.end(DONE)
+    held.end(run)
+
+
 def begin(run: Run, attempts: int) -> None:
     run.prepared = Prepared(
         Payload(task="t"), define(print, name="t"), Retry(attempts=attempts, interval=0, jitter=0), [], {}
@@ -27,26 +32,26 @@ def test_a_run_is_held_until_its_end_is_written() -> None:
     held = HeldRuns()
     first, second = add(held, "a", "b")
     assert (held.busy, held.running, list(held.runs)) == (True, 2, ["a", "b"])
-    held.end(first, DONE)
-    held.end(second, DONE)
+    end(held, first)
+    end(held, second)
     assert (held.busy, held.running) == (True, 0)
     ended, fetched = held.begin_exchange(1)
-    assert (ended, fetched, held.ended) == ([(first, DONE)], [], [(second, DONE)])
+    assert (ended, fetched, held.ended) == ([first], [], [second])
     held.forget(ended)
     assert list(held.runs) == ["b"]
-    held.forget([(second, DONE)])
+    held.forget([second])
     assert not held.busy
 
 
 def test_what_an_exchange_could_not_do_is_kept_in_order() -> None:
     held = HeldRuns()
     (run,) = add(held, "a")
-    held.end(run, DONE)
+    end(held, run)
     held.fetched = ["b", "c"]
     ended, fetched = held.begin_exchange(9)
     held.fetched.append("d")
     held.keep(ended, fetched)
-    assert (held.ended, held.fetched) == ([(run, DONE)], ["b", "c", "d"])
+    assert (held.ended, held.fetched) == ([run], ["b", "c", "d"])
 
 
 def test_a_job_that_is_handed_out_twice_is_one_run() -> None:
@@ -61,7 +66,7 @@ def test_a_newer_run_of_an_id_is_not_forgotten_for_the_older_one() -> None:
     (older,) = add(held, "a")
     held.lose()
     (newer,) = add(held, "a")
-    held.forget([(older, DONE)])
+    held.forget([older])
     assert held.runs == {"a": newer}
 
 
@@ -87,10 +92,10 @@ def test_a_count_that_is_too_high_twice_in_a_row_is_a_surplus() -> None:
 def test_nothing_is_left_when_the_lease_is_lost() -> None:
     held = HeldRuns()
     first, second = add(held, "a", "b")
-    held.end(first, DONE)
+    end(held, first)
     held.fetched = ["c", "d"]
     assert held.lose() == 2
-    held.end(second, DONE)
+    end(held, second)
     assert (held.busy, held.running, held.ended, second.stop_reason) == (False, 0, [], "lost")
 
 
@@ -99,10 +104,9 @@ def test_only_an_only_attempt_and_a_stuck_run_are_not_repeated() -> None:
     only, stuck, other, waiting = add(held, "only", "stuck", "other", "waiting")
     for run, attempts in ((only, 1), (stuck, 2), (other, 2)):
         begin(run, attempts)
-    assert held.not_to_be_repeated("it was stopped", stuck) == [
-        (only, Buried("attempt 1 of 1: it was stopped", False)),
-        (stuck, Retried(0, "attempt 1 of 2: timeout: it ran longer than its limit and did not yield")),
-    ]
-    assert waiting.stop_reason is None
+    assert held.give_up("it was stopped", stuck) == [only, stuck]
+    assert only.outcome == Buried("attempt 1 of 1: it was stopped", False)
+    assert stuck.outcome == Retried(0, "attempt 1 of 2: timeout: it ran longer than its limit and did not yield")
+    assert (other.outcome, waiting.outcome, waiting.stop_reason) == (None, None, None)
     only.took = 0.5
-    assert held.not_to_be_repeated("it was stopped") == []
+    assert held.give_up("it was stopped") == []

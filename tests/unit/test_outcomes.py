@@ -40,10 +40,10 @@ CASES: list[tuple[Outcome, str, Event]] = [
 ]
 
 
-def run(job_id: str = "a") -> Run:
-    found = Run(FetchedJob(job_id, 3, 1.0, b""), Delivery("q", 1.0, time.monotonic()))
-    found.task, found.took = "t", 0.5
-    return found
+def ended_run(outcome: Outcome | None, job_id: str = "a") -> Run:
+    run = Run(FetchedJob(job_id, 3, 1.0, b""), Delivery("q", 1.0, time.monotonic()))
+    run.task, run.took, run.outcome = "t", 0.5, outcome
+    return run
 
 
 def test_the_cases_are_all_outcomes() -> None:
@@ -52,27 +52,27 @@ def test_the_cases_are_all_outcomes() -> None:
 
 @pytest.mark.parametrize(("outcome", "verb", "event"), CASES, ids=[verb for _, verb, _ in CASES])
 def test_an_outcome_has_a_verb_and_an_event(outcome: Outcome, verb: str, event: Event) -> None:
-    one = run()
-    ((call, ended),) = Store("q").end_runs("w", [(one, outcome)])
-    assert (call.name, ended) == (verb, [(one, outcome)])
-    assert event_of("q", "w", one, outcome) == event
+    run = ended_run(outcome)
+    ((call, ended),) = Store("q").end_runs("w", [run])
+    assert (call.name, ended) == (verb, [run])
+    assert event_of("q", "w", run, outcome) == event
     assert events_of("q", "w", ended) == [event]
 
 
 def test_runs_of_one_kind_share_a_call_and_progress_goes_first() -> None:
-    first, second, failed = run("a"), run("b"), run("c")
+    first, second, failed = ended_run(DONE, "a"), ended_run(DONE, "b"), ended_run(RETRIED, "c")
     second.progress = Progress(1, 2)
-    calls = Store("q").end_runs("w", [(first, DONE), (failed, RETRIED), (second, DONE)])
+    calls = Store("q").end_runs("w", [first, failed, second, ended_run(None, "d")])
     assert [(call.name, ended) for call, ended in calls] == [
         ("progress", []),
-        ("complete", [(first, DONE), (second, DONE)]),
-        ("retry", [(failed, RETRIED)]),
+        ("complete", [first, second]),
+        ("retry", [failed]),
     ]
     assert calls[0][0].read(1) == []
 
 
 def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -> None:
-    ended: list[tuple[Run, Outcome]] = [(run("a"), DONE), (run("b"), DONE), (run("c"), DONE)]
+    ended = [ended_run(DONE, "a"), ended_run(DONE, "b"), ended_run(DONE, "c")]
     assert events_of("q", "w", ended, ["b"]) == [
         events.RunLost(queue="q", worker="w", id="b", task="t", attempt=3),
         events.Completed(queue="q", worker="w", ids=["a", "c"], tasks=["t", "t"], seconds=[0.5, 0.5], attempts=[3, 3]),
@@ -81,7 +81,7 @@ def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -
 
 
 def test_jobs_that_go_back_share_an_event() -> None:
-    ended: list[tuple[Run, Outcome]] = [(run("a"), RETURNED), (run("b"), RETURNED)]
+    ended = [ended_run(RETURNED, "a"), ended_run(RETURNED, "b")]
     assert events_of("q", "w", ended) == [
         events.Requeued(queue="q", worker="w", ids=["a", "b"], cause="busy", reason=RETURNED.reason)
     ]

@@ -8,14 +8,18 @@ import time
 import pytest
 from anyio.lowlevel import checkpoint
 
+from evsched.execution.prepare import Prepared
 from evsched.execution.run import Delivery, Run, StopReason
 from evsched.execution.running_runs import RunningRuns
 from evsched.jobs.current_job import CurrentJob
-from evsched.jobs.job import Aborted, FetchedJob
+from evsched.jobs.job import Aborted, FetchedJob, Payload
+from evsched.jobs.retry import Retry
+from evsched.jobs.tasks import define
 
 
-def begun(seconds_ago: float = 0.0) -> Run:
+def begun(seconds_ago: float = 0.0, timeout: float | None = None) -> Run:
     run = Run(FetchedJob("a", 1, 1.0, b""), Delivery("q", 1.0, time.monotonic()))
+    run.prepared = Prepared(Payload("t"), define(print, name="t", timeout=timeout), Retry(), [], {})
     run.current = CurrentJob("a", "q", "t", 1, 1.0, 1.0, 0.0, {})
     run.began = time.monotonic() - seconds_ago
     return run
@@ -70,20 +74,24 @@ def test_a_run_that_has_not_begun_keeps_the_reason() -> None:
 
 
 async def test_a_run_that_ended_past_its_deadline_has_timed_out() -> None:
-    running, late, in_time, endless, cancelled = RunningRuns(), begun(2.0), begun(2.0), begun(2.0), begun(2.0)
+    late, in_time, endless, cancelled, isolated = runs = [
+        begun(2.0, timeout) for timeout in (1.0, 60.0, None, 1.0, 1.0)
+    ]
+    running = RunningRuns()
     cancelled.stop("cancelled")
-    for run, timeout in ((late, 1.0), (in_time, 60.0), (endless, None), (cancelled, 1.0)):
-        running.add(run, timeout)
+    for run in (late, in_time, endless, cancelled):
+        running.add(run)
+    running.add(isolated, 60.0)
     assert running.stuck(kill_grace=0.5) is late
     assert running.stuck(kill_grace=60.0) is None
-    for run in (late, in_time, endless, cancelled):
+    for run in runs:
         running.remove(run, time.monotonic())
-    reasons = [run.stop_reason for run in (late, in_time, endless, cancelled)]
-    assert (reasons, len(running)) == (["timeout", None, None, "cancelled"], 0)
+    assert [run.stop_reason for run in runs] == ["timeout", None, None, "cancelled", None]
+    assert len(running) == 0
 
 
 async def test_the_timer_stops_each_run_once() -> None:
-    running, first, second = RunningRuns(), begun(), begun()
+    running, first, second = RunningRuns(), begun(timeout=0.001), begun(timeout=0.01)
     stopped = asyncio.Event()
 
     async def wait(run: Run, ends: bool) -> None:
@@ -94,8 +102,8 @@ async def test_the_timer_stops_each_run_once() -> None:
                 stopped.set()
 
     first.work, second.work = asyncio.create_task(wait(first, False)), asyncio.create_task(wait(second, True))
-    running.add(first, 0.001)
-    running.add(second, 0.01)
+    running.add(first)
+    running.add(second)
     await asyncio.wait_for(stopped.wait(), 10)
     assert [run.stop_reason for run in (first, second)] == ["timeout", "timeout"]
     await asyncio.gather(first.work, second.work)
@@ -107,5 +115,7 @@ def test_a_run_that_has_ended_keeps_its_outcome_and_no_reference_to_itself() -> 
     run.current = CurrentJob("a", "q", "t", 1, 1.0, 1.0, 0.0, {}, report=run.report_progress)
     run.end(Aborted(60.0, False))
     assert (run.outcome, run.prepared, run.current) == (Aborted(60.0, False), None, None)
+    run.end(None)
+    assert run.outcome == Aborted(60.0, False)
     run.stop("cancelled")
     assert run.stop_reason == "cancelled"

@@ -35,6 +35,8 @@ TOO_LONG = f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: re
         (LONG, None, Buried(TOO_LONG, False)),
         (Failed("no luck"), None, Retried(0, "attempt 1 of 3: no luck")),
         (Failed("no luck"), "timeout", Retried(0, "attempt 1 of 3: no luck")),
+        (Failed("no luck", place=" (a.py:7)"), None, Retried(0, "attempt 1 of 3: no luck")),
+        (Failed("no luck", place=" (a.py:7)"), "timeout", Retried(0, f"attempt 1 of 3: {TIMED_OUT} (a.py:7)")),
         (Failed("no luck"), "cancelled", Aborted(60.0, False)),
         (Failed("later", delay=7.0), None, Retried(7.0, "attempt 1 of 3: later")),
         (Failed("never", given_up=True, traceback="where"), None, Buried("never", False, traceback="where")),
