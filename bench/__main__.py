@@ -20,7 +20,7 @@ from evsched import App, Retry
 from evsched.client.new_job import JobOptions, new_job
 from evsched.demo import count_commands
 from evsched.recurrence.recurrence import Declared
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 

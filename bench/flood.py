@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.place import Place, fill, percentile, place
 from evsched.client.new_job import JobOptions, new_job
-from evsched.store.replies import New
+from evsched.store.clients import New
 
 _SECONDS: Final = 5.0
 _EVERY: Final = 0.05

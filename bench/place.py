@@ -14,7 +14,7 @@ from typing import Any
 import redis
 
 from evsched.client.client import Client
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.transport.embedded import EmbeddedRedis
 
 

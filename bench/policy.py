@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.place import Place, fill, percentile, place
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 
 

@@ -10,7 +10,7 @@ import time
 
 from bench.place import Place, fill, percentile, place
 from evsched.client.new_job import JobOptions, new_job
-from evsched.store.replies import New
+from evsched.store.clients import New
 
 _RUNS = 3
 

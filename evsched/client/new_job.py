@@ -18,7 +18,7 @@ from evsched.jobs.job import OnConflict, Payload, RetryFields, encode
 from evsched.jobs.options import Check
 from evsched.jobs.retry import Retry
 from evsched.recurrence.windows import WINDOW_NAME, read_window
-from evsched.store.replies import New
+from evsched.store.clients import New
 
 
 class JobOptions(TypedDict, total=False):

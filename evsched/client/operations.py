@@ -19,7 +19,7 @@ from evsched.client.times import due_and_delay, seconds
 from evsched.errors import EvschedError, JobDead, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict, decode
 from evsched.recurrence.recurrence import Declared, read_recurrence
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.call import Call, T

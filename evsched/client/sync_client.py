@@ -11,7 +11,7 @@ from evsched.client import operations
 from evsched.client.operations import Operation, Pause, Send, Step
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call, T

@@ -13,7 +13,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.tasks import Task
-from evsched.store.replies import New
+from evsched.store.clients import New
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,7 +18,7 @@ from evsched.diagnostics.audit_rules import describe, misnamed
 from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreRefused
 from evsched.store import server
-from evsched.store.replies import Violation
+from evsched.store.audits import Violation
 from evsched.store.store import Store
 from evsched.transport.call import Call, text
 from evsched.transport.senders import BatchingSender

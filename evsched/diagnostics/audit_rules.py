@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.diagnostics.finding import Finding, Level
-from evsched.store.replies import Violation
+from evsched.store.audits import Violation
 from evsched.transport.call import text
 
 

@@ -19,7 +19,7 @@ from evsched.durations import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs.job import JobStatus
 from evsched.recurrence.windows import WINDOW_NAME, read_window
-from evsched.store.replies import Facts
+from evsched.store.clients import Facts
 
 _RECOVERED: Final = 30.0
 """Seconds after the end of a lease within which a dispatcher that serves the queue has requeued the jobs."""

@@ -17,8 +17,9 @@ from evsched.diagnostics.finding import Finding
 from evsched.durations import format_duration
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
+from evsched.store.dispatchers import Lease
 from evsched.store.limits import Limits
-from evsched.store.replies import Lease, QueueStats
+from evsched.store.operators import QueueStats
 from evsched.store.store import Store
 from evsched.transport.call import T
 from evsched.transport.senders import BatchingSender

@@ -27,7 +27,7 @@ from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.store import server
-from evsched.store.replies import Step
+from evsched.store.dispatchers import Step
 
 _FLOOD_STEP: Final = 0.05
 """Seconds between two steps of a queue in a flood, because messages about its gate do not arrive then. A rate admits

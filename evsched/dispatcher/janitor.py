@@ -20,7 +20,7 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
-from evsched.store.replies import Lease
+from evsched.store.dispatchers import Lease
 from evsched.store.store import Store
 
 _NO_LEASE: Final = b"none"

@@ -15,7 +15,7 @@ from evsched.dispatcher.pace import Pace
 from evsched.dispatcher.rivals import Rivals
 from evsched.events import Reason
 from evsched.store.batch_size import Batch
-from evsched.store.replies import Step
+from evsched.store.dispatchers import Step
 from evsched.store.store import Store
 
 _NEVER = float("inf")

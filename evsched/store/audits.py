@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec import Struct
+
 from evsched.store.queue import Queue
-from evsched.store.replies import Violation
 from evsched.transport.call import Call, Word, text
+
+
+class Violation(Struct, frozen=True):
+    """Something that the audit found wrong in a queue."""
+
+    id: bytes
+    """Of the job, group or worker; empty for the queue."""
+    code: str
+    """What is wrong, see diagnostics/audit.py."""
+    where: str
+    """The place, or a detail."""
+    met: bytes = b""
+    """The list where the id was found, if the record may not name it: `processing:<worker>` or `backlog:<group>`."""
 
 
 def _read_violations(met: bytes) -> Callable[[list[bytes]], list[Violation]]:

@@ -5,13 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from msgspec import Struct
+
 from evsched import keys
 from evsched.jobs.job import JobStatus, Place, read_status
 from evsched.jobs.untrusted import number
-from evsched.store.limits import read_limits
+from evsched.store.limits import Limits, read_limits
 from evsched.store.queue import Queue, as_fields, as_moment
-from evsched.store.replies import Facts, New
 from evsched.transport.call import Call, Word, raw, text, texts
+
+
+class New(Struct, frozen=True):
+    """A job to enqueue. `due` in Unix seconds, or `delay` in seconds from Redis's now."""
+
+    id: str
+    payload: bytes
+    priority: int | None = None
+    group: str | None = None
+    due: float | None = None
+    delay: float = 0.0
+
+
+class Facts(Struct, frozen=True):
+    """What Redis knows of a job at one moment, for `evsched explain`. Times in Unix seconds."""
+
+    now: float
+    status: JobStatus | None
+    limits: Limits
+    parked: str | None
+    """The group whose own limits hold the job back."""
+    counts: dict[str, float]
+    """The figures that lua/explain.lua returns."""
+    holder: str | None
 
 
 def _new_words(jobs: Iterable[New]) -> list[Word]:

@@ -5,12 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from msgspec import Struct
+
 from evsched import keys
 from evsched.jobs.untrusted import number
 from evsched.recurrence.recurrence import Occurrence
 from evsched.store.queue import Queue, as_fields, as_pairs
-from evsched.store.replies import Agenda, Lease, Step
 from evsched.transport.call import Call, Word, text, texts
+
+
+class Step(Struct, frozen=True):
+    """What one dispatch did."""
+
+    now: float
+    sleep: float
+    """Seconds until the next job is due or a rate opens the gate: 0 if more is due now, inf if there is neither."""
+    moved: list[float]
+    """The dues of the jobs that left the schedule."""
+    buried: list[tuple[str, str]]
+    """(id, reason) of the jobs that went to dead."""
+    missed: list[str]
+    """The names of recurrences that missed occurrences, once for each occurrence."""
+    opens: float
+    """Seconds until a rate opens the gate; inf if it is open, or closed for another reason. `sleep` is no longer."""
+
+
+class Lease(Struct, frozen=True):
+    """A worker's lease."""
+
+    worker: str
+    end: bytes
+    """The score as Redis returned it: `requeue` compares the text."""
+    left: float
+    """Seconds until its end; negative if it has ended."""
+    held: int
+    """Jobs in the worker's list."""
+
+
+class Agenda(Struct, frozen=True):
+    """The recurrences that fall due now."""
+
+    now: float
+    beyond: float | None
+    """The next planned time after those, in Unix seconds."""
+    rows: list[tuple[str, bytes, dict[str, bytes]]]
+    """(name, score as it is stored, record)."""
+
 
 _MEMBER_MOST: Final = 1 << 20
 """Bytes of a member of the schedule, at most: MEMBER_MOST of lua/_members.lua."""

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from evsched import keys
 from evsched.jobs.untrusted import number
 from evsched.store.limits import Limits, read_limits
 from evsched.store.queue import Queue
-from evsched.store.replies import QueueStats
 from evsched.transport.call import Call, Word, raw, text, texts
+
+
+class QueueStats(Struct, frozen=True):
+    """How many jobs a queue has, by place. Times in Unix seconds."""
+
+    now: float
+    places: dict[str, int]
+    due: int
+    """How many jobs on the schedule are due, but not dispatched yet."""
+    workers: int
+    next_due: float | None
+    paused: float | None
+    oldest: float
+    """Seconds for which the first job in ready, else in the backlog, has been due; 0 if both are empty."""
 
 
 class Operators(Queue):

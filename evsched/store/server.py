@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from evsched import keys
 from evsched.errors import NO_ENTRY, StoreError, StoreRefused
-from evsched.store.replies import QueueKeys
 from evsched.transport.call import Call, Word, raw, text
+
+
+class QueueKeys(Struct, frozen=True):
+    """What a slice of the keys tells of queues."""
+
+    next: int
+    """The cursor of the next slice; 0 = this was the last."""
+    queues: set[str]
+    held: set[tuple[str, str]]
+    """(queue, worker) of each processing list."""
 
 
 def scan(cursor: int) -> Call[QueueKeys]:

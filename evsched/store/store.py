@@ -12,8 +12,8 @@ The methods are grouped in files by their callers:
     operators.py     limits, pauses, and what the queue holds
     audits.py        what `evsched doctor` finds and repairs
 
-`queue.py` is their base, and `replies.py` has the values that they return. `server.py` has calls that belong to no
-queue.
+Each file also has the values that its calls take and return; their times are in seconds, by Redis's clock. `queue.py`
+is the base of them all. `server.py` has calls that belong to no queue.
 """
 
 from evsched.store.audits import Audits

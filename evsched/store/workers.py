@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Outcome, Retried, Returned, encode
 from evsched.store.queue import Queue, as_pairs
-from evsched.store.replies import Fetched
 from evsched.transport.call import Call, Word, raw, text, texts
+
+
+class Fetched(Struct, frozen=True):
+    """What one `start` handed to a worker."""
+
+    now: float
+    more: bool
+    """Ready holds more jobs: ask again when slots are free, without blocking."""
+    leased: bool
+    """False: the worker's lease was gone, and what it held before belongs to others."""
+    jobs: list[FetchedJob]
+    buried: list[tuple[str, str]]
 
 
 class EndedRun(Protocol):

@@ -15,7 +15,7 @@ from evsched.errors import StoreError
 from evsched.events import RedisFailed
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
-from evsched.store.replies import QueueStats
+from evsched.store.operators import QueueStats
 from evsched.store.store import Store
 from evsched.telemetry.metrics import Metrics
 from evsched.transport.call import Call

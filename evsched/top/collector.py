@@ -18,7 +18,8 @@ import msgspec
 from evsched import keys
 from evsched.errors import StoreDown, StoreRefused
 from evsched.store import server
-from evsched.store.replies import Lease, QueueStats
+from evsched.store.dispatchers import Lease
+from evsched.store.operators import QueueStats
 from evsched.store.store import Store
 from evsched.top.snapshot import Down, History, Look, Page, compose
 from evsched.transport.connection import Subscription

@@ -10,7 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.store.replies import Lease, QueueStats
+from evsched.store.dispatchers import Lease
+from evsched.store.operators import QueueStats
 from evsched.worker.status_reporter import Running, WorkerStatus
 
 _SAMPLES: Final = 60

@@ -20,8 +20,8 @@ from evsched.jobs.job import Returned
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
-from evsched.store.replies import Fetched
 from evsched.store.store import Store
+from evsched.store.workers import Fetched
 from evsched.transport.senders import SyncSender
 from evsched.worker import hand_back
 from evsched.worker.demand import WIDEST, Demand

@@ -11,8 +11,8 @@ from msgspec import Struct
 from evsched.errors import StoreError
 from evsched.execution.run import Run
 from evsched.store.batch_size import Batch
-from evsched.store.replies import Fetched
 from evsched.store.server import clock
+from evsched.store.workers import Fetched
 from evsched.transport.call import Call
 from evsched.transport.senders import DirectSender
 from evsched.worker.served_queue import ServedQueue

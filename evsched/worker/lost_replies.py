@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evsched.store.replies import Fetched
+from evsched.store.workers import Fetched
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Share

@@ -10,7 +10,7 @@ from evsched import events
 from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Returned
-from evsched.store.replies import Fetched
+from evsched.store.workers import Fetched
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.served_queue import ServedQueue

@@ -17,7 +17,7 @@ from evsched import App, Retry, current_job, events
 from evsched.config import Config
 from evsched.errors import JobDead
 from evsched.jobs.job import encode
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support import heavy

@@ -10,7 +10,7 @@ import redis
 
 from evsched import App, current_job, events
 from evsched.config import Config
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.server import set_notification_flags
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis

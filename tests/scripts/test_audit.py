@@ -13,7 +13,8 @@ from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob
 from evsched.recurrence.recurrence import Declared, Occurrence
-from evsched.store.replies import New, Violation
+from evsched.store.audits import Violation
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 from tests.scripts.conftest import Send, State

@@ -11,7 +11,7 @@ from evsched.diagnostics.audit import PLACES
 from evsched.diagnostics.explain import explain
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
 from evsched.store import server
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send
 

@@ -11,8 +11,8 @@ import pytest
 from evsched.diagnostics.explain import explain
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob
+from evsched.store.clients import New
 from evsched.store.limits import Limits
-from evsched.store.replies import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State, status_of

@@ -10,7 +10,7 @@ import redis
 
 from evsched.errors import StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis

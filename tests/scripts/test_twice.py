@@ -8,7 +8,7 @@ import pytest
 
 from evsched.errors import JobExists, JobMissing
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State

@@ -14,7 +14,7 @@ import redis
 
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, OnConflict, Retried
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender

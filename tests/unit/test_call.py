@@ -9,7 +9,7 @@ from redis.exceptions import AskError, MovedError, ResponseError
 
 from evsched.errors import ConfigError, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.call import Call, Script, text, texts
 from evsched.transport.redis_errors import translate

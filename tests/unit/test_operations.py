@@ -10,7 +10,7 @@ import pytest
 from evsched.client import operations
 from evsched.client.operations import MANY, Operation, Pause, Send, Step, Wait
 from evsched.errors import JobDead, JobExists, JobMissing, StoreDown
-from evsched.store.replies import New
+from evsched.store.clients import New
 from evsched.store.store import Store
 
 STORE = Store("q")

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from evsched.cli.render import draw, due, rate, sparkline
-from evsched.store.replies import Lease, QueueStats
+from evsched.store.dispatchers import Lease
+from evsched.store.operators import QueueStats
 from evsched.top.snapshot import (
     Count,
     Down,
