@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
-from evsched import events
-from evsched.dispatcher.channels import Channels
+from evsched import events, keys
+from evsched.config import Config
 from evsched.dispatcher.proof import Proof
 from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
+from evsched.transport import address
 from evsched.transport.connection import Subscription
 
 FLAGS: Final = "Kzg"
@@ -63,6 +64,38 @@ class Listener(Protocol):
     def look(self, *, flooded: bool) -> None:
         """Check every queue: events may have been missed. `flooded`: they are missed until the next call."""
         ...
+
+
+Kind = Literal["schedule", "recurrences", "gate", "canary event", "canary message", "foreign"]
+
+
+class Channels:
+    """What to subscribe to, and what a message on each channel is about."""
+
+    def __init__(self, config: Config, dispatcher: str) -> None:
+        db = address.parse(config.url).db
+        names = config.queues or ("*",)
+        watched = (keys.schedule, keys.recurrences, keys.canary)
+        channels = [keys.events(db, key(name)) for key in watched for name in names]
+        channels += [keys.gate(name) for name in names]
+        # Named queues are subscribed to by name: an ACL allows a pattern only if it contains the very same text.
+        self.patterns = [] if config.queues else channels
+        self.names = [keys.canary_message(dispatcher), *(channels if config.queues else ())]
+        self._prefix = len(keys.events(db, ""))
+
+    def read(self, channel: bytes) -> tuple[Kind, str]:
+        """Return what a channel is about, and the queue, '' if it is about none."""
+        if channel.endswith(b"}:schedule"):
+            return self._of("schedule", channel[self._prefix :])
+        if channel.endswith(b"}:recurrences"):
+            return self._of("recurrences", channel[self._prefix :])
+        if channel.endswith(b"}:gate"):
+            return self._of("gate", channel)
+        return ("canary event" if channel.startswith(b"__keyspace@") else "canary message"), ""
+
+    def _of(self, kind: Kind, key: bytes) -> tuple[Kind, str]:
+        found = keys.parse(key)
+        return ("foreign", "") if found is None else (kind, found[0])
 
 
 class Watcher:

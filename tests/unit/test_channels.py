@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evsched.config import Config
-from evsched.dispatcher.channels import Channels
+from evsched.dispatcher.watcher import Channels
 
 EVENTS = "__keyspace@3__:evsched:"
 

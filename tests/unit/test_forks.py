@@ -9,7 +9,7 @@ import sys
 import pytest
 
 HEAD = """
-import multiprocessing, os, signal, stat, sys, threading
+import multiprocessing, os, signal, stat, sys, threading, time
 from evsched import forks
 from evsched.runtime.shutdown import Shutdown
 
@@ -30,7 +30,8 @@ class Signalled(Exception):
 SIGNALLED = """
 def pause():
     ready.set()
-    signal.pause()
+    while True:
+        time.sleep(0.05)  # Python would not see a signal in the instant before `signal.pause`
 
 def in_thread():
     child = fork.Process(target=pause)
