@@ -154,6 +154,6 @@ class Janitor:
             )
             if ids:
                 self._runtime.emit(
-                    events.Requeued(queue=store.queue, worker=worker, ids=ids, cause="died", reason=reason)
+                    events.JobsRequeued(queue=store.queue, worker=worker, ids=ids, cause="died", reason=reason)
                 )
         return state == "all"

@@ -96,7 +96,7 @@ class HandlerNotFound(Event, frozen=True, kw_only=True):
 Cause = Literal["died", "stopped", "busy"]
 
 
-class Requeued(Event, frozen=True, kw_only=True):
+class JobsRequeued(Event, frozen=True, kw_only=True):
     """A worker's jobs went back to ready: the worker died, stops, or had no free slot for a job it had fetched."""
 
     queue: str

@@ -29,7 +29,7 @@ from evsched.execution.run_lock import RunLock
 from evsched.execution.run_store import NoRunStore, RunStore
 from evsched.execution.verdict import aborted, judge, not_now
 from evsched.execution.window_check import check_window
-from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Returned, shorten
+from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
 
 _ASK_AGAIN: Final = 1.0
 """Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""
@@ -104,7 +104,7 @@ class Executor:
                 return not_now(run.delivery.redis_now(), reason, "code")
         self.handlers.make_current(run, prepared)
         if prepared.task.on == "process" and not self._reserve_process(run):
-            return Returned()
+            return Requeued()
         try:
             if run.job.deaths or prepared.policy.attempts == 1:
                 return await self._call_with_precautions(run, prepared)
@@ -152,7 +152,7 @@ class Executor:
                 await self.lock.share()
                 stack.callback(self.lock.release)
             if not await self._mark(run, "alone" if open_again else "1"):
-                return Returned()  # the job is not in this worker's list any more, so `requeue` will put nothing back
+                return Requeued()  # the job is not in this worker's list any more, so `requeue` will put nothing back
             if open_again:
                 stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
             if isolation is not None and process is not None:

@@ -122,13 +122,13 @@ class Deferred(Struct, frozen=True):
     cause: DeferCause = "window"
 
 
-class Returned(Struct, frozen=True):
+class Requeued(Struct, frozen=True):
     """The run did not begin: the worker has no room for it now. The job goes back to the front of ready."""
 
     reason: str = "no process of the pool was free"
 
 
-Outcome = Done | Retried | Buried | Aborted | Deferred | Returned
+Outcome = Done | Retried | Buried | Aborted | Deferred | Requeued
 
 OnConflict = Literal["replace", "keep"]
 """What happens when a job of the same id has not ended: its payload and due are replaced, or it is kept as it is."""

@@ -25,7 +25,7 @@ from evsched.execution.progress_socket import SocketAddress
 from evsched.execution.run import Delivery, Run, StopReason
 from evsched.execution.verdict import Failed, aborted, judge
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Buried, FetchedJob, Outcome, Returned
+from evsched.jobs.job import Buried, FetchedJob, Outcome, Requeued
 from evsched.process.locate_app import find_app
 from evsched.process.run_link import ProcessEnd, WorkerEnd, join_link, open_link
 from evsched.telemetry import log
@@ -127,4 +127,4 @@ async def _call(handlers: Handlers, run: Run, prepared: Prepared) -> None:
 
 def _outcome_of(run: Run, prepared: Prepared) -> Outcome:
     """Return the outcome of a run that has ended. One that was stopped before its first step has none of its own."""
-    return run.outcome or (aborted(prepared) if run.stop_reason == "cancelled" else Returned())
+    return run.outcome or (aborted(prepared) if run.stop_reason == "cancelled" else Requeued())

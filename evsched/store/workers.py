@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Outcome, Retried, Returned, encode
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Outcome, Requeued, Retried, encode
 from evsched.store.queue import Queue, as_pairs
 from evsched.transport.call import Call, Word, raw, text, texts
 
@@ -165,7 +165,7 @@ class Workers(Queue):
             words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
         return self._verb("abort", texts, *words)
 
-    def hand_back(self, worker: str, runs: Sequence[tuple[FetchedJob, Returned]]) -> Call[list[str]]:
+    def requeue_runs(self, worker: str, runs: Sequence[tuple[FetchedJob, Requeued]]) -> Call[list[str]]:
         """Put jobs back to the front of ready that could not begin here."""
         reason, ids = runs[0][1].reason, [job.id for job, _ in runs]
         return _losing_none(self.requeue(worker, reason, ids=ids))
@@ -222,7 +222,7 @@ _ENDS: Final[dict[type[Outcome], Callable[[Workers, str, Any], Call[list[str]]]]
     Buried: Workers.bury,
     Aborted: Workers.abort,
     Deferred: Workers.defer,
-    Returned: Workers.hand_back,
+    Requeued: Workers.requeue_runs,
 }
 """The verb that ends a run with each outcome."""
 

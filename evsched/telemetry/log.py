@@ -39,7 +39,7 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
         "queue {queue}: {names} continue from now; a clock that was ahead and is set back had advanced them",
     ),
     events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} makes no jobs: {reason}"),
-    events.Requeued: (logging.WARNING, "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"),
+    events.JobsRequeued: (logging.WARNING, "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"),
     events.RunLost: (
         logging.WARNING,
         (
@@ -119,7 +119,7 @@ class Log:
             _log_each(event)
             return
         level, line = _LINES.get(type(event), (0, ""))
-        if isinstance(event, events.Requeued) and event.cause == "busy":
+        if isinstance(event, events.JobsRequeued) and event.cause == "busy":
             level = logging.DEBUG  # another worker fetches it at once: no action is needed
         if isinstance(event, events.JobDeferred) and event.cause == "code":
             level = logging.DEBUG  # HandlerNotFound was logged, once for all of them

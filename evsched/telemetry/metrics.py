@@ -71,7 +71,9 @@ class Metrics:
             events.JobAborted: lambda event: self._ended(event, "cancelled"),
             events.JobDeferred: self._on_deferred,
             events.RunLost: self._on_lost_run,
-            events.Requeued: lambda event: self._count("jobs_requeued", event.queue, event.cause, by=len(event.ids)),
+            events.JobsRequeued: lambda event: self._count(
+                "jobs_requeued", event.queue, event.cause, by=len(event.ids)
+            ),
             events.Missed: lambda event: self._count("recurrences_missed", event.queue, by=event.count),
             events.RecurrenceBroken: lambda event: self._count("recurrences_broken", event.queue),
             events.ClockJumped: lambda event: self._tally(

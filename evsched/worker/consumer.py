@@ -16,7 +16,7 @@ from evsched import events
 from evsched.errors import StoreError
 from evsched.execution.executor import Executor
 from evsched.execution.run import Run
-from evsched.jobs.job import Returned
+from evsched.jobs.job import Requeued
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
@@ -127,7 +127,7 @@ class QueueConsumer:
             self._demand.more = True
         await self._progress.settle()
         ended, fetched = self.held.begin_exchange(self._exchange.limit)
-        if any(type(run.outcome) is Returned for run in ended):
+        if any(type(run.outcome) is Requeued for run in ended):
             self._demand.narrow()
         if ended and self._fetcher.full:
             self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those

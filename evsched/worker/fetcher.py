@@ -116,7 +116,7 @@ class Fetcher:
         store, worker, reason = self._served.store, self._served.worker, "no slot was free"
         await self._served.runtime.sender.send(store.requeue(worker, reason, ids=[job_id]))
         self._served.runtime.emit(
-            events.Requeued(queue=store.queue, worker=worker, ids=[job_id], cause="busy", reason=reason)
+            events.JobsRequeued(queue=store.queue, worker=worker, ids=[job_id], cause="busy", reason=reason)
         )
         self._listener.on_more()
 

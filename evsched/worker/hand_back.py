@@ -34,7 +34,9 @@ async def hand_back(served: ServedQueue, held: HeldRuns) -> int:
         rest, ids = await runtime.sender.send(store.requeue(worker, reason, limit=runtime.config.batch))
         put += len(ids)
         if ids:
-            runtime.emit(events.Requeued(queue=served.queue, worker=worker, ids=ids, cause="stopped", reason=reason))
+            runtime.emit(
+                events.JobsRequeued(queue=served.queue, worker=worker, ids=ids, cause="stopped", reason=reason)
+            )
     return put
 
 

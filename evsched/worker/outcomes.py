@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from evsched import events
 from evsched.events import Event
 from evsched.execution.run import Run
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Retried, Returned
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried
 
 
 def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str] = ()) -> list[Event]:
@@ -31,7 +31,7 @@ def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str]
     match ended[0].outcome:
         case Done():
             found.append(_completed(queue, worker, ended))
-        case Returned(reason=reason):
+        case Requeued(reason=reason):
             found.append(_requeued(queue, worker, ended, reason))
         case _:
             found += [event_of(queue, worker, run, run.outcome) for run in ended if run.outcome is not None]
@@ -70,7 +70,7 @@ def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
             return events.JobAborted(queue=queue, id=job.id, task=task, attempt=job.attempt, seconds=took)
         case Deferred(due=due, cause=cause):
             return events.JobDeferred(queue=queue, id=job.id, task=task, due=due, cause=cause)
-        case Returned(reason=reason):
+        case Requeued(reason=reason):
             return _requeued(queue, worker, [run], reason)
 
 
@@ -81,4 +81,6 @@ def _completed(queue: str, worker: str, runs: Sequence[Run]) -> Event:
 
 
 def _requeued(queue: str, worker: str, runs: Sequence[Run], reason: str) -> Event:
-    return events.Requeued(queue=queue, worker=worker, ids=[run.job.id for run in runs], cause="busy", reason=reason)
+    return events.JobsRequeued(
+        queue=queue, worker=worker, ids=[run.job.id for run in runs], cause="busy", reason=reason
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from evsched import events
 from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
-from evsched.jobs.job import Returned
+from evsched.jobs.job import Requeued
 from evsched.store.workers import Fetched
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.progress_writer import ProgressWriter
@@ -79,7 +79,7 @@ class RunStarter:
         begun = list[Run]()
         for run in runs:
             if run.began or (run.work is not None and run.work.done()):
-                if type(run.outcome) is not Returned:
+                if type(run.outcome) is not Requeued:
                     begun.append(run)
             else:
                 run.on_begin = self._report_one

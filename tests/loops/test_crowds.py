@@ -55,7 +55,7 @@ async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_
         jobs = [await wait_for.enqueue(lock.name) for _ in range(12)]
         for n in range(1, 7):
             worker = running.work()
-            await running.recorder.wait(events.Requeued, lambda event, of=worker.id: event.worker == of)
+            await running.recorder.wait(events.JobsRequeued, lambda event, of=worker.id: event.worker == of)
             # It holds the one that it runs. The others are others' to take.
             assert held(raw, queue, worker.id) <= 1
             assert raw.llen(f"evsched:{{{queue}}}:ready") + raw.zcard(f"evsched:{{{queue}}}:backlog") >= 11

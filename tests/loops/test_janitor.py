@@ -58,7 +58,7 @@ async def test_a_silent_worker_loses_its_jobs_when_its_lease_has_ended_and_a_hea
     assert 0 < rest <= HEARTBEAT
     await after(2 * HEARTBEAT)
     await janitor.step(store.queue)
-    requeued = await recorder.wait(events.Requeued)
+    requeued = await recorder.wait(events.JobsRequeued)
     assert (requeued.worker, requeued.ids) == ("w", ["a"])
     assert await sender.send(store.line(10)) == ["a"]
     assert await sender.send(store.survey()) == []
@@ -74,7 +74,7 @@ async def test_a_worker_whose_lease_changes_is_alive_even_if_redis_clock_jumps(
         # The worker sends heartbeats, but Redis's clock has jumped, so each lease has ended when it is read.
         await sender.send(store.heartbeat("w", -3600))
     await janitor.step(store.queue)
-    assert not recorder.of(events.Requeued)
+    assert not recorder.of(events.JobsRequeued)
 
 
 async def test_a_job_that_was_fetched_and_never_started_is_put_back_despite_a_long_lease(
@@ -85,7 +85,7 @@ async def test_a_job_that_was_fetched_and_never_started_is_put_back_despite_a_lo
     assert await janitor.step(store.queue) <= 0.2
     await after(0.25)
     await janitor.step(store.queue)
-    assert (await recorder.wait(events.Requeued)).ids == ["a"]
+    assert (await recorder.wait(events.JobsRequeued)).ids == ["a"]
 
 
 async def test_it_looks_often_while_jobs_wait_because_a_worker_may_fetch_them_at_any_time(
@@ -116,7 +116,7 @@ async def test_it_seldom_looks_at_an_idle_worker_whose_lease_is_long(
 ) -> None:
     await sender.send(store.heartbeat("w", 60, fresh=True))
     assert await janitor.step(store.queue) > 50
-    assert not recorder.of(events.Requeued)
+    assert not recorder.of(events.JobsRequeued)
 
 
 async def test_it_looks_within_a_heartbeat_after_jobs_were_dispatched(
@@ -127,7 +127,7 @@ async def test_it_looks_within_a_heartbeat_after_jobs_were_dispatched(
     await after(0.05)
     raw.rpush(f"evsched:{{{store.queue}}}:processing:w", "a")
     janitor.on_event(Dispatched(queue=store.queue, lateness=[0.0]))
-    assert (await recorder.wait(events.Requeued)).ids == ["a"]
+    assert (await recorder.wait(events.JobsRequeued)).ids == ["a"]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -142,5 +142,5 @@ async def test_many_jobs_are_put_back_in_bounded_steps_and_in_order(
     await janitor.step(store.queue)
     await after(2 * HEARTBEAT)
     await janitor.step(store.queue)
-    assert [len(event.ids) for event in recorder.of(events.Requeued)] == [250, 250, 100]
+    assert [len(event.ids) for event in recorder.of(events.JobsRequeued)] == [250, 250, 100]
     assert await sender.send(store.line(1000)) == [f"j{n:03}" for n in range(600)]

@@ -178,4 +178,4 @@ async def test_the_janitor_looks_at_a_queue_that_is_found_later(own: EmbeddedRed
         client.rpush("evsched:{dead}:processing:w", "x")
         client.zadd("evsched:{dead}:leases", {"w": 1})
         running.dispatcher.look(flooded=False)
-        await running.recorder.wait(events.Requeued, lambda event: event.queue == "dead")
+        await running.recorder.wait(events.JobsRequeued, lambda event: event.queue == "dead")

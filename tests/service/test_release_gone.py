@@ -94,7 +94,7 @@ def test_services_whose_release_is_removed_lose_nothing_and_end_in_order(
             log.until("WorkerStarted")
             release.rename(release.with_name("removed"))
             doomed.kill()
-            dispatched.until("Requeued")
+            dispatched.until("JobsRequeued")
             schedule("hold", "held")
             schedule("fail", "dead")
             schedule("nosuch", "unknown")

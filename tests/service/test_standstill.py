@@ -213,7 +213,7 @@ async def test_a_job_that_moves_after_the_first_look_is_not_reported(
     async with system(config, app, workers=0) as running:
         running.work()
         assert await watch(sender, queue, 2.5) == []
-        assert running.recorder.of(events.Requeued)
+        assert running.recorder.of(events.JobsRequeued)
         assert running.recorder.of(events.Completed)
 
 

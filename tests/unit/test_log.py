@@ -56,7 +56,7 @@ EVENTS = [
     events.Retrying(queue="q", id="a", task="t", attempt=1, delay=0.25, reason="attempt 1 of 2: no luck", seconds=0.1),
     events.JobBuried(queue="q", id="a", task="t", attempt=2, reason="no luck", outcome="dead", seconds=0.1),
     events.JobAborted(queue="q", id="a", task="t", attempt=1, seconds=0.1),
-    events.Requeued(queue="q", worker="w", ids=[f"j{n}" for n in range(30)], cause="died", reason="it died"),
+    events.JobsRequeued(queue="q", worker="w", ids=[f"j{n}" for n in range(30)], cause="died", reason="it died"),
     events.RunLost(queue="q", worker="w", id="a", task="t", attempt=1),
     events.LeaseLost(queue="q", worker="w"),
     events.WorkerStarted(worker="w", queues=["q"], slots=8, tasks=["t"]),
@@ -218,7 +218,7 @@ def test_control_characters_never_reach_the_line(out: Terminal) -> None:
 
 def test_a_terminal_shows_eight_of_many_ids_and_json_shows_all(out: Terminal) -> None:
     ids = [f"j{n}" for n in range(30)]
-    log.Log().on_event(events.Requeued(queue="q", worker="w", ids=ids, cause="died", reason="it died"))
+    log.Log().on_event(events.JobsRequeued(queue="q", worker="w", ids=ids, cause="died", reason="it died"))
     if out.isatty():
         assert "j7 and 22 more" in out.getvalue()
     else:
@@ -249,7 +249,7 @@ def test_a_full_redis_and_a_refused_call_are_not_logged_as_redis_down(out: Termi
 
 def test_a_requeue_because_no_slot_is_free_is_not_logged_at_info(out: Terminal) -> None:
     logging.getLogger("evsched").setLevel("INFO")
-    log.Log().on_event(events.Requeued(queue="q", worker="w", ids=["a"], cause="busy", reason="no slot was free"))
+    log.Log().on_event(events.JobsRequeued(queue="q", worker="w", ids=["a"], cause="busy", reason="no slot was free"))
     assert out.getvalue() == ""
 
 

@@ -140,7 +140,7 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     assert page(metrics)("wakeups_missed_total") == 0
     metrics.on_event(events.Woken(queue="q", reason="safety", found=3))
     metrics.on_event(events.Dispatched(queue="q", lateness=[0.0, 400.0]))
-    metrics.on_event(events.Requeued(queue="q", worker="w", ids=["a", "b"], cause="died", reason="worker w died"))
+    metrics.on_event(events.JobsRequeued(queue="q", worker="w", ids=["a", "b"], cause="died", reason="worker w died"))
     metrics.on_event(events.Missed(queue="q", name="nightly", count=4))
     metrics.on_event(events.RecurrenceBroken(queue="q", name="nightly", reason="its rule"))
     metrics.on_event(events.LeaseLost(queue="q", worker="w"))

@@ -11,12 +11,12 @@ from evsched import events
 from evsched.events import Event
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Returned
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Requeued, Retried
 from evsched.store.store import Store
 from evsched.worker.outcomes import event_of, events_of
 
 DONE, RETRIED, BURIED = Done(b"1", 60.0, False), Retried(2.0, "no luck"), Buried("too late", False, "expired")
-ABORTED, DEFERRED, RETURNED = Aborted(60.0, False), Deferred(9.0, "closed"), Returned()
+ABORTED, DEFERRED, REQUEUED = Aborted(60.0, False), Deferred(9.0, "closed"), Requeued()
 
 CASES: list[tuple[Outcome, str, Event]] = [
     (DONE, "complete", events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.5], attempts=[3])),
@@ -33,9 +33,9 @@ CASES: list[tuple[Outcome, str, Event]] = [
     (ABORTED, "abort", events.JobAborted(queue="q", id="a", task="t", attempt=3, seconds=0.5)),
     (DEFERRED, "defer", events.JobDeferred(queue="q", id="a", task="t", due=9.0)),
     (
-        RETURNED,
+        REQUEUED,
         "requeue",
-        events.Requeued(queue="q", worker="w", ids=["a"], cause="busy", reason="no process of the pool was free"),
+        events.JobsRequeued(queue="q", worker="w", ids=["a"], cause="busy", reason="no process of the pool was free"),
     ),
 ]
 
@@ -81,7 +81,7 @@ def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -
 
 
 def test_jobs_that_go_back_share_an_event() -> None:
-    ended = [ended_run(RETURNED, "a"), ended_run(RETURNED, "b")]
+    ended = [ended_run(REQUEUED, "a"), ended_run(REQUEUED, "b")]
     assert events_of("q", "w", ended) == [
-        events.Requeued(queue="q", worker="w", ids=["a", "b"], cause="busy", reason=RETURNED.reason)
+        events.JobsRequeued(queue="q", worker="w", ids=["a", "b"], cause="busy", reason=REQUEUED.reason)
     ]

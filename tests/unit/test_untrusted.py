@@ -162,7 +162,7 @@ def test_attempts_are_bounded_and_later_ones_have_a_least_delay() -> None:
             queue="q", id="a" * 200, task="t" * 300_000, attempt=1, reason="\u202e\x1b" * 100_000, outcome="dead"
         ),
         events.JobBuried(queue="q", id="a", task="\udc80", attempt=1, reason="\udcff", outcome="dead"),
-        events.Requeued(queue="q", worker="w", ids=["\x00" * 200] * 999, cause="died", reason="it died"),
+        events.JobsRequeued(queue="q", worker="w", ids=["\x00" * 200] * 999, cause="died", reason="it died"),
         events.CallRefused(who="janitor", queue="q", reason="x" * 1_000_000),
     ],
     ids=range(4),
