@@ -50,10 +50,10 @@ async def test_a_new_queue_whose_first_event_was_lost_is_found(own: EmbeddedRedi
         async with system(config, app, workers=0) as running:
             await running.recorder.wait(events.NotificationsProven)
             for n in range(3):
-                taken = proxy.taken["down"]
+                received = proxy.received["down"]
                 proxy.swallow("down")
                 client.zadd(f"evsched:{{gap-{n}}}:schedule", {'{"task":"t"}': 0})
-                await proxy.until(lambda: proxy.taken["down"] > taken)  # noqa: B023
+                await proxy.until(lambda: proxy.received["down"] > received)  # noqa: B023
                 proxy.heal()
                 proxy.reset()
                 await is_found(running, f"gap-{n}")

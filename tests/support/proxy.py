@@ -37,7 +37,7 @@ class Proxy:
         self.target = target
         self.port = 0
         self.accepted = 0  # links since the start, so that a test can see that a client has reconnected
-        self.taken = dict.fromkeys(BOTH, 0)  # bytes since the start, whatever became of them
+        self.received = dict.fromkeys(BOTH, 0)  # bytes since the start, forwarded or not
         self._delay = dict.fromkeys(BOTH, 0.0)
         self._swallow = dict.fromkeys(BOTH, False)
         self._left: dict[Direction, int | None] = dict.fromkeys(BOTH)  # bytes until the cut
@@ -123,7 +123,7 @@ class Proxy:
 
     def admit(self, direction: Direction, data: bytes) -> tuple[bytes, bool]:
         """Count `data`; return the part of it that passes, and whether the link is cut after that."""
-        self.taken[direction] += len(data)
+        self.received[direction] += len(data)
         self._wake()
         if self._swallow[direction]:
             return b"", False

@@ -142,7 +142,7 @@ def app() -> App:
     return App("redis://127.0.0.1:1/0")
 
 
-async def test_every_way_to_enqueue_refuses(app: App) -> None:
+async def test_every_way_to_enqueue_refuses_arguments_that_do_not_fit(app: App) -> None:
     task = app.task(measure)
     with pytest.raises(BadArguments, match="'ratio'"):
         await task.enqueue(1, "x", ID)  # pyright: ignore[reportArgumentType]

@@ -78,7 +78,7 @@ def test_redis_comes_before_valkey_unless_asked_for(bare: Path) -> None:
     assert find_server("valkey") == Server(valkey, "valkey", (7, 2, 0))
 
 
-def test_with_a_kind_the_other_kind_is_not_used(bare: Path) -> None:
+def test_a_server_of_another_kind_than_asked_for_is_not_used(bare: Path) -> None:
     _fake(bare, "redis-server", "Valkey server v=8.0.1 sha=00000000:0")  # as some systems link the names
     assert find_server().kind == "valkey"
     with pytest.raises(ConfigError, match=r"no Redis >= 7\.0 found: install redis-server$"):

@@ -99,7 +99,7 @@ def test_nothing_is_left_when_the_lease_is_lost() -> None:
     assert (held.busy, held.running, held.ended, second.stop_reason) == (False, 0, [], "lost")
 
 
-def test_only_an_only_attempt_and_a_stuck_run_are_not_repeated() -> None:
+def test_a_run_on_its_only_attempt_and_a_stuck_run_are_not_repeated() -> None:
     held = HeldRuns()
     only, stuck, other, waiting = add(held, "only", "stuck", "other", "waiting")
     for run, attempts in ((only, 1), (stuck, 2), (other, 2)):

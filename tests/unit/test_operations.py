@@ -56,7 +56,7 @@ def test_a_refusal_is_raised_at_once() -> None:
 
 
 @pytest.mark.parametrize(("on_conflict", "verb"), [(None, "enqueue"), ("keep", "enqueue"), ("replace", "replace")])
-def test_many_jobs_go_in_slices(on_conflict: Any, verb: str) -> None:
+def test_many_jobs_are_sent_in_slices(on_conflict: Any, verb: str) -> None:
     jobs = [New(f"j{n}", b"{}") for n in range(2 * MANY + 1)]
     dues, steps = run(operations.enqueue(STORE, jobs, on_conflict), [[1.0] * MANY, [2.0] * MANY, [3.0]])
     assert dues == [1.0] * MANY + [2.0] * MANY + [3.0]

@@ -1,4 +1,4 @@
-"""What a process reports to its worker: the newest report arrives, at its own run, and nothing is left behind."""
+"""What a process reports to its worker: the newest report reaches its own run, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_the_newest_report_arrives_however_many_there_are() -> None:
         assert sender.end() == Progress(1e300, -1e300, note)
 
 
-async def test_each_run_receives_its_own_reports_alone() -> None:
+async def test_each_run_receives_only_its_own_reports() -> None:
     one, two = Received(), Received()
     with progress_socket.receive(one) as address_one, progress_socket.receive(two) as address_two:
         first, second, stranger = (

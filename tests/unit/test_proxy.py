@@ -77,7 +77,7 @@ async def test_delays_one_direction_and_keeps_the_order(direction: Direction) ->
         proxy.delay(0.05, direction)
         before = clock()
         client[1].write(b"slow ")
-        await proxy.until(lambda: proxy.taken[direction] == 5)
+        await proxy.until(lambda: proxy.received[direction] == 5)
         proxy.heal()  # what follows is not delayed, and yet does not overtake
         client[1].write(b"quick")
         assert await client[0].readexactly(10) == b"slow quick"
@@ -89,10 +89,10 @@ async def test_swallows_and_keeps_the_link(direction: Direction) -> None:
     async with echoing() as proxy, link(proxy) as client:
         assert await answer(client, b"before") == b"before"
         proxy.swallow(direction)
-        taken = proxy.taken[direction]
+        received = proxy.received[direction]
         with pytest.raises(TimeoutError):
             await answer(client, b"during", 0.02)
-        await proxy.until(lambda: proxy.taken[direction] == taken + 6)  # else it would be forwarded after heal()
+        await proxy.until(lambda: proxy.received[direction] == received + 6)  # else it would be forwarded after heal()
         assert proxy.links == 1
         proxy.heal()
         assert await answer(client, b"after") == b"after"

@@ -109,7 +109,7 @@ def test_events_that_all_bring_due_jobs_are_answered_by_steps_a_millisecond_apar
     assert (timer.next_step.at, timer.next_look.at) == (pytest.approx(2.201), NEVER)
 
 
-def test_a_dispatcher_that_came_too_late_becomes_a_reserve_and_looks_after_the_other(timer: QueueTimer) -> None:
+def test_a_dispatcher_that_came_too_late_becomes_a_reserve_and_looks_later_than_the_other(timer: QueueTimer) -> None:
     timer.changed(2.0)
     timer.removed(2.0001)
     step(timer, 2.0, sleep=3.0)

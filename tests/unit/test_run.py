@@ -1,4 +1,4 @@
-"""A run that is stopped: for which reason, and how its handler hears of it."""
+"""A run that is stopped: for which reason, and how its handler notices."""
 
 from __future__ import annotations
 

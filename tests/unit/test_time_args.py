@@ -17,9 +17,9 @@ def test_lengths_and_times_as_people_write_them() -> None:
     assert parse_time("2030-01-31T09:00+01:00", "Asia/Tokyo") == datetime(2030, 1, 31, 8, tzinfo=UTC).timestamp()
     assert parse_time("2030-01-31T09:00", "Asia/Tokyo") == datetime(2030, 1, 31, 0, tzinfo=UTC).timestamp()
     assert parse_time("2030-01-31T09:00") == datetime(2030, 1, 31, 9).timestamp()  # noqa: DTZ001 - this machine's zone
-    for wrong in ("soon", "nan", "10x", ""):
+    for invalid in ("soon", "nan", "10x", ""):
         with pytest.raises(UsageError):
-            parse_time(wrong)
-    for wrong in ("soon", "-1s", "10x", ""):
+            parse_time(invalid)
+    for invalid in ("soon", "-1s", "10x", ""):
         with pytest.raises(UsageError):
-            parse_length(wrong)
+            parse_length(invalid)

@@ -42,7 +42,7 @@ TOO_LONG = f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: re
         (Failed("never", given_up=True, traceback="where"), None, Buried("never", False, traceback="where")),
     ],
 )
-def test_the_result_and_the_stop_reason_decide(
+def test_the_result_and_the_stop_reason_decide_the_outcome(
     result: bytes | Failed, reason: StopReason | None, outcome: Outcome
 ) -> None:
     assert judge(job(), prepared(), result, reason) == outcome
