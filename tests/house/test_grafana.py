@@ -51,7 +51,7 @@ def named_in(text: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", name) if name not in kinds else name for name in found}
 
 
-def test_building_changes_nothing() -> None:
+def test_the_dashboards_are_what_build_py_writes() -> None:
     done = subprocess.run(
         [sys.executable, str(GRAFANA / "build.py"), "--check"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -94,11 +94,11 @@ def test_cancel_stops_a_running_job_and_reschedule_refuses_it(send: Send, store:
     with pytest.raises(JobRunning):
         send(store.reschedule("a", NOW))
     assert state() == before
-    with raw.pubsub() as heard:
-        heard.subscribe(f"evsched:{{{store.queue}}}:control:w")
-        heard.get_message(timeout=PATIENCE)
+    with raw.pubsub() as subscription:
+        subscription.subscribe(f"evsched:{{{store.queue}}}:control:w")
+        subscription.get_message(timeout=PATIENCE)
         assert send(store.cancel("a")) == "processing"
-        assert heard.get_message(timeout=PATIENCE)["data"] == b"a"
+        assert subscription.get_message(timeout=PATIENCE)["data"] == b"a"
     before["job:a"]["stop"] = "1"
     assert state() == before
     assert send(store.heartbeat("w", 15, now=NOW))[2] == ["a"]

@@ -180,13 +180,13 @@ def test_a_new_opening_time_is_published_to_dispatchers(send: Send, store: Store
     send(store.limit({"rate": 10, "burst": 2, "concurrency": 1}, now=NOW))
     due(send, store, names(5))
     (job,) = fetch(send, store)
-    with raw.pubsub() as heard:
-        heard.subscribe(f"evsched:{{{store.queue}}}:gate")
-        heard.get_message(timeout=PATIENCE)
+    with raw.pubsub() as subscription:
+        subscription.subscribe(f"evsched:{{{store.queue}}}:gate")
+        subscription.get_message(timeout=PATIENCE)
         send(store.complete("w", [(job, DONE)], now=NOW))  # lets the second pass, and that closes the rate
-        assert float(heard.get_message(timeout=PATIENCE)["data"]) == pytest.approx(NOW + 0.1)
+        assert float(subscription.get_message(timeout=PATIENCE)["data"]) == pytest.approx(NOW + 0.1)
         send(store.complete("w", [(job, DONE)], now=NOW))  # changes nothing
-        assert heard.get_message() is None
+        assert subscription.get_message() is None
 
 
 def test_weights_are_shares(send: Send, store: Store) -> None:

@@ -170,7 +170,7 @@ def test_a_recurrence_is_moved_on_once(send: Send, store: Store, state: State) -
     assert state()["schedule"] == {first: NOW}
 
 
-def test_no_more_occurrences_than_their_count(send: Send, store: Store, state: State) -> None:
+def test_a_recurrence_makes_no_more_occurrences_than_its_count(send: Send, store: Store, state: State) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', count=2)))
     rows = [Occurrence(f"{NAME}@{n}", NOW + n, NOW + n, 5) for n in range(3)]
     assert send(store.recur(NAME, b"0", rows, next_=NOW + 60)) == [rows[0].id, rows[1].id]

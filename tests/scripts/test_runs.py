@@ -122,7 +122,7 @@ def test_the_end_of_a_run_that_its_worker_no_longer_holds_is_lost_and_writes_not
     assert send(store.complete("v", [(newer, DONE)])) == []
 
 
-def test_each_end_twice_is_lost_the_second_time(run: FetchedJob, send: Send, store: Store, state: State) -> None:
+def test_a_retry_sent_twice_is_lost_the_second_time(run: FetchedJob, send: Send, store: Store, state: State) -> None:
     assert send(store.retry("w", [(run, Retried(5.0, "no luck"))], now=NOW)) == []
     before = state()
     assert before["schedule"] == {"a": NOW + 5}

@@ -118,7 +118,7 @@ OF_ONE = {"cancel", "ask", "reschedule", "look", "explain", "enqueue", "revive",
 OF_RECURRENCES = {"agenda", "declare", "hold", "recur", "remove", "rewind"}
 
 
-def test_every_verb_is_here() -> None:
+def test_the_calls_cover_every_verb() -> None:
     assert set(CALLS) == {path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_")}
 
 
