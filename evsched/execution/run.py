@@ -120,12 +120,12 @@ class Run:
     def end(self, outcome: Outcome | None) -> None:
         """Keep the outcome, unless the run was given up and has one; drop what a run needs only until it has ended.
 
-        `current` refers to the run, so the two would live until the garbage collector finds them. With short jobs, that
-        took a fifth of a worker's time.
+        `current` refers to the run, and so does `work`, whose context has `current`. They would live until the garbage
+        collector finds them.
         """
         if self.outcome is None:
             self.outcome = outcome
-        self.prepared = self.current = None
+        self.prepared = self.current = self.work = None
 
     def stop(self, reason: StopReason) -> None:
         """Tell the run to stop. "lost" takes precedence over "cancelled", and that over "timeout".

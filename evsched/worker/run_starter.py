@@ -78,7 +78,7 @@ class RunStarter:
         """
         begun = list[Run]()
         for run in runs:
-            if run.began or (run.work is not None and run.work.done()):
+            if run.began or run.work is None:  # it runs, or has ended
                 if type(run.outcome) is not Requeued:
                     begun.append(run)
             else:

@@ -150,7 +150,7 @@ class StatusReporter:
         )
 
     def _running(self, queue: str) -> list[Run]:
-        return [run for run in self._held(queue) if run.work is not None and not run.work.done()]
+        return [run for run in self._held(queue) if run.work is not None]
 
     def close(self) -> None:
         """Report no more."""
