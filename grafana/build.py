@@ -1,4 +1,4 @@
-"""Build the dashboards: `python grafana/build.py` writes dashboards/*.json; `--check` tells which are stale."""
+"""Build the dashboards: `python grafana/build.py` writes dashboards/*.json; `--check` lists those that are stale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "dashboards"
 
 
 def _cleaned(dashboard: Any) -> Any:
-    """Take out what the SDK writes into every variable, and Grafana's schema knows of none but an interval."""
+    """Remove the fields that the SDK writes into every variable, but that the schema allows only in an interval."""
     for variable in dashboard["templating"]["list"]:
         for name in ("auto", "auto_count", "auto_min"):
             variable.pop(name, None)
@@ -23,7 +23,7 @@ def _cleaned(dashboard: Any) -> Any:
 
 
 def main() -> int:
-    """Write the files, or tell those that are stale."""
+    """Write the files, or list those that are stale."""
     stale = list[str]()
     for name, dashboard in (("overview", overview()), ("queue", queue())):
         path = FOLDER / f"{name}.json"

@@ -1,7 +1,7 @@
 """The first screen of the overview: one tile for each thing that can go wrong, green when it does not.
 
-Each query answers at each moment: where nobody tells, with 0 (none is there) or with `UNKNOWN`. So no tile shows what
-was so when somebody last told. tests/service/test_incidents.py makes each incident, and sees its tile turn.
+Each query always has a value: if no process reports one, it is 0 (there is none) or `UNKNOWN`. So no tile shows an old
+value. tests/service/test_incidents.py causes each incident, and checks that its tile changes colour.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DEAD = f'sum(max by (queue) (evsched_queue_jobs{{{OF}, place="dead"}}'
 def grown(metric: str, window: str, within: int) -> str:
     """Return the PromQL of how much a counter has grown within a window.
 
-    What a new process counts before its first scrape is no increase. So the most is taken of the increase, and of all
-    that is told by processes that started `within` so many seconds.
+    For Prometheus, what a new process counts before its first scrape is no increase. So the value is the larger of two:
+    the increase, and the sum of the counters of the processes that started `within` the last seconds.
     """
     grew = f"sum(increase({metric}{{{OF}}}[{window}]))"
     began = f"sum({metric}{{{OF}}} and on (job, instance) time() - evsched_start_time_seconds{{{OF}}} < {within})"
@@ -43,7 +43,7 @@ def tile(
     low_is_bad: bool = False,
     texts: dict[float, str] | None = None,
 ) -> Panel:
-    """Return a tile. `otherwise`: what it shows where the query finds nothing."""
+    """Return a tile. `otherwise`: its value if the query finds nothing."""
     shown = dict(texts or {})
     if otherwise == UNKNOWN:
         shown[UNKNOWN] = "unknown"

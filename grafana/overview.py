@@ -1,4 +1,4 @@
-"""The overview: all queues and processes, from how late jobs start down to Redis, in the order of the state machine."""
+"""The overview of all queues and processes: first how late jobs start, then each step of a job's way, then Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboards are made of: panels with one look, whose description says what to do when they look bad."""
+"""The parts of the dashboards: panels of one style, whose description says what to do when they look bad."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 24
 RED, ORANGE, GREEN = "red", "orange", "green"
 
 UNKNOWN = -1
-"""What a tile's query answers when nobody tells: a tile that shows what was told last looks as if all were well."""
+"""The value of a tile if no process reports one. A tile that kept the last value would look as if all were well."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Panel:
     colors: dict[str, str] = field(default_factory=dict[str, str])
 
     def build(self) -> timeseries.Panel | stat.Panel | heatmap.Panel:
-        """Return the SDK's builder of it."""
+        """Return the SDK's builder of this panel."""
         made = {"timeseries": self._lines, "stat": self._stat, "heatmap": self._heatmap}[self.kind]()
         made.title(self.title).description(f"{self.what}\n\n**When it looks bad:** {self.mend}")
         made.datasource(SOURCE).unit(self.unit).span(self.width).height(self.height)

@@ -12,7 +12,7 @@ import sharp from 'sharp';
 
 const USAGE = `usage: draw.mjs [--panels ID,ID,...] [--width PIXELS] [--scale FACTOR] DASHBOARD.json DATA.json OUT.png
 Without --panels, the first 10 panels are drawn.`;
-// The page has this address, which no server has: Chromium asks for it, and each request is answered from here.
+// The address of the page. No server has it: this program answers each request of Chromium.
 const ORIGIN = 'http://picture.invalid/';
 const HTML = `<!doctype html><html lang="en"><meta charset="utf-8"><link rel="stylesheet" href="page.css">
 <body><div id="picture"></div><script src="page.js"></script></body></html>`;
@@ -56,7 +56,7 @@ async function bundle() {
         target: 'chrome140',
         jsx: 'automatic',
         loader: { '.svg': 'dataurl', '.ttf': 'dataurl' },
-        // Else React is its development build, which warns of Grafana's own code.
+        // Otherwise React would be the development build, which prints warnings about Grafana's own code.
         define: { 'process.env.NODE_ENV': '"production"', global: 'window' },
         logLevel: 'error',
     });
@@ -98,7 +98,7 @@ async function draw({ dashboard, data, panels, width, scale }) {
         await page.goto(ORIGIN);
         const input = { dashboard, data, panels };
         await page.evaluate((given) => window.drawPicture(given).catch(reportError), input);
-        // The icons come late, and so do panels that measure themselves first.
+        // Icons appear late, and so do panels that measure themselves before they draw.
         await page.waitForNetworkIdle({ idleTime: 250 });
         if (errors.length) throw new Error(errors[0]);
         await page.waitForFunction(() => !document.querySelector('#picture svg:empty'), { timeout: 5000 });

@@ -12,7 +12,7 @@ const toNumber = (text) => ({ '+Inf': Infinity, '-Inf': -Infinity })[text] ?? Nu
 
 function seriesName({ __name__: name = '', ...labels }, { legendFormat, expr }) {
     const pairs = Object.entries(labels).map(([label, value]) => `${label}="${value}"`);
-    // With none, Grafana makes a name of the labels in which the series differ.
+    // Without a legend, Grafana makes a name from the labels in which the series differ.
     if (legendFormat === '__auto') return name || pairs.length ? undefined : expr;
     if (!legendFormat) return name + (pairs.length ? `{${pairs.join(', ')}}` : '') || expr;
     const all = { ...labels, __name__: name };
@@ -95,7 +95,7 @@ const STANDARD = [
     'mappings',
     'filterable',
 ];
-// What Grafana's panels take for what a dashboard leaves out.
+// The defaults of Grafana's panels for options that a dashboard leaves out.
 const CUSTOM = {
     timeseries: {
         drawStyle: 'line',
@@ -153,7 +153,7 @@ export function fieldConfigOf({ type, fieldConfig = {} }) {
     };
 }
 
-// Grafana's panels say which options they know. Here those count as known that the dashboard sets.
+// Grafana's panels declare which options they know. Here, the options that the dashboard sets count as known.
 function registryOf({ defaults, overrides }, replaceVariables) {
     const custom = Object.keys(defaults.custom).map((key) => `custom.${key}`);
     const overridden = overrides.flatMap(({ properties }) => properties.map(({ id }) => id));
@@ -184,7 +184,7 @@ export function withFieldConfig(frames, fieldConfig, { theme, timeZone, replaceV
     return ready;
 }
 
-// ${name}, $name and [[name]]: what the dashboard's variables were when it was saved, and a field's labels.
+// ${name}, $name and [[name]]: a variable's value when the dashboard was saved, or a field's label.
 export function variablesOf(dashboard) {
     const values = new Map(
         (dashboard.templating?.list ?? []).map(({ name, current }) => [name, [current?.text ?? ''].flat().join(' + ')]),

@@ -1,5 +1,5 @@
-// A heatmap of a histogram's buckets. @grafana/ui has no heatmap: the axes, the grid and the sizes are of its
-// UPlotChart, the cells and the legend are drawn here, in Grafana's colours.
+// A heatmap of a histogram's buckets. @grafana/ui has no heatmap: its UPlotChart draws the axes and the grid, and the
+// cells and the legend are drawn here, in Grafana's colours.
 
 import { formattedValueToString, getDisplayProcessor, getFieldDisplayName } from '@grafana/data';
 import { UPlotChart, UPlotConfigBuilder, VizLayout } from '@grafana/ui';
@@ -7,7 +7,7 @@ import * as schemes from 'd3-scale-chromatic';
 
 const OPTIONS = { cellGap: 1, filterValues: { le: 1e-9 }, legend: { show: true } };
 const COLOR = { mode: 'scheme', scheme: 'Oranges', fill: 'dark-orange', exponent: 0.5, steps: 64, reverse: false };
-// On a dark ground, Grafana turns all schemes but these, so that many is bright or warm.
+// On a dark background, Grafana inverts all colour schemes but these, so that high counts are bright or warm.
 const DARK_TO_BRIGHT = new Set([
     'Turbo',
     'Cividis',
@@ -32,7 +32,7 @@ function paletteOf(color, theme) {
     return DARK_TO_BRIGHT.has(color.scheme) === color.reverse ? palette.reverse() : palette;
 }
 
-// Prometheus' buckets contain the smaller ones. Each is drawn without them.
+// A bucket of Prometheus includes all smaller buckets. Each is drawn without them.
 function bucketsOf(frames) {
     const buckets = frames
         .map((frame) => {
@@ -89,7 +89,7 @@ function chartConfig({ buckets, fillOf, step, cellGap, yAxis, theme, timeZone, t
     builder.addHook('draw', (u) => {
         const { ctx, bbox } = u;
         const pixels = cellGap * devicePixelRatio;
-        // Between narrow cells, as a long range has them, gaps would be most of the picture.
+        // Over a long range the cells are narrow, and gaps between them would be most of the picture.
         const width = u.valToPos(step, 'x', true) - u.valToPos(0, 'x', true);
         const [gapX, gapY] = [width < 4 * pixels ? 0 : Math.round(pixels), Math.round(pixels)];
         ctx.save();
@@ -102,7 +102,7 @@ function chartConfig({ buckets, fillOf, step, cellGap, yAxis, theme, timeZone, t
             for (const [ts, count] of cells) {
                 const fill = fillOf(count);
                 if (!fill) continue;
-                // A sample speaks of the step before it.
+                // A sample is about the step before it.
                 const left = Math.round(u.valToPos(ts - step, 'x', true));
                 const right = Math.round(u.valToPos(ts, 'x', true));
                 ctx.fillStyle = fill;
@@ -152,10 +152,10 @@ export function Heatmap({ panel, frames, step, width, height, theme, timeZone, t
         timeZone,
         timeRange,
     });
-    // The chart wants a series; the cells are drawn by the hook.
+    // The chart needs a series; the hook draws the cells.
     const times = frames[0].fields[0].values;
     const data = [times, times.map(() => null)];
-    // Not the panel's own unit: Grafana's heatmap has none.
+    // Without the panel's unit, as Grafana's heatmap has none either.
     const config = { ...options.cellValues };
     const display = getDisplayProcessor({ field: { type: 'number', config }, theme, timeZone });
     const legend = options.legend.show && counts.length > 0 && (

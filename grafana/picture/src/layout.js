@@ -7,7 +7,7 @@ const FIRST = 10;
 
 const byPlace = (a, b) => a.gridPos.y - b.gridPos.y || a.gridPos.x - b.gridPos.x;
 
-// A collapsed row holds its panels, an open one is followed by them. Here every row is open.
+// A collapsed row contains its panels; an open row is followed by them. Here every row is open.
 function inOrder(dashboard) {
     return dashboard.panels
         .toSorted(byPlace)
@@ -28,7 +28,7 @@ function chosen(dashboard, ids) {
     });
 }
 
-// Each panel moves up until it meets one: as in Grafana, and it closes the holes of those that are not drawn.
+// Each panel moves up until it touches another one, as in Grafana. This closes the gaps of panels that are not drawn.
 export function layOut(dashboard, ids, width) {
     const column = (width - (COLUMNS - 1) * GAP) / COLUMNS;
     const bottoms = Array(COLUMNS).fill(0);

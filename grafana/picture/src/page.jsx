@@ -95,7 +95,7 @@ window.drawPicture = async ({ dashboard, data, panels }) => {
                 </ThemeContext.Provider>,
             ),
         );
-    // Texts are measured when the panels are drawn, so the fonts, which the global styles name, must be there before.
+    // Texts are measured when the panels are drawn, so the fonts that the global styles name must be loaded before.
     render(null);
     await Promise.all([400, 500].map((weight) => document.fonts.load(`${weight} 12px Inter`)));
     render(<Picture title={dashboard.title} boxes={ready} height={height} context={context} />);

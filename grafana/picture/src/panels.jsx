@@ -18,8 +18,8 @@ function Message({ width, height, children }) {
     return <div style={style}>{children}</div>;
 }
 
-// A graph has a gap where a value is NaN or infinite, and where samples are missing. The component sees to the
-// latter in the first frame only: Grafana's panel does it before, for all.
+// A graph has a gap where a value is NaN or infinite, and where samples are missing. The component makes gaps for
+// missing samples only in the first frame; Grafana's panel makes them for all frames before.
 function withGaps(frame) {
     const time = frame.fields.find((field) => field.type === FieldType.time);
     const rows = [];
@@ -41,7 +41,7 @@ function withGaps(frame) {
 }
 
 function Graph({ panel, frames, width, height, timeRange, timeZone }) {
-    // The component marks frames as filled, and would not fill what it is given again: it must see the same ones.
+    // The component marks the frames that it has filled, so it must get the same frames each time.
     const stable = useMemo(() => {
         const legend = {
             showLegend: true,
