@@ -60,9 +60,9 @@ def worker(
     from evsched.process.service import run_worker, run_workers
 
     if processes is None and metrics_targets is not None:
-        raise UsageError("--metrics-targets names the ports of many: give --processes too")
+        raise UsageError("--metrics-targets lists the ports of several processes: give --processes too")
     if metrics_targets is not None and config.metrics_port is None:
-        raise UsageError("--metrics-targets names ports: give the first of them with --metrics-port")
+        raise UsageError("--metrics-targets lists ports: give the first one with --metrics-port")
     if processes is not None and burst:
         raise UsageError("--burst runs in one process: leave --processes out")
     log.configure(config.log_level)
@@ -91,7 +91,7 @@ def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
 
     log.configure(config.log_level)
     if url is None and is_ended(config.url):
-        # It was exported for an earlier `dev`. Out of the environment before the app, which reads it too, is imported.
+        # It was exported for an earlier `dev`. Remove it before the app is imported, because the app reads it too.
         del os.environ["EVSCHED_URL"]
     app = find_app(module)
     if url is not None or "EVSCHED_URL" in os.environ:

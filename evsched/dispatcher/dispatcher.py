@@ -78,12 +78,12 @@ class Dispatcher:
         await self._finder.begin()
 
     def recurs(self, queue: str) -> None:
-        """Look at the recurrences of a queue, as `Listener`."""
+        """Look at the recurrences of a queue. Called by the watcher."""
         self._loop.serve(queue)
         self._recurring.look_at(queue)
 
     def look(self, *, flooded: bool) -> None:
-        """Look at every queue and search for new ones, as `Listener`."""
+        """Look at every queue and search for new ones. Called by the watcher."""
         now = time.monotonic()
         if not flooded or self._searched < now - _FLOOD_LOOK:
             self._searched = now

@@ -44,13 +44,13 @@ class Janitor:
         self._reconnect = Reconnect("janitor", runtime.emit)
         self._refused = Reconnects("janitor", runtime.emit)
         self._seen: dict[tuple[str, str], _Seen] = {}
-        self._gone: dict[tuple[str, str], float] = {}
+        self._judged_dead: dict[tuple[str, str], float] = {}
         """Workers that were judged dead, each with the time until which its list is still watched. A worker that hangs
         may still have a BLMOVE waiting in Redis, which can move a job that was put back into that list again."""
         self._at = 0.0
 
     def on_event(self, event: Event) -> None:
-        """Look within a heartbeat after a step, except those of the safety cap, and at once after a queue was found.
+        """Look within a heartbeat after a step that the safety cap did not cause, and at once after a queue was found.
 
         Such a step means that jobs were moved, a gate opened or a worker started. A worker may then fetch a job and die
         before its lease shows that it holds one. The workers of a queue that was just found may have died long ago.
@@ -118,16 +118,16 @@ class Janitor:
                 seen = self._seen[key] = _Seen(lease.end, now)
             wait = self._wait(lease, now - seen.since)
             if wait <= 0:
-                await self._put_back(store, lease.worker, lease.end)
-                self._gone[key] = now + self._runtime.config.probe_interval + self._runtime.config.heartbeat
+                await self._requeue(store, lease.worker, lease.end)
+                self._judged_dead[key] = now + self._runtime.config.probe_interval + self._runtime.config.heartbeat
             else:
                 alive.add(key)
                 rest = min(rest, wait)
         for key in [key for key in self._seen if key[0] == queue and key not in alive]:
             del self._seen[key]
-        for key in [key for key in self._gone if key[0] == queue]:
-            if not await self._put_back(store, key[1], _NO_LEASE) or self._gone[key] < now:
-                del self._gone[key]
+        for key in [key for key in self._judged_dead if key[0] == queue]:
+            if not await self._requeue(store, key[1], _NO_LEASE) or self._judged_dead[key] < now:
+                del self._judged_dead[key]
             else:
                 rest = min(rest, self._runtime.config.heartbeat)
         return rest
@@ -143,7 +143,7 @@ class Janitor:
         # Look a heartbeat before the lease ends: it has then been watched for long enough when it does.
         return max(lease.left - config.heartbeat, min(lease.left, config.heartbeat))
 
-    async def _put_back(self, store: Store, worker: str, lease: bytes) -> bool:
+    async def _requeue(self, store: Store, worker: str, lease: bytes) -> bool:
         """Put back what a worker holds. If its lease has changed since it was judged, stop and return False."""
         reason = f"worker {worker} died or hung: its lease ended"
         state = "more"

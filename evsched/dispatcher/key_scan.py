@@ -20,11 +20,15 @@ _PAUSE: Final = 0.01
 """Seconds between two slices: 1,000 keys take 0.3 ms of Redis's time, and a million keys are scanned in 10 s."""
 
 _SELDOM: Final = 10
-"""Safety caps between two slices when nothing indicates that a queue was missed: SWAPDB, for one, sends no event."""
+"""Safety caps between two slices when nothing indicates that a queue was missed. It may have been all the same: SWAPDB,
+for example, sends no event."""
 
 
 class KeyScan:
-    """Scans the keys once, then goes on seldom. `at` is when the next slice is due, by the monotonic clock."""
+    """Scans all keys once, then one slice at a time, at long intervals.
+
+    `at` is when the next slice is due, by the monotonic clock.
+    """
 
     def __init__(self, runtime: Runtime, queues: NewQueues) -> None:
         self._runtime = runtime
@@ -32,7 +36,7 @@ class KeyScan:
         self._refused = Reconnects("finder", runtime.emit)
         self._cursor = 0
         self._wanted = 1
-        """How many scans are to be finished; 2 = one is under way that began before the last gap in the events."""
+        """How many scans must still end; 2 = one that began before the last gap in the events, and one more."""
         self.at = 0.0
 
     def restart(self) -> None:
@@ -46,7 +50,7 @@ class KeyScan:
             self._wanted, self.at = 1, 0.0
 
     async def step(self) -> None:
-        """Scan one slice. What Redis refuses of one queue is reported, and costs no other queue anything.
+        """Scan one slice. If Redis refuses a call about one queue, that is reported, and the other queues are served.
 
         Raises:
             StoreDown, StoreRefused: the failure concerns all queues.
@@ -59,7 +63,7 @@ class KeyScan:
         for queue in sorted({queue for queue, _ in found.held if not named or queue in named}):
             reconnect = self._refused.of(queue)
             try:
-                await self._lease(Store(queue), [worker for of, worker in found.held if of == queue])
+                await self._lease(Store(queue), [worker for name, worker in found.held if name == queue])
             except StoreRefused as error:
                 reconnect.refused(error)
             else:
@@ -70,7 +74,7 @@ class KeyScan:
         if self._wanted:
             self.at = now + _PAUSE
         elif named:
-            self.at = float("inf")  # the queues are known; only their workers' lists were searched
+            self.at = float("inf")  # the queues are known: the scan was only for their workers' lists
         else:
             self.at = now + _SELDOM * self._runtime.config.safety_cap
 

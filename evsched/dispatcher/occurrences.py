@@ -20,10 +20,10 @@ from evsched.store.store import Store
 from evsched.transport.call import Call
 
 AHEAD: Final = 15.0
-"""Seconds by which occurrences are scheduled ahead: ten thousand of the same minute take about two."""
+"""Seconds by which occurrences are scheduled ahead. To schedule ten thousand of the same minute takes about 2 s."""
 
 _SLICE: Final = 25
-"""Recurrences of one step: about 3 ms of this process, and 1 ms of Redis's."""
+"""Recurrences that one step reads: about 3 ms of this process's time, and 1 ms of Redis's."""
 
 _REWIND_SLICE: Final = 250
 """Recurrences that one call of `rewind` reads: under 1 ms."""
@@ -39,10 +39,10 @@ class Occurrences:
         """For each queue, the recurrences without a readable record that were reported."""
 
     async def rewind(self, queue: str) -> None:
-        """Move back the recurrences that a clock moved on which was ahead, and has been set back since.
+        """Move back the recurrences that were moved on while Redis's clock was ahead, once the clock is set back.
 
-        Without this they would stand still until the clock reaches that time again. A clock that was ahead by less than
-        15 s is ignored, because the right clock schedules that far ahead too: no planned time comes twice.
+        Without this they would make no jobs until the clock reaches that time again. A clock that was ahead by less
+        than 15 s is ignored, because a correct clock schedules that far ahead too: no planned time is scheduled twice.
 
         Raises:
             StoreDown, StoreRefused
@@ -69,7 +69,7 @@ class Occurrences:
         self._report_unreadable(queue, {name for name, _, fields in agenda.rows if not fields})
         for name, seen, fields in agenda.rows:
             if not fields:
-                continue  # its score stays, and it goes on when its record is back
+                continue  # its score stays, so it continues when its record exists again
             plan, reason = self._plan(queue, name, float(seen), agenda.now, fields)
             plans.append((name, plan))
             calls.append(
@@ -78,7 +78,7 @@ class Occurrences:
         put = list[str]()
         for (name, plan), ids in zip(plans, await self._runtime.sender.send_all(calls), strict=True):
             if ids is None:
-                nearest = agenda.now  # another dispatcher was quicker: read again where it stands
+                nearest = agenda.now  # another dispatcher was quicker: read it again
                 continue
             put += ids
             nearest = min(nearest, float("inf") if plan.next is None else plan.next)
@@ -93,7 +93,7 @@ class Occurrences:
     def _report_unreadable(self, queue: str, names: set[str]) -> None:
         """Report once each recurrence whose record does not exist or has another type; the others go on."""
         for name in names - self._unreadable.get(queue, set()):
-            reason = "its record is gone, or its key is no hash: DEL the key and declare it again, or remove it"
+            reason = "it has no record, or its key is not a hash: DEL the key and declare it again, or remove it"
             self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=reason))
         self._unreadable[queue] = names
 

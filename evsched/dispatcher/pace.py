@@ -2,8 +2,8 @@
 
 An event after a silence, or after events that all brought due jobs, most likely brings a due job too, so it is answered
 by a step. Other events are answered by looks. Looks are `_GAP` apart while they find something due, and up to
-`LOOK_MOST` apart while they do not. So a flood of far jobs costs 200 looks a second, and delays no job by more than
-5 ms.
+`LOOK_MOST` apart while they do not. So a flood of jobs that are due much later costs 200 looks a second, and delays no
+job by more than 5 ms.
 """
 
 from __future__ import annotations

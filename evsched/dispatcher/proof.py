@@ -27,7 +27,7 @@ class Proof:
         """Called if a canary's message does not arrive in time; None = there is no subscription."""
         self._pulse: Pulse | None = None
         self._new = True
-        """The subscription has not been proved yet: the next step does it, whatever was received before."""
+        """The subscription has not been proved yet: the next step carries a canary, whatever was received before."""
         self._last = 0.0
         """When anything was last received, by the monotonic clock."""
         self._timer: asyncio.TimerHandle | None = None
@@ -42,18 +42,21 @@ class Proof:
         return self._proven is False
 
     def begin(self, pulse: Pulse, silent: Callable[[], None]) -> None:
-        """Ask for a proof at once: there is a new subscription. `pulse` is of the loop that reads its messages."""
+        """Ask for a proof at once, because the subscription is new.
+
+        `pulse`: that of the loop that reads its messages. `silent()` is called if a canary's message does not arrive.
+        """
         self._new, self._pulse, self._silent = True, pulse, silent
 
     def end(self) -> None:
-        """Ask for no proof: the subscription has ended."""
+        """Ask for no more proofs, because the subscription has ended."""
         self._pulse = self._silent = None
         self._cancel()
 
     def at(self) -> float:
-        """Return when the next canary is wanted, by the monotonic clock; inf = none is.
+        """Return when the next canary is wanted, by the monotonic clock; inf = no canary is wanted.
 
-        That is after a silence, or at once if the subscription is new.
+        It is wanted after a silence, and at once if the subscription is new.
         """
         if self._silent is None or self._timer is not None:
             return float("inf")
@@ -71,7 +74,7 @@ class Proof:
             self._silent()
 
     def unsent(self) -> None:
-        """Note that a canary may not have been sent. If nothing arrives, that proves nothing; try again later."""
+        """Note that a canary may not have been sent: it proves nothing if none arrives. Another one is sent later."""
         self._cancel()
         self.received()
 
@@ -86,7 +89,7 @@ class Proof:
         self.await_message()
 
     def await_message(self) -> None:
-        """Tell the pulse when the next message arrives at the latest: after a silence, the canary's does."""
+        """Tell the pulse when the next message arrives at the latest: that of the canary that follows a silence."""
         if self._pulse is not None:
             config = self._runtime.config
             self._pulse.expect(config.probe_interval + config.reply_timeout)

@@ -42,7 +42,7 @@ class QueueSet:
             if not server.may_wait(error):
                 raise
             self._runtime.emit(events.RedisFailed(kind=error.kind))
-        self._written.update(names)  # also those that were refused: they are tried again when the set was read
+        self._written.update(names)  # refused ones too: the next `read` corrects this, and they are added again
 
     async def read(self) -> list[str] | None:
         """Return the queues in the set; None if Redis refuses: a right is missing, or the key has another type.

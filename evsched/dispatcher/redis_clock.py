@@ -14,7 +14,7 @@ from evsched import events
 from evsched.events import Emit
 
 _JUMP: Final = 1.0
-"""Seconds; smaller jumps are corrections by NTP, and make no job noticeably early or late."""
+"""Seconds. Smaller jumps are corrections by NTP, and do not make a job noticeably early or late."""
 
 
 class RedisClock:

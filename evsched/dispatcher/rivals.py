@@ -1,8 +1,9 @@
 """Decides whether this dispatcher is in front or a reserve for one queue. Pure; times are monotonic.
 
 All dispatchers wake up for the same due job. The quickest one stays in front. One that came too late becomes a reserve:
-it waits for a random time, looks, and steps only if the job is still there; then it is in front again. So a job costs
-one step, however many dispatchers there are, and the death of the one in front delays a job by some milliseconds.
+it waits for a random time, looks, and steps only if the job is still there. If it is, the reserve is in front again. So
+a job costs one step, however many dispatchers there are, and if the one in front dies, a job is late by some
+milliseconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 from typing import Final
 
 _BEHIND: Final = (0.001, 0.004)
-"""Seconds that a reserve waits, least and most: more than a round trip of the one in front, and little lateness."""
+"""Seconds that a reserve waits, least and most: longer than a round trip of the one in front, but hardly noticeable."""
 
 _RECENT: Final = 0.01
 """If a step finds nothing within so many seconds of a removal by another dispatcher, the other one was quicker."""

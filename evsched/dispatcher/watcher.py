@@ -112,7 +112,7 @@ class Watcher:
         self._reconnect = Reconnect("subscription", runtime.emit)
         self._losses = Losses()
         self._cut = False
-        """The watcher closed the connection itself, and has emitted that."""
+        """The watcher closed the connection itself, and has emitted `SubscriptionLost`."""
         self._flooded = False
         """The subscription is closed because of a flood, or was until a moment ago."""
 
@@ -188,7 +188,7 @@ class Watcher:
                 calm.cancel()
 
     def _calm(self) -> None:
-        """End a flood: check once more for what was missed meanwhile."""
+        """End a flood: check once more for events that were missed."""
         self._flooded = False
         self._listener.look(flooded=False)
 

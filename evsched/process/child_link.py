@@ -22,8 +22,8 @@ IDLE: Final = b"I"
 
 LINK: Final = "_EVSCHED_LINK_FD"
 METRICS: Final = "_EVSCHED_METRICS_FD"
-"""Environment variables with the descriptors of the sockets that a child inherits: its end of the link, and its metrics
-port, which listens already."""
+"""Environment variables with the descriptors of the sockets that a child inherits: its end of the link, and the socket
+of its metrics port, which already listens."""
 
 _BEHIND_AFTER: Final = 1.0
 """Seconds for which jobs must stay in ready before the worker reports that it is behind: a burst passes sooner."""
@@ -72,7 +72,7 @@ class ChildLink:
             self._idle_timer = self._loop.call_later(self._idle_after, self._report_idle)
 
     def close(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         self._idle_timer.cancel()
         if self._behind_timer is not None:
             self._behind_timer.cancel()

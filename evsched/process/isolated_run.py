@@ -32,7 +32,7 @@ from evsched.telemetry import log
 
 
 class Process:
-    """The process of one run, as `execution/isolation.py` has it."""
+    """The process of one run, as `execution/isolation.py` uses it."""
 
     def __init__(self, link: WorkerEnd, outcome: asyncio.Task[Outcome]) -> None:
         self.outcome = outcome
@@ -43,7 +43,7 @@ class Process:
         return not self.outcome.done() and self._link.send("go")
 
     def stop(self, reason: StopReason) -> None:
-        """Stop the handler as in the worker."""
+        """Stop the handler, in the same way as one that runs in the worker."""
         self._link.send(reason)
 
 
@@ -104,8 +104,8 @@ async def _find_and_call(app: str, run: Run, link: ProcessEnd) -> Outcome:
     if isinstance(prepared, Buried):
         if prepared.outcome == "expired":
             return replace(prepared, began=False)
-        # The worker found it valid with the code that it runs, so the code on disk is another.
-        raise HandlerMissing(f"by the code on disk it cannot run: {prepared.reason}")
+        # The worker found the job valid with the code that it runs, so the code on disk is different.
+        raise HandlerMissing(f"the code on disk cannot run it: {prepared.reason}")
     try:
         handlers = Handlers(program, threads=1)
         async with program.lifespan() as handlers.state:
@@ -113,7 +113,7 @@ async def _find_and_call(app: str, run: Run, link: ProcessEnd) -> Outcome:
             run.work = asyncio.ensure_future(_call(handlers, run, prepared))
             await asyncio.wait([run.work])
             return _outcome_of(run, prepared)
-    # The lifespan fails here, although it did not fail in the worker: so this run fails, and the worker goes on.
+    # The lifespan failed in this process, although not in the worker. So this run fails, and the worker continues.
     except Exception as error:  # noqa: BLE001
         failure = Failure(str(error)) if isinstance(error, ConfigError) else failure_of(error, app.partition(":")[0])
         return judge(run.job, prepared, Failed(failure.reason, traceback=failure.traceback))
@@ -126,5 +126,5 @@ async def _call(handlers: Handlers, run: Run, prepared: Prepared) -> None:
 
 
 def _outcome_of(run: Run, prepared: Prepared) -> Outcome:
-    """Return the outcome of a run that has ended. One that was stopped before its first step has none of its own."""
+    """Return the outcome of a run that has ended; also of one that was stopped before its first step, and set none."""
     return run.outcome or (aborted(prepared) if run.stop_reason == "cancelled" else Requeued())

@@ -1,6 +1,6 @@
 """The metrics ports of worker processes, and the file that lists them for Prometheus (`file_sd_configs`).
 
-The parent opens the ports. So a process that is started again listens on the port of the one before it.
+The parent opens the ports, so a worker process that is started again keeps its port.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from evsched.config import Config
 from evsched.errors import CannotStart
 
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104
-"""Addresses to listen on that Prometheus could not connect to: the file has the host's name instead."""
+"""Addresses to listen on, but not to connect to: the file has the host's name instead."""
 
 
 class MetricsPorts:
-    """A port for each of `count` processes, one after the other from the configured one; none if there is none.
+    """Consecutive ports for `count` processes, beginning with the configured one; no ports if none is configured.
 
     Raises:
         CannotStart: a port is taken.
@@ -40,7 +40,7 @@ class MetricsPorts:
             raise
 
     def of(self, number: int) -> socket.socket | None:
-        """Return the socket of one process; None = processes have none."""
+        """Return the socket of one process; None = there are no ports."""
         return self._sockets[number] if self._sockets else None
 
     def write_targets(self, numbers: Iterable[int]) -> None:

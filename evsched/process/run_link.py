@@ -42,7 +42,7 @@ class WorkerEnd:
         self._process: str | bytes = ""
 
     def receive(self) -> None:
-        """Receive one datagram. The first one brings the address of the process, which gets its output for it."""
+        """Receive one datagram. The first one has the address of the process, which then gets the worker's output."""
         with contextlib.suppress(BlockingIOError):
             datagram = self._own.recv(_LONGEST)
             if not secrets.compare_digest(datagram[:_KEY], self.address.key):
@@ -95,7 +95,7 @@ class ProcessEnd:
         self._worker = path_of(address.address)
 
     def take_output(self, name: str) -> None:
-        """Wait for the worker's stdout and stderr, and write to them from now on; `name` is that of the own socket."""
+        """Wait for the worker's stdout and stderr, and write to them from now on. `name`: that of our own socket."""
         self._own.setblocking(True)
         self._own.sendto(self._key + name.encode("latin-1"), self._worker)
         text, outputs = b"", list[int]()
@@ -107,7 +107,7 @@ class ProcessEnd:
         self._own.setblocking(False)
 
     async def wait_to_begin(self, on_stop: Callable[[StopReason], None]) -> None:
-        """Report that the process is ready, and wait until it may begin; then call `on_stop` if it is to stop."""
+        """Report that the process is ready, and wait until it may begin. `on_stop` is called when it must stop."""
         loop, may_begin = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def receive() -> None:
@@ -128,7 +128,7 @@ class ProcessEnd:
 
 @contextlib.contextmanager
 def join_link(address: SocketAddress) -> Generator[ProcessEnd]:
-    """Open the end of the process, whose output is the worker's from now on."""
+    """Open the end of the process. From now on, the process writes to the worker's stdout and stderr."""
     with bound() as (own, name):
         end = ProcessEnd(own, address)
         end.take_output(name)

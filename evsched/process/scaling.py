@@ -1,4 +1,4 @@
-"""How many worker processes there are: between two bounds, as they report that they are behind or idle. Pure."""
+"""Decides how many worker processes run: between two bounds, more if one is behind, fewer if one is idle. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evsched.errors import ConfigError
 from evsched.process import child_link
 
 _APART: Final = 2.0
-"""Seconds from one start of another process to the next: the first must have had time to fetch jobs."""
+"""Seconds between the starts of two more processes: the first one needs this time before it fetches jobs."""
 
 
 class Span(Struct, frozen=True):

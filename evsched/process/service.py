@@ -79,11 +79,11 @@ class _Process:
         self.server = ""
         self.telemetry = Telemetry(self.runtime, events, evsched.__version__, inherited(METRICS))
 
-    async def meet_redis(self) -> None:
-        """Wait for Redis, and find out which server it is.
+    async def wait_for_redis(self) -> None:
+        """Wait until Redis answers, and find out which server it is.
 
         Raises:
-            CannotStart: it is absent and required, refuses, or is too old.
+            CannotStart: it refuses, or is too old; or it does not answer, and the settings require it at the start.
         """
         reconnect = Reconnect("the start", self.runtime.emit)
         while not self.server:
@@ -108,10 +108,10 @@ class _Process:
 
 
 _ENDED: Final = ", which ends the worker: its jobs start again when its lease ends; restart the process"
-"""What follows when a handler ends the event loop that its worker runs in."""
+"""The end of the message when a handler has ended the event loop that its worker runs in."""
 
 _Work = Callable[[_Process], Awaitable[bool]]
-"""Works until the process is asked to end; returns whether threads still run that cannot be ended."""
+"""Works until the process is asked to end; returns whether handlers still run in threads, which cannot be ended."""
 
 
 def run_dispatcher(config: Config) -> None:
@@ -149,7 +149,7 @@ def _run(config: Config, grace: float, work: _Work) -> None:
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:
         try:
-            asyncio.run(_live(_Process(config, events, shutdown, link), work))
+            asyncio.run(_run_until_asked_to_end(_Process(config, events, shutdown, link), work))
         except asyncio.CancelledError:
             raise LoopEnded(f"a handler cancelled tasks that are not its own{_ENDED}") from None
         except RuntimeError as error:
@@ -158,12 +158,12 @@ def _run(config: Config, grace: float, work: _Work) -> None:
             raise LoopEnded(f"a handler stopped the event loop{_ENDED}") from None
 
 
-async def _live(process: _Process, work: _Work) -> None:
+async def _run_until_asked_to_end(process: _Process, work: _Work) -> None:
     process.shutdown.request.attach()
     lingering = False
     try:
         async with process.telemetry:
-            if await process.shutdown.request.run_until_made(process.meet_redis()):
+            if await process.shutdown.request.run_until_made(process.wait_for_redis()):
                 lingering = await work(process)
     finally:
         await process.runtime.sender.close()

@@ -1,6 +1,6 @@
 """The parent of worker processes: starts them, restarts those that end, starts more and ends idle ones (`scaling.py`).
 
-It has no connection to Redis and polls nobody: its children report to it (`child_link.py`).
+It has no connection to Redis and does not poll: its children report to it (`child_link.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evsched.runtime.shutdown import FORCED, Shutdown, bound
 from evsched.transport.backoff import reconnect_delay
 
 _CANNOT_START: Final = (1, 2)
-"""Exit codes of a command that has said why it cannot work (`cli`). With any other code the next start may succeed."""
+"""Exit codes of a command that has printed why it cannot start (`cli`). With any other code the next start may work."""
 
 _MARGIN: Final = 1.0
 """Seconds for a child to end after its own time limit. If it has not ended then, it is suspended or the host hangs."""

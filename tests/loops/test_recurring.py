@@ -52,7 +52,7 @@ async def test_a_declared_recurrence_runs_at_its_times_and_counts_its_occurrence
         await running.recorder.until(lambda: len(moments) >= 3)
     record = raw.hgetall(f"{root(queue)}recurrence:tick")
     seconds = [int(job_id.removeprefix("tick@")) for job_id, _ in moments]
-    # Each second has run, or counts as missed, if the machine stood still for half of it.
+    # Each second has a run, or counts as missed, if the machine was too busy for half of that second.
     missed = int(record.get(b"missed", 0))
     assert seconds == sorted(set(seconds))
     assert len(seconds) <= seconds[-1] - seconds[0] + 1 <= len(seconds) + missed
@@ -120,7 +120,7 @@ async def test_a_recurrence_without_a_record_is_reported_once_and_the_others_go_
         raw.zadd(f"{root(queue)}recurrences", {"bad": 0, "good": 0})
         await running.recorder.wait(events.Completed, count=2)
         (broken,) = running.recorder.of(events.RecurrenceBroken)
-        assert (broken.name, "its key is no hash" in broken.reason) == ("bad", True)
+        assert (broken.name, "its key is not a hash" in broken.reason) == ("bad", True)
         assert not running.recorder.of(events.CallRefused)
         # It recurs again when its record is back.
         raw.delete(f"{root(queue)}recurrence:bad")
@@ -160,7 +160,7 @@ async def test_twenty_seconds_of_downtime_follow_the_misfire_policy(
         await running.recorder.until(lambda: len([job for job in ran if float(job[2:]) > now]) >= 2)
     late = [job for job in ran if float(job[2:]) < now]
     assert abs(len(late) - made_up) <= 1  # the current second's may count as late or as on time
-    # If the machine stands still it misses more, but only occurrences that did not run.
+    # On a machine that is too busy, more are missed, but only occurrences that did not run.
     newer = [int(job[2:]) for job in ran if float(job[2:]) > now]
     stalled = max(newer) - int(now) - len(newer)
     counted = int(raw.hget(f"{root(queue)}recurrence:t", "missed") or 0)

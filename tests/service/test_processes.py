@@ -155,16 +155,16 @@ def test_a_child_that_hangs_is_killed_after_its_time_limit(cli: Cli, queue: str)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("--metrics-targets", "t.json"), "give --processes too"),
-        (("--processes", "2", "--metrics-targets", "t.json"), "give the first of them with --metrics-port"),
+        (("--processes", "2", "--metrics-targets", "t.json"), "give the first one with --metrics-port"),
         (("--processes", "2", "--burst"), "--burst runs in one process"),
     ],
 )
-def test_flags_that_contradict_each_other_are_refused(cli: Cli, words: tuple[str, ...], says: str) -> None:
+def test_flags_that_contradict_each_other_are_refused(cli: Cli, words: tuple[str, ...], message: str) -> None:
     done = cli.run("worker", "tasks:app", *words)
-    assert (done.returncode, says in done.stderr) == (2, True)
+    assert (done.returncode, message in done.stderr) == (2, True)
 
 
 def test_the_parent_ends_if_its_first_child_cannot_start(cli: Cli) -> None:
