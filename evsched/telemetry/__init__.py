@@ -1,4 +1,5 @@
-"""What a process tells about itself: metrics, log lines, health over HTTP.
+"""What a process reports about itself: metrics, log lines, and its health over HTTP.
 
-Nothing here is called by the loops: it reads their events. Start with `metrics.py`; `process.py` puts it together.
+The loops do not call this package: it subscribes to their events. Start with `metrics.py`; `process.py` puts the parts
+together.
 """

@@ -1,11 +1,11 @@
 """The HTTP server of a process: /metrics for Prometheus, /healthz and /readyz for whatever supervises the process.
 
 It answers GET and HEAD, one request a connection, and nothing else: no framework is needed for three pages, and none
-of them takes input. It binds to 127.0.0.1 unless told otherwise.
+of them takes input. By default it binds to 127.0.0.1.
 
-Nobody is kept from an answer by others who are slow. A client that keeps us waiting, for its request or to take its
-answer, is cut off after a time, and at once when too many others came after it. Scrapes have a bound of their own, and
-what watches over the process, /healthz and /readyz, has none.
+A slow client does not keep others from an answer. A client that is slow to send its request or to receive its response
+is disconnected after a time limit, or as soon as too many others are waiting too. The number of scrapes at one time is
+limited; /healthz and /readyz, on which the supervision of the process depends, have no such limit.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from evsched import forks
 from evsched.errors import CannotStart
 
 _PATIENCE: Final = 5.0
-"""Seconds in which a client must have sent its request, and again to take the response."""
+"""Seconds that a client has to send its request, and again to receive the response."""
 
 _LONGEST: Final = 8192
 """The most bytes of a request's head."""
 
 _WAITED_FOR: Final = 64
-"""The most clients that have connected and not yet sent their request."""
+"""The most clients that may be waited for at one time, to send a request or to receive a response."""
 
 _SCRAPES: Final = 32
 """The most scrapes at one time, which are answered one after the other. Prometheus makes one."""
@@ -54,8 +54,8 @@ class Page(Struct, frozen=True):
 class HttpServer:
     """Serves one process.
 
-    `refresh()` reads what is read when a scrape comes; `ready()` returns None, or why the process is not ready;
-    `alive()`, which loop of it hangs.
+    `refresh()` updates the metrics that are read at a scrape. `ready()` returns why the process is not ready, and
+    `alive()` which of its loops hangs; None if all is well.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HttpServer:
         self._alive = alive
         self._server: asyncio.Server | None = None
         self._waiting = dict[asyncio.StreamWriter, None]()
-        """The clients that have not sent their request yet, the oldest first."""
+        """The clients that must send their request or receive their response, the one waited for longest first."""
         self._scraping = 0
         self._scrape = asyncio.Lock()
         self._builder = ThreadPoolExecutor(1, "evsched-metrics")
@@ -113,9 +113,9 @@ class HttpServer:
         try:
             with self._wait_for(writer):
                 async with asyncio.timeout(_PATIENCE):
-                    asked = await _read(reader)
-            page = asked if isinstance(asked, Page) else await self._page(asked.path, asked.accept)
-            body = b"" if isinstance(asked, Request) and asked.method == "HEAD" else page.body
+                    request = await _read(reader)
+            page = request if isinstance(request, Page) else await self._page(request.path, request.accept)
+            body = b"" if isinstance(request, Request) and request.method == "HEAD" else page.body
             with self._wait_for(writer):
                 async with asyncio.timeout(_PATIENCE):
                     writer.write(_head(page) + body)
@@ -127,7 +127,7 @@ class HttpServer:
 
     @contextlib.contextmanager
     def _wait_for(self, writer: asyncio.StreamWriter) -> Generator[None]:
-        """Wait for a client's request; if too many are waiting, disconnect the one that has waited longest."""
+        """Wait for a client inside this context. If too many are waited for, disconnect the one that takes longest."""
         if len(self._waiting) >= _WAITED_FOR:
             slowest = next(iter(self._waiting))
             del self._waiting[slowest]
@@ -142,9 +142,9 @@ class HttpServer:
         if path == "/metrics":
             return await self._metrics(accept)
         if path == "/healthz":
-            return _verdict(self._alive())
+            return _health(self._alive())
         if path == "/readyz":
-            return _verdict(await self._ready())
+            return _health(await self._ready())
         return Page(HTTPStatus.NOT_FOUND, b"there are /metrics, /healthz and /readyz\n")
 
     async def _metrics(self, accept: str) -> Page:
@@ -166,7 +166,7 @@ class HttpServer:
 
 
 async def _read(reader: asyncio.StreamReader) -> Request | Page:
-    """Read a request, or say what is wrong with it."""
+    """Return a request, or the page that says what is wrong with it."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.LimitOverrunError:
@@ -188,10 +188,10 @@ def _cut(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-def _verdict(wrong: str | None) -> Page:
-    if wrong is None:
+def _health(problem: str | None) -> Page:
+    if problem is None:
         return Page(HTTPStatus.OK, b"ok\n")
-    return Page(HTTPStatus.SERVICE_UNAVAILABLE, f"{wrong}\n".encode())
+    return Page(HTTPStatus.SERVICE_UNAVAILABLE, f"{problem}\n".encode())
 
 
 def _url(server: asyncio.Server) -> str:

@@ -1,4 +1,4 @@
-"""One line for each fact that an operator wants to read: human on a terminal, JSON otherwise."""
+"""The log: a line for each event that an operator needs to know, as text on a terminal, else as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.JobAborted: (logging.INFO, "job {id} of {queue}, task {task}, was cancelled in attempt {attempt}"),
     events.HandlerNotFound: (
         logging.ERROR,
-        "task {task} of {queue} cannot begin: {reason}: mend the code, or restart the worker; its jobs are tried again",
+        "task {task} of {queue} cannot begin: {reason}: fix the code, or restart the worker; its jobs are tried again",
     ),
     events.JobDeferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
     events.RecurrenceDeclared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
@@ -63,7 +63,7 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     ),
     events.WorkerBlocked: (
         logging.CRITICAL,
-        "worker {worker} ends: one of {running} blocks it; {handed_back} returned to ready",
+        "worker {worker} ends: one of {running} blocks its event loop; {handed_back} jobs returned to ready",
     ),
     events.EndedByForce: (logging.CRITICAL, "ended by force {seconds:.0f} s after the signal: the app did not end"),
     events.EndedAtOnce: (
@@ -95,14 +95,15 @@ _LONGEST: Final = 8192
 """Characters of a line: collectors cut longer ones, which breaks the JSON."""
 
 _CUTS: Final = ((4000, 300), (1000, 50), (150, 5))
-"""How many characters of a text and items of a list are shown: the first pair with which the line fits."""
+"""The characters of a text and the items of a list that are shown: the first pair with which the line is short enough
+is used."""
 
 _MOST: Final = 8
 """Items of a list that a line for a terminal shows. The JSON has more."""
 
 
 class Log:
-    """The log of one process. It logs once that Redis is away, although every loop notices it.
+    """The log of one process. It logs once that Redis is down, although every loop notices it.
 
     `jobs`: also log the start and the end of each job, whose events cover batches.
     """
@@ -110,6 +111,7 @@ class Log:
     def __init__(self, *, jobs: bool = False) -> None:
         self._jobs = jobs
         self._down = set[str]()
+        """The loops that Redis does not serve."""
         self._since = 0.0
         """When the first of them lost Redis, by the monotonic clock."""
 

@@ -49,7 +49,7 @@ class Metrics:
         self._tasks = set[str]()
         self._queues = dict[str, str]()
         self._down = set[str]()
-        """The parts of this process that Redis does not serve."""
+        """The loops of this process that Redis does not serve, and "scrape"."""
         self.counted = self._table()
         """The kinds of events that are counted, each with the function that counts it."""
         self.gauges["redis_up"].set(1)
@@ -125,7 +125,7 @@ class Metrics:
         child.inc(by)
 
     def _tally(self, name: str, label: str, by: float = 1) -> None:
-        """Add to a counter that is of no queue."""
+        """Add to a counter whose only label is not a queue."""
         self._counters[name].labels(label).inc(by)
 
     def _task(self, name: str) -> str:

@@ -23,7 +23,7 @@ from evsched.worker.worker import Worker
 
 
 class Telemetry:
-    """`async with` it around the life of a process, and name the loops that run there."""
+    """Use `async with` for the life of a process, and register the loops that run in it by `of_...`."""
 
     def __init__(self, runtime: Runtime, events: Events, version: str, listening: socket.socket | None = None) -> None:
         self._runtime = runtime
@@ -41,18 +41,18 @@ class Telemetry:
             events.subscribe(self._readiness.on_event)
 
     def of_dispatcher(self, dispatcher: Dispatcher) -> None:
-        """Serve the figures of a dispatcher: its queues, and whether it receives their events."""
+        """Report on a dispatcher: the figures of its queues, and whether it receives their events."""
         depths = Depths(self._metrics, self._runtime, lambda: dispatcher.queues)
         self._refreshes.append(depths.refresh)
         self._readiness.watch(lambda: dispatcher.pulses)
         self._readiness.require(dispatcher.queues[0], dispatcher.wrong, subscribes=True)
 
     def of_janitor(self, janitor: Janitor) -> None:
-        """Serve whether a janitor makes progress."""
+        """Report whether a janitor makes progress."""
         self._readiness.watch(lambda: [janitor.pulse])
 
     def of_worker(self, worker: Worker) -> None:
-        """Serve the figures of a worker: its slots."""
+        """Report on a worker: its slots, and whether it serves its queues."""
         slots = self._metrics.gauges["worker_slots"]
 
         async def refresh() -> None:

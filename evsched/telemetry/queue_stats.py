@@ -30,6 +30,7 @@ DEADLINE: Final = 0.75
 """Seconds that a scrape or a probe waits for Redis; then it answers without it, within a second."""
 
 _WHO: Final = "scrape"
+"""The name under which a failed read counts as a part of the process that Redis does not serve."""
 
 
 class Depths:
@@ -42,9 +43,9 @@ class Depths:
         self._at = float("-inf")
 
     async def refresh(self) -> None:
-        """Read figures older than a second. What cannot be read is left out, and evsched_redis_up is 0.
+        """Read the figures, if they are older than a second. If that fails, leave them out, and set redis_up to 0.
 
-        An old figure would look current to a dashboard or an alert.
+        They are left out because a dashboard or an alert would take an old figure for the current one.
         """
         if time.monotonic() - self._at < _FRESH:
             return
@@ -85,9 +86,9 @@ class Depths:
         return [answer for some in slices for answer in await self._runtime.sender.send_all(some)]
 
 
-def _ahead(now: float, sent: float, heard: float) -> float:
-    """Return how far Redis's clock is ahead of this host's; it was read between `sent` and `heard`."""
-    return min(now - sent, 0.0) + max(now - heard, 0.0)
+def _ahead(now: float, sent: float, received: float) -> float:
+    """Return how far Redis's clock is ahead of this host's. Redis read it between `sent` and `received`."""
+    return min(now - sent, 0.0) + max(now - received, 0.0)
 
 
 def _overdue_for(queue_stats: QueueStats) -> float:

@@ -51,14 +51,14 @@ class Readiness:
         """Require these loops to make progress."""
         self._pulses.append(pulses)
 
-    def require(self, queue: str, wrong: Callable[[], str | None], *, subscribes: bool = False) -> None:
-        """Be ready only if Redis serves `queue`, and `wrong()` is None. `subscribes`: the events must arrive too."""
-        self._loops.append((queue, wrong))
+    def require(self, queue: str, failure: Callable[[], str | None], *, subscribes: bool = False) -> None:
+        """Be ready only if Redis serves `queue`, and `failure()` is None. `subscribes`: the events must arrive too."""
+        self._loops.append((queue, failure))
         self._subscribes = self._subscribes or subscribes
 
     def why_not_alive(self) -> str | None:
         """Return which loop hangs; None if none does."""
-        return next((wrong for pulses in self._pulses for pulse in pulses() if (wrong := pulse.wrong())), None)
+        return next((hung for pulses in self._pulses for pulse in pulses() if (hung := pulse.wrong())), None)
 
     async def why_not_ready(self) -> str | None:
         """Return why the process is not ready; None if it is."""
@@ -69,12 +69,12 @@ class Readiness:
         known = self.why_not_alive() or (self._subscribes and (self._unsubscribed or self._unproven)) or None
         if known is not None:
             return known
-        for queue, wrong in self._loops:
-            if (reason := await self._why_redis_does_not_serve(queue, wrong)) is not None:
+        for queue, failure in self._loops:
+            if (reason := await self._why_redis_does_not_serve(queue, failure)) is not None:
                 return reason
         return None
 
-    async def _why_redis_does_not_serve(self, queue: str, wrong: Callable[[], str | None]) -> str | None:
+    async def _why_redis_does_not_serve(self, queue: str, failure: Callable[[], str | None]) -> str | None:
         """Run a script, then check how the last passes of the loops went."""
         try:
             async with asyncio.timeout(DEADLINE):
@@ -86,8 +86,8 @@ class Readiness:
         except StoreRefused as error:
             if error.kind in (*NO_ENTRY, "noperm"):
                 return f"Redis refuses: {error}"
-            # Bad data of one queue: whether the loops fail for all queues decides.
+            # Bad data of one queue: the process is ready unless its loops fail for all queues.
         except TimeoutError:
             return f"Redis does not answer within {DEADLINE:g} s"
-        refused = wrong()
+        refused = failure()
         return None if refused is None else f"Redis refuses: {refused}"

@@ -33,11 +33,11 @@ _DEADLINE: Final = 1.5
 """Seconds to wait for Redis: a page that does not change for longer should say why."""
 
 _PATIENCE: Final = 0.5
-"""Seconds to wait for the workers. One with a blocked event loop does not reply; the page must not wait."""
+"""Seconds to wait for the workers' replies: a worker whose event loop is blocked sends none."""
 
 _LONGEST: Final = 128 * 1024
-"""Bytes of a reply; a busy worker's has 13,000, with the longest ids and tasks 80,000. Anybody with the right to
-publish can send one."""
+"""The most bytes of a reply that are read. A busy worker sends 13,000, with the longest ids and tasks 80,000; anybody
+with the right to publish could send more."""
 
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -52,13 +52,15 @@ class Top:
         self._stores = {queue: Store(queue) for queue in queues}
         self._named = bool(queues)
         self._cursor = 0
-        """Where the SCAN for queues goes on at the next look."""
+        """Where the SCAN for queues continues at the next look."""
         self._channels: dict[bytes, str] = {}
         """The channels subscribed to, and the queue of each."""
         self._subscription: Subscription | None = None
-        self._hearing: asyncio.Future[None] | None = None
-        self._heard: dict[tuple[str, str], WorkerStatus] = {}
-        self._news = asyncio.Event()
+        self._receiving: asyncio.Future[None] | None = None
+        self._received: dict[tuple[str, str], WorkerStatus] = {}
+        """The replies to the last request, by worker and queue."""
+        self._arrived = asyncio.Event()
+        """A reply arrived, or the subscription ended."""
 
     async def pages(self) -> AsyncGenerator[Page]:
         """Yield a page each second, for ever. While Redis is down, the page says so.
@@ -89,15 +91,15 @@ class Top:
         """
         await self._find()
         await self._subscribe()
-        self._heard.clear()
+        self._received.clear()
         answers, refused = await self._ask()
         at = time.monotonic()
-        await self._wait(sum(heard for _, _, heard in answers.values()))
+        await self._wait(sum(expected for _, _, expected in answers.values()))
         return Look(
             at=at,
             stats={queue: queue_stats for queue, (queue_stats, _, _) in answers.items()},
             leases={queue: leases for queue, (_, leases, _) in answers.items()},
-            statuses=list(self._heard.values()),
+            statuses=list(self._received.values()),
             refused=refused,
         )
 
@@ -119,13 +121,13 @@ class Top:
         return read, refused
 
     async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
-        queue_stats, leases, heard = await self._sender.send_all(
+        queue_stats, leases, expected = await self._sender.send_all(
             [store.queue_stats(), store.survey(), store.request_status(self._asker)]
         )
-        return queue_stats, leases, heard
+        return queue_stats, leases, expected
 
     async def _find(self) -> None:
-        """Read the set of all queues, and a slice of the keys for queues that no dispatcher has met."""
+        """Read the set of all queues, and a slice of the keys for queues that no dispatcher has found."""
         if self._named:
             return
         names, found = await asyncio.gather(
@@ -134,7 +136,7 @@ class Top:
             return_exceptions=True,
         )
         if isinstance(names, StoreRefused):
-            names = list[str]()  # the key is of another type: the slices find all queues, only later
+            names = list[str]()  # the key has the wrong type: the slices find the queues, but later
         if isinstance(names, BaseException):
             raise names
         if isinstance(found, BaseException):
@@ -146,23 +148,23 @@ class Top:
     async def _subscribe(self) -> None:
         """Subscribe to the replies of the workers of all queues."""
         channels = {keys.status_replies(queue, self._asker).encode(): queue for queue in self._stores}
-        if self._hearing is not None and not self._hearing.done() and channels == self._channels:
+        if self._receiving is not None and not self._receiving.done() and channels == self._channels:
             return
         await self._unsubscribe()
         if channels:
             self._subscription, self._channels = Subscription(self._url), channels
             await self._subscription.open([], [channel.decode() for channel in channels])
-            self._hearing = asyncio.ensure_future(self._hear(self._subscription))
+            self._receiving = asyncio.ensure_future(self._receive(self._subscription))
 
-    async def _hear(self, subscription: Subscription) -> None:
+    async def _receive(self, subscription: Subscription) -> None:
         try:
             async for channel, message in subscription.messages():
                 status = read_status(message)
                 if status is not None and status.queue == self._channels[channel]:
-                    self._heard[status.worker, status.queue] = status
-                    self._news.set()
+                    self._received[status.worker, status.queue] = status
+                    self._arrived.set()
         finally:
-            self._news.set()
+            self._arrived.set()
 
     async def _wait(self, expected: int) -> None:
         """Wait for that many replies, within a time limit.
@@ -172,20 +174,20 @@ class Top:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                while len(self._heard) < expected:
-                    self._news.clear()
-                    if self._hearing is not None and self._hearing.done():
-                        self._hearing.result()
-                    await self._news.wait()
-        if expected and not self._heard:
+                while len(self._received) < expected:
+                    self._arrived.clear()
+                    if self._receiving is not None and self._receiving.done():
+                        self._receiving.result()
+                    await self._arrived.wait()
+        if expected and not self._received:
             # No reply at all: the connection may be half open. The next page opens another.
             await self._unsubscribe()
 
     async def _unsubscribe(self) -> None:
-        if self._hearing is not None:
-            self._hearing.cancel()
-            await asyncio.gather(self._hearing, return_exceptions=True)
-            self._hearing = None
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.gather(self._receiving, return_exceptions=True)
+            self._receiving = None
         if self._subscription is not None:
             await self._subscription.close()
             self._subscription = None

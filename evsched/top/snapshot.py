@@ -1,4 +1,4 @@
-"""The page of `evsched top`, as a value: made of one look at Redis and what is known from the looks before it.
+"""The page of `evsched top`, as a value: made from the last look at Redis and what is known from earlier looks.
 
 Pure: top/collector.py looks, cli/render.py draws. Lengths are in seconds, times in Unix seconds by Redis's clock.
 """
@@ -17,7 +17,7 @@ from evsched.worker.status_reporter import Running, WorkerStatus
 _SAMPLES: Final = 60
 """Looks whose lateness is kept: at one a second, the last minute."""
 
-_SENSELESS: Final = 1e9
+_DUE_AT_ONCE: Final = 1e9
 """A job that is later than this (30 years) was due at 0 or -inf, which means "now"."""
 
 
@@ -82,7 +82,7 @@ class QueueRow(Struct, frozen=True):
     paused: float | None
     """Since when."""
     rates: Rates | None
-    """None: there is only one look so far."""
+    """None: this is the first look, and a rate needs two."""
 
 
 class JobRow(Struct, frozen=True):
@@ -109,7 +109,7 @@ class WorkerRow(Struct, frozen=True):
 
 
 class Down(Struct, frozen=True):
-    """Redis is down: the rest of the page is from before."""
+    """Redis is down: the rest of the page shows what the last look found."""
 
     seconds: float
     reason: str
@@ -154,8 +154,8 @@ def compose(look: Look, before: History) -> tuple[Page, History]:
 
 def sample(lateness: Iterable[float]) -> Sample | None:
     """Return the median and the largest; None without values. Of an even number, the median is the upper one."""
-    sane = sorted(late for late in lateness if late < _SENSELESS)
-    return Sample(sane[len(sane) // 2], sane[-1]) if sane else None
+    known = sorted(late for late in lateness if late < _DUE_AT_ONCE)
+    return Sample(known[len(known) // 2], known[-1]) if known else None
 
 
 def total(parts: Iterable[Rates]) -> Rates:

@@ -28,7 +28,7 @@ _START: Final = 30.0
 """Seconds: an empty server answers in 0.03, one that reads 1 GB of AOF from a slow disk in about 20."""
 
 _STOP: Final = 10.0
-"""Seconds: SIGTERM flushes the AOF, on a slow disk in one or two; after this the server is killed."""
+"""Seconds after SIGTERM until the server is killed. It flushes the AOF first, which takes a slow disk one or two."""
 
 _LOOK: Final = 0.002
 """Seconds between two checks whether the server answers; each costs one connect."""
@@ -43,7 +43,7 @@ wait
 test -z "$gone" || rm -rf -- "$0"
 """
 """The guardian: starts the server, prints its pid, and reads. A line asks it to end the server; end of file means that
-our process is gone, however it died, and then it deletes the folder too. $0 is the folder, "$@" the server's command.
+our process has ended, in whatever way, and then it deletes the folder too. $0 is the folder, "$@" the server's command.
 A server that has ended stays a zombie until its guardian ends, so that its pid is not given to another process."""
 
 
@@ -60,11 +60,11 @@ def config_file() -> Path:
 class EmbeddedRedis:
     """Run a private server, as a context manager.
 
-    `url` is for clients; `pid` is the server's own, for tests that stop or kill it. Settings override those
-    of redis.conf, `_` standing for `-`: `EmbeddedRedis(appendfsync="always", maxmemory="1mb")`. A value is
-    read as a line of redis.conf is, so "pubsub 32mb 8mb 60" is four words.
+    `url` is for clients; `pid` is the server's own, for tests that stop or kill it. Settings override those of
+    redis.conf, with `_` for `-`: `EmbeddedRedis(appendfsync="always", maxmemory="1mb")`. A value is read like a line of
+    redis.conf, so "pubsub 32mb 8mb 60" is four words.
 
-    There is no TCP port unless `port` is given: a number, or 0 for any free one; then `port` says which.
+    It listens on a TCP port only if `port` is given: a number, or 0 for any free port. Then `port` is that port.
 
     `project`: the folder in which it runs; without one, a new folder with a random name.
 
@@ -182,9 +182,9 @@ class EmbeddedRedis:
         deadline = time.monotonic() + _START
         while not self._answers():
             if self._ended(_LOOK):
-                raise CannotStart(f"{self.server.path} ended while it started: {self._last_words()}")
+                raise CannotStart(f"{self.server.path} ended while it started: {self._log_end()}")
             if time.monotonic() > deadline:
-                raise CannotStart(f"{self.server.path} did not answer within {_START:g} s: {self._last_words()}")
+                raise CannotStart(f"{self.server.path} did not answer within {_START:g} s: {self._log_end()}")
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as client:
@@ -199,7 +199,7 @@ class EmbeddedRedis:
         return answer.startswith((b"+PONG", b"-NOAUTH"))
 
     def _ended(self, wait: float) -> bool:
-        """Tell whether the server has ended, waiting `wait` seconds for it."""
+        """Return whether the server has ended, after waiting for that for up to `wait` seconds."""
         if self._guardian is None:
             return True
         return bool(select.select([_pipe(self._guardian.stdout)], [], [], wait)[0])
@@ -208,7 +208,7 @@ class EmbeddedRedis:
         if self.pid and not self._ended(0):
             os.kill(self.pid, number)
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
         return " / ".join(line.strip() for line in lines[-8:] if line.strip()) or "its log is empty"
 

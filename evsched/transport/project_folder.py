@@ -1,7 +1,7 @@
 """The folder of a project's private Redis: the same at each start of `evsched dev`, so that its URL stays the same.
 
-There is one for each user, working folder and app: in XDG_RUNTIME_DIR, else in the folder for temporary files. Whoever
-uses it holds a lock beside it: the server and its guardian too, so that a folder is free when the last of them has
+There is one for each user, working folder and app: in XDG_RUNTIME_DIR, else in the folder for temporary files. Beside
+it is a lock. `evsched dev`, the server and its guardian all hold it, so the folder is free when the last of them has
 ended.
 """
 
@@ -24,13 +24,13 @@ from evsched.transport import address
 
 SOCKET: Final = "redis.sock"
 SOCKET_PATH_MOST: Final = 100
-"""Bytes: the system's limit is 108 with the closing zero, on macOS 104."""
+"""Bytes. The system's limit is 108 with the zero at the end, on macOS 104."""
 
 RANDOM_PREFIX: Final = "evsched-"
-"""Of the folder of a server without a project."""
+"""How the name of a server's folder begins if the server has no project."""
 
 _FREED: Final = 3.0
-"""Seconds to wait for a lock whose server answers no more: its guardian is about to delete the folder."""
+"""Seconds to wait for the lock if no server answers: the guardian of one that ended is about to delete the folder."""
 
 _LOOK: Final = 0.02
 """Seconds between two tries to get that lock."""
@@ -47,7 +47,7 @@ class ProjectFolder(NamedTuple):
 def project_folder(app: str) -> Generator[ProjectFolder | None]:
     """Yield the folder of an app, MODULE:APP, of the working folder.
 
-    None: another process uses it, or there is no place where nobody else could have put it.
+    None: another process uses it, or no place for it exists that only this user can write to.
     """
     base = _base()
     if base is None:
@@ -67,7 +67,7 @@ def project_folder(app: str) -> Generator[ProjectFolder | None]:
 
 
 def is_ended(url: str) -> bool:
-    """Tell whether a URL is that of a private Redis, of this project or another, that has ended."""
+    """Return whether a URL is that of a private Redis, of this project or another, that has ended."""
     try:
         path = Path(str(address.parse(url).options.get("path", "")))
     except ConfigError:
@@ -85,7 +85,7 @@ def _bases() -> list[Path]:
 
 
 def _base() -> Path | None:
-    """Return the first place that can be made, is ours alone and is short enough for the path of a socket."""
+    """Return the first place that can be made, that only this user can open, and whose path is short enough."""
     for base in _bases():
         if len(os.fsencode(base / ("x" * 12) / SOCKET)) > SOCKET_PATH_MOST:
             continue
@@ -114,7 +114,7 @@ def _get(lock: int, path: Path) -> bool:
 
 
 def _empty(path: Path) -> None:
-    """Make the folder, without what a server left behind whose machine went down."""
+    """Make the folder, and delete what a server left in it when its machine crashed."""
     path.mkdir(mode=0o700, exist_ok=True)
     for folder, folders, files in os.walk(path, topdown=False):
         for name in files:

@@ -62,7 +62,7 @@ _NO_DATABASE: Final = (
 _NO_RIGHT: Final = "the ACL of this Redis user lacks a right: `evsched doctor --role ROLE` names the rights of its role"
 
 _REFUSED_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
-"""How the messages begin by which a script is told that its user may not run a command."""
+"""How Redis's messages begin when a script runs a command that its user may not run."""
 
 _FULL: Final = "OOM Redis's memory is full: raise `maxmemory`; jobs that are already there continue, which frees memory"
 
@@ -74,7 +74,7 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     if any(words in message for words in _UNKNOWN_CA):
         message += "; name the file of its CA in the URL: rediss://...?ssl_ca_certs=/PATH"
     if "unauthenticated" in message:
-        message = _UNAUTHENTICATED  # Redis closes at once on a command of many words, or a long one
+        message = _UNAUTHENTICATED  # Redis's own is about its protocol: before a login, it accepts only short commands
     elif "DB index is out of range" in message:
         return StoreRefused(f"{what}: {_NO_DATABASE}", kind="database")
     code, _, rest = message.partition(" ")

@@ -181,7 +181,7 @@ class _Batches:
                 future.set_result(value)
 
     async def close(self) -> None:
-        """Send no more, and close the connection."""
+        """Cancel the calls that have no reply yet, and close the connection."""
         if self._sending is not None:
             self._sending.cancel()
         await self._connection.close()
