@@ -78,9 +78,9 @@ class App:
 
         Put it above `@app.task(...)`, or above a function, which becomes a task. When a worker starts, it makes the
         recurrences in Redis agree with what the app declares. `name`: else the task's. `spread`: each occurrence is
-        moved by a stable part of it. `misfire`: what happens to missed occurrences: "skip", "once", or "all" up to
-        `most`. `overlap`: what happens to an occurrence that falls due before the one before it has ended: "skip",
-        "wait" or "allow".
+        delayed by up to so many seconds, and always by the same part of them. `misfire`: what happens to missed
+        occurrences: "skip", "once", or "all" up to `most`. `overlap`: what happens to an occurrence that falls due
+        before the one before it has ended: "skip", "wait" or "allow".
 
         Raises (when the function is decorated):
             ConfigError: the rule, zone or window is not valid; or the interval is shorter than the retries may take.
@@ -92,7 +92,7 @@ class App:
             handle = cast("TaskHandle[..., Any]", function if isinstance(function, TaskHandle) else self.task(function))
             recurrence = declared(handle.task, rule, options, self.payload_cap)
             queue = options.get("queue") or self.queue
-            if any(of == queue and other.name == recurrence.name for of, other in self.program.recurrences):
+            if any(name == queue and other.name == recurrence.name for name, other in self.program.recurrences):
                 raise ConfigError(f"recurrence {recurrence.name!r} is declared twice: give one of them another name=")
             self.program.recurrences.append((queue, recurrence))
             return handle

@@ -1,7 +1,7 @@
 """The settings: one frozen value, from the environment and from flags.
 
-A setting is a field of `Config`: its name, type, default, range and help are said there and nowhere else. Each can be
-set as EVSCHED_<NAME> and by a flag of the services. Lengths are in seconds.
+A setting is a field of `Config`, which defines its name, type, default, range and help. Each can be set as
+EVSCHED_<NAME> and by a flag of the services. Lengths are in seconds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP
 """The variables that Kubernetes makes for each Service of a namespace, such as EVSCHED_REDIS_SERVICE_HOST."""
 
 _NAMED_MOST: Final = 8
-"""How many variables a warning names at the most."""
+"""The most variables that a warning names."""
 
 
 _DAY: Final = 86400.0
-"""The longest length: a longer one is a slip, and an infinite one no timer takes."""
+"""The longest length: a longer one is a mistake, and no timer accepts an infinite one."""
 
 _SHORT: Final = 0.01
-"""The shortest length of what repeats: below it a loop would be busy with nothing else."""
+"""The shortest interval between repetitions: with a shorter one, a loop would do nothing else."""
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 LOG_LEVELS: Final = get_args(LogLevel)
@@ -56,7 +56,7 @@ _PERIOD: Final = Range(_SHORT, _DAY)
 
 
 class Setting(NamedTuple):
-    """What is known of a setting besides its type and its default, which are those of its field of `Config`."""
+    """A setting's help, flags and range. Its type and its default are those of its field of `Config`."""
 
     help: str
     """For `--help`: a phrase with its unit, without its default."""
@@ -86,7 +86,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool, Setting("Exit with code 1 if Redis cannot be reached at the start, instead of waiting for it", _SERVICES)
     ] = False
     weights: dict[str, float] = {}
-    """Of queues that a worker serves, when its slots are not enough for all; else 1. Set with `queues`."""
+    """How a worker's queues share its slots if these are not enough for all. A queue that is not named has 1. Set with
+    `queues`."""
 
     concurrency: Annotated[
         int,
@@ -128,7 +129,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int | None,
         Setting("Port of the pages /metrics, /healthz and /readyz; 0 chooses a free port", _SERVICES, Range(0, 65535)),
     ] = None
-    """None: nowhere."""
+    """None: the pages are not served."""
     metrics_host: Annotated[str, Setting("Address on which the metrics port listens", _SERVICES)] = "127.0.0.1"
     log_level: Annotated[LogLevel, Setting("Log lines of this level and above", _SERVICES)] = "INFO"
     log_jobs: Annotated[bool, Setting("Log the start and the end of each job", _WORKERS)] = False
@@ -140,7 +141,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             _LENGTH,
         ),
     ] = 30.0
-    """To start one again takes 0.5 s."""
+    """To start a process again takes 0.5 s."""
 
     safety_cap: Annotated[
         float,
@@ -151,12 +152,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             tuning=True,
         ),
     ] = 30.0
-    """What a lost event costs at the most."""
+    """The most that a lost event may delay a job."""
     probe_interval: Annotated[
         float, Setting("Seconds without traffic after which a connection is tested", _SERVICES, _PERIOD, tuning=True)
     ] = 13.0
-    """With `reply_timeout` under the 15 s in which a half-open link is noticed, and seldom enough for 0.2 commands a
-    second of a whole idle fleet."""
+    """A half-open connection is noticed after this and `reply_timeout`, together within 15 s. It is long enough that a
+    whole idle fleet sends only 0.2 commands a second."""
     reply_timeout: Annotated[
         float, Setting("Seconds to wait for the reply when a connection is tested", _SERVICES, _PERIOD, tuning=True)
     ] = 1.5
@@ -167,11 +168,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "Seconds without a heartbeat after which a worker's jobs start elsewhere", _SERVICES, _PERIOD, tuning=True
         ),
     ] = 14.0
-    """Such jobs start elsewhere within 15 s: the lease, and the janitor's step."""
+    """The jobs of a dead worker start elsewhere within 15 s: the lease, and the janitor's step."""
     heartbeat: Annotated[
         float, Setting("Seconds between two heartbeats of a worker that holds jobs", _SERVICES, _PERIOD, tuning=True)
     ] = 5.0
-    """Two may fail."""
+    """Two may fail before the lease ends."""
     idle_lease: Annotated[
         float, Setting("The lease of a worker that holds no job, in seconds", _SERVICES, _PERIOD, tuning=True)
     ] = 135.0
@@ -217,7 +218,7 @@ def _out_of_range(name: str, value: object) -> str:
 
 
 _AT: Final = re.compile(r"(.*) - at `\$\.(\w+).*`", re.DOTALL)
-"""A message of msgspec: what does not fit, and the field."""
+"""A message of msgspec: what is wrong, and in which field."""
 
 
 def _misfit(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:

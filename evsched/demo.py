@@ -32,7 +32,7 @@ _READY: Final = 30.0
 """Seconds within which both processes must be ready."""
 
 _PATIENCE: Final = 10.0
-"""Seconds after the last due time within which a job must end; else it counts as lost."""
+"""Seconds after the last due time within which every job must end; the others count as lost."""
 
 
 _SETTLE: Final = 6.0
@@ -164,16 +164,16 @@ def _report(jobs: int, late: list[float], sent: float) -> int:
     late = sorted(late)
     early = sum(value < 0 for value in late)
 
-    def share(of: float) -> str:
-        return f"{late[min(int(len(late) * of), len(late) - 1)] * 1e3:.2f} ms" if late else "-"
+    def quantile(part: float) -> str:
+        return f"{late[min(int(len(late) * part), len(late) - 1)] * 1e3:.2f} ms" if late else "-"
 
     report = {
         "jobs run": f"{len(late)} of {jobs}",
         "jobs lost": jobs - len(late),
         "jobs early": early,
-        "lateness, half of the jobs": f"at most {share(0.5)}",
-        "lateness, 99 of 100 jobs": f"at most {share(0.99)}",
-        "lateness, all jobs": f"at most {share(1)}",
+        "lateness, half of the jobs": f"at most {quantile(0.5)}",
+        "lateness, 99 of 100 jobs": f"at most {quantile(0.99)}",
+        "lateness, all jobs": f"at most {quantile(1)}",
         "commands to Redis while idle": f"{sent:.2f} a second",
     }
     for name, value in report.items():

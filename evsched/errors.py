@@ -2,7 +2,7 @@
 
 EvschedError
 ├── ConfigError        something that was set, named or installed is wrong: correct it and start again
-│   ├── CannotStart    the settings may be right, but something that the process needs is missing
+│   ├── CannotStart    something that the process needs is missing, although the settings may be right
 │   └── BadArguments   a task cannot be called with these arguments; a TypeError as well
 ├── LoopEnded          a loop of a process has ended, which ends the process: a bug
 ├── UnknownTask        the app has no task of that name

@@ -29,7 +29,7 @@ class Holder(Protocol):
 
 _holders = WeakSet[Holder]()
 _owner = 0
-"""The process whose children are separated: what they fork in turn is their own."""
+"""The process whose children are separated. What they fork in turn is not."""
 _forking = threading.local()
 _is_child = False
 """Whether a handler forked this process."""
@@ -41,7 +41,7 @@ def hold(holder: Holder) -> None:
 
 
 def separate_children() -> None:
-    """From now on, give forked children Python's own handlers of SIGTERM and SIGINT, and none of the descriptors held.
+    """From now on, give forked children Python's own handlers of SIGTERM and SIGINT, and close the descriptors held.
 
     For a process whose signal handlers are evsched's. May be called again.
     """
@@ -52,9 +52,9 @@ def separate_children() -> None:
 
 
 def end_children(patience: float) -> int:
-    """End what handlers started with `multiprocessing` and left, and return how many there were. For any thread.
+    """End the processes that handlers started with `multiprocessing` and left; return how many. For any thread.
 
-    Python would wait for them before it ends. They have SIGTERM, `patience` seconds, and then SIGKILL.
+    They get SIGTERM, and SIGKILL after `patience` seconds. Python would otherwise wait for them before it ends.
     """
     if (multiprocessing := sys.modules.get("multiprocessing")) is None:
         return 0
@@ -72,7 +72,7 @@ def end_children(patience: float) -> int:
 def end_child() -> None:
     """End this process if a handler forked it. Call this when a handler has ended.
 
-    What called the handler, an event loop or a thread that waits for more to do, is its parent's.
+    If it returned, it would go on in a copy of its parent's event loop, or of a thread that waits for more handlers.
     """
     if _is_child:
         with contextlib.suppress(Exception):
@@ -81,7 +81,7 @@ def end_child() -> None:
 
 
 def _before() -> None:
-    # A signal may be sent to the child before it has come to `_separate`.
+    # A signal may be sent to the child before `_separate` has run in it.
     mine = os.getpid() == _owner
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS) if mine else None
 
@@ -99,7 +99,7 @@ def _separate() -> None:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # A KeyboardInterrupt would be raised in here, where Python swallows it: one that is on its way ends the child.
+        # Python swallows a KeyboardInterrupt that is raised in this hook. So a SIGINT that is pending ends the child.
         early = signal.SIGINT in signal.sigpending()
         signal.signal(signal.SIGINT, signal.SIG_DFL if early else signal.default_int_handler)
         _close_all()
@@ -108,11 +108,12 @@ def _separate() -> None:
 
 
 def _close_all() -> None:
-    # The objects that hold the numbers live on here, and may close them later: so each number leads to nowhere.
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    # The objects that hold the descriptors exist in the child too, and may close them later. So each one stays open,
+    # and leads to /dev/null.
+    devnull = os.open(os.devnull, os.O_RDWR)
     for holder in list(_holders):
         for descriptor in holder.descriptors():
             if descriptor >= 0:
                 with contextlib.suppress(OSError):
-                    os.dup2(nowhere, descriptor, inheritable=False)
-    os.close(nowhere)
+                    os.dup2(devnull, descriptor, inheritable=False)
+    os.close(devnull)

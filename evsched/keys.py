@@ -84,7 +84,7 @@ def status_replies(queue: str, asker: str) -> str:
 
 
 def is_status_reply(queue: str, channel: str) -> bool:
-    """Tell whether a channel is one for status replies of the queue: workers publish to no other."""
+    """Return whether a channel is one for status replies of the queue: workers publish to no other."""
     prefix = status_replies(queue, "")
     return channel.startswith(prefix) and NAME.fullmatch(channel, len(prefix)) is not None
 
@@ -94,12 +94,12 @@ def recurrences(queue: str) -> str:
 
 
 def gate(queue: str) -> str:
-    """Return the channel on which dispatchers hear that a gate will open by its rate. `queue` may be a glob."""
+    """Return the channel on which dispatchers receive the time at which a gate opens. `queue` may be a glob."""
     return root(queue) + "gate"
 
 
 def events(db: int, key: str) -> str:
-    """Return the channel on which Redis tells the keyspace events of `key`, a name or a glob."""
+    """Return the channel on which Redis publishes the keyspace events of `key`, a name or a glob."""
     return f"__keyspace@{db}__:{key}"
 
 
@@ -109,14 +109,14 @@ def canary_message(dispatcher: str) -> str:
 
 
 def canary(queue: str) -> str:
-    """Return the key whose events prove that Redis tells keyspace events. Any dispatcher's proves it to all."""
+    """Return the key whose events prove that Redis publishes keyspace events, to all dispatchers at once."""
     return root(queue) + "canary"
 
 
 def parse(key: bytes) -> tuple[str, str | None] | None:
-    """Return the queue of a key that shows that it exists, and the worker of a processing list.
+    """Return the queue whose existence a key shows and, if the key is a processing list, its worker.
 
-    None for any other key, and for a queue or worker whose name is not `NAME`.
+    None for any other key, and for a queue or worker whose name does not have the form `NAME`.
     """
     found = _QUEUE.fullmatch(key)
     if not found:
@@ -128,14 +128,14 @@ def parse(key: bytes) -> tuple[str, str | None] | None:
 
 
 def split(key: bytes) -> tuple[str, bytes] | None:
-    """Return the queue of any key of evsched, and the rest of its name; None for a queue whose name is not `NAME`."""
+    """Return the queue of any key of evsched, and the rest of the key's name; None if the queue's name is not valid."""
     found = _KEY.fullmatch(key)
     queue = found[1].decode("latin-1") if found else ""
     return (queue, found[2]) if found and NAME.fullmatch(queue) else None
 
 
 def is_misnamed(key: bytes) -> bool:
-    """Return whether a key is a schedule or recurrences of a queue that no dispatcher serves because of its name."""
+    """Return whether a key is the schedule, or the recurrences, of a queue that is not served because of its name."""
     ends = key.startswith(b"evsched:{") and key.endswith((b"}:schedule", b"}:recurrences"))
     return ends and split(key) is None
 
@@ -144,7 +144,7 @@ def check_queue(name: Any) -> str:
     """Return `name` if it may be a queue's.
 
     Raises:
-        ConfigError: it may not.
+        ConfigError: the name is not valid.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(f"queue {name!r}: {QUEUE_RULE}")

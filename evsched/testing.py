@@ -75,7 +75,7 @@ class Ran(Struct, frozen=True):
 
 
 class _Client(Client):
-    """The app's client, on the test's clock. It sends without the event loop, so it leaves nothing open there."""
+    """The app's client, on the test's clock. It sends without the event loop, so it leaves no connection open there."""
 
     def __init__(self, clock: Clock, sender: SyncSender, url: str) -> None:
         super().__init__(url)
@@ -161,15 +161,15 @@ class Clock:
 
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
         """Run what is due now in a queue; return the seconds until more is due, at least a tick; 0 = look again."""
-        of, config = Store(queue, lambda: self.now), self._config
-        recurs = self._recur(of)
-        step = self._sender.send(of.dispatch(limit=config.batch, cap=config.payload_cap))
+        store, config = Store(queue, lambda: self.now), self._config
+        recurs = self._recur(store)
+        step = self._sender.send(store.dispatch(limit=config.batch, cap=config.payload_cap))
         worked = bool(step.moved or step.buried or recurs <= 0)
-        while jobs := self._sender.send(of.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
+        while jobs := self._sender.send(store.start(_WORKER, (), hold=1, lease=config.lease)).jobs:
             (job,) = jobs
             run = Run(job, Delivery(queue, self.now, time.monotonic()))
             await self._executor.run(run)
-            for call, _ in of.end_runs(_WORKER, [run]):
+            for call, _ in store.end_runs(_WORKER, [run]):
                 self._sender.send(call)
             outcome = cast(Outcome, run.outcome)  # only a run that loses its lease has none
             ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))
@@ -178,12 +178,12 @@ class Clock:
                 raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
         return 0.0 if worked else max(_TICK, min(step.sleep, recurs))
 
-    def _recur(self, of: Store) -> float:
+    def _recur(self, store: Store) -> float:
         """Put the occurrences that are due now on the schedule; return the seconds until more are due."""
-        agenda = self._sender.send(of.agenda(0.0, _SLICE))
+        agenda = self._sender.send(store.agenda(0.0, _SLICE))
         for name, seen, fields in agenda.rows:
             plan = read_recurrence(read_declared(name, fields)).plan(float(seen), self.now, 0.0)
-            self._sender.send(of.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed))
+            self._sender.send(store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed))
         if agenda.rows:
             return 0.0
         return float("inf") if agenda.beyond is None else agenda.beyond - self.now

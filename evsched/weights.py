@@ -1,4 +1,4 @@
-"""Queues as they are named to a worker: `mail`, or `mail:3`, which gets three times the slots when they are short."""
+"""The queues of a worker as a user writes them: `mail`, or `mail:3`, which gets three times the slots under load."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
     for text in queues:
         found = _WEIGHTED.fullmatch(text)
         if not found and _ends_as_number(text):
-            raise ConfigError(f"queue {text!r}: {_RULE}; add a weight if the queue is named so: {text}:1")
+            raise ConfigError(f"queue {text!r}: {_RULE}; if that is the queue's whole name, add a weight: {text}:1")
         name = found[1] if found else text
         if not name:
-            raise ConfigError("a queue's name is empty: in EVSCHED_QUEUES, one comma stands between two names")
+            raise ConfigError("a queue's name is empty: in EVSCHED_QUEUES, write one comma between two names")
         if name in names:
             raise ConfigError(f"queue {name!r} is named twice")
         names.append(name)
@@ -41,7 +41,7 @@ def split_weights(queues: Iterable[str]) -> tuple[tuple[str, ...], dict[str, flo
 
 
 def join_weights(queues: Iterable[str], weights: Mapping[str, float]) -> list[str]:
-    """Return what `split_weights` reads. A name that ends in a colon and a number gets a weight behind it."""
+    """Return the names in the form that `split_weights` reads; with a weight if they end in a colon and a number."""
     return [
         f"{name}:{weights.get(name, 1.0):f}" if name in weights or _ends_as_number(name) else name for name in queues
     ]

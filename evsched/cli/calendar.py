@@ -27,7 +27,7 @@ from evsched.store.store import Store
 windows = App(name="windows", help="List, set or remove named windows: the hours in which jobs may start.")
 
 _LOOKED_MOST = 200_000
-"""Planned times that a simulation looks at: some 5 s, at 25 us for one with a window."""
+"""The most planned times that a simulation looks at: with a window, each takes 25 us, so all take some 5 s."""
 
 _KEPT = 35 * 86400.0
 """Seconds by which a window may have delayed an occurrence that a simulation includes."""
@@ -105,7 +105,7 @@ def remove_window(
 
 
 def _reopen(redis: SyncClient, store: Store, name: str) -> int:
-    """Schedule the jobs that wait for a window again, so that the new one applies; return how many."""
+    """Schedule the jobs that wait for a window again, so that its new definition applies; return how many."""
     back, left = redis.send(store.reopen(name))
     while left:
         more, left = redis.send(store.reopen(name))

@@ -50,16 +50,16 @@ def doctor(
     # The names of queues are checked like those of a dispatcher.
     config = settings(url, queues=tuple(queue) if queue else None)
     found, audit = asyncio.run(_examine(config.url, queue or [], role, repair))
-    wrong = [finding for finding in found if finding.level != "info"]
+    problems = [finding for finding in found if finding.level != "info"]
     if json:
         output.as_json(found)
     else:
         queues = len(audit.queues)
-        _print(found, f"{audit.seen} records and entries of {queues} queue{'' if queues == 1 else 's'} looked at")
+        _print(found, f"{audit.seen} records and entries of {queues} queue{'' if queues == 1 else 's'} checked")
     unknown = _unknown(config.url, audit.empty)
     for line in unknown:
         output.note(line)
-    return int(bool(wrong or unknown))
+    return int(bool(problems or unknown))
 
 
 def _unknown(url: str, empty: Sequence[str]) -> list[str]:
@@ -78,12 +78,12 @@ async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: b
             return found, audit
         try:
             with _bar() as report:
-                wrong = await audit.run(repair=repair, on_progress=report)
+                violations = await audit.run(repair=repair, on_progress=report)
             found += await Standstill(sender, audit.queues).run()
             found += await broken_recurrences(sender, audit.queues)
-            found += wrong
+            found += violations
         except StoreRefused as error:
-            what = f"the queues were not looked at: {error}"
+            what = f"the queues were not checked: {error}"
             mend = "use an administrator, or the user `doctor` of redis.conf"
             found.append(Finding("audit", "warning", what, "Redis", mend))
         return found, audit
@@ -106,7 +106,7 @@ def _bar() -> Generator[OnProgress]:
         yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
-def _print(found: Sequence[Finding], seen: str) -> None:
+def _print(found: Sequence[Finding], checked: str) -> None:
     shown = Counter[str]()
     for finding in found:
         shown[finding.check] += 1
@@ -119,6 +119,6 @@ def _print(found: Sequence[Finding], seen: str) -> None:
     for check, count in shown.items():
         if count > _ALIKE:
             print(f"... and {count - _ALIKE} more of {check}: --json lists them")
-    wrong = [finding for finding in found if finding.level != "info"]
-    repaired = sum(finding.repaired for finding in wrong)
-    print(f"{len(wrong) or 'nothing'} found{f', {repaired} repaired' if repaired else ''}; {seen}")
+    problems = [finding for finding in found if finding.level != "info"]
+    repaired = sum(finding.repaired for finding in problems)
+    print(f"{len(problems) or 'nothing'} found{f', {repaired} repaired' if repaired else ''}; {checked}")

@@ -80,7 +80,7 @@ def argument(text: str) -> Any:
     """Read an argument of a task, which is JSON.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not JSON.
     """
     try:
         return msgspec.json.decode(text)
@@ -158,19 +158,19 @@ def jobs(
     store, rows = Store(queue), list[tuple[str, str, float | None]]()
     with client(url) as redis:
         there = redis.send(store.queue_stats()).places
-        for of in (place,) if place else get_args(Listed):
-            if of == "ready":
-                rows += [(of, job, None) for job in redis.send(store.line(limit))]
+        for name in (place,) if place else get_args(Listed):
+            if name == "ready":
+                rows += [(name, job, None) for job in redis.send(store.line(limit))]
             else:
-                rows += [(of, job, score) for job, score in redis.send(store.front(of, limit))]
-            if of == "backlog":
-                for held_back in redis.send(store.throttled()):
-                    rows += [(of, job, None) for job, _ in redis.send(store.front(of, limit, group=held_back))]
-    for of, listed in Counter(of for of, _, _ in rows).items():
-        if there[of] > listed:
-            output.note(f"{listed} of {there[of]} jobs in {of}: --limit {there[of]} lists them all")
+                rows += [(name, job, score) for job, score in redis.send(store.front(name, limit))]
+            if name == "backlog":
+                for group in redis.send(store.throttled()):
+                    rows += [(name, job, None) for job, _ in redis.send(store.front(name, limit, group=group))]
+    for name, listed in Counter(name for name, _, _ in rows).items():
+        if there[name] > listed:
+            output.note(f"{listed} of {there[name]} jobs in {name}: --limit {there[name]} lists them all")
     if json:
-        output.as_json([{"place": of, "id": job, "at": at if of != "backlog" else None} for of, job, at in rows])
+        output.as_json([{"place": name, "id": job, "at": at if name != "backlog" else None} for name, job, at in rows])
     else:
-        shown = [(of, job, Moment(at if of in ("schedule", "dead") else None)) for of, job, at in rows]
+        shown = [(name, job, Moment(at if name in ("schedule", "dead") else None)) for name, job, at in rows]
         table((Column("place", 1), Column("job"), Column("due / died", 2)), shown, f"no jobs in queue {queue}")

@@ -24,7 +24,7 @@ ENDED: Final = 70
 """Exit code after a loop of the process has ended, which is a bug: EX_SOFTWARE of sysexits."""
 
 _OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
-"""What a write to stdout may meet. The errors of connections never come here: they are StoreErrors."""
+"""The errors of a write to stdout. Errors of connections to Redis are not among them: they are StoreErrors."""
 
 _FAMILIES: Final[dict[str, tuple[Callable[..., object] | App, ...]]] = {
     "Run": (run.dev, run.dispatcher, run.worker, run.demo),
@@ -103,7 +103,7 @@ def _is_text(word: str) -> bool:
 
 
 def _not_written(error: OSError) -> str:
-    """Say why stdout could not be written; nothing when its reader has gone, as in `evsched jobs | head`."""
+    """Say why stdout could not be written; nothing if its reader has ended, as in `evsched jobs | head`."""
     return "" if error.errno == errno.EPIPE else f"stdout cannot be written: {error.strerror}"
 
 

@@ -104,7 +104,7 @@ def limit(
         output.as_json(found)
         return
     rows: list[tuple[str, str, object]] = [("", name, f"{value:g}") for name, value in found.queue.items()]
-    rows += [(of, name, f"{value:g}") for of, ruled in found.groups.items() for name, value in ruled.items()]
+    rows += [(one, name, f"{value:g}") for one, limited in found.groups.items() for name, value in limited.items()]
     if found.paused is not None:
         rows.append(("", "paused since", Moment(found.paused)))
     table((Column("group", 1), Column("limit"), Column("value")), rows, f"queue {queue} has no limits")

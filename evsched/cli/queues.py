@@ -34,11 +34,11 @@ _QUEUE_COLUMNS = (
 
 
 def missing(redis: SyncClient, queue: str) -> str | None:
-    """Return a message if nothing is known of a queue, None if it exists."""
+    """Return a message if a queue has never been used, None if it has."""
     store = Store(queue)
     try:
         queue_stats = redis.send(store.queue_stats())
-    except StoreRefused:  # a key of the wrong type: something is there
+    except StoreRefused:  # a key of the wrong type: so the queue has been used
         return None
     if (
         any(queue_stats.places.values())
@@ -101,7 +101,7 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
             for row in rows
         ]
         table(_QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
-    return _tell(refused)
+    return _report(refused)
 
 
 def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
@@ -125,10 +125,10 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
         shown = [(row["worker"], row["queue"], row["held"], format_duration(row["lease_left"])) for row in rows]
         columns = (Column("worker"), Column("queue", 1), Column("holds", 2), Column("lease left", 3))
         table(columns, shown, "no workers")
-    return _tell(refused)
+    return _report(refused)
 
 
-def _tell(refused: dict[str, str]) -> int:
+def _report(refused: dict[str, str]) -> int:
     """Print which queues cannot be read, and why; return the exit code."""
     for name, reason in refused.items():
         output.note(f"queue {name} cannot be read: {reason}")

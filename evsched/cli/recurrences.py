@@ -37,7 +37,7 @@ Zone = Annotated[
 _SLICE = 500
 
 _NEXT_MOST = 1000
-"""Times that are listed at the most: a window makes each cost some 25 us."""
+"""The most times that are listed: with a window, each takes some 25 us."""
 
 _COLUMNS = (
     Column("name"),

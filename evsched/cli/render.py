@@ -26,7 +26,7 @@ _WIDE: Final = 100
 """Columns of a terminal from which on there are two blanks between the columns of a table."""
 
 _FRAME: Final = 16
-"""Lines of a page besides the rows of its two tables, with a line under each that says which columns are left out."""
+"""Lines of a page that are not rows of its two tables. Under each table, a line may name the columns left out."""
 
 _NAME_LEAST: Final = 12
 """Columns that the beginning of a name needs to be recognised."""
@@ -67,7 +67,7 @@ def draw(page: Page, title: str, width: int, height: int | None) -> RenderableTy
         *_title(page, title),
         Text(),
         *(_queues(queues, page.now, width) if queues else [Text("no queues: nothing has been scheduled yet")]),
-        _rest(len(page.queues) - len(queues), "queues: name those to be seen with --queue"),
+        _rest(len(page.queues) - len(queues), "queues: choose with --queue which to show"),
         _speed(page),
         *_lateness(page.lateness, width),
         Text(),

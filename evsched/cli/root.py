@@ -80,7 +80,7 @@ def _warn() -> None:
     """Print one line, once, about variables EVSCHED_... that are not settings."""
     if not (line := config.warning(os.environ)):
         return
-    from evsched.process.child_link import LINK  # not above: it brings the worker with it
+    from evsched.process.child_link import LINK  # not at the top: it imports the worker
 
     if LINK not in os.environ:  # a child of --processes: its parent has printed the line
         print(f"evsched: warning: {escape(line)}", file=sys.stderr)

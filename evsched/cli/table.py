@@ -24,7 +24,7 @@ _GAP: Final = 2
 """Blanks between two columns."""
 
 _PROSE_LEAST: Final = 24
-"""Columns below which a sentence becomes a tower of single words."""
+"""Columns that a sentence needs: with fewer, it would have one word on each line."""
 
 _DATE_AND_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d) (?=\d\d:)")
 
@@ -102,7 +102,7 @@ def _print_table(columns: Sequence[Column], rows: Sequence[Sequence[object]], wi
         cells = [[_text(cell, short=True) for cell in row] for row in rows]
         widest = _widest(columns, cells)
     needs = [min(wide, _PROSE_LEAST) if column.prose else wide for wide, column in zip(widest, columns, strict=True)]
-    # A column without a single value says the least of all.
+    # A column without any value is the least important.
     ranks = [
         column.rank and column.rank + (0 if any(row[n] for row in cells) else len(columns))
         for n, column in enumerate(columns)

@@ -123,12 +123,12 @@ def _keys(leave: Callable[[], None]) -> Generator[None]:
     keyboard, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     before = termios.tcgetattr(keyboard)
 
-    def hear() -> None:
+    def read() -> None:
         try:
             pressed = os.read(keyboard, 1024)
         except OSError:
             pressed = b""
-        # End of file: the terminal is gone.
+        # End of file: the terminal is closed.
         if not pressed or any(key in _LEAVE for key in pressed):
             leave()
 
@@ -138,9 +138,9 @@ def _keys(leave: Callable[[], None]) -> Generator[None]:
         for key in (termios.VSUSP, termios.VQUIT):
             now[6][key] = b"\0"  # Ctrl-Z and Ctrl-\ would end it without restoring the terminal
         termios.tcsetattr(keyboard, termios.TCSANOW, now)
-        loop.add_reader(keyboard, hear)
+        loop.add_reader(keyboard, read)
         yield
     finally:
         loop.remove_reader(keyboard)
-        with suppress(termios.error):  # the terminal is gone
+        with suppress(termios.error):  # the terminal is closed
             termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)

@@ -1,4 +1,4 @@
-"""What each user of redis.conf must be allowed to do, as commands that `ACL DRYRUN` can be asked about. Pure."""
+"""What each user of redis.conf must be allowed to do, as commands that `ACL DRYRUN` can check. Pure."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Audit:
 
     @property
     def empty(self) -> list[str]:
-        """The queues of which there is no key: a misspelt name, or a queue that has not been used yet."""
+        """The named queues that have no key: the name is misspelt, or the queue has not been used yet."""
         return [name for name, queue in sorted(self._queues.items()) if not queue.has_keys]
 
     async def run(self, *, repair: bool = False, on_progress: OnProgress = lambda done, total: None) -> list[Finding]:
@@ -152,8 +152,8 @@ class Audit:
             cursor, found = await self._sender.send(server.scan_all(cursor))
             if not self._named and len(self._misnamed) < _MOST:
                 self._misnamed.update(filter(keys.is_misnamed, found))
-            wrong = await self._check_types(found)
-            for name, ids in self._sort(key for key in found if key not in wrong).items():
+            mistyped = await self._check_types(found)
+            for name, ids in self._sort(key for key in found if key not in mistyped).items():
                 await self._check(self._queues[name], ids)
             on_progress(self.seen, total)
             if cursor == 0:
@@ -171,22 +171,22 @@ class Audit:
 
     async def _check_types(self, found: Iterable[bytes]) -> set[bytes]:
         """Return the keys that are of a wrong type, and note them."""
-        asked = [
+        checked = [
             (key, name, rest, wanted)
             for key in found
             for name, rest in [keys.split(key) or ("", b"")]
             if name and (not self._named or name in self._named) and (wanted := _wanted(text(rest)))
         ]
-        kinds = await self._sender.send_all([server.kind(key) for key, *_ in asked])
-        wrong = set[bytes]()
-        for (key, name, rest, wanted), kind in zip(asked, kinds, strict=True):
+        kinds = await self._sender.send_all([server.kind(key) for key, *_ in checked])
+        mistyped = set[bytes]()
+        for (key, name, rest, wanted), kind in zip(checked, kinds, strict=True):
             if kind not in (wanted, "none"):
-                wrong.add(key)
+                mistyped.add(key)
                 code = "key-type" if b":" in rest or rest in (b"arrival", b"canary", b"windows") else "place-type"
                 queue = self._queues.setdefault(name, _Queue(name))
                 queue.has_keys = True
                 queue.types.append(Violation(rest, code, f"a {kind}, not a {wanted}"))
-        return wrong
+        return mistyped
 
     def _sort(self, found: Iterable[bytes]) -> dict[str, list[bytes]]:
         """Note the queues and places that keys show; return the ids of the records, by queue."""

@@ -24,7 +24,7 @@ def test_the_command_repairs_what_it_finds_and_then_finds_nothing(cli: Cli, queu
     raw.set(f"evsched:{{{queue}}}:arrival", 1)  # a queue that has been used
     done = cli.run(*of)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "nothing found; 0 records and entries of 1 queue looked at" in done.stdout
+    assert "nothing found; 0 records and entries of 1 queue checked" in done.stdout
     raw.hset(f"evsched:{{{queue}}}:job:lost", mapping={"payload": '{"task":"t"}', "due": "5.5"})
     done = cli.run(*of)
     assert (done.returncode, done.stderr) == (1, "")

@@ -65,7 +65,10 @@ def test_settings_survive_a_round_trip_through_the_environment(config: Config) -
         ({"queues": ("a", "b c")}, "queue 'b c'"),
         ({"queues": ("a", "a:2")}, "queue 'a' is named twice"),
         ({"queues": ("a:0",)}, "a weight is from 0.001 to 1000"),
-        ({"queues": ("a:-1",)}, "a weight is from 0.001 to 1000.*if the queue is named so: a:-1:1"),
+        (
+            {"queues": ("a:-1",)},
+            "a weight is from 0.001 to 1000.*if that is the queue's whole name, add a weight: a:-1:1",
+        ),
         *(({"queues": (f"a:{text}",)}, "a weight is from") for text in ("-0", "+2", ".5", "1e3", "nan", "-inf")),
         ({"queues": ("", "")}, "a queue's name is empty"),
         ({"concurrency": "many"}, "EVSCHED_CONCURRENCY is 'many': a whole number from 1 to 999"),
