@@ -1,4 +1,4 @@
-"""Fixtures for tests of loops: settings for one queue with short graces, an app without tasks, a server to break."""
+"""Fixtures for tests of loops: settings for one queue with short graces, an app without tasks, a private server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def client(own: EmbeddedRedis) -> Generator[Any]:
 
 @pytest.fixture(autouse=True)
 def every_job_is_in_one_place_after_all(server: EmbeddedRedis, queue: str) -> Generator[None]:
-    """After each test, the audit finds nothing wrong, except ids without a record that the test made up."""
+    """Check after each test that the audit finds nothing, except ids without a record, which the tests use."""
 
     async def audit() -> list[Finding]:
         sender = BatchingSender(server.url)

@@ -15,7 +15,7 @@ from evsched.transport.senders import BatchingSender
 from tests.support.system import System, system
 
 MANY = 1_500
-"""Calls of 250 jobs, and each a quarter smaller, come to 1,200 before they are the smallest."""
+"""The calls shrink by a quarter each, from 250 jobs to the smallest size. Until then they move 1,200 jobs."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A job that runs is cancelled from outside: its worker learns of it at once, and the outcome says so."""
+"""A job is cancelled while it runs: its worker is notified at once, and the outcome says so."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
 
 
 async def cancelled(running: System, job: Any) -> None:
-    """Cancel a job that runs, and see all that must come of it."""
+    """Cancel a job that runs, and check everything that must follow."""
     waiting = asyncio.ensure_future(job.result(PATIENCE))
     await running.recorder.wait(events.Started)
     assert await job.cancel() == "processing"
@@ -83,13 +83,13 @@ async def test_a_cancelled_task_on_a_process_ends_the_process(config: Config, qu
         await cancelled(running, job)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-        # Its place in the pool is free again.
+        # The pool can start another process.
         assert await (await heavy.double.using(queue=queue).enqueue(21)).result(PATIENCE) == 42
 
 
 async def spinning(queue: str, folder: Path, **options: Any) -> tuple[int, Any]:
-    """Return the pid of a job on a process that has begun."""
-    await (await heavy.pid.using(queue=queue).enqueue()).result(PATIENCE)  # a process takes its time to come up
+    """Start a job in a process; return the pid of the process once the job has begun."""
+    await (await heavy.pid.using(queue=queue).enqueue()).result(PATIENCE)  # so that the pool has a process
     fifo = folder / "pid"
     os.mkfifo(fifo)
     # Not in a thread, which would wait for ever for a process that ended before it could write.
@@ -138,7 +138,7 @@ async def test_an_exception_that_escapes_in_a_process_fails_the_run_and_not_the_
 
 
 async def test_a_worker_learns_of_a_cancellation_by_a_message(config: Config, app: App) -> None:
-    """No heartbeat comes as long as the test waits. How fast it is, the benchmark says."""
+    """No heartbeat is sent during the test. The benchmark measures how fast the message is."""
 
     @app.task
     async def hang() -> None:
@@ -164,9 +164,9 @@ async def test_a_heartbeat_brings_a_cancellation_whose_message_was_lost(
     async with system(config, app) as running:
         job = await hang.enqueue()
         await running.recorder.wait(events.Started)
-        raw.hset(f"evsched:{{{queue}}}:job:{job.id}", "stop", "1")  # as cancel does, with its message lost
+        raw.hset(f"evsched:{{{queue}}}:job:{job.id}", "stop", "1")  # as cancel does, but without its message
         assert (await running.recorder.wait(events.JobAborted)).id == job.id
-        # The channel that was silent is built anew, and works.
+        # The worker subscribes again to the channel that brought no message, and now receives messages.
         worker = running.workers[0].id
         other = await hang.enqueue()
         await running.recorder.wait(events.Started, count=2)
@@ -213,7 +213,7 @@ async def test_a_job_can_be_cancelled_between_fetch_and_start(config: Config, ap
 
 
 async def test_a_run_that_is_cancelled_while_it_starts_is_stopped(config: Config, app: App) -> None:
-    """The message may come before the reply that brings the run; no heartbeat makes up for it here."""
+    """The message may arrive before the reply that starts the run, and no heartbeat is sent that could bring it."""
 
     @app.task
     async def hang() -> None:
@@ -224,18 +224,18 @@ async def test_a_run_that_is_cancelled_while_it_starts_is_stopped(config: Config
         for _ in range(100):
             job = await hang.enqueue()
             while await job.cancel() != "processing":
-                job = await hang.enqueue()  # it was quicker than the worker
+                job = await hang.enqueue()  # the cancellation was quicker than the worker
             with pytest.raises(JobDead, match="was cancelled"):
                 await job.result(PATIENCE)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_run_that_is_cancelled_as_it_returns_ends_as_cancelled(config: Config, app: App, fails: bool) -> None:
-    """Its handler keeps the event loop, which so hears nothing, and then returns or raises."""
+    """Its handler blocks the event loop, so the worker receives no message, and then returns or raises."""
     begun = threading.Event()
     go_on = threading.Event()
     late = list[float]()
-    kept = list[float]()
+    blocked = list[float]()
 
     @app.task(retry=Retry(attempts=2))
     async def block() -> None:
@@ -243,7 +243,7 @@ async def test_a_run_that_is_cancelled_as_it_returns_ends_as_cancelled(config: C
         since = time.monotonic()
         begun.set()
         go_on.wait(PATIENCE)
-        kept.append(time.monotonic() - since)
+        blocked.append(time.monotonic() - since)
         if fails:
             raise ValueError("no luck")
 
@@ -254,7 +254,7 @@ async def test_a_run_that_is_cancelled_as_it_returns_ends_as_cancelled(config: C
             begun.wait(PATIENCE)
             client = SyncClient(config.url)
             place = client.send(Store(job.queue).cancel(job.id))
-            until = client.send(server.clock()) + 0.3  # longer than a busy machine lets a few lines of Python wait
+            until = client.send(server.clock()) + 0.3  # longer than a busy machine takes for a few lines of Python
             while client.send(server.clock()) < until:
                 pass
             client.close()
@@ -268,4 +268,4 @@ async def test_a_run_that_is_cancelled_as_it_returns_ends_as_cancelled(config: C
         assert (status.place, status.outcome) == ("finished", "cancelled")
         # The lateness is that of the start, although the handler blocked the event loop and the event came later.
         (started,) = running.recorder.of(events.Started)
-        assert started.lateness[0] - late[0] < kept[0]
+        assert started.lateness[0] - late[0] < blocked[0]

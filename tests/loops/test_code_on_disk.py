@@ -1,4 +1,4 @@
-"""Code on disk that breaks while a worker runs: jobs whose module no new process can import wait."""
+"""Code on disk that breaks while a worker runs: jobs wait if a new process cannot import their module."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BROKEN = {
     "exit": "import sys; sys.exit('no')",
     "dies": "import os; os._exit(3)",
     "no task": CODE.replace("def on_process", "def renamed").replace("def in_loop", "def renamed_too"),
-    "gone": None,
+    "deleted": None,
 }
 
 
@@ -65,7 +65,7 @@ def app(file: Path) -> App:
     return find_app(f"{file.stem}:app")
 
 
-# A suspect of two deaths is isolated: it too needs a fresh process.
+# A suspect of two deaths is isolated, so it needs a fresh process too.
 @pytest.mark.parametrize(("task", "suspect"), [("on_process", "0 0"), ("in_loop", "2 0")])
 @pytest.mark.parametrize("broken", BROKEN)
 async def test_jobs_wait_until_the_code_is_corrected_and_lose_no_attempt(

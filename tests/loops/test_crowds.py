@@ -1,4 +1,4 @@
-"""Jobs beside others: who may begin, what a stop or a death costs, and how queues share the slots of one worker."""
+"""Many jobs on one worker: which may begin, what a stop or a death costs, and how queues share the slots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def held(raw: Any, queue: str, worker: str) -> int:
 
 
 async def started(running: System, count: int) -> None:
-    """Wait until so many runs were handed out."""
+    """Wait until so many runs have started."""
     await running.recorder.until(lambda: sum(len(event.ids) for event in running.recorder.of(events.Started)) >= count)
 
 
@@ -55,8 +55,8 @@ async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_
         jobs = [await wait_for.enqueue(lock.name) for _ in range(12)]
         for n in range(1, 7):
             worker = running.work()
-            await running.recorder.wait(events.JobsRequeued, lambda event, of=worker.id: event.worker == of)
-            # It holds the one that it runs. The others are others' to take.
+            await running.recorder.wait(events.JobsRequeued, lambda event, name=worker.id: event.worker == name)
+            # It holds only the job that it runs. Other workers may fetch the rest.
             assert held(raw, queue, worker.id) <= 1
             assert raw.llen(f"evsched:{{{queue}}}:ready") + raw.zcard(f"evsched:{{{queue}}}:backlog") >= 11
             worker.stop()
@@ -69,7 +69,7 @@ async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_
     assert sum(len(event.ids) for event in running.recorder.of(events.Started)) <= 12 + 6
 
 
-async def test_other_tasks_run_again_once_a_process_is_free(small: Config, queue: str, lock: TextIO) -> None:
+async def test_other_tasks_run_once_a_process_is_free(small: Config, queue: str, lock: TextIO) -> None:
     async with system(small, heavy.app) as running:
         slow = [await heavy.wait_for.using(queue=queue).enqueue(lock.name) for _ in range(4)]
         await started(running, 1)
@@ -79,7 +79,7 @@ async def test_other_tasks_run_again_once_a_process_is_free(small: Config, queue
         assert {(await job.result(30))[1] for job in quick} == {1}
 
 
-async def test_the_only_attempt_that_has_begun_is_given_up_at_a_stop(config: Config, app: App) -> None:
+async def test_a_stop_buries_a_job_whose_only_attempt_has_begun(config: Config, app: App) -> None:
     began = list[str]()
 
     @app.task(retry=Retry(attempts=1))
@@ -99,7 +99,7 @@ async def test_the_only_attempt_that_has_begun_is_given_up_at_a_stop(config: Con
     assert began == [job.id]
 
 
-async def test_the_only_attempt_is_marked_before_it_begins(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_an_only_attempt_is_marked_before_it_begins(config: Config, app: App, queue: str, raw: Any) -> None:
     marks = list[Any]()
 
     @app.task(retry=Retry(attempts=1))
@@ -138,7 +138,10 @@ async def test_a_long_run_is_marked_and_a_short_one_is_not(
 
 
 def suspects(raw: Any, queue: str, task: str, deaths: int, doubts: int, count: int = 1) -> list[str]:
-    """Put jobs on the schedule that were held by so many workers when they died; return their ids."""
+    """Schedule jobs that so many workers held when they died; return their ids.
+
+    `doubts`: how many of these runs may not have begun.
+    """
     ids = [f"{task}-{n}" for n in range(count)]
     for job in ids:
         raw.hset(f"evsched:{{{queue}}}:job:{job}", mapping={"payload": encode({"task": task}), "attempt": "0"})
@@ -164,7 +167,7 @@ async def test_a_repeated_suspect_is_isolated_and_the_worker_survives_it(
         buried = await running.recorder.wait(events.JobBuried, limit=60)
         assert [buried.id] == guilty
         assert "attempt 5 of 5 (2 earlier runs are counted that may not have begun): its process died" in buried.reason
-        # Two that nobody knew to have begun, and three that ended the process that ran them.
+        # Two runs that may not have begun, and three runs that ended their process.
         assert [event.attempt for event in running.recorder.of(events.Retrying)] == [1, 4]
         assert raw.hget(f"evsched:{{{queue}}}:job:{buried.id}", "attempt") == b"5"
         await running.recorder.until(
@@ -187,7 +190,7 @@ async def test_a_suspect_of_one_death_runs_beside_other_jobs(
         assert await running.app.client.result(queue, job, 5) == [os.getpid(), 1]
 
 
-async def test_an_app_that_cannot_be_found_runs_its_suspects_alone(
+async def test_a_worker_whose_app_cannot_be_found_by_name_runs_suspects_alone(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
     beside = list[int]()
@@ -216,7 +219,7 @@ async def test_an_app_that_cannot_be_found_runs_its_suspects_alone(
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_a_queue_with_occasional_work_gets_its_turns_beside_a_saturated_one(
+async def test_a_queue_with_occasional_jobs_gets_its_turns_beside_a_saturated_one(
     server: EmbeddedRedis, queue: str, slots: int
 ) -> None:
     app, other, seen = App(queue=queue), f"{queue}-b", asyncio.Event()
@@ -230,9 +233,9 @@ async def test_a_queue_with_occasional_work_gets_its_turns_beside_a_saturated_on
         if current_job().queue == queue:  # this queue never ends
             await step.enqueue()
 
-    async def reaches(of: str, count: int) -> None:
+    async def reaches(name: str, count: int) -> None:
         async with asyncio.timeout(PATIENCE):
-            while counts[of] < count:
+            while counts[name] < count:
                 seen.clear()
                 await seen.wait()
 
@@ -261,12 +264,12 @@ async def test_a_saturated_queue_leaves_turns_to_the_other(server: EmbeddedRedis
 
     config = Config(url=server.url, queues=(queue, other), weights={queue: 3.0}, concurrency=slots, shutdown_grace=2.0)
     async with system(config, app, workers=0) as running:
-        for of in (queue, other):
-            jobs = [New(f"{of}-{n}", encode({"task": "step"})) for n in range(count)]
-            await running.sender.send(Store(of).enqueue(jobs))
+        for name in (queue, other):
+            jobs = [New(f"{name}-{n}", encode({"task": "step"})) for n in range(count)]
+            await running.sender.send(Store(name).enqueue(jobs))
         running.work()
         await running.recorder.until(lambda: len(seconds[queue]) == count)
-        # While both have jobs: three seconds in slots of the one to one of the other, however busy the machine is.
+        # While both have jobs, the one gets three seconds in slots for each second of the other, on any machine.
         mine, others = sum(seconds[queue]), sum(seconds[other])
         assert mine / (mine + others) == pytest.approx(0.75, abs=0.1)
         await running.sender.send(Store(other).pause())

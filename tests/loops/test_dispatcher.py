@@ -68,7 +68,7 @@ async def test_a_redis_that_refuses_writes_does_not_end_the_subscription(queue: 
     with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:
         config = Config(url=replica.url, queues=(queue,), probe_interval=0.05, reply_timeout=2)
         async with system(config, app, workers=0) as running:
-            await running.recorder.wait(events.RedisFailed, count=20)  # which takes longer than the deadline
+            await running.recorder.wait(events.RedisFailed, count=20)  # this takes longer than `reply_timeout`
             assert not running.recorder.of(events.SubscriptionLost)
             assert [pulse.wrong() for pulse in running.dispatcher.pulses if pulse.wrong()] == []
             reported = [event.who for event in running.recorder.of(events.RedisDown)]

@@ -1,4 +1,4 @@
-"""While Redis's memory is full, processes start, and run the jobs that are there: only that frees memory."""
+"""While Redis's memory is full, processes start and run the jobs in Redis, because only that frees memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def completed(running: System) -> None:
     await recorder.until(lambda: sum(len(event.ids) for event in recorder.of(events.Completed)) == COUNT)
 
 
-async def test_a_worker_and_a_dispatcher_that_start_run_the_jobs_that_are_there(
+async def test_a_worker_and_a_dispatcher_that_start_run_the_jobs_in_redis(
     own: EmbeddedRedis, client: Any, app: App
 ) -> None:
     @app.recurring(every=3600)
@@ -32,7 +32,7 @@ async def test_a_worker_and_a_dispatcher_that_start_run_the_jobs_that_are_there(
         assert [event.done for event in running.recorder.of(events.RecurrenceDeclared)] == ["made"]
 
 
-async def test_a_set_of_queues_that_cannot_be_written_does_not_hold_a_worker_up(
+async def test_a_worker_runs_jobs_although_the_set_of_queues_cannot_be_written(
     own: EmbeddedRedis, client: Any, app: App
 ) -> None:
     @app.task

@@ -1,4 +1,4 @@
-"""A run in a process of its own is to its handler a run like any other: it is stopped in the same ways, and heard."""
+"""A run in a process of its own: the handler is stopped in the same ways as in a worker, and its output is kept."""
 
 from __future__ import annotations
 

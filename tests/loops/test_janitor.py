@@ -37,7 +37,7 @@ def janitor(config: Config, sender: BatchingSender, recorder: Recorder, queue: s
 
 
 async def hold(sender: BatchingSender, store: Store, worker: str, lease: float) -> None:
-    """Let a worker fetch one job and send nothing after that."""
+    """Let a worker fetch a job, and then stay silent."""
     await sender.send(store.enqueue([New("a", b'{"task":"t"}')]))
     await sender.send(store.dispatch(limit=10, cap=1000))
     await sender.send(store.start(worker, (), hold=1, lease=lease))
@@ -98,7 +98,7 @@ async def test_it_looks_often_while_jobs_wait_because_a_worker_may_fetch_them_at
 
 
 @pytest.mark.parametrize(("reason", "looks"), [("event", True), ("timer", True), ("safety", False)])
-async def test_it_looks_within_a_heartbeat_after_a_step_that_was_not_the_safety_caps(
+async def test_it_looks_within_a_heartbeat_after_a_step_unless_the_safety_cap_caused_it(
     janitor: Janitor, store: Store, recorder: Recorder, raw: Any, reason: Any, looks: bool
 ) -> None:
     running = asyncio.create_task(janitor.run())

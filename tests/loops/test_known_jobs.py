@@ -1,4 +1,4 @@
-"""Handles for jobs whose ids are known, of programs with an event loop and without one."""
+"""Handles for jobs whose ids are known, in programs with an event loop and without one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 
-async def test_a_handle_for_a_known_id_does_what_that_of_enqueue_does(config: Config, app: App) -> None:
+async def test_a_handle_for_a_known_id_works_like_the_one_that_enqueue_returns(config: Config, app: App) -> None:
     @app.task
     async def add(a: int, b: int) -> int:
         return a + b
@@ -27,9 +27,9 @@ async def test_a_handle_for_a_known_id_does_what_that_of_enqueue_does(config: Co
         assert await job.result(PATIENCE) == 3
         await add.using(id="unwanted", delay=3600).enqueue(1, 2)
         assert await app.job("unwanted").cancel() == "schedule"
-        for wrong in (app.job("unwanted"), app.job("known", queue=f"{app.queue}-other")):
+        for missing in (app.job("unwanted"), app.job("known", queue=f"{app.queue}-other")):
             with pytest.raises(JobMissing):
-                await wrong.status()
+                await missing.status()
 
 
 async def test_reschedule_takes_a_due_or_a_delay(config: Config, app: App) -> None:
@@ -53,7 +53,7 @@ async def test_reschedule_takes_a_due_or_a_delay(config: Config, app: App) -> No
         assert (await job.status()).due == moment.timestamp()
 
 
-async def test_a_result_is_waited_for_as_long_as_any_duration_says(config: Config, app: App) -> None:
+async def test_result_accepts_a_timeout_in_any_form(config: Config, app: App) -> None:
     @app.task
     async def double(n: int) -> int:
         return 2 * n
@@ -64,8 +64,8 @@ async def test_a_result_is_waited_for_as_long_as_any_duration_says(config: Confi
             assert await job.result(timeout) == 4
         with pytest.raises(TimeoutError, match=r"did not end within 0\.001 s"):
             await later.result(timedelta(milliseconds=1))
-        wrong: list[Any] = ["1", True, float("nan"), [1]]
-        for timeout in wrong:
+        refused: list[Any] = ["1", True, float("nan"), [1]]
+        for timeout in refused:
             with pytest.raises(ConfigError, match=r"timeout is .*: give a timedelta, or seconds"):
                 await job.result(timeout)
 

@@ -1,4 +1,4 @@
-"""How a dispatcher finds new queues: by their first event, and if that is lost."""
+"""How a dispatcher finds new queues: by their first event, or otherwise if that event is lost."""
 
 from __future__ import annotations
 
@@ -146,12 +146,12 @@ async def test_queues_that_exist_are_found_at_the_start(own: EmbeddedRedis, clie
     async with system(Config(url=own.url), app, workers=0, dispatch=False) as running:
         await running.dispatcher.find_queues()
         assert sorted(running.dispatcher.queues) == ["default", "one", "three", "two"]
-        # The worker without a lease has one now, so the janitor will judge it.
+        # The worker that had no lease has one now, so the janitor watches it.
         assert client.zscore("evsched:{three}:leases", "w1") is not None
 
 
 @pytest.mark.parametrize("spoiled", ["leases", "processing:w0"])
-async def test_a_key_of_a_wrong_type_costs_a_dispatcher_that_starts_its_own_queue_at_most(
+async def test_a_key_of_a_wrong_type_keeps_a_dispatcher_that_starts_from_no_other_queue(
     own: EmbeddedRedis, client: Any, app: App, spoiled: str
 ) -> None:
     client.zadd("evsched:{bad}:schedule", {'{"task":"t"}': 0})
@@ -164,7 +164,7 @@ async def test_a_key_of_a_wrong_type_costs_a_dispatcher_that_starts_its_own_queu
         (refused,) = running.recorder.of(events.CallRefused)
         assert (refused.who, refused.queue) == ("finder", "bad")
         assert "evsched doctor" in refused.reason
-        # One worker's list costs no other worker of the queue its lease.
+        # A bad list of one worker does not keep another worker of the queue from getting a lease.
         assert spoiled == "leases" or client.zscore("evsched:{bad}:leases", "w1") is not None
         running.dispatch()
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == "good")

@@ -1,4 +1,4 @@
-"""What Redis refuses, and what cannot be read: it costs its queue or its call alone, and is told as what it is."""
+"""What Redis refuses, and replies that cannot be read: they affect one queue or one call, and are reported as such."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.system import System, system
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_queue_that_redis_refuses_delays_no_other_and_is_reported_once(
+async def test_a_queue_that_redis_refuses_is_reported_once_and_delays_no_other(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"
@@ -39,8 +39,8 @@ async def test_a_queue_that_redis_refuses_delays_no_other_and_is_reported_once(
     try:
         running.dispatch()
         for who in ("dispatcher", "janitor", "recurring"):
-            told = await running.recorder.wait(events.CallRefused, lambda event, who=who: event.who == who)
-            assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
+            refused = await running.recorder.wait(events.CallRefused, lambda event, who=who: event.who == who)
+            assert (refused.queue, "WRONGTYPE" in refused.reason) == (bad, True)
         await running.recorder.wait(events.RedisFailed, count=20)
         await running.recorder.wait(events.NotificationsProven)
         await noop.enqueue()
@@ -57,7 +57,7 @@ async def test_a_queue_that_redis_refuses_delays_no_other_and_is_reported_once(
             raw.delete(key)
 
 
-async def test_a_connection_that_is_cut_is_reported_once_and_not_as_redis_being_down(
+async def test_a_cut_connection_is_reported_once_and_not_as_an_outage_of_redis(
     config: Config, app: App, raw: Any
 ) -> None:
     async with system(config, app, workers=0) as running:
@@ -68,7 +68,7 @@ async def test_a_connection_that_is_cut_is_reported_once_and_not_as_redis_being_
         assert not running.recorder.of(events.RedisDown)
 
 
-async def test_a_reply_that_cannot_be_read_costs_its_call_alone(sender: BatchingSender) -> None:
+async def test_a_reply_that_cannot_be_read_fails_only_its_call(sender: BatchingSender) -> None:
     good, bad = Call(("ECHO", "1.5"), float), Call(("ECHO", "0x10"), float)
     answers = await asyncio.gather(*map(sender.send, (good, bad, good)), return_exceptions=True)
     assert answers[0] == answers[2] == 1.5
@@ -77,7 +77,7 @@ async def test_a_reply_that_cannot_be_read_costs_its_call_alone(sender: Batching
     assert await sender.send(good) == 1.5
 
 
-async def test_a_lease_that_redis_refuses_costs_no_other_queue_its_lease(
+async def test_a_worker_keeps_its_leases_on_the_other_queues_of_one_whose_lease_redis_refuses(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad, gate = f"{queue}-bad", asyncio.Event()
@@ -92,8 +92,8 @@ async def test_a_lease_that_redis_refuses_costs_no_other_queue_its_lease(
         await hold.enqueue()
         await recorder.wait(events.Started, lambda event: event.queue == queue)
         raw.set(f"evsched:{{{bad}}}:leases", "a string")
-        told = await recorder.wait(events.CallRefused, lambda event: event.who == "heartbeat")
-        assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
+        refused = await recorder.wait(events.CallRefused, lambda event: event.who == "heartbeat")
+        assert (refused.queue, "WRONGTYPE" in refused.reason) == (bad, True)
         leases = f"evsched:{{{queue}}}:leases"
         ends = raw.zscore(leases, worker)
         await recorder.until(lambda: raw.zscore(leases, worker) > ends + config.lease)  # the fetcher's failures go on
@@ -108,7 +108,7 @@ async def test_a_lease_that_redis_refuses_costs_no_other_queue_its_lease(
         raw.delete(key)
 
 
-async def test_a_queue_that_redis_refuses_at_the_start_of_a_worker_is_served_when_it_is_not_refused_any_more(
+async def test_a_queue_that_redis_refuses_when_a_worker_starts_is_served_as_soon_as_redis_accepts_it(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
     bad = f"{queue}-bad"
@@ -119,8 +119,8 @@ async def test_a_queue_that_redis_refuses_at_the_start_of_a_worker_is_served_whe
     raw.set(f"evsched:{{{bad}}}:leases", "a string")
     async with system(Config(url=server.url, queues=(bad, queue)), app) as running:
         recorder, worker = running.recorder, running.workers[0]
-        told = await recorder.wait(events.CallRefused, lambda event: event.who == "worker")
-        assert (told.queue, "WRONGTYPE" in told.reason) == (bad, True)
+        refused = await recorder.wait(events.CallRefused, lambda event: event.who == "worker")
+        assert (refused.queue, "WRONGTYPE" in refused.reason) == (bad, True)
         await noop.using(queue=bad).enqueue()
         await noop.enqueue()
         await recorder.wait(events.Completed, lambda event: event.queue == queue)
@@ -149,7 +149,7 @@ async def test_a_worker_whose_queues_are_all_refused_waits_and_can_be_stopped(
 async def test_a_queue_that_redis_refuses_wants_no_slots_while_it_waits_to_try_again(
     server: EmbeddedRedis, queue: str, raw: Any, app: App
 ) -> None:
-    """Else its share of the slots would stay free: the other queues leave room for its jobs."""
+    """Otherwise its share of the slots would stay unused, because the other queues leave room for its jobs."""
     bad, slots = f"{queue}-bad", 4
     broken, wanted = asyncio.Event(), list[bool]()
 
@@ -198,7 +198,7 @@ async def test_jobs_are_handed_back_to_the_other_queues_of_one_that_redis_refuse
         raw.delete(key)
 
 
-class Unheeded:
+class NoListener:
     """A FetchListener that does nothing."""
 
     def on_fetched(self, job_id: str) -> None: ...
@@ -208,14 +208,14 @@ class Unheeded:
     def on_unsure(self) -> None: ...
 
 
-async def test_an_idle_fetcher_knows_within_seconds_that_redis_writes_again() -> None:
-    """Without the replicas that it needs, Redis refuses a BLMOVE at once; one that it accepts answers at its end."""
+async def test_an_idle_fetcher_notices_within_seconds_that_redis_accepts_writes_again() -> None:
+    """Redis refuses a BLMOVE at once while too few replicas are connected. A BLMOVE that it accepts ends only later."""
     recorder = Recorder()
     with EmbeddedRedis(min_replicas_to_write="1") as server, Redis.from_url(server.url) as raw:
         config = Config(url=server.url, probe_interval=3600)
         runtime = Runtime(config, BatchingSender(server.url), recorder)
         share = Slots(1).join(1.0, lambda: None)
-        fetcher = Fetcher(ServedQueue(runtime, Store("q"), "w"), share, Unheeded())
+        fetcher = Fetcher(ServedQueue(runtime, Store("q"), "w"), share, NoListener())
         fetcher.feed(hungry=True)
         fetching = asyncio.create_task(fetcher.run())
         try:

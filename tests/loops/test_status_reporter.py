@@ -1,4 +1,4 @@
-"""Status requests: every worker answers a valid request with what it runs, and never reports unasked."""
+"""Status requests: every worker answers a valid request with what it runs, and sends nothing without a request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def looking(url: str, *queues: str) -> AsyncGenerator[Top]:
 
 
 async def full(top: Top, workers: int) -> Look:
-    """Look until so many answer: a worker has started a little before it hears."""
+    """Look until so many workers answer: a worker subscribes to requests shortly after it has started."""
     async with asyncio.timeout(PATIENCE):
         while True:
             look = await top.look()
@@ -76,8 +76,8 @@ async def test_a_worker_reports_counts_and_lateness(config: Config, app: App, qu
         await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Completed)) == 3)
         (status,) = (await full(top, 1)).statuses
         assert (status.started, status.done, status.failed) == (5, 3, 2)
-        told = [late for event in running.recorder.of(events.Started) for late in event.lateness]
-        assert status.lateness == [round(late, 6) for late in told]
+        emitted = [late for event in running.recorder.of(events.Started) for late in event.lateness]
+        assert status.lateness == [round(late, 6) for late in emitted]
         assert (status.busy, status.running, status.runs) == (0, 0, [])
 
 
@@ -115,7 +115,8 @@ async def test_the_longest_runs_are_named_when_there_are_many(config: Config, ap
 
 
 @asynccontextmanager
-async def hearing(url: str, pattern: str) -> AsyncGenerator[AsyncIterator[tuple[bytes, bytes]]]:
+async def subscribed(url: str, pattern: str) -> AsyncGenerator[AsyncIterator[tuple[bytes, bytes]]]:
+    """Subscribe to a pattern; yield the messages, each with its channel."""
     subscription = Subscription(url)
     await subscription.open([pattern], [])
     try:
@@ -127,8 +128,8 @@ async def hearing(url: str, pattern: str) -> AsyncGenerator[AsyncIterator[tuple[
 async def test_only_a_well_formed_request_is_answered(config: Config, app: App, queue: str, raw: Any) -> None:
     status_requests, mine = keys.status_requests(queue), keys.status_replies(queue, "me")
     async with system(config, app) as running, looking(config.url, queue) as top:
-        await full(top, 1)  # it hears
-        async with hearing(config.url, "*") as messages:
+        await full(top, 1)  # the worker receives requests
+        async with subscribed(config.url, "*") as messages:
             for call in (
                 b"",
                 b"me",
@@ -141,18 +142,18 @@ async def test_only_a_well_formed_request_is_answered(config: Config, app: App, 
                 keys.status_replies(f"{queue}.other", "me").encode(),
                 keys.control(queue, running.workers[0].id).encode(),
             ):
-                assert raw.publish(status_requests, call) == 2  # the worker, and we
-            heard: list[tuple[bytes, bytes]] = []
+                assert raw.publish(status_requests, call) == 2  # received by the worker and by this test
+            received: list[tuple[bytes, bytes]] = []
             async with asyncio.timeout(PATIENCE):
-                for _ in range(2):  # whatever was answered before was answered at the latest with the first
+                for _ in range(2):  # an answer to an earlier request would come before the answer to the first of these
                     raw.publish(status_requests, mine)
                     async for channel, message in messages:
                         if channel == status_requests.encode() or channel.startswith(b"__keyspace@"):
                             continue
-                        heard.append((channel, message))
+                        received.append((channel, message))
                         break
-        assert [channel for channel, _ in heard] == [mine.encode()] * 2
-        status = msgspec.json.decode(heard[0][1], type=WorkerStatus)
+        assert [channel for channel, _ in received] == [mine.encode()] * 2
+        status = msgspec.json.decode(received[0][1], type=WorkerStatus)
         assert status == WorkerStatus(running.workers[0].id, queue, 10, 0, 0, 0, 0, [], 0, [])
 
 
@@ -163,14 +164,14 @@ async def test_workers_report_nothing_without_a_request(config: Config, app: App
     async with (
         system(config, app) as running,
         looking(config.url, queue) as top,
-        hearing(config.url, keys.root(queue) + "*") as messages,
+        subscribed(config.url, keys.root(queue) + "*") as messages,
     ):
         jobs = await noop.enqueue_many([()] * 20)
         await running.recorder.until(lambda: sum(len(e.ids) for e in running.recorder.of(events.Completed)) == 20)
         raw.publish(keys.status_replies(queue, "me"), "the end")
         async with asyncio.timeout(PATIENCE):
-            heard = await anext(messages)
-        assert heard == (keys.status_replies(queue, "me").encode(), b"the end")
+            received = await anext(messages)
+        assert received == (keys.status_replies(queue, "me").encode(), b"the end")
         (status,) = (await full(top, 1)).statuses
         assert status.done == len(jobs)
 
@@ -178,14 +179,14 @@ async def test_workers_report_nothing_without_a_request(config: Config, app: App
 async def test_a_worker_that_does_not_report_still_has_a_lease(
     config: Config, queue: str, sender: BatchingSender
 ) -> None:
-    """One that hangs, and one of an older version: the page must not wait, and must show them."""
+    """It hangs, or is of an older version: the page must not wait for it, and must show it."""
     await sender.send(Store(queue).heartbeat("silent", 15, fresh=True))
     async with looking(config.url, queue) as top:
         look = await top.look()
         assert (look.statuses, [lease.worker for lease in look.leases[queue]]) == ([], ["silent"])
 
 
-async def test_queues_are_found_as_they_come(config: Config, queue: str, sender: BatchingSender) -> None:
+async def test_new_queues_are_found(config: Config, queue: str, sender: BatchingSender) -> None:
     async with looking(config.url) as top:
         assert queue not in (await top.look()).stats
         await sender.send(Store(queue).heartbeat("w", 15, fresh=True))
@@ -238,9 +239,9 @@ async def test_a_connection_that_was_cut_is_reported_and_replaced(
     ids=["empty", "no text", "deep", "short", "long", "no name", "another queue", "negative"],
 )
 async def test_a_malformed_report_is_ignored(config: Config, queue: str, raw: Any, lie: bytes) -> None:
-    """The second answer is heard, and the first has not stood in its way."""
+    """The page has the valid report that follows it."""
     true = WorkerStatus("honest", queue, 3, 1, 0, 0, 0, [], 1, [Running("a", "b", 1, 2.0)])
-    async with looking(config.url, queue) as top, hearing(config.url, keys.status_requests(queue)) as calls:
+    async with looking(config.url, queue) as top, subscribed(config.url, keys.status_requests(queue)) as calls:
         looking_now = asyncio.ensure_future(top.look())
         async with asyncio.timeout(PATIENCE):
             async for _, channel in calls:
@@ -252,7 +253,7 @@ async def test_a_malformed_report_is_ignored(config: Config, queue: str, raw: An
 
 
 async def test_a_collection_that_fails_leaves_no_exception_unretrieved() -> None:
-    """Python reports an exception that nobody reads with a traceback, beside the one line of `evsched top`."""
+    """Python prints a traceback for an exception that is never retrieved, next to the one line of `evsched top`."""
     unread = list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context))
     before = asyncio.all_tasks()

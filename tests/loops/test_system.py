@@ -149,7 +149,7 @@ async def test_a_cancel_ends_the_wait_for_the_result(config: Config, app: App) -
     async with system(config, app):
         job = await noop.using(delay=3600).enqueue()
         waiting = asyncio.create_task(job.result(PATIENCE))
-        while not (await app.client.send(_asked(config.queues[0], job.id))):
+        while not (await app.client.send(_wants_reply(config.queues[0], job.id))):
             await asyncio.wait([waiting], timeout=0.01)
         assert await job.cancel() == "schedule"
         with pytest.raises(JobDead, match="cancelled"):
@@ -158,7 +158,8 @@ async def test_a_cancel_ends_the_wait_for_the_result(config: Config, app: App) -
             await job.status()
 
 
-def _asked(queue: str, job_id: str) -> Any:
+def _wants_reply(queue: str, job_id: str) -> Any:
+    """Return the call that reads whether a client waits for the job's result."""
     return Call(("HGET", f"evsched:{{{queue}}}:job:{job_id}", "reply"), raw)
 
 

@@ -1,4 +1,4 @@
-"""A process tells of itself over HTTP: figures, liveness, readiness, and nothing to who asks wrongly."""
+"""What a process serves over HTTP: its metrics, liveness and readiness; and an error for any other request."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
 
 
 @asynccontextmanager
-async def told(running: System) -> AsyncGenerator[str]:
-    """Have a system tell of itself; yield where."""
+async def served(running: System) -> AsyncGenerator[str]:
+    """Serve the telemetry of a system; yield its URL."""
     async with Telemetry(running.runtime, running.events, "1") as telemetry:
         telemetry.of_dispatcher(running.dispatcher)
         telemetry.of_janitor(running.janitor)
@@ -62,7 +62,7 @@ async def test_metrics_count_running_and_waiting_jobs(config: Config, app: App, 
     async def hold() -> None:
         await gate.wait()
 
-    async with system(config, app, workers=0) as running, told(running) as url:
+    async with system(config, app, workers=0) as running, served(running) as url:
         running.work()
         await running.recorder.wait(events.WorkerStarted)
         await fail.enqueue()
@@ -91,7 +91,7 @@ async def test_metrics_show_slots_and_how_long_jobs_have_waited(config: Config, 
     async def hold() -> None:
         await gate.wait()
 
-    async with system(replace(config, concurrency=2), app) as running, told(running) as url:
+    async with system(replace(config, concurrency=2), app) as running, served(running) as url:
         await hold.enqueue_many([()] * 5)
         await running.recorder.until(lambda: sum(len(event.ids) for event in running.recorder.of(events.Started)) == 2)
         figure = await scrape(url)
@@ -108,7 +108,7 @@ async def test_due_jobs_on_the_schedule_are_overdue_without_a_dispatcher(
 ) -> None:
     now = float(raw.time()[0])
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"late": now - 76, "later": now - 70, "ahead": now + 3600})
-    async with system(config, app, workers=0, dispatch=False) as running, told(running) as url:
+    async with system(config, app, workers=0, dispatch=False) as running, served(running) as url:
         figure = await scrape(url)
     assert figure("queue_overdue_jobs", queue=queue) == 2
     assert 75 < (figure("queue_overdue_seconds", queue=queue) or 0) < 130
@@ -117,12 +117,14 @@ async def test_due_jobs_on_the_schedule_are_overdue_without_a_dispatcher(
     assert abs((figure("start_time_seconds") or 0) - now) < 60
 
 
-async def test_five_thousand_unknown_tasks_are_one_series_each(config: Config, app: App, queue: str, raw: Any) -> None:
+async def test_five_thousand_unknown_tasks_make_only_one_series_for_each_metric(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
     @app.task
     async def known() -> None: ...
 
     many = replace(config, concurrency=250)
-    async with system(many, app, workers=0) as running, told(running) as url:
+    async with system(many, app, workers=0) as running, served(running) as url:
         running.work()
         members = {f'{{"task":"made-up-{n}","id":"{n}"}}': 0 for n in range(5000)}
         raw.zadd(f"evsched:{{{queue}}}:schedule", members)
@@ -134,24 +136,24 @@ async def test_five_thousand_unknown_tasks_are_one_series_each(config: Config, a
 
 
 async def test_redis_is_read_once_a_second_however_many_scrape(config: Config, app: App, queue: str, raw: Any) -> None:
-    def asked() -> int:
-        told = raw.info("commandstats").get("cmdstat_info")
-        return told["calls"] if told else 0  # a question does not count itself
+    def info_calls() -> int:
+        stats = raw.info("commandstats").get("cmdstat_info")
+        return stats["calls"] if stats else 0  # without this call of INFO
 
-    # Without loops, which ask by themselves when a link of theirs is made again.
-    async with system(config, app, workers=0, dispatch=False) as running, told(running) as url:
-        before, began = asked(), time.monotonic()
+    # Without loops, which send INFO too when they open a connection again.
+    async with system(config, app, workers=0, dispatch=False) as running, served(running) as url:
+        before, began = info_calls(), time.monotonic()
         figures = await asyncio.gather(*(scrape(url) for _ in range(20)))
         seconds = int(time.monotonic() - began)
-        assert asked() - before - 1 <= 1 + seconds < 20  # one is the question itself
-        # A scrape that comes while it is being read gets the same figures.
+        assert info_calls() - before - 1 <= 1 + seconds < 20  # one is the INFO of the first `info_calls`
+        # A scrape that arrives while the figures are read gets the same figures.
         assert {figure("queue_jobs", queue=queue, place="ready") for figure in figures} == {0}
 
 
 async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, server: EmbeddedRedis, queue: str) -> None:
     async with Proxy(str(server.socket)) as proxy:
         behind = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0")
-        async with system(behind, app, dispatch=False) as running, told(running) as url:
+        async with system(behind, app, dispatch=False) as running, served(running) as url:
             running.dispatch()
             await running.recorder.wait(events.NotificationsProven)
             assert await get(f"{url}/readyz") == (200, "ok\n")
@@ -163,14 +165,14 @@ async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, serv
             assert await get(f"{url}/healthz") == (200, "ok\n")
             figure = await scrape(url)
             assert figure("redis_up") == 0
-            assert figure("queue_jobs", queue=queue, place="ready") is None  # what is not known is not told
+            assert figure("queue_jobs", queue=queue, place="ready") is None  # an unknown figure is left out
             assert (figure("redis_errors_total", kind="timeout") or 0) > 0
             proxy.heal()
             proxy.reset()
             await running.recorder.wait(events.RedisUp)
             async with asyncio.timeout(PATIENCE):
                 while (await scrape(url))("redis_up") != 1:
-                    pass  # one loop after the other has it again, and this scrape's own connection
+                    pass  # the loops notice it one after the other, and the scrape's own connection does too
 
 
 async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_cut_off(
@@ -178,15 +180,15 @@ async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_c
 ) -> None:
     async with Proxy(str(server.socket)) as proxy:
         patient = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0", reply_timeout=4.0, probe_interval=4.0)
-        async with system(patient, app, workers=0) as running, told(running) as url:
+        async with system(patient, app, workers=0) as running, served(running) as url:
             figure = await scrape(url)
             assert figure("redis_up") == 1
             assert figure("queue_jobs", queue=queue, place="ready") == 0
             proxy.swallow()
             while figure("redis_up") == 1:  # figures are reused for a second
-                figure = await scrape(url)  # answered all the same, while Redis is still cut off
+                figure = await scrape(url)  # it is answered although Redis is still cut off
             assert figure("queue_jobs", queue=queue, place="ready") is None
-            assert figure("wakeups_total", reason="reconnect") is not None  # what the process knows by itself is told
+            assert figure("wakeups_total", reason="reconnect") is not None  # the process counts these itself
             assert DEADLINE < 1
             assert await get(f"{url}/readyz") == (503, "Redis does not answer within 0.75 s\n")
             proxy.heal()
@@ -199,15 +201,15 @@ async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_c
 async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
     config: Config, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with system(config, app, dispatch=False) as running, told(running) as url:
+    async with system(config, app, dispatch=False) as running, served(running) as url:
         running.dispatch()
         await running.recorder.wait(events.NotificationsProven)
         assert await get(f"{url}/healthz") == (200, "ok\n")
         for pulse in (running.janitor.pulse, running.dispatcher.pulses[2], running.workers[0].pulses[0]):
             with monkeypatch.context() as hung:
-                pulse.expect(-60)  # as if it had not run for that long
-                for came_round in ("expect", "rest"):  # the loop itself goes on: what it notes is not heard
-                    hung.setattr(pulse, came_round, lambda within=0.0: None)
+                pulse.expect(-60)  # as if the loop had not run for that long
+                for method in ("expect", "rest"):  # the loop still runs: ignore what it reports to its pulse
+                    hung.setattr(pulse, method, lambda within=0.0: None)
                 for path in ("healthz", "readyz"):
                     status, why = await get(f"{url}/{path}")
                     assert (status, why.startswith(f"the {pulse.who} loop has not run for")) == (503, True)
@@ -218,7 +220,7 @@ async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
 async def test_a_process_that_serves_no_queue_is_not_ready_although_redis_answers(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
-    async with system(config, app, dispatch=False) as running, told(running) as url:
+    async with system(config, app, dispatch=False) as running, served(running) as url:
         running.dispatch()
         await running.recorder.wait(events.NotificationsProven)
         raw.set(f"evsched:{{{queue}}}:backlog", "a string")
@@ -232,10 +234,10 @@ async def test_a_process_that_serves_no_queue_is_not_ready_although_redis_answer
 
 
 async def test_a_dispatcher_whose_redis_became_a_replica_is_not_ready(app: App) -> None:
-    """An idle one sends no write that Redis could refuse: so the probe asks."""
+    """An idle dispatcher sends no write that Redis could refuse, so the probe asks Redis for its role."""
     with EmbeddedRedis() as server, Redis.from_url(server.url) as raw:
         config = Config(url=server.url, queues=("q",), probe_interval=3600, metrics_port=0)
-        async with system(config, app, workers=0, dispatch=False) as running, told(running) as url:
+        async with system(config, app, workers=0, dispatch=False) as running, served(running) as url:
             running.dispatch()
             await running.recorder.wait(events.NotificationsProven)
             assert await get(f"{url}/readyz") == (200, "ok\n")
@@ -247,7 +249,7 @@ async def test_a_dispatcher_whose_redis_became_a_replica_is_not_ready(app: App) 
 
 
 async def test_a_worker_that_waits_at_its_start_is_not_ready(config: Config, app: App) -> None:
-    with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:  # answers, and takes no write
+    with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:  # it answers, but accepts no writes
         running = System(replace(config, url=replica.url), app, Recorder())
         try:
             worker = running.work()
@@ -261,12 +263,12 @@ async def test_a_worker_that_waits_at_its_start_is_not_ready(config: Config, app
             await running.stop()
 
 
-async def test_a_dispatcher_that_hears_no_events_is_not_ready(config: Config, app: App) -> None:
-    # One that may not set the flags itself.
+async def test_a_dispatcher_that_receives_no_events_is_not_ready(config: Config, app: App) -> None:
+    # Its user may not set the flags.
     user = "default on nopass ~* &* +@all -config|set"
     with EmbeddedRedis(notify_keyspace_events="", user=user) as private:
-        deaf = replace(config, url=private.url)
-        async with system(deaf, app, workers=0, dispatch=False) as running, told(running) as url:
+        without_events = replace(config, url=private.url)
+        async with system(without_events, app, workers=0, dispatch=False) as running, served(running) as url:
             running.dispatch()
             await running.recorder.wait(events.NotificationsMissing)
             status, why = await get(f"{url}/readyz")
@@ -284,12 +286,12 @@ async def test_a_dispatcher_that_hears_no_events_is_not_ready(config: Config, ap
     ],
 )
 async def test_it_answers_its_pages_and_no_more(config: Config, app: App, request_: bytes, status: bytes) -> None:
-    async with system(config, app, workers=0) as running, told(running) as url:
+    async with system(config, app, workers=0) as running, served(running) as url:
         assert (await ask(url, request_)).split(b" ")[1] == status
 
 
-async def test_head_has_no_body_and_openmetrics_is_spoken(config: Config, app: App) -> None:
-    async with system(config, app, workers=0) as running, told(running) as url:
+async def test_a_reply_to_head_has_no_body_and_openmetrics_is_supported(config: Config, app: App) -> None:
+    async with system(config, app, workers=0) as running, served(running) as url:
         head = await ask(url, b"HEAD /healthz HTTP/1.1\r\n\r\n")
         assert head.endswith(b"\r\n\r\n")
         page = await ask(url, b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0\r\n\r\n")
@@ -298,7 +300,7 @@ async def test_head_has_no_body_and_openmetrics_is_spoken(config: Config, app: A
 
 
 async def test_it_binds_to_this_host_alone(config: Config, app: App) -> None:
-    async with system(config, app, workers=0) as running, told(running) as url:
+    async with system(config, app, workers=0) as running, served(running) as url:
         assert url.startswith("http://127.0.0.1:")
 
 

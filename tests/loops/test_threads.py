@@ -23,18 +23,18 @@ from evsched.transport.senders import SyncSender
 
 sender = SyncSender(sys.argv[1])
 
-def echoes(of):
+def echoes(name):
     for n in range(100):
-        text = f"{of}-{n}".encode()
+        text = f"{name}-{n}".encode()
         assert sender.send(Call(("ECHO", text), raw)) == text
 
-def in_threads(of):
-    wrong = []
-    threading.excepthook = wrong.append
-    threads = [threading.Thread(target=echoes, args=(f"{of}-{n}",)) for n in range(3)]
+def in_threads(name):
+    failures = []
+    threading.excepthook = failures.append
+    threads = [threading.Thread(target=echoes, args=(f"{name}-{n}",)) for n in range(3)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
-    return len(wrong)
+    return len(failures)
 
 before = in_threads("before")
 waiting = threading.Thread(target=lambda: sender.send(Call(("BLPOP", "gate", 20), raw), 20))

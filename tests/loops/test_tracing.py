@@ -47,15 +47,17 @@ def spans(app: App) -> Traced:
     return Traced(app)
 
 
-def said(span: ReadableSpan) -> Mapping[str, Any]:
+def attributes(span: ReadableSpan) -> Mapping[str, Any]:
     return span.attributes or {}
 
 
 def linked(span: ReadableSpan) -> list[tuple[int, int]]:
+    """Return the ids of the spans to which a span has links."""
     return [(link.context.trace_id, link.context.span_id) for link in span.links]
 
 
-def itself(span: ReadableSpan) -> tuple[int, int]:
+def ids(span: ReadableSpan) -> tuple[int, int]:
+    """Return the ids of a span and its trace."""
     assert span.context is not None
     return span.context.trace_id, span.context.span_id
 
@@ -74,21 +76,21 @@ async def test_a_run_is_linked_to_its_enqueue_and_begins_a_trace(
     sent, run = spans.one("enqueue noop"), spans.one("run noop")
     assert (sent.kind, run.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
     assert linked(sent) == []
-    assert linked(run) == [itself(sent)]
+    assert linked(run) == [ids(sent)]
     assert run.parent is None
     assert sent.parent is not None
     assert sent.parent.span_id == ambient.get_span_context().span_id
-    assert itself(run)[0] != itself(sent)[0]
+    assert ids(run)[0] != ids(sent)[0]
     same = {
         "messaging.system": "evsched",
         "messaging.destination.name": queue,
         "messaging.message.id": job.id,
         "evsched.task": "noop",
     }
-    assert said(sent) == {**same, "messaging.operation.name": "enqueue", "messaging.operation.type": "send"}
-    lateness = said(run)["evsched.lateness"]
+    assert attributes(sent) == {**same, "messaging.operation.name": "enqueue", "messaging.operation.type": "send"}
+    lateness = attributes(run)["evsched.lateness"]
     assert 0 <= lateness < 5
-    assert said(run) == {
+    assert attributes(run) == {
         **same,
         "messaging.operation.name": "run",
         "messaging.operation.type": "process",
@@ -112,19 +114,19 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, a
         with pytest.raises(JobDead):
             await (await fail.enqueue()).result(PATIENCE)
     runs = spans.named("run fail")
-    assert [said(run)["evsched.attempt"] for run in runs] == [1, 2]
-    assert [linked(run) for run in runs] == [[itself(spans.one("enqueue fail"))]] * 2
-    assert itself(runs[0])[0] != itself(runs[1])[0]
+    assert [attributes(run)["evsched.attempt"] for run in runs] == [1, 2]
+    assert [linked(run) for run in runs] == [[ids(spans.one("enqueue fail"))]] * 2
+    assert ids(runs[0])[0] != ids(runs[1])[0]
     assert [(run.status.status_code, run.status.description) for run in runs] == [
         (StatusCode.ERROR, "no luck"),
         (StatusCode.ERROR, "the account is closed"),
     ]
-    assert [said(run)["error.type"] for run in runs] == ["ValueError", "evsched.jobs.current_job.GiveUp"]
+    assert [attributes(run)["error.type"] for run in runs] == ["ValueError", "evsched.jobs.current_job.GiveUp"]
     assert [[event.name for event in run.events] for run in runs] == [["exception"]] * 2
     assert (runs[0].events[0].attributes or {})["exception.message"] == "no luck"
 
 
-async def test_to_retry_later_is_no_error(config: Config, app: App, spans: Traced) -> None:
+async def test_retry_later_is_no_error(config: Config, app: App, spans: Traced) -> None:
     @app.task
     async def wait() -> None:
         if current_job().attempt == 1:
@@ -134,9 +136,9 @@ async def test_to_retry_later_is_no_error(config: Config, app: App, spans: Trace
         await (await wait.enqueue()).result(PATIENCE)
     first, second = spans.named("run wait")
     assert first.status.status_code is StatusCode.UNSET
-    assert said(first)["evsched.retry_later"] == "not yet"
+    assert attributes(first)["evsched.retry_later"] == "not yet"
     assert not first.events
-    assert "evsched.retry_later" not in said(second)
+    assert "evsched.retry_later" not in attributes(second)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])
@@ -155,11 +157,11 @@ async def test_a_timeout_is_an_error(config: Config, app: App, spans: Traced, pl
             await (await task.enqueue()).result(PATIENCE)
     run = spans.one("run slow")
     assert run.status.status_code is StatusCode.ERROR
-    assert (said(run)["error.type"], said(run)["evsched.stopped"]) == ("timeout", "timeout")
+    assert (attributes(run)["error.type"], attributes(run)["evsched.stopped"]) == ("timeout", "timeout")
     assert len(run.events) == (0 if plain else 1)  # where it was cancelled
 
 
-async def test_who_cancels_a_job_has_not_made_it_fail(config: Config, app: App, spans: Traced) -> None:
+async def test_a_cancelled_job_has_not_failed(config: Config, app: App, spans: Traced) -> None:
     @app.task
     async def hang() -> None:
         await asyncio.Event().wait()
@@ -171,10 +173,10 @@ async def test_who_cancels_a_job_has_not_made_it_fail(config: Config, app: App, 
         await running.recorder.wait(events.JobAborted)
     run = spans.one("run hang")
     assert run.status.status_code is StatusCode.UNSET
-    assert said(run)["evsched.stopped"] == "cancelled"
+    assert attributes(run)["evsched.stopped"] == "cancelled"
 
 
-async def test_a_worker_that_stops_has_not_made_it_fail(config: Config, app: App, spans: Traced) -> None:
+async def test_a_job_whose_worker_stops_has_not_failed(config: Config, app: App, spans: Traced) -> None:
     @app.task
     async def hang() -> None:
         await asyncio.Event().wait()
@@ -184,7 +186,7 @@ async def test_a_worker_that_stops_has_not_made_it_fail(config: Config, app: App
         await running.recorder.wait(events.Started)
     run = spans.one("run hang")
     assert run.status.status_code is StatusCode.UNSET
-    assert said(run)["evsched.stopped"] == "lost"
+    assert attributes(run)["evsched.stopped"] == "lost"
 
 
 async def test_a_handler_that_is_cancelled_from_inside_fails(config: Config, app: App, spans: Traced) -> None:
@@ -195,7 +197,7 @@ async def test_a_handler_that_is_cancelled_from_inside_fails(config: Config, app
     async with system(config, app):
         with pytest.raises(JobDead):
             await (await inner.enqueue()).result(PATIENCE)
-    assert said(spans.one("run inner"))["error.type"] == "asyncio.exceptions.CancelledError"
+    assert attributes(spans.one("run inner"))["error.type"] == "asyncio.exceptions.CancelledError"
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])
@@ -214,7 +216,7 @@ async def test_a_handlers_own_spans_are_children_of_its_run(
         await (await task.enqueue()).result(PATIENCE)
     parent = spans.one("inner").parent
     assert parent is not None
-    assert (parent.trace_id, parent.span_id) == itself(spans.one("run outer"))
+    assert (parent.trace_id, parent.span_id) == ids(spans.one("run outer"))
 
 
 async def test_what_a_handler_enqueues_is_part_of_its_trace(config: Config, app: App, spans: Traced) -> None:
@@ -228,11 +230,11 @@ async def test_what_a_handler_enqueues_is_part_of_its_trace(config: Config, app:
     async with system(config, app):
         await (await first.enqueue()).result(PATIENCE)
     sent = spans.one("enqueue second")
-    assert itself(sent)[0] == itself(spans.one("run first"))[0]
-    assert linked(spans.one("run second")) == [itself(sent)]
+    assert ids(sent)[0] == ids(spans.one("run first"))[0]
+    assert linked(spans.one("run second")) == [ids(sent)]
 
 
-async def test_a_middleware_stands_inside_the_span_whatever_came_first(config: Config, app: App) -> None:
+async def test_a_middleware_runs_inside_the_span_even_if_it_was_registered_first(config: Config, app: App) -> None:
     @app.middleware
     async def refuse(_job: Any, _call: Any) -> None:
         assert otel.get_current_span().is_recording()
@@ -248,20 +250,22 @@ async def test_a_middleware_stands_inside_the_span_whatever_came_first(config: C
     assert spans.one("run noop").status.description == "refused"
 
 
-async def test_a_task_on_a_process(config: Config, app: App, spans: Traced) -> None:
+async def test_a_task_in_a_process_has_a_span_and_a_failure_names_the_error(
+    config: Config, app: App, spans: Traced
+) -> None:
     double = app.task(on="process")(heavy.double.handler)
     steer = app.task(on="process", retry=Retry(attempts=1))(heavy.steer.handler)
     async with system(config, app):
         assert await (await double.enqueue(21)).result(PATIENCE) == 42
         with pytest.raises(JobDead, match="ValueError"):
             await (await steer.enqueue("fail")).result(PATIENCE)
-    assert linked(spans.one("run double")) == [itself(spans.one("enqueue double"))]
+    assert linked(spans.one("run double")) == [ids(spans.one("enqueue double"))]
     failed = spans.one("run steer")
-    assert said(failed)["error.type"] == "evsched.execution.process_pool.HandlerFailed"
+    assert attributes(failed)["error.type"] == "evsched.execution.process_pool.HandlerFailed"
     assert "ValueError: no luck" in (failed.status.description or "")
 
 
-async def test_a_program_without_a_loop(config: Config, app: App, spans: Traced) -> None:
+async def test_an_enqueue_without_an_event_loop_has_a_span(config: Config, app: App, spans: Traced) -> None:
     @app.task
     async def double(n: int) -> int:
         return 2 * n
@@ -273,8 +277,8 @@ async def test_a_program_without_a_loop(config: Config, app: App, spans: Traced)
     async with system(config, app):
         assert await asyncio.to_thread(program) == 42
     sent = spans.one("enqueue double")
-    assert said(sent)["messaging.message.id"] == "mine"
-    assert linked(spans.one("run double")) == [itself(sent)]
+    assert attributes(sent)["messaging.message.id"] == "mine"
+    assert linked(spans.one("run double")) == [ids(sent)]
 
 
 async def test_a_batch_is_one_span_and_each_job_is_linked_to_it(config: Config, app: App, spans: Traced) -> None:
@@ -286,13 +290,13 @@ async def test_a_batch_is_one_span_and_each_job_is_linked_to_it(config: Config, 
         for job in jobs:
             await job.result(PATIENCE)
     sent, runs = spans.one("enqueue noop"), spans.named("run noop")
-    assert said(sent)["messaging.batch.message_count"] == 3
-    assert "messaging.message.id" not in said(sent)
-    assert [linked(run) for run in runs] == [[itself(sent)]] * 3
-    assert {said(run)["messaging.message.id"] for run in runs} == {job.id for job in jobs}
+    assert attributes(sent)["messaging.batch.message_count"] == 3
+    assert "messaging.message.id" not in attributes(sent)
+    assert [linked(run) for run in runs] == [[ids(sent)]] * 3
+    assert {attributes(run)["messaging.message.id"] for run in runs} == {job.id for job in jobs}
 
 
-async def test_what_the_user_puts_into_meta_stays(config: Config, app: App, spans: Traced) -> None:
+async def test_the_users_own_meta_is_kept(config: Config, app: App, spans: Traced) -> None:
     @app.task
     async def meta() -> dict[str, Any]:
         return current_job().meta
@@ -305,7 +309,7 @@ async def test_what_the_user_puts_into_meta_stays(config: Config, app: App, span
     assert own == {"traceparent": PARENT}
     plain, given_one = spans.named("enqueue meta")
     there = (int(PARENT[3:35], 16), int(PARENT[36:52], 16))
-    # By the conventions a context of the user's own is left, and linked to.
+    # By the conventions, a context that the user gives is kept, and the spans are linked to it.
     assert (plain.kind, given_one.kind) == (SpanKind.PRODUCER, SpanKind.CLIENT)
     assert linked(given_one) == [there]
     assert linked(spans.named("run meta")[1]) == [there]
@@ -324,7 +328,7 @@ async def test_a_vendors_state_travels_with_its_own_context_only(config: Config,
         assert (await ours.result(PATIENCE))["tracestate"] == "vendor=1"
         assert await theirs.result(PATIENCE) == {"traceparent": PARENT}
     states = {
-        said(run)["messaging.message.id"]: [link.context.trace_state.to_header() for link in run.links]
+        attributes(run)["messaging.message.id"]: [link.context.trace_state.to_header() for link in run.links]
         for run in spans.named("run meta")
     }
     assert states == {ours.id: ["vendor=1"], theirs.id: [""]}
@@ -368,8 +372,8 @@ async def test_an_enqueue_that_is_refused_is_an_error(config: Config, app: App, 
             await noop.enqueue(object())
     good, twice, no_json = spans.named("enqueue noop")
     assert good.status.status_code is StatusCode.UNSET
-    assert (twice.status.status_code, said(twice)["error.type"]) == (StatusCode.ERROR, "evsched.errors.JobExists")
-    assert said(no_json)["error.type"] == "evsched.errors.ConfigError"
+    assert (twice.status.status_code, attributes(twice)["error.type"]) == (StatusCode.ERROR, "evsched.errors.JobExists")
+    assert attributes(no_json)["error.type"] == "evsched.errors.ConfigError"
 
 
 def test_an_app_is_traced_once(app: App, spans: Traced) -> None:

@@ -18,7 +18,7 @@ from tests.support.system import system
 
 @pytest.fixture
 def hold(app: App) -> Any:
-    """A task whose runs wait until the test says so."""
+    """A task whose runs end only when the test opens the gate."""
     gate = asyncio.Event()
 
     @app.task
@@ -69,7 +69,7 @@ async def test_a_lost_lease_stops_the_run_and_the_newer_run_counts(
         store = worker.consumers[queue].store
         (lease,) = await running.sender.send(store.survey())
         await running.sender.send(store.requeue(worker.id, "the test says so", lease=lease.end))
-        # The worker takes it again: its own start tells it that its lease was gone.
+        # The worker fetches the job again. The reply to its start says that its lease was lost.
         await running.recorder.wait(events.LeaseLost)
         await running.recorder.wait(events.Started, count=2)
         hold.gate.set()
@@ -88,7 +88,7 @@ async def test_an_idle_worker_keeps_its_long_lease(server: EmbeddedRedis, queue:
         store = running.workers[0].consumers[queue].store
         for _ in range(10):
             await (await noop.enqueue()).result(PATIENCE)
-            # The start made it short; a heartbeat makes it long again, before it ends.
+            # The start of a job made the lease short. A heartbeat makes it long again before it ends.
             async with asyncio.timeout(PATIENCE):
                 while (await running.sender.send(store.survey()))[0].left <= 10:
                     pass

@@ -1,4 +1,4 @@
-"""Bad input: the job goes to dead with a reason that names the mend, and the next job runs on time."""
+"""Bad input: the job goes to dead with a reason that says what to correct, and the next job runs on time."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ IDS: dict[str, bytes] = {
 
 
 async def check(running: System, raw: Any, queue: str, job_id: str, reason: str) -> None:
-    """The job is dead for that reason, told once and without control characters; the next one runs on time."""
+    """Check that the job is dead for that reason, reported once and escaped, and that the next job runs on time."""
     buried = await running.recorder.wait(events.JobBuried, lambda event: event.id == job_id)
     assert reason in buried.reason
     assert escape(buried.reason).isprintable()
@@ -92,7 +92,7 @@ async def check(running: System, raw: Any, queue: str, job_id: str, reason: str)
 
 
 @pytest.mark.parametrize("name", RECORDS)
-async def test_a_record(running: System, raw: Any, queue: str, name: str) -> None:
+async def test_a_job_with_a_bad_record_goes_to_dead(running: System, raw: Any, queue: str, name: str) -> None:
     fields, reason = RECORDS[name]
     mapping: Any = fields if isinstance(fields, dict) else {"payload": fields}
     raw.hset(f"evsched:{{{queue}}}:job:bad", mapping=mapping)
@@ -101,7 +101,7 @@ async def test_a_record(running: System, raw: Any, queue: str, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-async def test_an_inline_job(running: System, raw: Any, queue: str, name: str) -> None:
+async def test_a_bad_inline_job_goes_to_dead(running: System, raw: Any, queue: str, name: str) -> None:
     member, reason = MEMBERS[name]
     raw.zadd(f"evsched:{{{queue}}}:schedule", {member: 0})
     await check(running, raw, queue, hashlib.sha1(member).hexdigest(), reason)
@@ -109,28 +109,28 @@ async def test_an_inline_job(running: System, raw: Any, queue: str, name: str) -
 
 
 @pytest.mark.parametrize("name", IDS)
-async def test_an_id(running: System, raw: Any, queue: str, name: str) -> None:
+async def test_a_job_with_a_bad_id_goes_to_dead(running: System, raw: Any, queue: str, name: str) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {IDS[name]: 0})
     job_id = f"bad-{hashlib.sha1(IDS[name]).hexdigest()}"
     await check(running, raw, queue, job_id, "schedule it again under such an id")
     assert raw.hget(f"evsched:{{{queue}}}:job:{job_id}", "member") == IDS[name][:1024]
 
 
-async def test_a_record_that_never_comes(running: System, raw: Any, queue: str) -> None:
+async def test_a_job_without_a_record_goes_to_dead(running: System, raw: Any, queue: str) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"bad": 0})
     await check(running, raw, queue, "bad", "no payload in its record: HSET")
 
 
-async def test_a_record_that_comes_late(running: System, raw: Any, queue: str) -> None:
+async def test_a_job_whose_record_is_written_late_runs(running: System, raw: Any, queue: str) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"late": 0})
-    # The fifth look in growing steps of 10 ms and more: the record is late by more than 0.1 s then.
+    # The pauses between looks grow from 10 ms on: at the fifth, the record is late by more than 0.1 s.
     await running.recorder.wait(events.Woken, lambda event: event.queue == queue, count=6)
     raw.hset(f"evsched:{{{queue}}}:job:late", "payload", '{"task":"lateness"}')
     await running.recorder.wait(events.Completed, lambda event: event.ids == ["late"])
     assert not running.recorder.of(events.JobBuried)
 
 
-async def test_a_record_of_a_wrong_type(running: System, raw: Any, queue: str) -> None:
+async def test_a_job_whose_record_is_not_a_hash_goes_to_dead(running: System, raw: Any, queue: str) -> None:
     raw.rpush(f"evsched:{{{queue}}}:job:list", "x")
     raw.zadd(f"evsched:{{{queue}}}:schedule", {"list": 0})
     await check(running, raw, queue, f"bad-{hashlib.sha1(b'list').hexdigest()}", "is not a hash")

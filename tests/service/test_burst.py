@@ -50,7 +50,7 @@ def test_a_burst_runs_what_a_dead_worker_held(cli: Cli, raw: Any, held: Callable
     assert raw.hget(record, "outcome") == b"done"
 
 
-def test_a_burst_leaves_to_a_live_worker_what_it_holds(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
+def test_a_burst_does_not_run_what_a_live_worker_holds(cli: Cli, raw: Any, held: Callable[[float], str]) -> None:
     record = held(60)
     assert cli.run("worker", "tasks:app", "--burst").returncode == 0
     assert raw.hget(record, "outcome") is None

@@ -1,4 +1,4 @@
-"""The commands that rule a queue, and those that look at one job closely."""
+"""The commands that set what passes the gate of a queue, and those that show one job in detail."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_an_unknown_queue_is_paused_or_limited_only_with_create(cli: Cli, queue:
         assert f"did you mean {queue}" in done.stderr
     assert cli.run("limit", f"{queue}x").returncode == 0
     assert not raw.exists(f"evsched:{{{queue}x}}:limits")
-    # A dispatcher that hears of a queue adds it to the set of all queues: nothing was published before this.
+    # Nothing was published before this: a dispatcher that receives a message adds the queue to the set of all queues.
     raw.publish(keys.gate(f"{queue}x"), "the first")
     assert gate.get_message(timeout=PATIENCE)["data"] == b"the first"
     assert cli.run("limit", f"{queue}x", "--concurrency", "5", "--create").returncode == 0
     assert gate.get_message(timeout=PATIENCE) is not None
     gate.close()
     assert cli.run("limit", f"{queue}x", "--rate", "3/s").returncode == 0
-    # It has limits now, and nothing else: it is no name for itself.
+    # The queue has limits now, and nothing else, so it is not suggested itself.
     done = cli.run("pause", f"{queue}x")
     assert f"did you mean {queue}?" in done.stderr
 
@@ -111,7 +111,7 @@ def test_a_queue_that_cannot_be_read_does_not_hide_the_others(cli: Cli, queue: s
         raw.delete(f"{bad}schedule", f"{bad}leases")
 
 
-def test_a_list_that_limit_cuts_says_how_many_rows_there_are(cli: Cli, queue: str, raw: Any) -> None:
+def test_a_list_that_limit_shortens_says_how_many_rows_there_are(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     raw.zadd(f"evsched:{{{queue}}}:dead", {f"job-{n}": n for n in range(7)})
     raw.zadd(f"evsched:{{{queue}}}:schedule", {f"later-{n}": 4e9 + n for n in range(3)})
@@ -131,11 +131,11 @@ def test_explain_suggests_ids_like_a_missing_one(cli: Cli, queue: str, raw: Any)
     assert done.returncode == 1
     assert done.stderr.endswith("did you mean welcome-42?\n")
     assert cli.run("explain", "welcom-42", "--json", *of).stderr == done.stderr
-    told = cli.json("explain", "welcome-42", *of)
+    explained = cli.json("explain", "welcome-42", *of)
     raw.hset(f"evsched:{{{queue}}}:job:welcome-43", "payload", "{}")  # a record, and no job
     assert cli.run("explain", "welcome-43", *of).stderr.endswith("did you mean welcome-42?\n")
-    assert told["sentence"].startswith("due in ")
-    assert told["facts"]["task"] == "noop"
+    assert explained["sentence"].startswith("due in ")
+    assert explained["facts"]["task"] == "noop"
 
 
 def test_on_conflict_keeps_or_replaces_a_waiting_job(cli: Cli, queue: str) -> None:
@@ -148,7 +148,7 @@ def test_on_conflict_keeps_or_replaces_a_waiting_job(cli: Cli, queue: str) -> No
 
 
 def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> None:
-    """By its progress as it is told, and its end: nothing in between asks."""
+    """The command shows the progress that Redis publishes, and the end of the job. It polls nothing."""
     of, begun, goes_on = ("--queue", queue), tmp_path / "begun", tmp_path / "goes_on"
     for fifo in (begun, goes_on):
         subprocess.run(["mkfifo", fifo], check=True)
@@ -167,16 +167,16 @@ def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> N
         text=True,
     )
     assert follow.stdout is not None
-    said = ""
-    while "camp one" not in said:
-        said += (char := follow.stdout.read(1))
-        assert char, said
+    printed = ""
+    while "camp one" not in printed:
+        printed += (char := follow.stdout.read(1))
+        assert char, printed
     goes_on.write_text("now")
-    said += follow.stdout.read()
+    printed += follow.stdout.read()
     follow.stdout.close()
     assert (follow.wait(PATIENCE), worker.wait(PATIENCE)) == (0, 0)
-    assert '"result": 8848' in said
-    assert "25%" in said
+    assert '"result": 8848' in printed
+    assert "25%" in printed
 
 
 @pytest.mark.parametrize(

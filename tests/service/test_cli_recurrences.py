@@ -76,10 +76,10 @@ def test_next_and_simulate_list_the_times_to_come(cli: Cli, queue: str) -> None:
         window,
         *of,
     )
-    told = cli.json("recurrences", "next", "r", "-n", "10", *of)
-    assert told["words"] == "At 09:00 on Monday through Friday, Europe/Berlin"
-    assert len(told["times"]) == 10
-    waits = {round(one["due"] - one["planned"]) for one in told["times"]}
+    explained = cli.json("recurrences", "next", "r", "-n", "10", *of)
+    assert explained["words"] == "At 09:00 on Monday through Friday, Europe/Berlin"
+    assert len(explained["times"]) == 10
+    waits = {round(one["due"] - one["planned"]) for one in explained["times"]}
     assert waits == {0, (3 * 24 - 1) * 3600}  # Friday's waits until Monday, 8 o'clock
     shown = cli.run("recurrences", "next", "r", *of).stdout
     assert "in Europe/Berlin" in shown
@@ -89,7 +89,7 @@ def test_next_and_simulate_list_the_times_to_come(cli: Cli, queue: str) -> None:
     assert cli.run("recurrences", "next", "nobody", *of).returncode == 1
 
 
-def test_simulate_with_rules_given_needs_no_redis(cli: Cli) -> None:
+def test_simulate_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> None:
     cli.environment["EVSCHED_URL"] = "redis://127.0.0.1:1/0"
     span = ("--from", "2026-03-29T00:00:00+01:00", "--to", "2026-03-29T04:30:00+02:00", "--zone", "Europe/Berlin")
     shown = cli.run("simulate", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *span).stdout
@@ -99,7 +99,7 @@ def test_simulate_with_rules_given_needs_no_redis(cli: Cli) -> None:
     local = ("--from", "2026-03-29T00:00:00", "--to", "2026-03-29T04:30:00", "--zone", "Europe/Berlin")
     assert cli.run("simulate", "--rule", "*/30 * * * *", "--rule", "15 2 * * *", *local).stdout == shown
     runs = cli.run("simulate", "--rule", "15 2 * * *", "--by", "run", *span).stdout
-    assert "2026-03-29 03:00:00+02:00" in runs  # 02:15 is left out: as soon as there is a time again
+    assert "2026-03-29 03:00:00+02:00" in runs  # 02:15 does not exist on that day: it runs at the next time that does
 
 
 def test_a_named_window_is_set_listed_changed_and_removed(cli: Cli, queue: str, raw: Any) -> None:
@@ -142,7 +142,7 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         ("after --from", ("simulate", "--rule", "@daily", "--from", "100", "--to", "50")),
     ],
 )
-def test_a_rule_that_is_not_valid_is_refused_with_its_place(cli: Cli, words: str, command: tuple[str, ...]) -> None:
+def test_what_is_not_valid_is_refused_in_one_line_that_names_it(cli: Cli, words: str, command: tuple[str, ...]) -> None:
     done = cli.run(*command)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
     assert words in done.stderr

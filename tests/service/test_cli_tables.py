@@ -79,7 +79,7 @@ def test_a_table_leaves_out_columns_that_do_not_fit_the_terminal_and_breaks_no_w
 ) -> None:
     piped, printed = cli.run(*_words(command)).stdout, cli.terminal(columns, *_words(command))
     shown = re.sub(r"\x1b\[[01]m", "", printed)
-    assert "\x1b" not in shown, "bold is all that steers the terminal"
+    assert "\x1b" not in shown, "the only escape sequences are those of bold text"
     assert "\t" not in shown
     shown = shown.partition("\nTraceback")[0]
     left_out = re.findall(rf"\({columns} columns are too few for: (.*);\s--json\sshows\sall\)", shown, re.DOTALL)

@@ -1,4 +1,4 @@
-"""`evsched top`: one page for programs, a living one for people, and the terminal as it was."""
+"""`evsched top`: one page for programs, a page that is refreshed for people, and a terminal that is restored."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HOME = "\x1b[H"
 def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
     (tmp_path / "tasks.py").write_text(TASKS)
     cli = Cli(server.url, tmp_path)
-    cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "0.2"  # what hangs need not be waited for
+    cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "0.2"  # the jobs hang: do not wait for them
     return cli
 
 
@@ -102,8 +102,8 @@ class Terminal:
     def press(self, key: str) -> None:
         os.write(self._ours, key.encode())
 
-    def left(self) -> int:
-        """Wait for its end, and see that the terminal is as it was; return the exit code."""
+    def wait(self) -> int:
+        """Wait for the end of the command, and check that the terminal is restored; return the exit code."""
         end = time.monotonic() + PATIENCE
         while "\x1b[?1049l" not in self.said:
             self.read(end)
@@ -171,7 +171,7 @@ def test_top_ends_on_q_or_sigterm_and_restores_the_terminal(cli: Cli, queue: str
             terminal.press("xq")
         else:
             terminal.process.send_signal(signal.SIGTERM)
-        assert terminal.left() == 0
+        assert terminal.wait() == 0
 
 
 def test_top_says_that_redis_is_down_and_continues_when_it_is_back(cli: Cli, own: EmbeddedRedis) -> None:
@@ -185,7 +185,7 @@ def test_top_says_that_redis_is_down_and_continues_when_it_is_back(cli: Cli, own
         own.start()
         terminal.until("default", "0/256", without="Redis is down")
         terminal.press("q")
-        assert terminal.left() == 0
+        assert terminal.wait() == 0
 
 
 def test_top_names_the_right_that_its_user_lacks(cli: Cli, own: EmbeddedRedis) -> None:

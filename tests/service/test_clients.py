@@ -1,6 +1,6 @@
 """Clients that are not ours, each as the user `producer` of redis.conf: schedule, move, cancel, wait, look, clear.
 
-One program for each, in clients/ and node/, does the same and prints what it was told, a line for each reply.
+There is a program for each in clients/ and node/. All do the same, and print each reply on a line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 PYTHON = str(HERE / "clients/.venv/bin/python")
 GO = {**os.environ, "GO111MODULE": "off", "GOPATH": "/usr/share/gocode", "GOFLAGS": ""}  # where Debian keeps sources
 
-TOLD = """\
+REPLIES = """\
 1
 2 1
 1
@@ -41,13 +41,13 @@ done
 
 
 class Client(NamedTuple):
-    """How to see that it is there, how to run its program, and what to install."""
+    """How to check that it is installed, how to run its program, and what to install."""
 
-    there: tuple[str, ...]
+    check: tuple[str, ...]
     run: tuple[str, ...]
     install: str
     build: tuple[str, ...] = ()
-    """Makes PROGRAM of the source."""
+    """Builds PROGRAM from its source."""
 
 
 CLIENTS = {
@@ -104,12 +104,12 @@ def guarded() -> Generator[EmbeddedRedis]:
 
 def program(client: Client, folder: Path) -> list[str]:
     """Return the command that runs a client's program, built if need be; skip what is not installed."""
-    where = HERE / "node" if client.there[0] == "node" else HERE
+    where = HERE / "node" if client.check[0] == "node" else HERE
     try:
-        there = subprocess.run(client.there, cwd=where, env=GO, capture_output=True, check=False).returncode == 0
+        installed = subprocess.run(client.check, cwd=where, env=GO, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
-        there = False
-    if not there:
+        installed = False
+    if not installed:
         pytest.skip(f"not installed: {client.install}")
     built = str(folder / "program")
     if client.build:
@@ -142,8 +142,8 @@ async def test_a_client_of_another_language_schedules_cancels_and_reads_replies(
             finally:
                 if child.returncode is None:
                     child.kill()
-        assert (child.returncode, err.decode(), out.decode()) == (0, "", TOLD)
+        assert (child.returncode, err.decode(), out.decode()) == (0, "", REPLIES)
         assert raw.zcard(f"evsched:{{{queue}}}:schedule") == 0
         assert raw.hget(f"evsched:{{{queue}}}:job:record", "priority") == "7"
         assert raw.hkeys(f"evsched:{{{queue}}}:job:gone") == ["payload"]  # it was cancelled before it was due
-        assert raw.execute_command("ACL", "LOG") == []  # nothing was refused
+        assert raw.execute_command("ACL", "LOG") == []  # Redis refused nothing

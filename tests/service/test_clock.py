@@ -44,13 +44,15 @@ def ticking(queue: str, ran: list[float]) -> App:
 
 
 async def more(running: System, ran: list[float], count: int, after: float) -> list[float]:
-    """Wait until so many more have run; return those, without what was planned before a moment."""
+    """Wait until so many more that were planned `after` a moment have run; return the planned times of these."""
     before = len(ran)
     await running.recorder.until(lambda: len([at for at in ran[before:] if at >= after]) >= count)
     return [at for at in ran[before:] if at >= after]
 
 
-async def test_an_hour_ahead_and_back(clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]) -> None:
+async def test_recurrences_follow_a_clock_that_is_set_an_hour_ahead_and_back(
+    clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
+) -> None:
     server, clock = clocked
     async with system(Config(url=server.url, queues=(queue,)), ticking(queue, ran)) as running:
         await more(running, ran, 2, 0)
@@ -70,10 +72,10 @@ async def test_an_hour_ahead_and_back(clocked: tuple[EmbeddedRedis, SetClock], q
     assert len(running.recorder.of(events.ClockJumped)) == 2
 
 
-async def test_dispatchers_that_have_not_seen_the_clock_ahead(
+async def test_dispatchers_that_did_not_run_while_the_clock_was_ahead_move_recurrences_back(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
-    """All are started anew after the clock was set back: what they find stands an hour ahead."""
+    """All are started after the clock was set back, and find recurrences whose next time is an hour ahead."""
     server, clock = clocked
     config = Config(url=server.url, queues=(queue,))
     clock.set(HOUR)
@@ -87,7 +89,7 @@ async def test_dispatchers_that_have_not_seen_the_clock_ahead(
         assert running.recorder.of(events.ClockJumped) == []
 
 
-async def test_recurrences_that_the_other_clock_did_not_advance_or_that_are_paused_stay(
+async def test_recurrences_that_were_not_moved_on_while_the_clock_was_ahead_stay_as_they_are(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
     server, clock = clocked
@@ -105,17 +107,17 @@ async def test_recurrences_that_the_other_clock_did_not_advance_or_that_are_paus
 
     async with system(Config(url=server.url, queues=(queue,)), app) as running:
         await more(running, ran, 1, 0)
-        stands = raw.zscore(key, "rare")
+        score = raw.zscore(key, "rare")
         clock.set(HOUR)
         await more(running, ran, 2, time.time() + HOUR / 2)
         await running.sender.send(Store(queue).hold("paused", True))
         clock.set(0)
         assert (await running.recorder.wait(events.Rewound)).names == ["tick"]
-        assert (raw.zscore(key, "rare"), raw.zscore(key, "paused")) == (stands, float("inf"))
+        assert (raw.zscore(key, "rare"), raw.zscore(key, "paused")) == (score, float("inf"))
     raw.close()
 
 
-async def test_a_clock_set_back_by_seconds_is_waited_out_and_no_occurrence_runs_twice(
+async def test_no_occurrence_runs_twice_after_the_clock_is_set_back_by_seconds(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
     server, clock = clocked
@@ -131,7 +133,7 @@ async def test_a_clock_set_back_by_seconds_is_waited_out_and_no_occurrence_runs_
 async def test_a_job_that_the_jump_makes_due_starts_at_once(
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
-    """The dispatcher sleeps for an hour and hears of no event."""
+    """The dispatcher sleeps for an hour, and no event wakes it."""
     server, clock = clocked
     app = ticking(queue, ran)
 

@@ -1,4 +1,4 @@
-"""`evsched dev` with a private Redis: its address stays the same, and one that was exported earlier does no harm."""
+"""`evsched dev` with a private Redis: its URL stays the same, and an URL that was exported earlier does no harm."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 LOOKS = 25
-"""How often the audit walks meanwhile."""
+"""How often the audit runs."""
 
 
 async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queue: str, raw: Any) -> None:
-    """The audit walks again and again while all that a queue can do is done in it."""
+    """The audit runs again and again while jobs of all kinds are scheduled, run, retried, paused and revived."""
     app = App(queue=queue)
     looks, seen = 0, 0
     root = f"evsched:{{{queue}}}:"
@@ -53,7 +53,7 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
                 await work.using(group=group, delay=0.01 * (n % 3)).enqueue_many([(i,) for i in range(40)])
             await forgotten.using(priority=9).enqueue_many([()] * 20)
             pipe = raw.pipeline(transaction=False)
-            for i in range(20):  # ids that are used again, wherever they are
+            for i in range(20):  # ids that are used again, whatever place their jobs are in
                 pipe.hset(f"{root}job:again-{i}", "payload", f'{{"task":"work","args":[{i}]}}')
                 pipe.persist(f"{root}job:again-{i}")
                 pipe.zadd(f"{root}schedule", {f"again-{i}": 0})
@@ -64,8 +64,8 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
                 await send(store.revive(limit=20))
                 await send(store.resume())
             await send(store.limit({"concurrency": 10.0 * (n % 4 + 1)}))
-            last = await work.using(priority=0).enqueue(1)  # not more than the workers can do
-            await last.result(PATIENCE)
+            last = await work.using(priority=0).enqueue(1)
+            await last.result(PATIENCE)  # so that the workers keep up
 
     config = Config(url=server.url, queues=(queue,), concurrency=32)
     async with system(config, app, workers=2) as whole:

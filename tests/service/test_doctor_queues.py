@@ -57,7 +57,7 @@ async def test_a_recurrence_that_cannot_recur_is_found(
     assert (found.check, found.level, found.where) == ("recurrence-broken", "fault", f"queue {queue}, bad")
     assert words in found.what
     assert f"ZADD {root}recurrences 0 bad" in found.mend
-    # What the finding says mends it.
+    # A new rule and ZADD, as the finding says, repair it.
     raw.hset(f"{root}recurrence:bad", mapping={"rule": "@daily", "zone": "UTC", "payload": "{}", "count": 9})
     assert await broken_recurrences(sender, [queue], pause=0) == []
 

@@ -16,21 +16,21 @@ from tests.support.examine import client, examine, problems
 
 def test_the_commands_that_the_doctor_checks_are_those_of_the_scripts() -> None:
     def used(flag: str) -> set[str]:
-        """Return what the scripts with a flag do; what stands before all counts for all."""
+        """Return the commands of the scripts with a flag, without those of the shared files."""
         texts = {path.stem: path.read_text() for path in folder().glob("*.lua")}
         bodies = [text for text in texts.values() if text.startswith(f"#!lua{flag}")]
         return {name for text in bodies for name in re.findall(r"redis\.p?call\(\s*'(\w+)'", text)}
 
-    def asked(lines: str) -> set[str]:
+    def listed(lines: str) -> set[str]:
         return {words.split()[0] for words in lines.replace("·", "\n").splitlines() if words.split()}
 
     everything = used("") | used(" flags=allow-oom") | used(" flags=no-writes")
-    before = {
+    shared = {
         name for path in folder().glob("_*.lua") for name in re.findall(r"redis\.p?call\(\s*'(\w+)'", path.read_text())
     }
-    told = asked(acl.READS) | asked(acl.WRITES) | asked(acl.AUDITS) | {"TIME", "PUBLISH"}
-    assert everything | before == told
-    assert used(" flags=no-writes") <= asked(acl.READS) | {"TIME"}
+    checked = listed(acl.READS) | listed(acl.WRITES) | listed(acl.AUDITS) | {"TIME", "PUBLISH"}
+    assert everything | shared == checked
+    assert used(" flags=no-writes") <= listed(acl.READS) | {"TIME"}
 
 
 async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:
@@ -53,9 +53,9 @@ async def test_the_users_of_redis_conf_may_do_what_their_roles_need() -> None:
         assert "PSUBSCRIBE __keyspace@0__:evsched:{*}:schedule" in found[1].what
         assert "the line `user worker` in redis.conf" in found[0].mend
         raw.execute_command("ACL", "DELUSER", "worker")
-        (told,) = [finding for finding in await examine(server.url, "worker") if finding.check == "rights"]
-        assert (told.level, told.where) == ("info", "user default")
-        # As its own user the doctor needs no more, and as another it says what it cannot ask.
+        (unknown,) = [finding for finding in await examine(server.url, "worker") if finding.check == "rights"]
+        assert (unknown.level, unknown.where) == ("info", "user default")
+        # As the user `doctor` it has all the rights that it needs; as another it reports what it cannot check.
         assert problems(await examine(url(server, "doctor"), "doctor")) == []
         for user in ("producer", "client", "observer", "dispatcher"):
             found = await examine(url(server, user), "producer" if user == "producer" else "client")

@@ -1,4 +1,4 @@
-"""The doctor finds each planted fault of a server, and the fault is gone where it may repair it."""
+"""The doctor finds each planted fault of a server, and repairs those that it can repair."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def connect(raw: Any, server: EmbeddedRedis) -> None:
 
 
 def fail_snapshot(raw: Any, server: EmbeddedRedis) -> None:
-    """The snapshot cannot take its name, since a folder has it."""
+    """Make a snapshot fail: a folder has the name of its file."""
     (server.folder / "dump.rdb").mkdir()
     raw.bgsave()
     end = time.monotonic() + PATIENCE
@@ -52,7 +52,7 @@ def nothing(raw: Any, server: EmbeddedRedis) -> None:
 
 
 FAULTS: dict[str, tuple[dict[str, str], Callable[[Any, EmbeddedRedis], None], str, str, str, bool]] = {
-    # what is planted: the settings; what is done besides; the check; its level; a piece of the mend; is it repaired?
+    # the settings; what else is done to the server; the check; its level; a part of its remedy; whether it is repaired
     "eviction": (
         {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"},
         nothing,
@@ -75,7 +75,7 @@ FAULTS: dict[str, tuple[dict[str, str], Callable[[Any, EmbeddedRedis], None], st
     "no flush": ({"appendfsync": "no"}, nothing, "appendfsync", "fault", "appendfsync everysec", False),
     "no events": ({"notify-keyspace-events": ""}, nothing, "notifications", "fault", "CONFIG SET notify", True),
     "events without renames": ({"notify-keyspace-events": "Kz"}, nothing, "notifications", "fault", "Kzg", True),
-    "events not heard": ({"notify-keyspace-events": "g"}, nothing, "canary", "fault", "CONFIG SET notify", True),
+    "events of another kind": ({"notify-keyspace-events": "g"}, nothing, "canary", "fault", "CONFIG SET notify", True),
     "memory is full": ({}, fill_memory, "memory", "warning", "CONFIG SET maxmemory", False),
     "no connection left": ({}, connect, "connections", "warning", "CONFIG SET maxclients", False),
     "a replica": ({}, make_replica, "replica", "fault", "use 127.0.0.1:1", False),
@@ -102,11 +102,11 @@ async def test_an_embedded_server_has_no_fault_and_the_doctor_says_what_a_crash_
     assert [finding.check for finding in found] == ["appendfsync"]
 
 
-@pytest.mark.parametrize(("skew", "told"), [(0.5, None), (-60.0, "60.0 s ahead of this"), (60.0, "60.0 s behind this")])
-async def test_a_clock_that_differs_is_reported(server: EmbeddedRedis, skew: float, told: str | None) -> None:
+@pytest.mark.parametrize(("skew", "what"), [(0.5, None), (-60.0, "60.0 s ahead of this"), (60.0, "60.0 s behind this")])
+async def test_a_clock_that_differs_is_reported(server: EmbeddedRedis, skew: float, what: str | None) -> None:
     found = [finding.what for finding in problems(await examine(server.url, skew=skew))]
-    assert len(found) == (told is not None)
-    assert told is None or told in found[0]
+    assert len(found) == (what is not None)
+    assert what is None or what in found[0]
 
 
 @pytest.mark.parametrize(

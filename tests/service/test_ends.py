@@ -1,4 +1,4 @@
-"""How a service ends when it is asked to at any moment, or killed; and which other processes end with it."""
+"""How a service ends when it is asked to end, at any moment, or is killed; and which processes end with it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ import os, sys, time
 class Held:
     def find_spec(self, name, *_):
         if name == "evsched.client.sync_client":
-            os.write(os.open("pipe", os.O_WRONLY), b"imports\\n")  # nothing that a signal would find halfway
+            os.write(os.open("pipe", os.O_WRONLY), b"imports\\n")  # in one call, which no signal interrupts
             while True:
                 time.sleep(0.05)  # a signal in the instant before one long sleep would be noticed only after it
 
@@ -128,7 +128,7 @@ def test_a_signal_during_the_import_ends_the_service_silently(
 
 @pytest.fixture
 def refusing(cli: Cli) -> Generator[Cli]:
-    """Redis answers, and takes no write: it is a replica."""
+    """Use a Redis that answers, but accepts no writes, because it is a replica."""
     with EmbeddedRedis(replicaof="127.0.0.1 1") as server:
         cli.environment["EVSCHED_URL"] = server.url
         yield cli
@@ -157,7 +157,7 @@ def test_a_service_that_waits_for_redis_ends_with_code_0_on_sigterm(cli: Cli, wo
 
 
 @pytest.mark.parametrize("words", [("dispatcher",), ("worker", "tasks:app")], ids=" ".join)
-def test_a_service_begins_when_redis_is_there(cli: Cli, words: tuple[str, ...]) -> None:
+def test_a_service_begins_when_redis_answers(cli: Cli, words: tuple[str, ...]) -> None:
     with EmbeddedRedis() as server:
         cli.environment["EVSCHED_URL"] = server.url
         server.stop()
@@ -165,12 +165,12 @@ def test_a_service_begins_when_redis_is_there(cli: Cli, words: tuple[str, ...]) 
             log.until("RedisDown")
             server.start()
             log.until("DispatcherStarted" if words == SERVICES[0] else "WorkerStarted")
-            said = [line.get("event") for line in log.lines]
-            assert (said.count("RedisDown"), said.count("RedisUp")) == (1, 1)
+            logged = [line.get("event") for line in log.lines]
+            assert (logged.count("RedisDown"), logged.count("RedisUp")) == (1, 1)
             assert terminate(child) == 0
 
 
-def test_redis_can_be_required(cli: Cli) -> None:
+def test_a_service_that_requires_redis_exits_with_code_1_without_it(cli: Cli) -> None:
     cli.environment["EVSCHED_REQUIRE_REDIS"] = "true"
     done = cli.run("worker", "tasks:app", "--processes", "2", "--url", "redis://127.0.0.1:1/0")
     assert (done.returncode, "no Redis at redis://127.0.0.1:1/0" in done.stderr) == (1, True)
@@ -202,7 +202,7 @@ def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli)
             log.until("WorkerStarted")
             admin.connect(str(server.socket))
             admin.sendall(b"CONFIG SET requirepass secret\r\nCLIENT KILL TYPE normal SKIPME yes\r\n")
-            log.until("RedisDown", "CallRefused")  # as it waits on a link that is cut, or is about to open one
+            log.until("RedisDown", "CallRefused")  # depends on whether it waits on a connection or is about to open one
             assert terminate(child) == 0
 
 
@@ -219,7 +219,7 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue
         assert not raw.exists(f"evsched:{{{queue}}}:leases")
 
 
-def test_a_lifespan_that_does_not_end_is_cut_off(cli: Cli) -> None:
+def test_a_worker_whose_lifespan_does_not_end_is_ended_by_force(cli: Cli) -> None:
     lifespan = """
 import contextlib
 @contextlib.asynccontextmanager
@@ -260,7 +260,7 @@ async def test_a_worker_that_drains_is_live_but_not_ready(cli: Cli, queue: str, 
         log.until("NotificationsProven")
         schedule(raw, queue, "hold", "one")
         while 'evsched_worker_slots{state="busy"} 1.0' not in (await get(f"{url}/metrics"))[1]:
-            pass  # it begins
+            pass  # wait until it begins
         assert await get(f"{url}/readyz") == (200, "ok\n")
         child.send_signal(signal.SIGTERM)
         log.until("WorkerDraining")
@@ -280,7 +280,7 @@ def test_a_second_signal_ends_the_service_at_once(cli: Cli, words: tuple[str, ..
     ):
         schedule(raw, queue, "block", "one")
         wait_for(cli, "began")
-        while child.poll() is None:  # somebody presses Ctrl-C until it helps
+        while child.poll() is None:  # as a user who presses Ctrl-C until the process ends
             child.send_signal(signal.SIGINT)
             try:
                 child.wait(0.2)

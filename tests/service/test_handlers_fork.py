@@ -101,7 +101,7 @@ def worker(cli: Cli) -> Generator[tuple[subprocess.Popen[str], Log]]:
 
 
 def run(cli: Cli, log: Log, queue: str, task: str) -> Any:
-    """Run a job of a task; return what became of it."""
+    """Run a job of a task; return its record when it has ended."""
     job = cli.run("enqueue", task, "--queue", queue, "--id", task)
     assert job.returncode == 0, job.stderr
     log.until("Completed", "JobBuried")

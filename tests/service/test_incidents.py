@@ -1,7 +1,6 @@
-"""Each incident turns its tile on the overview's first screen, within ten seconds and not before.
+"""Each incident changes the colour of its tile on the overview's first screen within ten seconds.
 
-A real Prometheus scrapes each second, and answers the very queries of the dashboard; the colour is that of its
-thresholds.
+A real Prometheus scrapes each second and answers the queries of the dashboard. The thresholds give the colour.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ async def fail() -> None:
     raise GiveUp("the address is unknown")
 """
 
-TOLD_BY_DISPATCHERS = ("Overdue", "Overdue for", "Given up, 15 min", "Redis's clock off", "Redis's memory")
+FROM_DISPATCHERS = ("Overdue", "Overdue for", "Given up, 15 min", "Redis's clock off", "Redis's memory")
 
 
 def port() -> str:
@@ -61,34 +60,34 @@ class Tiles:
         first = next(panel["gridPos"]["y"] for panel in panels[1:] if panel["type"] == "row")
         self._panels = {panel["title"]: panel for panel in panels[1:] if panel["gridPos"]["y"] < first}
         assert {panel["type"] for panel in self._panels.values()} == {"stat"}
-        self.told = set[str]()
-        """Those whose window still shows what was."""
+        self.still_bad = set[str]()
+        """The tiles that are still bad after an incident is over, because they show the last minutes."""
 
     async def colour(self, title: str) -> str:
         panel = self._panels[title]
         value = await self._prometheus.value(filled(panel["targets"][0]["expr"]))
-        assert value is not None, f"{title} shows nothing, or what was told last"
+        assert value is not None, f"{title} shows nothing, or an old value"
         steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         return next(step["color"] for step in reversed(steps) if step["value"] is None or value >= step["value"])
 
     async def bad(self) -> set[str]:
-        return {title for title in self._panels if await self.colour(title) != "green"} - self.told
+        return {title for title in self._panels if await self.colour(title) != "green"} - self.still_bad
 
     async def until_well(self, limit: float = 30) -> None:
         until = time.monotonic() + limit
         while bad := await self.bad():
             assert time.monotonic() < until, f"{bad} stay bad"
-            await turn()
+            await pause()
 
     async def turns(self, *titles: str) -> None:
-        """See that tiles turn within ten seconds."""
+        """Check that these tiles turn bad within ten seconds."""
         since = time.monotonic()
         while not set(titles) <= await self.bad():
-            assert time.monotonic() < since + 10, f"{set(titles) - await self.bad()} did not turn"
-            await turn()
+            assert time.monotonic() < since + 10, f"{set(titles) - await self.bad()} did not turn bad"
+            await pause()
 
 
-async def turn() -> None:
+async def pause() -> None:
     await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.3)
 
 
@@ -124,7 +123,7 @@ class Site:
 
 @asynccontextmanager
 async def at_work(folder: Path) -> AsyncGenerator[tuple[Site, Tiles, EmbeddedRedis, SetClock, Any]]:
-    """Run it all until every tile is green."""
+    """Start the whole system and wait until every tile is green; yield it."""
     with server_with_clock(folder) as (server, clock):
         raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
         running = Site(server, folder)
@@ -143,7 +142,7 @@ async def at_work(folder: Path) -> AsyncGenerator[tuple[Site, Tiles, EmbeddedRed
 
 
 async def test_an_incident_of_redis_or_of_the_queue_is_on_the_first_screen(tmp_path: Path) -> None:
-    """The tile turns within ten seconds, and is green again when it is over."""
+    """The tile turns bad within ten seconds, and is green again when the incident is over."""
     async with at_work(tmp_path) as (running, tiles, server, clock, raw):
         await redis_and_queue(running, tiles, server, clock, raw)
 
@@ -172,7 +171,7 @@ async def redis_and_queue(running: Site, tiles: Tiles, server: EmbeddedRedis, cl
 
 
 async def test_an_incident_of_a_job_or_a_process_is_on_the_first_screen(tmp_path: Path) -> None:
-    """The tile turns within ten seconds; some show it for a while after it is over."""
+    """The tile turns bad within ten seconds. Some tiles stay bad for a while after the incident is over."""
     async with at_work(tmp_path) as (running, tiles, _, _, raw):
         await jobs_and_processes(running, tiles, raw)
 
@@ -180,24 +179,24 @@ async def test_an_incident_of_a_job_or_a_process_is_on_the_first_screen(tmp_path
 async def jobs_and_processes(running: Site, tiles: Tiles, raw: Any) -> None:
     running.run("enqueue", "fail")
     await tiles.turns("Given up, 15 min")
-    tiles.told.add("Given up, 15 min")
+    tiles.still_bad.add("Given up, 15 min")
     await tiles.until_well()
 
     running.kill(["worker"])
     await tiles.turns("Workers", "Not answering")
     running.start("worker")
     await tiles.turns("Restarts, 5 min")
-    tiles.told.add("Restarts, 5 min")
+    tiles.still_bad.add("Restarts, 5 min")
     await tiles.until_well()
 
-    tiles.told.clear()
+    tiles.still_bad.clear()
     running.kill(["dispatcher"])
-    await tiles.turns("Dispatchers", "Not answering", *TOLD_BY_DISPATCHERS)
+    await tiles.turns("Dispatchers", "Not answering", *FROM_DISPATCHERS)
     assert "Missed, 15 min" not in await tiles.bad()
     now = float(raw.time()[0])
     payload = '{"task":"work"}'
     raw.hset("evsched:{default}:recurrence:r", mapping={"rule": "every 2", "payload": payload, "misfire": "skip"})
     raw.zadd("evsched:{default}:recurrences", {"r": now - 60})
-    running.start("dispatcher")  # it has counted what was missed before it is scraped
+    running.start("dispatcher")  # it counts the missed occurrences before the first scrape
     await tiles.turns("Missed, 15 min")
     assert {"Dispatchers", "Not answering"}.isdisjoint(await tiles.bad())

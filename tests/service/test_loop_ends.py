@@ -67,17 +67,17 @@ def test_a_loop_that_ends_ends_the_process_with_a_log_line_and_code_70(
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ("stop_loop", "a handler stopped the event loop"),
         ("cancel_all", "a handler cancelled tasks that are not its own"),
     ],
 )
 def test_a_handler_that_ends_the_event_loop_ends_the_worker_with_a_line_and_code_70(
-    cli: Cli, queue: str, raw: Any, task: str, said: str
+    cli: Cli, queue: str, raw: Any, task: str, message: str
 ) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}"}}': 0})
     done = cli.run("worker", "tasks:app", "--burst")
     assert done.returncode == 70, done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"evsched: {said}, which ends the worker")
+    assert done.stderr.splitlines()[-1].startswith(f"evsched: {message}, which ends the worker")
     assert "Traceback" not in done.stderr

@@ -1,7 +1,7 @@
-"""A real Prometheus scrapes a dispatcher and a worker through a bad half minute: all that is shown has data.
+"""A real Prometheus scrapes a dispatcher and a worker during failures and an outage: every panel and rule has data.
 
-With EVSCHED_TEST_PICTURE=FILE the run is longer, and what the panels of the overview ask is written to that file:
-grafana/picture draws it.
+With EVSCHED_TEST_PICTURE=FILE the run is longer, and the data of the overview's panels is written to that file, which
+grafana/picture draws.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def redis() -> Generator[EmbeddedRedis]:
 
 
 def start(cli: Cli, *words: str, port: str = "0") -> tuple[subprocess.Popen[str], str]:
-    """Start a service; return it, and where it tells of itself."""
+    """Start a service; return it, and the address of its metrics port."""
     child = subprocess.Popen(
         cli.command(*words, "--metrics-port", port),
         env={**cli.environment, "EVSCHED_SHUTDOWN_GRACE": "0.5"},
@@ -76,13 +76,13 @@ def start(cli: Cli, *words: str, port: str = "0") -> tuple[subprocess.Popen[str]
     )
     url = Log(child).until("Listening")["url"]
     assert child.stderr is not None
-    # What it says from here on must be read, or the pipe fills.
+    # Its further log must be read, or the pipe would fill up and block it.
     asyncio.get_running_loop().run_in_executor(None, child.stderr.read)
     return child, url.removeprefix("http://")
 
 
 async def load(url: str, seconds: float) -> None:
-    """Enqueue jobs that do well, that fail and are tried again, and that die; in waves."""
+    """Enqueue, in waves, jobs that succeed, jobs that fail and are retried, and jobs that are dead."""
     app = App(url)
 
     @app.task(name="send_mail")
@@ -110,7 +110,7 @@ async def load(url: str, seconds: float) -> None:
 
 
 def queries() -> dict[str, list[str]]:
-    """Return what the panels and rules ask, by where it stands."""
+    """Return the queries of the panels, by dashboard and title."""
     found = dict[str, list[str]]()
     for path in (GRAFANA / "dashboards").glob("*.json"):
         for panel in json.loads(path.read_text())["panels"]:
@@ -128,7 +128,7 @@ def filled(expr: str) -> str:
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no prometheus (Debian: prometheus)")
-async def test_all_that_is_shown_has_data(redis: EmbeddedRedis, tmp_path: Path) -> None:
+async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     cli = Cli(redis.url, tmp_path)
     assert cli.run("recurrences", "add", "nightly", "report", "--rule", "every 1").returncode == 0
@@ -152,8 +152,8 @@ async def test_all_that_is_shown_has_data(redis: EmbeddedRedis, tmp_path: Path) 
             await prometheus.until("evsched_next_due_timestamp_seconds")
             to = time.time()
             empty = list[str]()
-            for where, asked in queries().items():
-                for expr in asked:
+            for where, expressions in queries().items():
+                for expr in expressions:
                     found = await prometheus.ask(
                         "query_range", query=filled(expr), start=f"{began}", end=f"{to}", step="1"
                     )
@@ -174,7 +174,7 @@ async def test_all_that_is_shown_has_data(redis: EmbeddedRedis, tmp_path: Path) 
 
 
 def rules() -> list[str]:
-    """Return the expressions of all rules, those over several lines too."""
+    """Return the expressions of all rules, including those over several lines."""
     text = (GRAFANA / "prometheus/alerts.yml").read_text()
     found = re.findall(r"expr: (?:\|\n((?: {10,}.*\n)+)|(.*)\n)", text)
     return [" ".join((many or one).split()) for many, one in found]

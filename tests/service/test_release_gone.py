@@ -1,4 +1,4 @@
-"""The installed release is removed under running services, as a deployment that replaces it does."""
+"""The installed release is removed while services run, as by a deployment that replaces it."""
 
 from __future__ import annotations
 

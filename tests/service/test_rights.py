@@ -1,4 +1,4 @@
-"""The users of redis.conf: each part of a system works under its own, and Redis has nothing to refuse."""
+"""The users of redis.conf: each part of a system has the rights that it needs, and no others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def own() -> Generator[EmbeddedRedis]:
 
 @contextmanager
 def as_user(server: EmbeddedRedis, user: str) -> Generator[Any]:
-    """Connect as a user, '' = as an administrator, with a client that tells Redis nothing of itself."""
+    """Connect as a user, '' = as an administrator, with a client that does not send CLIENT SETINFO."""
     link: Any = redis.Redis.from_url(
         url(server, user) if user else server.url, protocol=2, driver_info=None, single_connection_client=True
     )
@@ -103,13 +103,13 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
     with pytest.raises(StoreRefused, match=r"^pause: .*; the ACL of this Redis user lacks a right") as refusal:
         observer.send(Store(queue).pause())
     assert "script: " not in str(refusal.value)
-    for told in (keys.control(queue, "w"), keys.status_replies(queue, "me"), keys.gate(queue)):
+    for channel in (keys.control(queue, "w"), keys.status_replies(queue, "me"), keys.gate(queue)):
         with pytest.raises(StoreRefused, match="channel"):
-            observer.send(Call(("PUBLISH", told, "x"), raw_reply))
-    for heard in (keys.status_requests(queue), keys.progress(queue, "x"), keys.control(queue, "w")):
-        ear = Subscription(url(own, "observer"))
+            observer.send(Call(("PUBLISH", channel, "x"), raw_reply))
+    for channel in (keys.status_requests(queue), keys.progress(queue, "x"), keys.control(queue, "w")):
+        subscription = Subscription(url(own, "observer"))
         with pytest.raises(StoreRefused, match="channel"):
-            await ear.open([], [heard])
+            await subscription.open([], [channel])
     client.close()
     observer.close()
     raw: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
@@ -163,13 +163,14 @@ DENIED: dict[str, str] = {
         EVAL return(redis.call('DEL',KEYS[1]..'ready')) 1 {q} · PUBLISH {q}control:w x · PSUBSCRIBE * · SCRIPT FLUSH
     """,
 }
-"""By user, what is not its own to do."""
+"""By user, commands that it may not run."""
 
 CONNECT = "HELLO 2 · CLIENT SETNAME me · CLIENT GETNAME · CLIENT ID · COMMAND COUNT · PING · SELECT 0 · ECHO x"
 """What clients of all languages send when they connect."""
 
 
-def sender(text: str, queue: str) -> list[list[str]]:
+def commands(text: str, queue: str) -> list[list[str]]:
+    """Return the commands in a text, each as a list of words."""
     return [
         line.split() for line in text.replace("·", "\n").replace("{q}", keys.root(queue)).splitlines() if line.split()
     ]
@@ -193,7 +194,7 @@ def test_a_user_can_do_nothing_beyond_its_role(own: EmbeddedRedis, queue: str, u
         raw.execute_command("HSET", keys.job(queue, "x"), "payload", "{}")
         raw.execute_command("SET", "other", "theirs")
         before = {key: raw.execute_command("DUMP", key) for key in sorted(raw.execute_command("KEYS", "*"))}
-        for words in sender(DENIED[user], queue):
+        for words in commands(DENIED[user], queue):
             with as_user(own, user) as client:
                 assert outcome(client, words) == "refused", words
         assert {key: raw.execute_command("DUMP", key) for key in sorted(raw.execute_command("KEYS", "*"))} == before
@@ -202,7 +203,7 @@ def test_a_user_can_do_nothing_beyond_its_role(own: EmbeddedRedis, queue: str, u
 @pytest.mark.parametrize("user", DENIED)
 def test_a_user_may_send_what_clients_send_when_they_connect(own: EmbeddedRedis, queue: str, user: str) -> None:
     with as_user(own, user) as client:
-        for words in sender(CONNECT, queue):
+        for words in commands(CONNECT, queue):
             assert outcome(client, words) == "done", words
         assert "permission" not in outcome(client, ["CLIENT", "SETINFO", "LIB-NAME", "x"])
 
@@ -222,7 +223,7 @@ def test_a_producer_schedules_in_a_transaction_and_clears_a_reply(own: EmbeddedR
         pipe.zrange(schedule, 0, -1)
         with pytest.raises(NoPermissionError):
             pipe.execute()
-        assert client.zrem(schedule, "43") == 0  # nothing of a transaction that was refused is done
+        assert client.zrem(schedule, "43") == 0  # the refused transaction has done nothing
 
 
 def test_a_producer_that_knows_an_id_learns_no_more_than_the_docs_say(own: EmbeddedRedis, queue: str) -> None:

@@ -1,4 +1,4 @@
-"""A whole system beside a bad producer: other jobs run, no process ends, both are ready, the doctor ends."""
+"""A whole system with a hostile producer: other jobs run, no process ends, all stay ready, and the doctor works."""
 
 from __future__ import annotations
 

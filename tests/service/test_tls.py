@@ -25,7 +25,7 @@ PING = Call(("PING",), raw)
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CA, and a certificate of it for localhost."""
+    """Make a CA, and a certificate for localhost that it signs."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")

@@ -36,11 +36,11 @@ def send(request: pytest.FixtureRequest, server: EmbeddedRedis) -> Send:
     """Send commands, each a list of words; return their replies."""
     socket = str(server.socket)
 
-    async def by_cli(*sender: list[str]) -> list[Any]:
-        return [json.loads(await _run("redis-cli", "-s", socket, "--json", *command)) for command in sender]
+    async def by_cli(*commands: list[str]) -> list[Any]:
+        return [json.loads(await _run("redis-cli", "-s", socket, "--json", *command)) for command in commands]
 
-    async def by_node(*sender: list[str]) -> list[Any]:
-        return json.loads(await _run("node", str(_NODE / "client.mjs"), socket, json.dumps(sender)))
+    async def by_node(*commands: list[str]) -> list[Any]:
+        return json.loads(await _run("node", str(_NODE / "client.mjs"), socket, json.dumps(commands)))
 
     if request.param == "redis-cli":
         if shutil.which("redis-cli") is None:
@@ -72,7 +72,7 @@ def job(task: str = "lateness", **more: Any) -> str:
 
 
 def record(reply: Any) -> dict[str, str]:
-    """Return a HGETALL's reply as Node and redis-cli give it."""
+    """Return a record from a reply to HGETALL, which is a dict or a list, depending on the client."""
     return cast("dict[str, str]", reply) if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
 
 

@@ -33,4 +33,5 @@ async def examine(
 
 
 def problems(found: list[Finding]) -> list[Finding]:
+    """Return the faults and warnings."""
     return [finding for finding in found if finding.level != "info"]

@@ -1,4 +1,4 @@
-# No library: Redis's protocol over a socket, which is what it takes where there is none.
+# Without a library: Redis's protocol over a socket, as for a language that has none.
 lassign $argv port queue
 set link [socket 127.0.0.1 $port]
 fconfigure $link -translation binary -encoding binary
