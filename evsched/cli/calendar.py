@@ -154,8 +154,8 @@ def simulate(
     shown = list[tuple[str, int, str | None, str]]()
     for hour in sorted(hours):
         names = Counter(name for due, name in runs if due // 3600 * 3600 == hour)
-        of = ", ".join(f"{name} {count}" for name, count in names.most_common(5))
-        shown.append((in_zone(hour, local), hours[hour], _clock_is_set(hour, local), of))
+        counts = ", ".join(f"{name} {count}" for name, count in names.most_common(5))
+        shown.append((in_zone(hour, local), hours[hour], _clock_is_set(hour, local), counts))
     columns = (Column("hour"), Column("runs", 1), Column("DST", 3), Column("of", 2, prose=True))
     table(columns, shown, "nothing will run")
 

@@ -116,8 +116,8 @@ def _title(page: Page, title: str) -> list[Text]:
     return lines
 
 
-def _rest(count: int, of: str) -> Text:
-    return Text(f"and {count} more {of}" if count > 0 else "")
+def _rest(count: int, what: str) -> Text:
+    return Text(f"and {count} more {what}" if count > 0 else "")
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[object]], names: int, width: int) -> list[RenderableType]:

@@ -69,7 +69,7 @@ class Terminal:
             stdout=self._its,
             stderr=self._its,
         )
-        self.said = ""
+        self.output = ""
 
     def __enter__(self) -> Self:
         return self
@@ -82,19 +82,19 @@ class Terminal:
 
     def until(self, *words: str, without: str = "\0") -> str:
         """Return the first whole page from now on that has all the words, which are regular expressions."""
-        self.said = ""
+        self.output = ""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             self.read(end)
-            for page in self.said.split(HOME)[1:-1]:
+            for page in self.output.split(HOME)[1:-1]:
                 text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", page)
                 if all(re.search(word, text) for word in words) and without not in text:
                     return text
-        raise AssertionError(f"no page has {words}: {self.said[-3000:]!r}")
+        raise AssertionError(f"no page has {words}: {self.output[-3000:]!r}")
 
     def read(self, end: float) -> None:
-        assert select.select([self._ours], [], [], max(end - time.monotonic(), 0))[0], self.said
-        self.said += os.read(self._ours, 65536).decode(errors="replace")
+        assert select.select([self._ours], [], [], max(end - time.monotonic(), 0))[0], self.output
+        self.output += os.read(self._ours, 65536).decode(errors="replace")
 
     def cbreak(self) -> bool:
         return not termios.tcgetattr(self._its)[3] & (termios.ICANON | termios.ECHO)
@@ -105,10 +105,10 @@ class Terminal:
     def wait(self) -> int:
         """Wait for the end of the command, and check that the terminal is restored; return the exit code."""
         end = time.monotonic() + PATIENCE
-        while "\x1b[?1049l" not in self.said:
+        while "\x1b[?1049l" not in self.output:
             self.read(end)
         code = self.process.wait(PATIENCE)
-        assert "\x1b[?25h" in self.said, "the cursor is shown again"
+        assert "\x1b[?25h" in self.output, "the cursor is shown again"
         assert termios.tcgetattr(self._its) == self._before
         return code
 
@@ -200,8 +200,8 @@ def test_top_names_the_right_that_its_user_lacks(cli: Cli, own: EmbeddedRedis) -
 def test_top_ends_at_once_if_redis_cannot_be_reached(cli: Cli) -> None:
     with Terminal(cli, "--url", "redis://127.0.0.1:1/0") as terminal:
         assert terminal.process.wait(PATIENCE) == 1
-        while "connecting to" not in terminal.said:
+        while "connecting to" not in terminal.output:
             terminal.read(time.monotonic() + PATIENCE)
-        assert terminal.said.startswith("evsched: ")
-        assert "connecting to 127.0.0.1:1" in terminal.said
+        assert terminal.output.startswith("evsched: ")
+        assert "connecting to 127.0.0.1:1" in terminal.output
         assert not terminal.cbreak()
