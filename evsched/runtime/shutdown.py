@@ -70,6 +70,8 @@ class Shutdown:
         self._parent = parent
         self._signals = StopSignals()
         self._thread = threading.Thread(target=self._run, name="evsched-shutdown", daemon=True)
+        self._ends_now = False
+        """The thread is ending the process."""
 
     def __enter__(self) -> Self:
         forks.hold(self)
@@ -81,6 +83,8 @@ class Shutdown:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._ends_now:
+            self._thread.join()  # it never returns: the process ends with the thread's exit code
         if self.request.made:
             return  # the thread goes on: the interpreter waits for the user's threads, and that has a limit too
         self._signals.restore()
@@ -114,6 +118,7 @@ class Shutdown:
         while (left := until - time.monotonic()) > 0:
             number = self._signals.read(left)
             if number is not None and self._parent is None and time.monotonic() - began > _TWICE:
+                self._ends_now = True  # before the children's end, which may end the event loop
                 _call_within(1.0, lambda: self._emit(EndedAtOnce()))
                 if self.kill_children is not None:
                     self.kill_children()
