@@ -57,7 +57,7 @@ class JobExists(JobError):
 
 
 class JobMissing(JobError):
-    """There is no such job, or it ended and its retention is over."""
+    """There is no such job: it never existed, was cancelled while it waited, or ended and its retention is over."""
 
 
 class JobRunning(JobError):

@@ -4,7 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   id        of the job
 -- REPLY  the outcome, '' = not ended; the result, JSON or ''; the reason or ''
--- FAILS  MISSING   no job of that id, or its retention has ended
+-- FAILS  MISSING   no job of that id, its retention is over, or it was cancelled while it waited
 -- TWICE  the second call changes nothing
 -- USES   record, fail
 
@@ -12,7 +12,8 @@ local id = unpack(ARGV, 1, 1)
 local key = record(id)
 local run = redis.call('HMGET', key, 'outcome', 'result', 'reason', 'finished')
 if redis.call('HSTRLEN', key, 'payload') == 0 and not run[4] then
-  return fail('MISSING', id .. ' has no record: it never was, or its retention has ended')
+  local why = ': it never existed, its retention is over, or it was cancelled while it waited'
+  return fail('MISSING', id .. ' has no record' .. why)
 end
 if run[4] and run[1] and not redis.call('ZSCORE', schedule, id) then
   return { run[1], run[2] or '', run[3] or '' }

@@ -36,7 +36,8 @@ if holder then
   redis.call('PUBLISH', root .. 'control:' .. holder, id)
   place = 'processing'
 elseif not place then
-  return fail('MISSING', id .. ' does not wait and does not run: it has ended, or never was')
+  local why = ': it never existed, has ended, or was cancelled while it waited'
+  return fail('MISSING', id .. ' does not wait and does not run' .. why)
 end
 
 -- The record of a dead job that was scheduled again stays the dead job's.

@@ -110,7 +110,7 @@ class Client:
 
         Raises:
             JobDead: the job was given up, with the reason, or cancelled.
-            JobMissing: there is no such job, or it ended and its retention is over.
+            JobMissing: there is no such job, it was cancelled while it waited, or its retention is over.
             TimeoutError: it did not end within `timeout`: a timedelta, or seconds; None waits without a limit.
             ConfigError: the timeout is not a duration.
         """

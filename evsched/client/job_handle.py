@@ -35,7 +35,10 @@ class _Handle(Struct, frozen=True):
 
     def _known(self, status: JobStatus | None) -> JobStatus:
         if status is None:
-            raise JobMissing(f"{self.id}: there is no such job in queue {self.queue}, or its retention is over")
+            raise JobMissing(
+                f"{self.id}: there is no such job in queue {self.queue}: it never existed, was cancelled while it "
+                "waited, or ended and its retention is over"
+            )
         return status
 
 
@@ -48,7 +51,7 @@ class Job(_Handle, Generic[R], frozen=True):
         """Return where the job is, and what its record says.
 
         Raises:
-            JobMissing: there is no such job, or it ended and its retention is over.
+            JobMissing: there is no such job, it was cancelled while it waited, or its retention is over.
         """
         return self._known(await self._client.status(self.queue, self.id))
 
@@ -59,7 +62,8 @@ class Job(_Handle, Generic[R], frozen=True):
 
         Raises:
             JobDead: the job was given up, with the reason, or cancelled.
-            JobMissing: there is no such job, or it ended and its retention is over.
+            JobMissing: there is no such job, its retention is over, or it was cancelled while it waited and nobody had
+                asked for its outcome.
             TimeoutError: it did not end in time.
         """
         return cast(R, self._convert(await self._client.result(self.queue, self.id, timeout)))

@@ -36,8 +36,9 @@ class Explanation(Struct, frozen=True):
 def missing(job_id: str, queue: str) -> str:
     """Return the sentence about an id that no job has."""
     return (
-        f"no job {job_id} in queue {queue}: it never existed, it ended and its retention is over, or it was scheduled "
-        "inline (its payload is in the schedule) and gets its id when it is dispatched"
+        f"no job {job_id} in queue {queue}: it never existed, it was cancelled while it waited, it ended and its "
+        "retention is over, or it was scheduled inline (its payload is in the schedule) and gets its id when it is "
+        "dispatched"
     )
 
 

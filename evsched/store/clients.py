@@ -151,7 +151,7 @@ class Clients(Queue):
         The reply is outcome, result (JSON) and reason of a job that has ended, else three empty ones.
 
         Raises (when sent):
-            JobMissing: there is no such job, or its retention is over.
+            JobMissing: there is no such job, it was cancelled while it waited, or its retention is over.
         """
 
         def ended(reply: list[bytes]) -> tuple[str, bytes, str]:

@@ -45,6 +45,20 @@ async def cancelled(running: System, job: Any) -> None:
         await job.cancel()
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_the_result_of_a_job_that_was_cancelled_while_it_waited(config: Config, app: App, asked: bool) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app, workers=0):
+        job = await noop.using(delay=60, reply=asked).enqueue()
+        assert await job.cancel() == "schedule"
+        with pytest.raises(JobDead if asked else JobMissing, match="was cancelled"):
+            await job.result(PATIENCE)
+        with pytest.raises(JobMissing, match="was cancelled while it waited"):
+            await job.status()
+
+
 async def test_an_async_task_is_cancelled_where_it_waits(config: Config, app: App) -> None:
     stopped = asyncio.Event()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evsched.diagnostics.explain import explain
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.job import Buried, Done
 from evsched.store.clients import New
@@ -73,6 +74,17 @@ def test_cancel_removes_a_waiting_job(send: Send, store: Store, state: State, pl
     assert not [name for name, value in after.items() if name == "job:a" or "a" in value]
     with pytest.raises(JobMissing):
         send(store.cancel("a"))
+
+
+def test_what_is_said_of_a_missing_job_names_a_cancelled_one_too(send: Send, store: Store) -> None:
+    put(send, store, "schedule")
+    send(store.cancel("a"))
+    with pytest.raises(JobMissing, match="was cancelled while it waited"):
+        send(store.cancel("a"))
+    with pytest.raises(JobMissing, match="was cancelled while it waited"):
+        send(store.ask("a"))
+    sentence = explain("a", store.queue, send(store.explain("a"))).sentence
+    assert "it was cancelled while it waited" in sentence
 
 
 @pytest.mark.parametrize(("place", "error"), [("finished", JobMissing), ("dead", JobMissing)])

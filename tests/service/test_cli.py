@@ -222,7 +222,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "id is 'a b': give 1 to 200", ("enqueue", "add", "1", "--id", "a b")),
     (2, "with --at or --in", ("reschedule", "x")),
     (2, "or --all", ("dead", "drop")),
-    (1, "it never existed", ("show", "nobody")),
+    (1, "it was cancelled while it waited", ("show", "nobody")),
     (1, "does not wait and does not run", ("cancel", "nobody")),
     (1, "is not on the schedule", ("run-now", "nobody")),
 ]
