@@ -38,7 +38,7 @@ local function convict(id)
 end
 
 -- End runs of a worker. Each row from `first` on is one run: id, attempt, and the last arguments of
--- `finish(id, run, scheduled, ...)`. `run[3]` to `run[6]` are the record's fields reply, again, stop and recurrence.
+-- `finish(id, run, scheduled, ...)`. `run[3]` to `run[7]` are the record's reply, again, stop, recurrence and reason.
 -- `scheduled` is the id's score on the schedule, false if it is not there. Returns the ids of the runs that do not
 -- belong to the worker any more: LOST. Nothing is written for those.
 --
@@ -56,7 +56,7 @@ local function end_runs(first, width, worker, now, finish)
   for i, id in ipairs(ids) do
     local at = first + (i - 1) * width
     local attempt = ARGV[at + 1]
-    local run = fields_of(record(id), 'worker', 'attempt', 'reply', 'again', 'stop', 'recurrence')
+    local run = fields_of(record(id), 'worker', 'attempt', 'reply', 'again', 'stop', 'recurrence', 'reason')
     local ours = (run[1] == worker and run[2] == attempt) or owns_despite(worker, id, attempt, run[1], run[2])
     if ours and redis.call('LREM', list, 1, id) == 1 then
       leave(id)

@@ -8,6 +8,7 @@
 --        attempt    of the run that ends
 --        retention  seconds that the record is kept
 --        reply      '1' = push the outcome to the job's reply list
+--        began      '1' = the run had begun, '' = it had not
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
@@ -18,7 +19,7 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 
-local function finish(id, _, _, retention, reply)
-  abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
+local function finish(id, _, _, retention, reply, began)
+  abort(id, began == '1' and 'cancelled while it ran' or 'cancelled before it ran', tonumber(retention), reply, now)
 end
-return end_runs(3, 4, worker, now, finish)
+return end_runs(3, 5, worker, now, finish)

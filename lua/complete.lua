@@ -39,8 +39,8 @@ local function finish(id, run, scheduled, result, retention, reply)
     redis.call('DEL', key)
   else
     redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
-    if run[2] ~= '1' then
-      redis.call('HDEL', key, 'traceback') -- of an earlier run
+    if run[7] then
+      redis.call('HDEL', key, 'reason', 'traceback') -- of an earlier run
     end
     redis.call('PEXPIRE', key, milliseconds(tonumber(retention)))
   end

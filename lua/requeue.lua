@@ -7,23 +7,22 @@
 --        lease     the lease end that the janitor read; 'none' = it has read that the lease is gone; '' = the worker
 --                  itself hands back
 --        limit     how many at most, under 1000
---        reason    kept in the record of each job that had been started
+--        reason    why the runs were interrupted; kept in the records
 -- ROWS   id        of a job that is handed back; no rows = all that the worker holds
 -- REPLY  'moved' = the lease has changed since, and nothing was done; 'more' = the worker holds more; 'all' = it does
---        not; list of the ids put back
+--        not; list of the ids put back; list of the ids that ended as cancelled, because they were told to stop
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, field_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter, group_of,
 --        return_to_backlog, admit, fields_of
 --
--- While the queue is paused the jobs go to the front of the backlog. A job that was told to stop ends as cancelled.
--- When there are no rows and the list is empty, the lease is deleted too.
+-- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
+-- lease is deleted too.
 --
--- A run that a live worker hands back does not count as an attempt. If the worker died, a run counts if it is known to
--- have begun: by its mark, or because it was the worker's only run. A suspect is marked just before it begins, so one
--- without a mark has not begun. Any other run without a mark may have begun: it does not count, but is noted as
--- doubtful. All jobs that the worker held become suspects, except a single job that was no suspect before. A run that
+-- A run that a live worker hands back does not count as an attempt. If the worker died, a run counts if it is marked as
+-- begun. A suspect is marked just before it begins, so one without a mark has not begun. Any other run without a mark
+-- may have begun: it does not count, but is noted as doubtful. All jobs that the worker held become suspects. A run that
 -- is marked as alone caused the death, so all doubtful runs of its job count. docs/design.md has the reasons.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
@@ -31,7 +30,7 @@ now = clock(now)
 local list = processing(worker)
 
 if lease ~= '' and (redis.call('ZSCORE', leases, worker) or 'none') ~= lease then
-  return { 'moved', {} }
+  return { 'moved', {}, {} }
 end
 
 expect('LLEN', list)
@@ -39,23 +38,27 @@ expect('ZCARD', leases)
 expect_gate()
 
 local died = lease ~= ''
-local only = died and redis.call('LLEN', list) == 1
 -- A run that was handed out and did not end.
 local function cut_short(id, mark)
   local key = record(id)
   local deaths, doubts, counted = suspicion_of(id)
-  local begun = mark == '1' or mark == 'alone' or (only and deaths == 0)
+  local begun = mark == '1' or mark == 'alone'
   if died and mark == 'alone' then
     convict(id)
     acquit(id)
-  elseif died and (deaths > 0 or not only) then
+  elseif died then
     mark_suspect(id, deaths + 1, (begun or deaths > 0) and doubts or doubts + 1, counted)
   end
   if not died or not begun then
     count_attempts(id, -1)
   end
-  redis.call('HSET', key, 'reason', reason)
-  redis.call('HDEL', key, 'worker', 'begun', 'traceback')
+  redis.call('HDEL', key, 'worker', 'started', 'begun')
+  if died or begun then
+    redis.call('HSET', key, 'reason', reason)
+    redis.call('HDEL', key, 'traceback')
+  else
+    redis.call('HSETNX', key, 'reason', reason) -- why an earlier run failed says more than why this one did not begin
+  end
 end
 
 local ids = {}
@@ -66,14 +69,12 @@ for id in rows(6, 1) do
 end
 local all = rows(6, 1)() == nil
 if all then
-  -- From the end, so that slice by slice the whole list keeps its order. A slice never leaves a single job, which would
-  -- look like the worker's only one.
-  limit = tonumber(limit)
-  ids = redis.call('LRANGE', list, redis.call('LLEN', list) == limit + 1 and 0 or -limit, -1)
+  -- From the end, so that slice by slice the whole list keeps its order.
+  ids = redis.call('LRANGE', list, -tonumber(limit), -1)
 end
 
 -- From the last to the first, each to the front: their order stays.
-local back = {}
+local back, cancelled, nowhere = {}, {}, {}
 for i = #ids, 1, -1 do
   local id = ids[i]
   -- If the record has the wrong type, there are no fields here, and `start` decides what becomes of the job.
@@ -83,9 +84,12 @@ for i = #ids, 1, -1 do
   -- both, and nothing is put back.
   local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
   if run[3] and not run[2] and not elsewhere then
-    abort(id, reason, RETENTION, '', now)
+    abort(id, 'cancelled; ' .. reason, RETENTION, '', now)
     leave(id)
-  elseif not elsewhere and not redis.call('LPOS', ready, id) then
+    cancelled[id] = true
+  elseif elsewhere then
+    nowhere[id] = true
+  elseif not redis.call('LPOS', ready, id) then
     if policy.paused then
       table.insert(back, 1, id)
     else
@@ -103,10 +107,18 @@ end
 return_to_backlog(back)
 admit(0, now)
 
+local put, ended = {}, {}
+for _, id in ipairs(ids) do
+  if cancelled[id] then
+    ended[#ended + 1] = id
+  elseif not nowhere[id] then
+    put[#put + 1] = id
+  end
+end
 if redis.call('EXISTS', list) == 1 then
-  return { 'more', ids }
+  return { 'more', put, ended }
 end
 if all then
   redis.call('ZREM', leases, worker)
 end
-return { 'all', ids }
+return { 'all', put, ended }

@@ -146,14 +146,14 @@ class Janitor:
     async def _requeue(self, store: Store, worker: str, lease: bytes) -> bool:
         """Put back what a worker holds. If its lease has changed since it was judged, stop and return False."""
         reason = f"worker {worker} died or hung: its lease ended"
-        state = "more"
-        while state == "more":
+        emit, queue, rest = self._runtime.emit, store.queue, "more"
+        while rest == "more":
             self.pulse.expect()
-            state, ids = await self._runtime.sender.send(
-                store.requeue(worker, reason, lease=lease, limit=self._runtime.config.batch)
-            )
-            if ids:
-                self._runtime.emit(
-                    events.JobsRequeued(queue=store.queue, worker=worker, ids=ids, cause="died", reason=reason)
-                )
-        return state == "all"
+            call = store.requeue(worker, reason, lease=lease, limit=self._runtime.config.batch)
+            done = await self._runtime.sender.send(call)
+            rest = done.rest
+            if done.ids:
+                emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="died", reason=reason))
+            for job_id in done.cancelled:
+                emit(events.JobAborted(queue=queue, id=job_id))
+        return rest == "all"

@@ -68,8 +68,9 @@ class JobAborted(Event, frozen=True, kw_only=True):
 
     queue: str
     id: str
-    task: str
-    attempt: int
+    task: str = "?"
+    """"?" if the worker died or stopped before the run ended."""
+    attempt: int = 0
     seconds: float | None = None
     """How long it ran; None = no handler ran."""
 

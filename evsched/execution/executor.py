@@ -200,4 +200,4 @@ def _stopped_before(run: Run, prepared: Prepared) -> Outcome:
     """
     if run.stop_reason != "cancelled":
         raise asyncio.CancelledError
-    return aborted(prepared)
+    return aborted(prepared, began=False)

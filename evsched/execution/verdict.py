@@ -56,9 +56,9 @@ def judge(
     return Done(result, prepared.retention, prepared.payload.reply)
 
 
-def aborted(prepared: Prepared) -> Aborted:
+def aborted(prepared: Prepared, *, began: bool = True) -> Aborted:
     """Return the outcome of a run whose job was cancelled."""
-    return Aborted(prepared.retention, prepared.payload.reply)
+    return Aborted(prepared.retention, prepared.payload.reply, began)
 
 
 def not_now(now: float, reason: str, cause: DeferCause = "window") -> Deferred:

@@ -104,6 +104,8 @@ class Aborted(Struct, frozen=True):
 
     retention: float
     reply: bool
+    began: bool = True
+    """Whether the run had begun."""
 
 
 DeferCause = Literal["window", "code"]

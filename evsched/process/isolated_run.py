@@ -127,4 +127,4 @@ async def _call(handlers: Handlers, run: Run, prepared: Prepared) -> None:
 
 def _outcome_of(run: Run, prepared: Prepared) -> Outcome:
     """Return the outcome of a run that has ended; also of one that was stopped before its first step, and set none."""
-    return run.outcome or (aborted(prepared) if run.stop_reason == "cancelled" else Requeued())
+    return run.outcome or (aborted(prepared, began=False) if run.stop_reason == "cancelled" else Requeued())

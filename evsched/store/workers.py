@@ -27,6 +27,17 @@ class Fetched(Struct, frozen=True):
     buried: list[tuple[str, str]]
 
 
+class PutBack(Struct, frozen=True):
+    """What one `requeue` did."""
+
+    rest: Literal["moved", "more", "all"]
+    """Whether the worker holds more. "moved": its lease has changed, and nothing was done."""
+    ids: list[str]
+    """The jobs that were put back."""
+    cancelled: list[str]
+    """The jobs that were told to stop, and ended as cancelled."""
+
+
 class EndedRun(Protocol):
     """What `end_runs` needs to know of a run."""
 
@@ -163,6 +174,7 @@ class Workers(Queue):
         words: list[Word] = [self._stamp(now), worker]
         for job, aborted in runs:
             words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
+            words.append("1" if aborted.began else "")
         return self._verb("abort", texts, *words)
 
     def requeue_runs(self, worker: str, runs: Sequence[tuple[FetchedJob, Requeued]]) -> Call[list[str]]:
@@ -179,11 +191,11 @@ class Workers(Queue):
         lease: bytes = b"",
         limit: int = 250,
         now: float | None = None,
-    ) -> Call[tuple[Literal["moved", "more", "all"], list[str]]]:
+    ) -> Call[PutBack]:
         """Put what a worker holds back to the front of ready. `lease`: only if that still is its lease."""
 
-        def put(reply: list[Any]) -> tuple[Literal["moved", "more", "all"], list[str]]:
-            return cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1])
+        def put(reply: list[Any]) -> PutBack:
+            return PutBack(cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1]), texts(reply[2]))
 
         return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
 

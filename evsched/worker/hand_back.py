@@ -31,12 +31,13 @@ async def hand_back(served: ServedQueue, held: HeldRuns) -> int:
     held.runs.clear()
     put, rest = 0, "more"
     while rest == "more":
-        rest, ids = await runtime.sender.send(store.requeue(worker, reason, limit=runtime.config.batch))
-        put += len(ids)
-        if ids:
-            runtime.emit(
-                events.JobsRequeued(queue=served.queue, worker=worker, ids=ids, cause="stopped", reason=reason)
-            )
+        done = await runtime.sender.send(store.requeue(worker, reason, limit=runtime.config.batch))
+        rest, queue = done.rest, served.queue
+        put += len(done.ids)
+        if done.ids:
+            runtime.emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="stopped", reason=reason))
+        for job_id in done.cancelled:
+            runtime.emit(events.JobAborted(queue=queue, id=job_id))
     return put
 
 
@@ -54,6 +55,7 @@ def hand_back_from_thread(
             sender.send(call)
     put, rest = 0, "more"
     while rest == "more":
-        rest, ids = sender.send(store.requeue(worker, reason))
-        put += len(ids)
+        done = sender.send(store.requeue(worker, reason))
+        rest = done.rest
+        put += len(done.ids)
     return put

@@ -66,7 +66,9 @@ async def test_a_lost_lease_stops_the_run_and_the_newer_run_counts(
         job = await hold.enqueue()
         await running.recorder.wait(events.Started)
         worker = running.workers[0]
-        store = worker.consumers[queue].store
+        consumer = worker.consumers[queue]
+        store = consumer.store
+        await running.sender.send(store.begin(worker.id, [(consumer.held.runs[job.id].job, "1")]))
         (lease,) = await running.sender.send(store.survey())
         await running.sender.send(store.requeue(worker.id, "the test says so", lease=lease.end))
         # The worker fetches the job again. The reply to its start says that its lease was lost.

@@ -12,6 +12,7 @@ from evsched.errors import StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.clients import New
 from evsched.store.store import Store
+from evsched.store.workers import PutBack
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
@@ -110,6 +111,7 @@ def test_the_end_of_a_run_that_its_worker_no_longer_holds_is_lost_and_writes_not
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
     (lease,) = send(store.survey(now=NOW))
+    send(store.begin("w", [(run, "1")]))
     send(store.requeue("w", "it died", lease=lease.end))
     (newer,) = send(store.start("v", (), hold=1, lease=15, now=NOW)).jobs
     assert newer.attempt == 2
@@ -167,9 +169,10 @@ def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state
     send(store.start("w", (), hold=3, lease=15, now=NOW))
     (lease,) = send(store.survey(now=NOW))
     assert (lease.worker, lease.left, lease.held) == ("w", 15.0, 3)
-    assert send(store.requeue("w", "it died", lease=b"1", limit=10)) == ("moved", [])
-    assert send(store.requeue("w", "it died", lease=lease.end, limit=1)) == ("more", ["j2"])
-    assert send(store.requeue("w", "it died", lease=lease.end, limit=1)) == ("all", ["j0", "j1"])
+    assert send(store.requeue("w", "it died", lease=b"1", limit=10)) == PutBack("moved", [], [])
+    assert send(store.requeue("w", "it died", lease=lease.end, limit=1)) == PutBack("more", ["j2"], [])
+    assert send(store.requeue("w", "it died", lease=lease.end, limit=1)) == PutBack("more", ["j1"], [])
+    assert send(store.requeue("w", "it died", lease=lease.end, limit=1)) == PutBack("all", ["j0"], [])
     after = state()
     assert after["ready"] == [f"j{n}" for n in range(5)]
     assert "leases" not in after
@@ -178,7 +181,34 @@ def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state
         "it died",
         "0",  # nobody knows whether it had begun
     )
-    assert send(store.requeue("w", "it died", limit=2)) == ("all", [])
+    assert send(store.requeue("w", "it died", limit=2)) == PutBack("all", [], [])
+
+
+def test_requeue_ends_a_job_that_was_told_to_stop_and_says_so(
+    send: Send, store: Store, run: FetchedJob, state: State
+) -> None:
+    assert send(store.cancel("a", now=NOW)) == "processing"
+    assert send(store.requeue("w", "worker w was stopped", now=NOW)) == PutBack("all", [], ["a"])
+    after = state()
+    assert "ready" not in after
+    assert (after["job:a"]["outcome"], after["job:a"]["reason"]) == ("cancelled", "cancelled; worker w was stopped")
+
+
+def test_a_run_that_did_not_begin_leaves_the_reason_of_an_earlier_failure_and_no_start(
+    send: Send, store: Store, run: FetchedJob, state: State
+) -> None:
+    send(store.requeue("w", "no process was free", now=NOW))
+    assert state()["job:a"]["reason"] == "no process was free"
+    assert "started" not in state()["job:a"]
+    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    send(store.retry("w", [(run, Retried(0.0, "no luck"))], now=NOW))
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    send(store.requeue("w", "no process was free", now=NOW))
+    assert state()["job:a"]["reason"] == "no luck"
+    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    assert "reason" not in state()["job:a"]
 
 
 def test_a_job_in_two_lists_runs_in_one(run: FetchedJob, send: Send, store: Store, state: State, raw: Any) -> None:
@@ -230,7 +260,7 @@ def test_when_memory_is_full_work_goes_on_and_new_work_is_refused() -> None:
         assert sender.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []
         assert sender.send(store.bury("w", [(c, Buried("x", False))])) == []
         assert sender.send(store.heartbeat("w", 15)) == (True, 1, [])
-        assert sender.send(store.requeue("w", "x")) == ("all", ["d"])
+        assert sender.send(store.requeue("w", "x")) == PutBack("all", ["d"], [])
         assert snapshot(raw, "full")["ready"] == ["d"]
         sender.close()
         raw.close()

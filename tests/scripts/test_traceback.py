@@ -46,7 +46,7 @@ ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
     "given up without a traceback": lambda store, run: store.bury("w", [(run, Buried("expired", False))], now=NOW),
     "cancelled": lambda store, run: store.abort("w", [(run, Aborted(300.0, False))], now=NOW),
     "outside its window": lambda store, run: store.defer("w", [(run, Deferred(NOW + 9, "closed"))], now=NOW),
-    "handed back": lambda store, run: store.requeue("w", "it died", now=NOW),
+    "interrupted": lambda store, run: store.requeue("w", "it was stopped", now=NOW),
 }
 
 
@@ -58,6 +58,7 @@ def test_a_run_that_ends_without_an_error_deletes_the_earlier_traceback(
     assert traceback() == TRACE
     run = start()
     assert traceback() == TRACE
+    send(store.begin("w", [(run, "1")]))
     send(ENDS[end](store, run))
     assert traceback() is None
 

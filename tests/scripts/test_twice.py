@@ -10,6 +10,7 @@ from evsched.errors import JobExists, JobMissing
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.clients import New
 from evsched.store.store import Store
+from evsched.store.workers import PutBack
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State
 
@@ -66,9 +67,9 @@ def test_one_lost_run_does_not_stop_the_others(send: Send, store: Store, state: 
 
 @pytest.mark.usefixtures("runs")
 def test_a_second_requeue_finds_nothing(send: Send, store: Store, state: State) -> None:
-    assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == ("more", ["b", "a"])
+    assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == PutBack("more", ["b", "a"], [])
     before = state()
-    assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == ("more", [])
+    assert send(store.requeue("w", "x", ids=["b", "a", "nobody"])) == PutBack("more", [], [])
     assert state() == before
     assert (before["ready"], before["processing:w"]) == (["b", "a", "x", "y", "z"], ["c"])
     assert before["leases"] == {"w": NOW + 15}

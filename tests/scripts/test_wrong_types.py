@@ -15,6 +15,7 @@ from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.audits import Violation
 from evsched.store.clients import New
 from evsched.store.store import Store
+from evsched.store.workers import PutBack
 from evsched.transport.call import Call
 from evsched.transport.scripts import folder
 from tests.scripts.conftest import NOW, Send, State
@@ -257,7 +258,7 @@ def test_a_record_that_was_overwritten_does_not_stop_the_end_of_other_runs(
 def test_a_record_that_was_overwritten_is_dead_when_it_starts_again_and_the_others_run(
     send: Send, store: Store, state: State
 ) -> None:
-    assert send(store.requeue("w", "it died")) == ("all", ["a", "b", "c"])
+    assert send(store.requeue("w", "it died")) == PutBack("all", ["a", "b", "c"], [])
     reply = send(store.start("v", (), hold=9, lease=15, now=NOW))
     assert [job.id for job in reply.jobs] == ["a", "c"]
     ((job_id, reason),) = reply.buried

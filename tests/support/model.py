@@ -261,12 +261,12 @@ class Model(Gate):
         self.admit(0, now)
         return own
 
-    def _cut_short(self, record: Record, *, died: bool, only: bool) -> None:
-        begun = record.begun in ("1", "alone") or (only and not record.deaths)
+    def _cut_short(self, record: Record, *, died: bool) -> None:
+        begun = record.begun in ("1", "alone")
         if died and record.begun == "alone":
             self._convict(record)
             record.deaths = 0
-        elif died and (not only or record.deaths):
+        elif died:
             record.doubts += not begun and not record.deaths
             record.deaths += 1
         if not (died and begun):
@@ -276,9 +276,8 @@ class Model(Gate):
     @verb
     def requeue(self, worker: str, limit: int, now: float, *, died: bool) -> None:
         held = self.processing.get(worker, [])
-        only = len(held) == 1
         back: list[str] = []
-        for job in reversed(held if len(held) == limit + 1 else held[-limit:]):
+        for job in reversed(held[-limit:]):
             record = self.jobs.get(job, Record())
             holder = None if record.finished else record.worker
             if holder != worker and self.holds(holder, job):
@@ -293,7 +292,7 @@ class Model(Gate):
                     self.ready.insert(0, job)
                     self.enter(job, record.group)
                 if holder is not None:
-                    self._cut_short(record, died=died, only=only)
+                    self._cut_short(record, died=died)
             held.remove(job)
         self.return_to_backlog(back)
         self.admit(0, now)
