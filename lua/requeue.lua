@@ -22,8 +22,8 @@
 --
 -- A run that a live worker hands back does not count as an attempt. If the worker died, a run counts if it is marked as
 -- begun. A suspect is marked just before it begins, so one without a mark has not begun. Any other run without a mark
--- may have begun: it does not count, but is noted as doubtful. All jobs that the worker held become suspects. A run that
--- is marked as alone caused the death, so all doubtful runs of its job count. docs/design.md has the reasons.
+-- may have begun: it does not count, but is noted as doubtful. All jobs that the worker held become suspects. A run
+-- that is marked as alone caused the death, so all doubtful runs of its job count. docs/design.md has the reasons.
 
 local now, worker, lease, limit, reason = unpack(ARGV, 1, 5)
 now = clock(now)
