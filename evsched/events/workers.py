@@ -34,14 +34,24 @@ class WorkerStuck(Event, frozen=True, kw_only=True):
     id: str
     task: str
     attempt: int
+    handed_back: int = 0
+    """How many jobs went back to ready."""
 
 
 class WorkerBlocked(Event, frozen=True, kw_only=True):
     """A worker was asked to end, but one of its jobs blocks the event loop: the process ends."""
 
     worker: str
+    queue: str = ""
+    id: str = ""
+    """The job that blocks; empty = none of the runs does, but something that one of them started may."""
+    task: str = ""
+    attempt: int = 0
     running: list[str]
     handed_back: int = 0
+    """How many jobs went back to ready."""
+    traceback: str = ""
+    """Where the event loop is."""
 
 
 class LeaseLost(Event, frozen=True, kw_only=True):

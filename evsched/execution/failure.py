@@ -56,6 +56,15 @@ class Failure(Struct, frozen=True):
     """At most `TRACEBACK_MOST` bytes of UTF-8; empty when no code but evsched's was running."""
 
 
+class Stack(Struct, frozen=True):
+    """The description of code that still runs."""
+
+    place: str = ""
+    """The innermost line of the user's code, such as ` (tasks.py:7 in pay)`; empty when none runs."""
+    traceback: str = ""
+    """As that of a failure."""
+
+
 _Frame = tuple[FrameType, int]
 """A frame, and the line that it was in."""
 
@@ -80,7 +89,26 @@ def _describe(error: BaseException, module: str) -> Failure:
 
 def where(error: BaseException, module: str = "") -> str:
     """Return the place in the user's code from which an exception came, such as ` (tasks.py:7 in pay)`, or nothing."""
-    found = [one for one in _frames(error) if _is_users(one[0], module)]
+    return _place(_frames(error), module)
+
+
+def stack_of(frame: FrameType, module: str = "") -> Stack:
+    """Describe what a thread executes for a handler of `module`. `frame`: the thread's innermost. For any thread."""
+    frames, outer = list[_Frame](), frame
+    while outer is not None:
+        frames.insert(0, (outer, outer.f_lineno))
+        outer = outer.f_back
+    # What comes before evsched's own frames is the program that started it.
+    own = next((n for n, (one, _) in enumerate(frames) if _is_own(one)), 0)
+    first = next((n for n, (one, _) in enumerate(frames) if n >= own and _is_users(one, module)), None)
+    if first is None:
+        return Stack()
+    lines = ("Stack (most recent call last):\n", *_drawn(frames[first:]))
+    return Stack(_place(frames[first:], module), _cut("".join(lines)))
+
+
+def _place(frames: Sequence[_Frame], module: str) -> str:
+    found = [one for one in frames if _is_users(one[0], module)]
     if not found:
         return ""
     frame, line = found[-1]

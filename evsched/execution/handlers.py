@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -115,11 +116,12 @@ class Handlers:
             return await process_pool.run(task.handler, args, kwargs, cast(CurrentJob, run.current))
         if task.on == "thread":
             # There is a thread for each slot, so none waits.
-            return await anyio.to_thread.run_sync(_in_thread, task, args, kwargs, limiter=self._threads)
+            return await anyio.to_thread.run_sync(_in_thread, run, task, args, kwargs, limiter=self._threads)
         return await task.handler(*args, **kwargs)
 
 
-def _in_thread(task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _in_thread(run: Run, task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    run.thread = threading.get_ident()
     try:
         return task.handler(*args, **kwargs)
     except GeneratorExit as error:

@@ -57,6 +57,7 @@ class Run:
         "progress",
         "stop_reason",
         "task",
+        "thread",
         "took",
         "work",
     )
@@ -78,6 +79,8 @@ class Run:
         """Seconds that the handler ran; None until it has ended."""
         self.cancellable = True
         """Cancelling `work` ends the handler. False for a thread."""
+        self.thread = 0
+        """The thread that runs the handler, if the handler has one of its own; else 0."""
         self.outcome: Outcome | None = None
         """What came of the run. None until it has ended, and for good if it is lost."""
 

@@ -108,7 +108,7 @@ class Shutdown:
             if self._rescue():
                 self._exit(FORCED)
             self._wait(began, began + self._grace + _LAST)
-            _call_within(1.0, lambda: self._emit(EndedByForce(seconds=time.monotonic() - began)))
+            call_within(1.0, lambda: self._emit(EndedByForce(seconds=time.monotonic() - began)))
             self._exit(FORCED)
         except EOFError:
             pass  # the service has ended by itself
@@ -119,7 +119,7 @@ class Shutdown:
             number = self._signals.read(left)
             if number is not None and self._parent is None and time.monotonic() - began > _TWICE:
                 self._ends_now = True  # before the children's end, which may end the event loop
-                _call_within(1.0, lambda: self._emit(EndedAtOnce()))
+                call_within(1.0, lambda: self._emit(EndedAtOnce()))
                 if self.kill_children is not None:
                     self.kill_children()
                 self._exit(128 + number)
@@ -132,15 +132,15 @@ class Shutdown:
         worker, replies = self.worker, list[bool]()
         if worker is None:
             return False
-        _call_within(_LAST - _BLOCKED, lambda: replies.append(worker.rescue()))
+        call_within(_LAST - _BLOCKED, lambda: replies.append(worker.rescue()))
         return replies != [False]
 
     def _exit(self, code: int) -> None:
-        _call_within(1.0, lambda: forks.end_children(0.5))
+        call_within(1.0, lambda: forks.end_children(0.5))
         os._exit(code)
 
 
-def _call_within(seconds: float, call: Callable[[], object]) -> None:
+def call_within(seconds: float, call: Callable[[], object]) -> None:
     """Call a function, and wait for it at most so long: the reader of the log may hang, or Redis."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()

@@ -59,11 +59,14 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.WorkerStopped: (logging.INFO, "worker {worker} stopped, {handed_back} jobs handed back"),
     events.WorkerStuck: (
         logging.CRITICAL,
-        "job {id} of {queue}, task {task}, attempt {attempt}, does not stop: the worker ends",
+        (
+            "job {id} of {queue}, task {task}, attempt {attempt}, does not stop: the worker ends; "
+            "{handed_back} jobs returned to ready"
+        ),
     ),
     events.WorkerBlocked: (
         logging.CRITICAL,
-        "worker {worker} ends: one of {running} blocks its event loop; {handed_back} jobs returned to ready",
+        "worker {worker} ends: {blocker} blocks its event loop; {handed_back} jobs returned to ready",
     ),
     events.EndedByForce: (logging.CRITICAL, "ended by force {seconds:.0f} s after the signal: the app did not end"),
     events.EndedAtOnce: (
@@ -87,6 +90,8 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.CallRefused: (logging.ERROR, "{who}{of_queue}: Redis refuses (bad data, no right, or a bug): {reason}"),
     events.CallAccepted: (logging.INFO, "{who}{of_queue}: Redis accepts calls again, after {seconds:.1f} s"),
 }
+
+_BLOCKER: Final = "job {id} of {queue}, task {task}, attempt {attempt},"
 
 _ABSENT: Final = ("connection", "timeout")
 """The kinds of errors that mean that Redis cannot be reached."""
@@ -132,6 +137,9 @@ class Log:
         values = {name: _show(getattr(event, name)) for name in event.__struct_fields__}
         if isinstance(event, events.RedisDown):
             values["is_down"] = "is down" if event.kind in _ABSENT else "cannot serve now"
+        elif isinstance(event, events.WorkerBlocked):
+            one_of = f"one of {values['running']}" if event.running else "the app"
+            values["blocker"] = _BLOCKER.format_map(values) if event.id else one_of
         elif isinstance(event, events.CallRefused | events.CallAccepted):
             values["of_queue"] = f", queue {event.queue}" if event.queue else ""
         _logger.log(level, line.format_map(values), extra={"event": event})

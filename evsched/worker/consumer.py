@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from evsched import events
 from evsched.errors import StoreError
+from evsched.events import Emit
 from evsched.execution.executor import Executor
-from evsched.execution.run import Run
+from evsched.execution.hang import Hang
 from evsched.jobs.job import Requeued
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
@@ -223,12 +224,14 @@ class QueueConsumer:
         """
         return await hand_back.hand_back(self.served, self.held)
 
-    def hand_back_from_thread(self, sender: SyncSender, reason: str, stuck: Run | None = None) -> int:
+    def hand_back_from_thread(self, sender: SyncSender, reason: str, hang: Hang | None, emit: Emit) -> int:
         """Do the same from a thread, for an event loop that is blocked; the process must end then.
+
+        `emit` gets the events, and not the subscribers: one of them may hang, and other queues are to be handed back.
 
         Raises:
             StoreDown, StoreRefused
         """
         self.fetch_no_more()
         self._fetcher.unblock_from_thread(sender)
-        return hand_back.hand_back_from_thread(self.served, self.held, sender, reason, stuck)
+        return hand_back.hand_back_from_thread(self.served, self.held, sender, reason, hang, emit)

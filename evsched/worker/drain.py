@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from evsched import events, forks
 from evsched.errors import StoreError, StoreRefused
-from evsched.execution.run import Run
+from evsched.events import Event
+from evsched.execution.hang import Hang, HangFinder
 from evsched.execution.running_runs import RunningRuns
 from evsched.runtime.runtime import Runtime
-from evsched.runtime.shutdown import FORCED
+from evsched.runtime.shutdown import FORCED, call_within
 from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
 
@@ -23,6 +26,9 @@ _HAND_BACK: Final = 5.0
 
 _CLEAN_UP: Final = 2.0
 """Seconds in which cancelled handlers may end, once their jobs are handed back: the process must end soon."""
+
+_REPORT: Final = 1.0
+"""Seconds in which the heartbeat's thread emits what became of the jobs: the reader of the log may hang."""
 
 
 class Drain:
@@ -35,6 +41,7 @@ class Drain:
         self._worker = worker
         self._consumers = consumers
         self._running = running
+        self._hangs = HangFinder(running)
         self.handing_back = False
         """The event loop has begun to hand back jobs."""
 
@@ -79,30 +86,43 @@ class Drain:
 
     def rescue(self) -> None:
         """Hand back, since a job blocks the event loop and the process was asked to end. For any thread."""
-        config = self._runtime.config
+        config, hang = self._runtime.config, self._hangs.blocks_loop()
         running = [run.job.id for run in self._running]
         sender = SyncSender(config.url, reply_timeout=config.reply_timeout)
-        back = self._hand_back_from_thread(sender, f"worker {self._worker} was stopped, and a job blocked it")
-        self._runtime.emit(events.WorkerBlocked(worker=self._worker, running=running, handed_back=back))
+        reason = f"worker {self._worker} was stopped, and a job blocked it"
+        back, written = self._hand_back_from_thread(sender, reason, hang)
+        blocked = events.WorkerBlocked(
+            worker=self._worker, running=running, handed_back=back, traceback=hang.stack.traceback
+        )
+        if hang.run is not None:
+            job, queue = hang.run.job, hang.run.delivery.queue
+            blocked = replace(blocked, queue=queue, id=job.id, task=hang.run.task, attempt=job.attempt)
+        self._emit_all([blocked, *written])
 
     def end_if_stuck(self, sender: SyncSender) -> None:
         """Hand back and end the process, if a job outlived its timeout and the kill grace. For any thread."""
-        stuck = self._running.stuck(self._runtime.config.kill_grace)
-        if stuck is None:
+        hang = self._hangs.stuck(self._runtime.config.kill_grace)
+        if hang is None or hang.run is None:
             return
-        job, queue = stuck.job, stuck.delivery.queue
-        self._runtime.emit(
-            events.WorkerStuck(worker=self._worker, queue=queue, id=job.id, task=stuck.task, attempt=job.attempt)
-        )
+        run, job, queue = hang.run, hang.run.job, hang.run.delivery.queue
         reason = f"worker {self._worker} ended: job {job.id} outlived its timeout and did not yield"
-        self._hand_back_from_thread(sender, reason, stuck)
+        back, written = self._hand_back_from_thread(sender, reason, hang)
+        stuck = events.WorkerStuck(
+            worker=self._worker, queue=queue, id=job.id, task=run.task, attempt=job.attempt, handed_back=back
+        )
+        call_within(_REPORT, lambda: self._emit_all([stuck, *written]))
         forks.end_children(0.5)
         os._exit(FORCED)
 
-    def _hand_back_from_thread(self, sender: SyncSender, reason: str, stuck: Run | None = None) -> int:
-        back = 0
+    def _hand_back_from_thread(self, sender: SyncSender, reason: str, hang: Hang) -> tuple[int, list[Event]]:
+        """Hand back in all queues; return how many jobs that were, and the events for what was written."""
+        back, written = 0, list[Event]()
         with contextlib.suppress(StoreError):  # the rest waits for the lease to end
             for consumer in list(self._consumers.values()):
                 with contextlib.suppress(StoreRefused):
-                    back += consumer.hand_back_from_thread(sender, reason, stuck)
-        return back
+                    back += consumer.hand_back_from_thread(sender, reason, hang, written.append)
+        return back, written
+
+    def _emit_all(self, found: list[Event]) -> None:
+        for event in found:
+            self._runtime.emit(event)

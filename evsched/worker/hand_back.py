@@ -1,9 +1,19 @@
-"""Handing back: what becomes of the jobs that a worker still holds in a queue when it ends."""
+"""Handing back: what becomes of the jobs that a worker still holds in a queue when it ends.
+
+It is written once for the event loop and for a thread that acts in place of a blocked one, as a generator: it yields
+calls, and is sent the reply to each. So both write the same and emit the same events.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 from evsched import events
-from evsched.execution.run import Run
+from evsched.events import Emit
+from evsched.execution.hang import Hang
+from evsched.store.workers import PutBack
+from evsched.transport.call import Call
 from evsched.transport.senders import SyncSender
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.outcomes import events_of
@@ -16,46 +26,52 @@ async def hand_back(served: ServedQueue, held: HeldRuns) -> int:
     Raises:
         StoreDown, StoreRefused
     """
-    store, worker, runtime = served.store, served.worker, served.runtime
-    reason = f"worker {worker} was stopped"
-    calls = [
-        *store.end_runs(worker, held.ended),
-        *store.end_runs(worker, held.give_up(reason + " while it ran")),
-    ]
-    held.stop_all()
-    for call, ended in calls:
-        lost = await runtime.sender.send(call)
-        held.forget(ended)
-        for event in events_of(served.queue, worker, ended, lost):
-            runtime.emit(event)
-    held.runs.clear()
-    put, rest = 0, "more"
-    while rest == "more":
-        done = await runtime.sender.send(store.requeue(worker, reason, limit=runtime.config.batch))
-        rest, queue = done.rest, served.queue
-        put += len(done.ids)
-        if done.ids:
-            runtime.emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="stopped", reason=reason))
-        for job_id in done.cancelled:
-            runtime.emit(events.JobAborted(queue=queue, id=job_id))
-    return put
+    reason = f"worker {served.worker} was stopped"
+    steps = _hand_back(served, held, reason, f"{reason} while it ran", None, served.runtime.emit)
+    try:
+        call = next(steps)
+        held.stop_all()
+        while True:
+            call = steps.send(await served.runtime.sender.send(call))
+    except StopIteration as end:
+        held.runs.clear()
+        return end.value
 
 
 def hand_back_from_thread(
-    served: ServedQueue, held: HeldRuns, sender: SyncSender, reason: str, stuck: Run | None = None
+    served: ServedQueue, held: HeldRuns, sender: SyncSender, reason: str, hang: Hang | None, emit: Emit
 ) -> int:
     """Do the same from a thread, for an event loop that is blocked; the process must end then.
 
     Raises:
         StoreDown, StoreRefused
     """
+    steps = _hand_back(served, held, reason, reason, hang, emit)
+    try:
+        call = next(steps)
+        while True:
+            call = steps.send(sender.send(call))
+    except StopIteration as end:
+        return end.value
+
+
+def _hand_back(
+    served: ServedQueue, held: HeldRuns, reason: str, given_up: str, hang: Hang | None, emit: Emit
+) -> Generator[Call[Any], Any, int]:
+    """Hand back the jobs of a queue. `given_up`: the reason for those that may not begin again."""
     store, worker = served.store, served.worker
-    for ended in (held.ended, held.give_up(reason, stuck)):
-        for call, _ in store.end_runs(worker, ended):
-            sender.send(call)
+    for call, ended in [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(given_up, hang))]:
+        lost: list[str] = yield call
+        held.forget(ended)
+        for event in events_of(served.queue, worker, ended, lost):
+            emit(event)
     put, rest = 0, "more"
     while rest == "more":
-        done = sender.send(store.requeue(worker, reason))
-        rest = done.rest
+        done: PutBack = yield store.requeue(worker, reason, limit=served.runtime.config.batch)
+        rest, queue = done.rest, served.queue
         put += len(done.ids)
+        if done.ids:
+            emit(events.JobsRequeued(queue=queue, worker=worker, ids=done.ids, cause="stopped", reason=reason))
+        for job_id in done.cancelled:
+            emit(events.JobAborted(queue=queue, id=job_id))
     return put

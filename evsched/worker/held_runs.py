@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from evsched.execution.hang import Hang
 from evsched.execution.run import Delivery, Run
-from evsched.execution.verdict import TIMED_OUT, Failed, judge
+from evsched.execution.verdict import Failed, judge
 from evsched.jobs.job import FetchedJob
 
 
@@ -116,16 +117,16 @@ class HeldRuns:
         for run in self.runs.values():
             run.stop("lost")
 
-    def give_up(self, reason: str, stuck: Run | None = None) -> list[Run]:
+    def give_up(self, reason: str, hang: Hang | None = None) -> list[Run]:
         """Return the runs that may not be handed back when the worker ends before them, each with an outcome.
 
-        A run that is in the only attempt of its job has failed for `reason`; a `stuck` one has timed out.
+        A run that is in the only attempt of its job has failed for `reason`. The one that hangs has failed if its
+        timeout has passed, whatever attempt it is in.
         """
         ended = list[Run]()
         for run in list(self.runs.values()):
-            prepared = run.prepared
-            if prepared is not None and (run is stuck or run.in_only_attempt):
-                why = f"{TIMED_OUT} and did not yield" if run is stuck else reason
-                run.outcome = judge(run.job, prepared, Failed(why))
+            prepared, own = run.prepared, hang if hang is not None and hang.run is run else None
+            if prepared is not None and (run.in_only_attempt or (own is not None and own.timed_out)):
+                run.outcome = judge(run.job, prepared, Failed(reason) if own is None else own.failed(reason))
                 ended.append(run)
         return ended

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ import pytest
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli, Log, terminate
+from tests.support.patience import PATIENCE
 from tests.support.web import get
 
 pytestmark = pytest.mark.anyio
 
 TASKS = """
 import asyncio, os, signal, time
-from evsched import App
+from evsched import App, Retry
 
 app = App()
 
@@ -30,11 +31,23 @@ app = App()
 async def hold() -> None:
     await asyncio.Event().wait()
 
+@app.task(retry=Retry(attempts=1))
+async def once() -> None:
+    await asyncio.Event().wait()
+
 @app.task
 async def block() -> None:
     with open("pipe", "w") as pipe:
         print("began", file=pipe)
     time.sleep(3600)
+
+@app.task
+def sleep() -> None:
+    time.sleep(3600)
+
+@app.task
+async def start() -> None:
+    await asyncio.create_task(block())
 
 @app.task(on="process", timeout=60)
 def spin() -> None:
@@ -211,12 +224,95 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue
         schedule(raw, queue, "block", "one", "two")
         wait_for(cli, "began")
         child.send_signal(signal.SIGTERM)
-        assert log.until("WorkerBlocked")["handed_back"] == 2
+        blocked = log.until("WorkerBlocked")
+        assert (blocked["id"], blocked["task"], blocked["handed_back"]) == ("one", "block", 2)
+        assert "in block" in blocked["traceback"]
+        assert log.until("JobsRequeued", where=lambda line: line["worker"] == blocked["worker"])["cause"] == "stopped"
         assert log.until("ChildEnded")["code"] == 70
         child.communicate(timeout=20)
         assert child.returncode == 70
         assert not raw.keys(f"evsched:{{{queue}}}:processing:*")
         assert not raw.exists(f"evsched:{{{queue}}}:leases")
+
+
+@contextmanager
+def holding(cli: Cli, queue: str, raw: Any) -> Generator[tuple[subprocess.Popen[str], Log]]:
+    """Run a worker with a job that has attempts left, and one that has not."""
+    cli.environment |= {"EVSCHED_KILL_GRACE": "0.2", "EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        started(cli, "worker", "tasks:app", "--log-jobs") as (child, log),
+    ):
+        schedule(raw, queue, "hold", "again")
+        schedule(raw, queue, "once", "only")
+        log.until("Started", count=2)
+        yield child, log
+
+
+def ends(child: subprocess.Popen[str], log: Log) -> dict[str, dict[str, Any]]:
+    """Read the log of a worker to its end, which exits with code 70; return the line that says what became of each."""
+    assert child.stderr is not None
+    log.lines += [json.loads(line) for line in child.stderr]
+    assert child.wait(PATIENCE) == 70
+    found = {line["id"]: line for line in log.lines if line.get("event") in ("JobBuried", "Retrying")}
+    requeued = [line for line in log.lines if line.get("event") == "JobsRequeued"]
+    return found | {job: line for line in requeued for job in line["ids"]}
+
+
+@pytest.mark.parametrize("task", ["block", "sleep"])
+def test_a_worker_that_ends_since_a_job_hangs_logs_what_became_of_each_job(
+    cli: Cli, queue: str, raw: Any, task: str
+) -> None:
+    (cli.folder / "pipe").unlink()  # so that `block` writes to a file
+    with holding(cli, queue, raw) as (child, log):
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}","id":"bad","timeout":0.2}}': 1})
+        stuck = log.until("WorkerStuck")
+        assert (stuck["id"], stuck["handed_back"]) == ("bad", 1)
+        lines = ends(child, log)
+    assert {job: line["event"] for job, line in lines.items()} == {
+        "bad": "Retrying",
+        "only": "JobBuried",
+        "again": "JobsRequeued",
+    }
+    assert "outlived its timeout" in lines["only"]["reason"]
+    assert f"did not yield ({cli.folder / 'tasks.py'}:" in lines["bad"]["reason"]
+    assert f"in {task}\n    time.sleep(3600)\n" in lines["bad"]["traceback"]
+    assert raw.zrange(f"evsched:{{{queue}}}:dead", 0, -1) == [b"only"]
+
+
+def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:
+    cli.environment |= {"EVSCHED_KILL_GRACE": "0.2", "EVSCHED_LEASE": "2", "EVSCHED_HEARTBEAT": "0.5"}
+    with cli.running("dispatcher", until="NotificationsProven"), started(cli, "worker", "tasks:app") as (child, log):
+        log.until("WorkerStarted")
+        assert child.stderr is not None
+        # Opened anew, so that the worker's own end stays one that waits for a reader.
+        end = os.open(f"/proc/{child.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while os.write(end, b"\n"):
+                pass
+        os.close(end)
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"sleep","id":"bad","timeout":0.2}': 1})
+        assert child.wait(PATIENCE) == 70
+    assert b"did not yield" in raw.hget(f"evsched:{{{queue}}}:job:bad", "reason")
+
+
+@pytest.mark.parametrize(("task", "blocker"), [("block", "bad"), ("start", "")])
+def test_a_worker_that_is_stopped_while_a_job_blocks_it_logs_what_became_of_each_job(
+    cli: Cli, queue: str, raw: Any, task: str, blocker: str
+) -> None:
+    with holding(cli, queue, raw) as (child, log):
+        schedule(raw, queue, task, "bad")
+        wait_for(cli, "began")
+        child.send_signal(signal.SIGTERM)
+        blocked = log.until("WorkerBlocked")
+        assert (blocked["id"], blocked["handed_back"]) == (blocker, 2)
+        assert "in block\n    time.sleep(3600)\n" in blocked["traceback"]
+        lines = ends(child, log)
+    assert {job: line["event"] for job, line in lines.items()} == {
+        "bad": "JobsRequeued",
+        "only": "JobBuried",
+        "again": "JobsRequeued",
+    }
 
 
 def test_a_worker_whose_lifespan_does_not_end_is_ended_by_force(cli: Cli) -> None:

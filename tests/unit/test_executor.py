@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import time
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from evsched.execution.executor import Executor
+from evsched.execution.failure import Stack, stack_of
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
 from evsched.execution.verdict import RESULT_MOST
@@ -162,6 +164,28 @@ async def test_the_reason_names_the_handlers_own_frame_and_comes_with_the_traceb
         last = await run(handler, attempt=9)
         assert isinstance(last, Buried)
         assert last.traceback == outcome.traceback
+
+
+@pytest.mark.parametrize("on", ["loop", "thread"])
+async def test_the_stack_of_a_handler_begins_with_the_users_code_and_ends_where_it_is(on: str) -> None:
+    found = list[Stack]()
+
+    def deeper() -> None:
+        found.append(stack_of(sys._getframe()))  # pyright: ignore[reportPrivateUsage]
+
+    async def on_loop() -> None:
+        deeper()
+
+    def in_thread() -> None:
+        deeper()
+
+    await run(on_loop if on == "loop" else in_thread)
+    (stack,) = found
+    first, *lines = stack.traceback.splitlines()
+    assert first == "Stack (most recent call last):"
+    names = [line.rpartition(" in ")[2] for line in lines if line.startswith("  File ")]
+    assert names == ["on_loop" if on == "loop" else "in_thread", "deeper"]
+    assert stack.place.endswith(" in deeper)")
 
 
 async def test_the_reason_of_a_timeout_says_where_the_handler_waited() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from evsched.execution.failure import Stack
+from evsched.execution.hang import Hang
 from evsched.execution.prepare import Prepared
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Buried, Done, FetchedJob, Payload, Retried
@@ -104,9 +106,26 @@ def test_a_run_on_its_only_attempt_and_a_stuck_run_are_not_repeated() -> None:
     only, stuck, other, waiting = add(held, "only", "stuck", "other", "waiting")
     for run, attempts in ((only, 1), (stuck, 2), (other, 2)):
         begin(run, attempts)
-    assert held.give_up("it was stopped", stuck) == [only, stuck]
+    assert held.give_up("it was stopped", Hang(stuck, Stack(" (tasks.py:7 in pay)", "Stack"), timed_out=True)) == [
+        only,
+        stuck,
+    ]
     assert only.outcome == Buried("attempt 1 of 1: it was stopped", False)
-    assert stuck.outcome == Retried(0, "attempt 1 of 2: timeout: it ran longer than its limit and did not yield")
+    why = "attempt 1 of 2: timeout: it ran longer than its limit and did not yield (tasks.py:7 in pay)"
+    assert stuck.outcome == Retried(0, why, traceback="Stack")
     assert (other.outcome, waiting.outcome, waiting.stop_reason) == (None, None, None)
     only.took = 0.5
     assert held.give_up("it was stopped") == []
+
+
+def test_a_run_that_blocks_the_loop_on_its_only_attempt_says_where_and_one_that_has_more_is_handed_back() -> None:
+    held = HeldRuns()
+    only, more = add(held, "only", "more")
+    begin(only, 1)
+    begin(more, 2)
+    stack = Stack(" (tasks.py:7 in pay)", "Stack")
+    assert held.give_up("it was stopped", Hang(more, stack, timed_out=False)) == [only]
+    assert only.outcome == Buried("attempt 1 of 1: it was stopped", False)
+    only.outcome = None
+    assert held.give_up("it was stopped", Hang(only, stack, timed_out=False)) == [only]
+    assert only.outcome == Buried("attempt 1 of 1: it was stopped (tasks.py:7 in pay)", False, traceback="Stack")

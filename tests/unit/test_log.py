@@ -63,6 +63,8 @@ EVENTS = [
     events.WorkerDraining(worker="w", running=3, shutdown_grace=10.0),
     events.WorkerStopped(worker="w", handed_back=2),
     events.WorkerStuck(worker="w", queue="q", id="a", task="t", attempt=1),
+    events.WorkerBlocked(worker="w", queue="q", id="a", task="t", attempt=1, running=["a"]),
+    events.WorkerBlocked(worker="w", running=["a"]),
     events.RedisDown(who="worker", reason="no answer"),
     events.RedisUp(who="worker", seconds=1.25),
     events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"),
