@@ -20,6 +20,14 @@ local function listed_in(list)
   return found
 end
 
+-- An id has been removed from a list.
+-- USES lists_read
+local function unlisted(list, id)
+  if lists_read[list] then
+    lists_read[list][id] = nil
+  end
+end
+
 -- The workers whose lists count: those with a lease, and strays, which have a list and no lease.
 local function list_owners(strays)
   local owners = redis.call('ZRANGE', leases, 0, -1)
@@ -77,13 +85,25 @@ local function is_held(id, worker, from)
   return named or (from:find('^processing:') and listed_in(root .. from)[id])
 end
 
+-- Where an id that is not valid is, or 'no place'; nil when nothing is left of it, or when its job has ended and the
+-- record expires by itself. `lies` is the place where it waits or is held.
+local function misnamed_place(lies, buried, finished, ttl)
+  if lies or (buried and ttl ~= -2) then
+    return lies or 'dead'
+  end
+  return (ttl == -1 or (ttl >= 0 and not finished)) and 'no place' or nil
+end
+
 -- What is wrong with an id: a list of { code, where }. `from` is the place where the caller met it, if the record need
 -- not name that place: `processing:<worker>` or `backlog:<group>`; else ''.
 --
 -- Legitimate, so not reported: an id on the schedule while it is anywhere else (it was scheduled again); an id in two
 -- workers' lists, or in one and waiting, until the second `start`; an id in dead and on the schedule, until dispatch.
+--
+-- No job can run under an id that is not valid, so nothing else is reported about it. A member of the schedule that is
+-- an inline job is not the job whose record has that id.
 -- USES record, throttled_in, worker_of, moment_of, recurrence_of, waiting_places, is_held, group_of, held_by_any,
---      seconds, waits_in_vain, fields_of
+--      seconds, waits_in_vain, fields_of, is_id, is_inline, misnamed_place
 local function violations_of(id, from, strays, now)
   local key, found = record(id), {}
   local function report(code, where)
@@ -98,10 +118,18 @@ local function violations_of(id, from, strays, now)
   local worker, finished, outcome, due = worker_of(run[1]), run[2], run[3], moment_of(run[4])
   local name, ended_well = recurrence_of(id, run[6]), outcome == 'done' or outcome == 'cancelled'
   local ttl = redis.call('PTTL', key) -- -2: there is no record
-  local scheduled, buried = redis.call('ZSCORE', schedule, id), redis.call('ZSCORE', dead, id)
+  local scheduled = not is_inline(id) and redis.call('ZSCORE', schedule, id)
+  local buried = redis.call('ZSCORE', dead, id)
   local waits, unnamed = waiting_places(id, from, parked)
   local held = is_held(id, not finished and worker, from)
   local lies = waits[1] or (held and 'processing') or (scheduled and 'schedule')
+  if not is_id(id) then
+    local taken = held or held_by_any(id, strays)
+    local place = taken and 'processing' or misnamed_place(lies, buried, finished, ttl)
+    if place then
+      return { { 'bad-id', place } }
+    end
+  end
   local places = #waits > 1 and table.concat(waits, ' and ') or (finished and waits[1] and 'finished and ' .. waits[1])
   if places then
     report('two-places', places)

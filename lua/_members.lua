@@ -18,15 +18,32 @@ local function digest(member)
   return redis.sha1hex(#member .. member:sub(1, 4096) .. member:sub(-4096))
 end
 
+-- Is this member of the schedule an inline job, or meant to be one?
+local function is_inline(member)
+  return member:byte() == 123 -- {
+end
+
+-- The id under which a member is kept that is not valid as an id.
+-- USES digest
+local function misnamed_id(member)
+  return 'bad-' .. digest(member)
+end
+
+-- Keep the member, or its beginning when it is long, in the record under which it is kept.
+-- USES record
+local function note_member(id, member)
+  redis.call('HSET', record(id), 'member', #member <= 1024 and member or member:sub(1, 1024))
+end
+
 -- Keep a member that is not valid as an id, with its record if it has one and is not very long: the name of its record
 -- would be copied several times. Returns the id under which it is kept.
--- USES digest, record, MEMBER_MOST
+-- USES misnamed_id, record, MEMBER_MOST, note_member
 local function keep_misnamed(member)
-  local id = 'bad-' .. digest(member)
+  local id = misnamed_id(member)
   if #member <= MEMBER_MOST and redis.call('TYPE', record(member)).ok == 'hash' then
     redis.call('RENAME', record(member), record(id))
   end
-  redis.call('HSET', record(id), 'member', #member <= 1024 and member or member:sub(1, 1024))
+  note_member(id, member)
   return id
 end
 
@@ -92,9 +109,9 @@ end
 
 -- The id of the job that a member of the schedule stands for. When it cannot run: the id under which it is kept, and
 -- why.
--- USES adopt, is_id, keep_misnamed, ID_RULE
+-- USES is_inline, adopt, is_id, keep_misnamed, ID_RULE
 local function identify(member, cap)
-  if member:byte() == 123 then -- {
+  if is_inline(member) then
     return adopt(member, cap)
   elseif not is_id(member) then
     return keep_misnamed(member), 'the id is ' .. ID_RULE

@@ -15,7 +15,8 @@
 -- TWICE  the second call finds nothing due
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
---        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open, fields_of, payload_size
+--        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open, fields_of, payload_size,
+--        is_inline
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a record here. A job that cannot run
 -- goes to dead with a reason, and does not stop the others.
@@ -87,7 +88,7 @@ if #due == 2 * limit and total > limit then
   local last_group = field_of(due[#due - 1], 'group') or ''
   for i = 1, #newest, 2 do
     local id = newest[i]
-    if id:byte() ~= 123 and (field_of(id, 'group') or '') ~= last_group then
+    if not is_inline(id) and (field_of(id, 'group') or '') ~= last_group then
       due[#due + 1] = id
       due[#due + 1] = newest[i + 1]
     end

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- mend: nowhere -> schedule, for jobs that were lost; and repairs violations where no decision is needed.
+-- mend: nowhere -> schedule, for jobs that were lost; any place -> dead, for ids that are not valid and jobs without a
+-- payload; and repairs other violations where no decision is needed.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -11,10 +12,12 @@
 -- REPLY  for each thing that was mended: id, code
 -- FAILS  none
 -- TWICE  the second call finds nothing wrong
--- USES   clock, expect, expect_gate, record, release_waiting, is_id, bury, remove_waiting, group_backlog, tidy,
---        miscounts, in_flight, throttled, group_violation, violations_of, rows, admit
+-- USES   clock, expect, expect_gate, record, release_waiting, bury, remove_waiting, group_backlog, tidy, miscounts,
+--        in_flight, throttled, group_violation, violations_of, rows, admit, misnamed_id, note_member, ID_RULE,
+--        is_inline, group_of, unlisted
 --
--- Each row is checked again here. Rows that are in order by now, or that need a person's decision, are left alone.
+-- Each row is checked again here, before and after its repair: what is still wrong afterwards was not mended. Rows
+-- that are in order by now, or that need a person's decision, are left alone.
 
 local now, most, strays = unpack(ARGV, 1, 3)
 now = clock(now)
@@ -22,17 +25,57 @@ now = clock(now)
 expect('ZCARD', dead)
 expect_gate()
 
+-- Remove an id from every place where it waits. `from`: where audit met it.
+local function leave_places(id, from)
+  while remove_waiting(id) do
+  end
+  unlisted(ready, id)
+  local group = from:match('^backlog:(.*)$')
+  if group then
+    redis.call('ZREM', group_backlog(group), id)
+    tidy(group)
+  end
+  if not is_inline(id) then
+    redis.call('ZREM', schedule, id)
+  end
+end
+
+-- Each repairs one violation of an id, or returns false. `detail` is what audit reported with the code.
 local mends = {
   -- At its old due, so at once; its attempts are kept.
   orphan = function(id, due)
     redis.call('ZADD', schedule, 'NX', due, id)
     redis.call('HDEL', record(id), 'parked')
   end,
+  -- To dead, as dispatch would do, under an id that is valid. A job that has that id already is kept.
+  ['bad-id'] = function(id, place, from)
+    local kept, has_record = misnamed_id(id), redis.call('EXISTS', record(id)) == 1
+    local is_used = redis.call('EXISTS', record(kept)) == 1
+    if place == 'processing' or (has_record and is_used) then
+      return false
+    end
+    leave_places(id, from)
+    redis.call('ZREM', dead, id)
+    if has_record then
+      redis.call('RENAME', record(id), record(kept))
+    end
+    if not is_used then
+      note_member(kept, id)
+      bury(kept, 'dead', 'the id is ' .. ID_RULE, now)
+    end
+  end,
   parked = function(id)
     redis.call('HDEL', record(id), 'parked')
   end,
+  -- A group whose name no record may hold: the job goes back to the backlog, before the group's limits are asked again.
   unparked = function(id, group)
-    redis.call('HSET', record(id), 'parked', group)
+    if group ~= '' and group_of(group) then
+      redis.call('HSET', record(id), 'parked', group)
+    else
+      redis.call('ZADD', backlog, 'NX', redis.call('ZSCORE', group_backlog(group), id), id)
+      redis.call('ZREM', group_backlog(group), id)
+      tidy(group)
+    end
   end,
   ['dead-without-record'] = function(id)
     redis.call('ZREM', dead, id)
@@ -47,18 +90,12 @@ local mends = {
     release_waiting(name)
   end,
   -- To dead, as dispatch or start would do; `start` handles those that a worker holds.
-  ['no-record'] = function(id, place)
-    if place == 'processing' or not is_id(id) then
+  ['no-record'] = function(id, place, from)
+    if place == 'processing' then
       return false
     end
     bury(id, 'dead', 'it had no payload: HSET one into its record and revive it, or drop it', now)
-    remove_waiting(id)
-    local group = place:match('^backlog:(.*)$')
-    if group then
-      redis.call('ZREM', group_backlog(group), id)
-      tidy(group)
-    end
-    redis.call('ZREM', schedule, id)
+    leave_places(id, from)
   end,
 }
 
@@ -84,6 +121,18 @@ local function count_again()
   return was_counted
 end
 
+-- The detail that audit reports with a violation; nil when the id does not have that violation.
+local function detail_of(id, code, from)
+  for _, wrong in ipairs(violations_of(id, from, strays, now)) do
+    if wrong[1] == code then
+      return wrong[2]
+    end
+  end
+end
+
+-- The ids that a row before has repaired: that may have ended their other violations too.
+local was_mended = {}
+
 local function mend(id, code, from)
   if code == 'in_flight' then
     return count_again()
@@ -97,12 +146,16 @@ local function mend(id, code, from)
     end
     return true
   end
-  for _, wrong in ipairs(violations_of(id, from, strays, now)) do
-    if wrong[1] == code and mends[code] then
-      return mends[code](id, wrong[2]) ~= false
-    end
+  local detail = mends[code] and detail_of(id, code, from)
+  if not detail then
+    return mends[code] and was_mended[id] or false
   end
-  return false
+  if mends[code](id, detail, from) == false then
+    return false
+  end
+  -- Only what has ended the violation is a repair.
+  was_mended[id] = not detail_of(id, code, from)
+  return was_mended[id]
 end
 
 local mended = {}

@@ -83,6 +83,8 @@ class _Queue:
         self.groups = set[bytes]()
         """The groups that have a backlog of their own."""
         self.suspects: dict[tuple[bytes, str], Violation] = {}
+        self.met: dict[bytes, bytes] = {}
+        """By id: the list or group's backlog where a suspect was found. Its record need not name that place."""
         self.refused = ""
         self.types = list[Violation]()
         """The keys that are of a wrong type."""
@@ -95,6 +97,8 @@ class _Queue:
         for violation in violations:
             if len(self.suspects) < _MOST:
                 self.suspects[violation.id, violation.code] = violation
+                if violation.met:
+                    self.met[violation.id] = violation.met
 
 
 class Audit:
@@ -212,8 +216,9 @@ class Audit:
         cursor = 0
         while True:
             cursor, ids = await self._ask(queue, queue.store.members(place, cursor, SLICE), (0, []))
-            # An inline job has no record until it is due.
-            await self._check(queue, [id_ for id_ in ids if not id_.startswith(b"{")], met)
+            if place == b"schedule":  # an inline job has no record until it is due
+                ids = [id_ for id_ in ids if not id_.startswith(b"{")]
+            await self._check(queue, ids, met)
             on_progress()
             if cursor == 0:
                 break
@@ -253,7 +258,7 @@ class Audit:
         by_place = defaultdict[bytes, list[bytes]](list)
         for violation in first.values():
             if violation.code not in ("stray", "in_flight", "stranded", "throttled", "uncounted"):
-                by_place[violation.met].append(violation.id)
+                by_place[queue.met.get(violation.id, b"")].append(violation.id)
         for met, ids in by_place.items():
             for part in _parts(dict.fromkeys(ids)):
                 again = await self._ask(queue, queue.store.audit(part, met=met, strays=queue.strays))

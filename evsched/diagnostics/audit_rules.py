@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from msgspec import Struct
@@ -21,6 +22,8 @@ class _Rule(Struct, frozen=True):
 
 _REPAIR: Final = "evsched doctor --queue {q} --repair"
 
+_ID_RULE: Final = "1 to 200 of A-Z a-z 0-9 . _ : @ -"
+
 _RULES: Final[dict[str, _Rule]] = {
     "orphan": _Rule(
         "fault",
@@ -35,13 +38,19 @@ _RULES: Final[dict[str, _Rule]] = {
         "if it was cancelled: DEL {record}; if not, schedule it: ZADD {root}schedule 0 {id}; the finding "
         "evicted-keys tells whether Redis evicted keys",
     ),
+    "bad-id": _Rule(
+        "fault",
+        f"an id that is not valid ({_ID_RULE}) is in {{where}}: no job can run under it",
+        f"{_REPAIR} puts it into the dead-letter set as bad-<SHA-1>; if such a job exists already: RENAME {{record}} "
+        "{root}job:ID and ZADD {root}schedule 0 ID, with a valid ID, or DEL {record}; then repair again",
+    ),
     "no-record": _Rule(
         "fault",
         "an id in {where} has no record, or one without a payload: it will go to the dead-letter set",
         f"HSET {{record}} payload '{{{{...}}}}' before it is due; or {_REPAIR} puts it into the dead-letter set now",
     ),
     "record-type": _Rule(
-        "fault", "the key of a record is not a hash", "DEL {record}, and schedule the job again if you still want it"
+        "fault", "the key of a record is not a hash", "DEL {record}; then schedule the job again if you still want it"
     ),
     "two-places": _Rule(
         "fault",
@@ -82,41 +91,79 @@ _RULES: Final[dict[str, _Rule]] = {
     ),
     "stranded": _Rule("fault", "the jobs that a limit of group {id} holds back will never continue", _REPAIR),
     "throttled": _Rule("warning", "group {id} counts as held back, but none of its jobs is", _REPAIR),
-    "place-type": _Rule(
-        "fault", "a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {root}{id}"
-    ),
-    "key-type": _Rule("fault", "a key is {where}: the feature that uses it does not work", "RENAME or DEL {root}{id}"),
+    "place-type": _Rule("fault", "a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {key}"),
+    "key-type": _Rule("fault", "a key is {where}: the feature that uses it does not work", "RENAME or DEL {key}"),
     "refused": _Rule("fault", "Redis refused to check this queue: {where}", "check the types of the keys {root}*"),
     "more": _Rule("info", "there are more than {where} findings", "repair these, then run the doctor again"),
 }
 
+CODES: Final = frozenset(_RULES)
+"""The codes of all violations."""
+
+_HELD: Final = {
+    "bad-id": "wait until its worker has ended it; if it stays: LREM {root}processing:WORKER 0 {id}, then " + _REPAIR,
+    "no-record": "HSET {record} payload '{{...}}'; otherwise its worker puts it into the dead-letter set",
+}
+"""What to do if a worker holds the job: `--repair` leaves it alone."""
+
 _KEY_MOST: Final = 240
-"""Characters of a key that are shown: the name of its queue may have any length."""
+"""Characters of a key or an id that say where a finding is: they may have any length."""
 
 _NOT_ABOUT_JOBS: Final = ("stranded", "throttled", "stray", "place-type", "key-type")
 """The violations whose id is that of a group, a worker or a key."""
 
+_ABOUT_THE_QUEUE: Final = ("in_flight", "uncounted", "refused", "more")
+"""The violations that, without an id, concern the whole queue."""
+
+_PLAIN: Final = re.compile(rb"[!#-&(-\[\]-~]+")
+"""Words that redis-cli reads without quotes: printable ASCII without space, quotes and backslash."""
+
 
 def describe(queue: str, violation: Violation, *, repaired: bool = False) -> Finding:
     """Return the finding about a violation."""
-    code, job_id, root = violation.code, text(violation.id), keys.root(queue)
+    code, root = violation.code, keys.root(queue)
     rule = _RULES[code]
-    names = {"q": queue, "id": job_id, "where": violation.where, "root": root, "record": f"{root}job:{job_id}"}
-    # A client may still write the record of a scheduled job, until the job is due.
-    level = "warning" if code == "no-record" and violation.where == "schedule" else rule.level
-    if not job_id:
+    shown = text(violation.id) if code in _NOT_ABOUT_JOBS else _typed(violation.id)
+    names = {
+        "q": queue,
+        "id": shown,
+        "where": violation.where,
+        "root": root,
+        "record": _typed(keys.job(queue, "").encode() + violation.id),
+        "key": _typed(root.encode() + violation.id),
+    }
+    mend = _HELD.get(code, rule.mend) if violation.where == "processing" else rule.mend
+    # A client may still write the record of a scheduled job, until the job is due. A dead job is not lost.
+    mild = (code, violation.where) in (("no-record", "schedule"), ("bad-id", "schedule"), ("bad-id", "dead"))
+    level = "warning" if mild else rule.level
+    shown = _shortened(shown, len(violation.id))
+    if not violation.id and code in _ABOUT_THE_QUEUE:
         where = f"queue {queue}"
     else:
-        where = f"queue {queue}, {job_id}" if code in _NOT_ABOUT_JOBS else f"queue {queue}, job {job_id}"
-    return Finding(code, level, rule.what.format_map(names), where, rule.mend.format_map(names), repaired)
+        where = f"queue {queue}, {shown}" if code in _NOT_ABOUT_JOBS else f"queue {queue}, job {shown}"
+    return Finding(code, level, rule.what.format_map(names), where, mend.format_map(names), repaired)
+
+
+def _typed(word: bytes) -> str:
+    """Return a key or an id as it is typed in redis-cli: in quotes and with escapes, unless it needs none."""
+    if _PLAIN.fullmatch(word):
+        return word.decode()
+    escaped = (chr(byte) if _PLAIN.fullmatch(bytes([byte])) or byte == ord(" ") else f"\\x{byte:02x}" for byte in word)
+    return '"' + "".join(escaped) + '"'
+
+
+def _shortened(shown: str, size: int) -> str:
+    """Return a key or an id of `size` bytes, or its beginning if it is long."""
+    return shown if len(shown) <= _KEY_MOST else f"{shown[:_KEY_MOST]}... ({size} bytes)"
 
 
 def misnamed(key: bytes) -> Finding:
     """Return the finding about a key of a queue whose name is not allowed."""
-    shown = text(key)
-    if len(shown) > _KEY_MOST:
-        shown = f"{shown[:_KEY_MOST]}... ({len(key)} bytes)"
     what = "jobs of a queue whose name is not allowed: no dispatcher serves it, so they will never run"
     return Finding(
-        "queue-name", "fault", what, shown, f"{keys.QUEUE_RULE}: schedule the jobs under such a name, and DEL this key"
+        "queue-name",
+        "fault",
+        what,
+        _shortened(text(key), len(key)),
+        f"{keys.QUEUE_RULE}: schedule the jobs under such a name, and DEL this key",
     )
