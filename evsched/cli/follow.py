@@ -27,7 +27,9 @@ from evsched.jobs.job import JobStatus
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.telemetry.log import escape
+from evsched.top.collector import Top
 from evsched.transport.connection import Subscription
+from evsched.worker.demand import FetchPause
 
 _SLICES = 20
 """How many thousand ids are searched for one that resembles a missing one."""
@@ -97,7 +99,10 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
         if facts.holder is not None:
             with contextlib.suppress(StoreRefused):  # this user may not ask
                 dispatchers = redis.send(server.dispatchers())
-    answer = explain_job(job, queue, facts, similar, window, types, dispatchers)
+    pauses = list[FetchPause | None]()
+    if facts.status is not None and facts.status.place == "ready" and facts.counts.get("workers"):
+        pauses = asyncio.run(_pauses(settings(url).url, queue))
+    answer = explain_job(job, queue, facts, similar, window, types, dispatchers, pauses)
     if json:
         output.as_json(answer)
     if facts.status is None:
@@ -105,6 +110,17 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     if not json:
         table.sentence(f"{job}: {answer.sentence}")
         table.fields(answer.facts.items())
+
+
+async def _pauses(url: str, queue: str) -> list[FetchPause | None]:
+    """Ask the workers of a queue why they fetch nothing from it; nothing if this user may not ask."""
+    top = Top(url, [queue])
+    try:
+        return [status.not_fetching for status in (await top.look()).statuses]
+    except StoreRefused:
+        return []
+    finally:
+        await top.close()
 
 
 def _similar(redis: SyncClient, store: Store, job: str) -> list[str]:

@@ -7,6 +7,7 @@ There is one function for each place that a job can be in. They return the sente
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
@@ -17,12 +18,20 @@ from evsched import keys
 from evsched.diagnostics.audit import PLACES
 from evsched.durations import format_duration
 from evsched.errors import ConfigError
-from evsched.jobs.job import JobStatus
+from evsched.jobs.job import JobStatus, Requeued
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.clients import Facts
+from evsched.worker.demand import FetchPause
 
 _RECOVERED: Final = 30.0
 """Seconds after the end of a lease within which a dispatcher that serves the queue has requeued the jobs."""
+
+_PAUSES: Final[dict[FetchPause, tuple[str, str]]] = {
+    "no process": ("no process of the pool is free", "a process of a worker's pool is free"),
+    "lone run": ("a suspect runs alone", "the suspect that runs alone has ended"),
+    "stopping": ("it stops", "another worker serves this queue"),
+}
+"""Why a worker fetches nothing, and when a job starts if it is the same for all workers."""
 
 
 class Explanation(Struct, frozen=True):
@@ -57,12 +66,14 @@ def explain(
     window: str | None = None,
     types: Mapping[str, str] | None = None,
     dispatchers: int | None = None,
+    pauses: Sequence[FetchPause | None] = (),
 ) -> Explanation:
     """Explain why a job has not run yet.
 
     `similar`: ids of jobs that resemble this one, if no job has it. `window`: the present definition of the window that
     the job names. `types`: the types of the keys on which the whole queue depends, if they were read. `dispatchers`:
-    how many are connected, for any queue; None = not known.
+    how many are connected, for any queue; None = not known. `pauses`: for each worker that reports its status, why it
+    fetches nothing from the queue; None = it fetches when it has a free slot.
     """
     status = facts.status
     if status is None:
@@ -75,7 +86,7 @@ def explain(
     sentence = {
         "schedule": _in_schedule,
         "backlog": _in_backlog,
-        "ready": _in_ready,
+        "ready": partial(_in_ready, pauses),
         "processing": partial(_in_processing, dispatchers),
         "finished": _finished,
         "dead": _dead,
@@ -188,10 +199,22 @@ def _limited(closed: str, limits: dict[str, float], in_flight: float, opens: flo
     return f"{closed} by the concurrency limit: {in_flight:g} of {most:g}"
 
 
-def _in_ready(status: JobStatus, facts: Facts) -> str:
+def _in_ready(pauses: Sequence[FetchPause | None], status: JobStatus, facts: Facts) -> str:
     if no_worker := _no_worker(status, facts):
         return f"ready, but {no_worker}"
-    return f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when a worker has a free slot"
+    ready = f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when"
+    workers = max(len(pauses), int(facts.counts.get("workers", 0)))
+    paused = Counter[FetchPause](pause for pause in pauses if pause is not None)
+    for pause, count in paused.items():
+        if count == workers:
+            return f"{ready} {_PAUSES[pause][1]}; until then no worker fetches jobs of this queue"
+    sentence = f"{ready} a worker has a free slot"
+    if status.reason == Requeued().reason:
+        sentence += " and a free process in its pool"
+    for pause, count in paused.items():
+        fetch = "fetches" if count == 1 else "fetch"
+        sentence += f"; {count} of {workers} workers {fetch} none now, because {_PAUSES[pause][0]}"
+    return sentence
 
 
 def _requeue_after(left: float | None, dispatchers: int | None) -> str:

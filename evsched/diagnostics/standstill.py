@@ -237,7 +237,10 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         yield _Suspicion(Finding("no-worker", "fault", what, where, f"start one: {serve}"))
     elif places["processing"] and places["ready"] and late > _BUSY:
         what = f"{wait}; {_count(workers, 'worker')} running {_count(places['processing'], 'job')} and fetching no more"
-        mend = f"see their slots in evsched top; start more workers: {serve}, or raise --concurrency"
+        mend = (
+            f"see their slots in evsched top; evsched explain of a ready job says if they wait for processes; start "
+            f"more workers: {serve}, or raise --concurrency, or --process-pool for tasks on processes"
+        )
         yield _Suspicion(Finding("not-fetched", "warning", what, where, mend), look.ready)
     elif not places["processing"] and places["ready"] and late > _LATE:
         what = f"{wait}; {_count(workers, 'worker')} with a lease, but running no job of this queue and fetching none"

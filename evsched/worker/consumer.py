@@ -25,7 +25,7 @@ from evsched.store.store import Store
 from evsched.store.workers import Fetched
 from evsched.transport.senders import SyncSender
 from evsched.worker import hand_back
-from evsched.worker.demand import WIDEST, Demand
+from evsched.worker.demand import WIDEST, Demand, FetchPause
 from evsched.worker.exchange import Exchange, Exchanged
 from evsched.worker.fetcher import Fetcher
 from evsched.worker.held_runs import HeldRuns
@@ -79,6 +79,11 @@ class QueueConsumer:
     def running(self) -> int:
         """How many slots its runs occupy."""
         return self.held.running
+
+    @property
+    def not_fetching(self) -> FetchPause | None:
+        """Why it fetches nothing now, however many slots are free; None = it fetches when it has a slot."""
+        return self._demand.not_fetching
 
     @property
     def fetches(self) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from evsched.execution.executor import Executor
 from evsched.worker.slots import Share
 
 WIDEST: Final = 999
 """Jobs that one start may hand out."""
+
+FetchPause = Literal["no process", "lone run", "stopping"]
+"""Why a consumer fetches nothing, however many slots are free: all processes of the pool are busy, a suspect runs alone
+in this worker, or the worker stops."""
 
 
 class Demand:
@@ -28,9 +32,18 @@ class Demand:
 
     def reserve(self, limit: int) -> int:
         """Take the free slots that are this queue's, `limit` at the most; return how many."""
-        wants = self.more and not self.closed and not self._waits and not self._executor.lock.closed
+        wants = self.more and self.not_fetching is None
         self.share.want(wants)
         return self.share.reserve(min(self._width, limit)) if wants else 0
+
+    @property
+    def not_fetching(self) -> FetchPause | None:
+        """Why nothing is fetched now, however many slots are free; None = jobs are fetched when there is a slot."""
+        if self.closed:
+            return "stopping"
+        if self._waits:
+            return "no process"
+        return "lone run" if self._executor.lock.closed else None
 
     def asks_again(self) -> bool:
         """Return whether to ask at once for more jobs.

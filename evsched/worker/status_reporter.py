@@ -23,6 +23,7 @@ from evsched.events import Event
 from evsched.execution.run import Run
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
+from evsched.worker.demand import FetchPause
 
 _RECENT: Final = 1000
 """Starts whose lateness is kept for each queue. If there are more between two requests, the newest are reported."""
@@ -65,6 +66,8 @@ class WorkerStatus(Struct, frozen=True):
     running: Count
     runs: list[Running]
     """The longest of `running`."""
+    not_fetching: FetchPause | None = None
+    """Why it fetches nothing from this queue now, however many slots are free; None = it fetches when it has a slot."""
 
 
 class _Tally:
@@ -78,7 +81,10 @@ class _Tally:
 
 
 class StatusReporter:
-    """Reports for one worker, to whose events it subscribes. `held(queue)`: the runs whose end is not written yet."""
+    """Reports for one worker, to whose events it subscribes.
+
+    `held(queue)`: the runs whose end is not written yet. `not_fetching(queue)`: why nothing is fetched from a queue.
+    """
 
     def __init__(
         self,
@@ -87,11 +93,13 @@ class StatusReporter:
         queues: list[str],
         sender: BatchingSender,
         held: Callable[[str], Collection[Run]],
+        not_fetching: Callable[[str], FetchPause | None],
     ) -> None:
         self._worker = worker
         self._slots = slots
         self._sender = sender
         self._held = held
+        self._not_fetching = not_fetching
         self._stores = {queue: Store(queue) for queue in queues}
         self._tallies = {queue: _Tally() for queue in queues}
         self._requests = set[tuple[str, str]]()
@@ -147,6 +155,7 @@ class StatusReporter:
                 Running(run.job.id, run.task[:_NAME], run.job.attempt, round(now - run.delivery.sent, 3))
                 for run in longest
             ],
+            not_fetching=self._not_fetching(queue),
         )
 
     def _running(self, queue: str) -> list[Run]:

@@ -68,7 +68,12 @@ class Worker:
         self._startup = Startup(runtime, self.id, program, self._setup, executor.handlers)
         self.consumers: dict[str, QueueConsumer] = {}
         self._status = StatusReporter(
-            self.id, config.concurrency, queues, runtime.sender, lambda queue: self.consumers[queue].held.runs.values()
+            self.id,
+            config.concurrency,
+            queues,
+            runtime.sender,
+            lambda queue: self.consumers[queue].held.runs.values(),
+            lambda queue: self.consumers[queue].not_fetching,
         )
         self._control = Control(runtime, self.id, queues, OnControl(self.consumers, self._status))
         self._drain = Drain(runtime, self.id, self.consumers, executor.handlers.running)

@@ -19,6 +19,7 @@ from evsched.errors import JobDead
 from evsched.jobs.job import encode
 from evsched.store.clients import New
 from evsched.store.store import Store
+from evsched.top.collector import Top
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support import heavy
 from tests.support.patience import PATIENCE
@@ -67,6 +68,24 @@ async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_
     assert not running.recorder.of(events.JobBuried)
     # Jobs that did not begin were not reported as started.
     assert sum(len(event.ids) for event in running.recorder.of(events.Started)) <= 12 + 6
+
+
+async def test_a_worker_whose_pool_is_full_reports_that_it_fetches_nothing(
+    small: Config, queue: str, lock: TextIO
+) -> None:
+    async with system(small, heavy.app) as running:
+        jobs = [await heavy.wait_for.using(queue=queue).enqueue(lock.name) for _ in range(3)]
+        top = Top(small.url, [queue])
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while [status.not_fetching for status in (await top.look()).statuses] != ["no process"]:
+                    assert running.recorder.of(events.JobBuried) == []
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert [await job.result(30) for job in jobs] == [1] * 3
+            (status,) = (await top.look()).statuses
+            assert status.not_fetching is None
+        finally:
+            await top.close()
 
 
 async def test_other_tasks_run_once_a_process_is_free(small: Config, queue: str, lock: TextIO) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from evsched.diagnostics.audit import PLACES
 from evsched.diagnostics.explain import explain
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeued, Retried
 from evsched.store import server
 from evsched.store.clients import New
 from evsched.store.store import Store
+from evsched.worker.demand import FetchPause
 from tests.scripts.conftest import NOW, Send
 
 
@@ -213,6 +214,46 @@ def test_each_state_is_explained(
     assert explanation.sentence == sentence.replace("{q}", store.queue)
     assert facts.status is not None
     assert explanation.facts["place"] == facts.status.place
+
+
+SLOT = "ready, behind 1 more: it starts when a worker has a free slot"
+
+
+@pytest.mark.parametrize(
+    ("workers", "sentence"),
+    [
+        ([], SLOT),
+        ([None], SLOT),
+        (
+            ["no process"],
+            (
+                "ready, behind 1 more: it starts when a process of a worker's pool is free; until then no worker "
+                "fetches jobs of this queue"
+            ),
+        ),
+        (["no process", None], f"{SLOT}; 1 of 2 workers fetches none now, because no process of the pool is free"),
+        (
+            ["no process", "no process", "lone run", "stopping"],
+            (
+                f"{SLOT}; 2 of 4 workers fetch none now, because no process of the pool is free; 1 of 4 workers "
+                "fetches none now, because a suspect runs alone; 1 of 4 workers fetches none now, because it stops"
+            ),
+        ),
+    ],
+)
+def test_the_sentence_says_which_workers_fetch_nothing_and_why(
+    send: Send, store: Store, raw: Any, workers: list[FetchPause | None], sentence: str
+) -> None:
+    in_ready(Scene(send, store, raw))
+    explanation = explain("a", store.queue, send(store.explain("a", now=NOW)), pauses=workers)
+    assert explanation.sentence == sentence
+
+
+def test_a_job_that_was_returned_needs_a_process_too(send: Send, store: Store, raw: Any) -> None:
+    scene = Scene(send, store, raw)
+    scene.send(store.requeue_runs("w", [(scene.run(), Requeued())]))
+    sentence = explain("a", store.queue, send(store.explain("a", now=NOW))).sentence
+    assert sentence == ("ready, behind 0 more: it starts when a worker has a free slot and a free process in its pool")
 
 
 def test_the_sentence_says_whether_a_dispatcher_will_requeue_the_job_of_a_dead_worker(

@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
 
 TASKS = """
 from evsched import App, current_job
@@ -25,6 +27,19 @@ async def add(a: int, b: int = 0) -> int:
 @app.task
 async def fail() -> None:
     raise ValueError("no luck\\x1b[31m")
+"""
+
+POOLED = """
+import time
+from pathlib import Path
+from evsched import App
+
+app = App()
+
+@app.task(on="process")
+def wait() -> None:
+    while not Path("go").exists():
+        time.sleep(0.01)
 """
 
 
@@ -57,6 +72,22 @@ def test_a_job_is_scheduled_moved_run_and_shown_from_the_command_line(cli: Cli, 
     assert (shown["place"], shown["result"], shown["attempt"]) == ("finished", 5, 1)
     assert cli.json("show", "one", *of)["result"] == 1
     assert "finished" in cli.run("show", "one", *of).stdout
+
+
+def test_explain_says_that_a_job_waits_for_a_process(cli: Cli, folder: Path, queue: str) -> None:
+    of = ("--queue", queue)
+    (folder / "pooled.py").write_text(POOLED)
+    with (
+        cli.running("dispatcher", *of, until="keyspace events arrive"),
+        cli.running("worker", "pooled:app", *of, "--process-pool", "1", until="slots"),
+    ):
+        for job in ("a", "b", "c"):
+            cli.run("enqueue", "wait", "--id", job, *of)
+        end = time.monotonic() + PATIENCE
+        while "process of a worker's pool" not in (sentence := cli.run("explain", "c", *of).stdout):
+            assert time.monotonic() < end, sentence
+        assert sentence.startswith("c: ready, behind ")
+        (folder / "go").touch()
 
 
 def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue: str) -> None:

@@ -143,7 +143,7 @@ STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
     ),
     (dead_worker, [("no-worker", "fault", "no worker has a lease", "start one")]),
     (idle_worker, [("not-fetched", "fault", "1 worker with a lease, but running no job", "evsched top")]),
-    (busy_worker, [("not-fetched", "warning", "1 worker running 1 job and fetching no more", "--concurrency")]),
+    (busy_worker, [("not-fetched", "warning", "1 worker running 1 job and fetching no more", "--process-pool")]),
     (busy_for_a_moment, []),
     (unrecovered, [("not-recovered", "fault", "1 job of 1 dead worker not put back; the first lease ended ", "disp")]),
     (paused, [("paused", "info", "the queue has been paused for 5m 0", "evsched resume {q}")]),

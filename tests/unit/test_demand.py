@@ -49,6 +49,20 @@ async def test_after_jobs_came_back_it_asks_for_few_and_then_for_more_each_time(
     assert wanted.reserve(9) == 4
 
 
+async def test_it_says_why_it_fetches_nothing() -> None:
+    executor = Executor(Program(Tasks()), 8, processes=0)
+    wanted = Demand(Slots(8).join(1.0, lambda: None), executor)
+    assert wanted.not_fetching is None
+    wanted.narrow()
+    assert (wanted.not_fetching, wanted.reserve(9)) == ("no process", 0)
+    wanted.freed()
+    assert wanted.not_fetching is None
+    async with executor.lock.alone(1.0):
+        assert wanted.not_fetching == "lone run"
+    wanted.closed = True
+    assert wanted.not_fetching == "stopping"
+
+
 async def test_while_a_run_is_alone_nothing_is_asked_for() -> None:
     executor = Executor(Program(Tasks()), 2)
     wanted = Demand(Slots(2).join(1.0, lambda: None), executor)
