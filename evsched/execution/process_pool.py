@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import reduce
 from io import FileIO, TextIOWrapper
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_process
@@ -24,11 +24,14 @@ from msgspec import Struct
 
 from evsched import forks
 from evsched.errors import EvschedError
-from evsched.execution import parent_death, progress_socket
+from evsched.execution import exit_codes, parent_death, progress_socket
 from evsched.execution.failure import failure_of, message
 from evsched.execution.progress_socket import ProgressSender, SocketAddress
 from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
 from evsched.jobs.job import decode, encode
+
+Args = TypeVarTuple("Args")
+R = TypeVar("R")
 
 
 class HandlerFailed(EvschedError):
@@ -90,9 +93,7 @@ async def ready(module: str, name: str = "") -> None:
     problem = "it does not start"
     for _ in range(2):  # the first may have been a process that died while it was idle
         try:
-            missing = await anyio.to_process.run_sync(
-                _import, os.getpid(), module, name, cancellable=True, limiter=anyio.CapacityLimiter(1)
-            )
+            missing = await _in_process(_import, os.getpid(), module, name)
         except anyio.BrokenWorkerProcess as error:
             problem = str(error) or f"it ends while it imports {module!r}"
         except OSError as error:
@@ -144,6 +145,13 @@ async def _raise_missing(missing: Missing | None) -> None:
     raise HandlerMissing(missing.reason)
 
 
+async def _in_process(function: Callable[[*Args], R], *args: *Args) -> R:
+    """Call a function in a process of the pool, or in a new one. Cancelling ends the process."""
+    exit_codes.leave_to_asyncio()
+    # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
+    return await anyio.to_process.run_sync(function, *args, cancellable=True, limiter=anyio.CapacityLimiter(1))
+
+
 async def call(on_progress: Callable[[Progress], object], function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a module in a process that does nothing else meanwhile. Cancelling ends the process.
 
@@ -156,16 +164,7 @@ async def call(on_progress: Callable[[Progress], object], function: Callable[...
     """
     try:
         with progress_socket.receive(on_progress) as address:
-            # Who calls bounds how many there are; anyio keeps those that are idle for some minutes.
-            value, last = await anyio.to_process.run_sync(
-                _call_and_report,
-                os.getpid(),
-                address,
-                function,
-                args,
-                cancellable=True,
-                limiter=anyio.CapacityLimiter(1),
-            )
+            value, last = await _in_process(_call_and_report, os.getpid(), address, function, args)
     except anyio.BrokenWorkerProcess as error:
         raise ProcessDied(f"its process died ({str(error) or 'it crashed, ended itself or was killed'})") from None
     if last is not None:

@@ -55,6 +55,11 @@ def interrupt(_: object) -> None:
     raise KeyboardInterrupt
 
 
+def die(_: object) -> None:
+    """End the process."""
+    os._exit(3)
+
+
 @app.task(on="process")
 def wait_for(path: str) -> int:
     """Wait until nobody holds the lock of a file."""
