@@ -27,7 +27,7 @@ class WorkerStopped(Event, frozen=True, kw_only=True):
 
 
 class WorkerStuck(Event, frozen=True, kw_only=True):
-    """A job ignored its timeout and the kill grace: the process ends."""
+    """A job ignored its timeout and the kill grace, or kept others from being stopped at theirs: the process ends."""
 
     worker: str
     queue: str

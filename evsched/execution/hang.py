@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,6 +13,8 @@ from evsched.execution.failure import Stack, stack_of
 from evsched.execution.run import Run
 from evsched.execution.running_runs import RunningRuns
 from evsched.execution.verdict import TIMED_OUT, Failed
+
+_BLOCKED: Final = "it blocked the event loop, and other jobs outlived their timeouts"
 
 
 class Hang(Struct, frozen=True):
@@ -21,13 +24,12 @@ class Hang(Struct, frozen=True):
     """None: code that is in no run's own asyncio task blocks the event loop, such as a task that a handler created."""
     stack: Stack
     """Empty when the run waits in the event loop, or runs in a process."""
-    timed_out: bool
-    """The run went on for the kill grace after its timeout."""
+    fault: str = ""
+    """Why the run has failed; empty = it may still be handed back."""
 
     def failed(self, reason: str) -> Failed:
-        """Return how the run failed: by its timeout, or else for `reason`."""
-        why = f"{TIMED_OUT} and did not yield" if self.timed_out else reason
-        return Failed(why + self.stack.place, traceback=self.stack.traceback)
+        """Return how the run failed: by its own fault, or else for `reason`."""
+        return Failed((self.fault or reason) + self.stack.place, traceback=self.stack.traceback)
 
 
 class HangFinder:
@@ -41,15 +43,20 @@ class HangFinder:
     def blocks_loop(self) -> Hang:
         """Return what the event loop executes now. For a loop that does not respond."""
         run = self._current()
-        return Hang(run, _stack(self._thread, run), timed_out=False)
+        return Hang(run, _stack(self._thread, run))
 
     def stuck(self, kill_grace: float) -> Hang | None:
-        """Return a run that went on for `kill_grace` seconds past its timeout, if there is one."""
-        run = self._running.stuck(kill_grace)
+        """Return what is at fault that a run went on for `kill_grace` seconds past its timeout, if one did.
+
+        If the event loop did not even stop that run, the one that blocks the event loop is at fault.
+        """
+        run, current = self._running.stuck(kill_grace), self._current()
         if run is None:
             return None
-        thread = run.thread if self._current() is not run else self._thread
-        return Hang(run, _stack(thread, run), timed_out=True)
+        if run.stop_reason is None and current is not None and current is not run:
+            return Hang(current, _stack(self._thread, current), _BLOCKED)
+        thread = self._thread if current is run else run.thread
+        return Hang(run, _stack(thread, run), f"{TIMED_OUT} and did not yield")
 
     def _current(self) -> Run | None:
         task = asyncio.current_task(self._loop)

@@ -100,12 +100,15 @@ class Drain:
         self._emit_all([blocked, *written])
 
     def end_if_stuck(self, sender: SyncSender) -> None:
-        """Hand back and end the process, if a job outlived its timeout and the kill grace. For any thread."""
+        """Hand back and end the process, if a job outlived its timeout and the kill grace. For any thread.
+
+        That job has failed, or the one that blocks the event loop, so that the timeout could not stop any.
+        """
         hang = self._hangs.stuck(self._runtime.config.kill_grace)
         if hang is None or hang.run is None:
             return
         run, job, queue = hang.run, hang.run.job, hang.run.delivery.queue
-        reason = f"worker {self._worker} ended: job {job.id} outlived its timeout and did not yield"
+        reason = f"worker {self._worker} ended: job {job.id} did not yield"
         back, written = self._hand_back_from_thread(sender, reason, hang)
         stuck = events.WorkerStuck(
             worker=self._worker, queue=queue, id=job.id, task=run.task, attempt=job.attempt, handed_back=back

@@ -120,13 +120,13 @@ class HeldRuns:
     def give_up(self, reason: str, hang: Hang | None = None) -> list[Run]:
         """Return the runs that may not be handed back when the worker ends before them, each with an outcome.
 
-        A run that is in the only attempt of its job has failed for `reason`. The one that hangs has failed if its
-        timeout has passed, whatever attempt it is in.
+        A run that is in the only attempt of its job has failed for `reason`. The one that hangs has failed if it is at
+        fault, whatever attempt it is in.
         """
         ended = list[Run]()
         for run in list(self.runs.values()):
             prepared, own = run.prepared, hang if hang is not None and hang.run is run else None
-            if prepared is not None and (run.in_only_attempt or (own is not None and own.timed_out)):
+            if prepared is not None and (run.in_only_attempt or (own is not None and own.fault)):
                 run.outcome = judge(run.job, prepared, Failed(reason) if own is None else own.failed(reason))
                 ended.append(run)
         return ended

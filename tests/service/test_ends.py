@@ -274,10 +274,24 @@ def test_a_worker_that_ends_since_a_job_hangs_logs_what_became_of_each_job(
         "only": "JobBuried",
         "again": "JobsRequeued",
     }
-    assert "outlived its timeout" in lines["only"]["reason"]
+    assert "job bad did not yield" in lines["only"]["reason"]
     assert f"did not yield ({cli.folder / 'tasks.py'}:" in lines["bad"]["reason"]
     assert f"in {task}\n    time.sleep(3600)\n" in lines["bad"]["traceback"]
     assert raw.zrange(f"evsched:{{{queue}}}:dead", 0, -1) == [b"only"]
+
+
+def test_the_job_that_blocks_the_loop_fails_and_not_one_whose_timeout_passes_meanwhile(
+    cli: Cli, queue: str, raw: Any
+) -> None:
+    (cli.folder / "pipe").unlink()
+    with holding(cli, queue, raw) as (child, log):
+        waits, bad = '{"task":"hold","id":"waits","timeout":1}', '{"task":"block","id":"bad"}'
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {waits: 1, bad: 2})
+        assert log.until("WorkerStuck")["id"] == "bad"
+        lines = ends(child, log)
+    assert (lines["bad"]["event"], lines["waits"]["event"]) == ("Retrying", "JobsRequeued")
+    assert "it blocked the event loop" in lines["bad"]["reason"]
+    assert "in block\n" in lines["bad"]["traceback"]
 
 
 def test_a_worker_whose_log_nobody_reads_still_ends_when_a_job_hangs(cli: Cli, queue: str, raw: Any) -> None:

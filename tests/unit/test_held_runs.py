@@ -106,12 +106,12 @@ def test_a_run_on_its_only_attempt_and_a_stuck_run_are_not_repeated() -> None:
     only, stuck, other, waiting = add(held, "only", "stuck", "other", "waiting")
     for run, attempts in ((only, 1), (stuck, 2), (other, 2)):
         begin(run, attempts)
-    assert held.give_up("it was stopped", Hang(stuck, Stack(" (tasks.py:7 in pay)", "Stack"), timed_out=True)) == [
+    assert held.give_up("it was stopped", Hang(stuck, Stack(" (tasks.py:7 in pay)", "Stack"), "it did not yield")) == [
         only,
         stuck,
     ]
     assert only.outcome == Buried("attempt 1 of 1: it was stopped", False)
-    why = "attempt 1 of 2: timeout: it ran longer than its limit and did not yield (tasks.py:7 in pay)"
+    why = "attempt 1 of 2: it did not yield (tasks.py:7 in pay)"
     assert stuck.outcome == Retried(0, why, traceback="Stack")
     assert (other.outcome, waiting.outcome, waiting.stop_reason) == (None, None, None)
     only.took = 0.5
@@ -124,8 +124,8 @@ def test_a_run_that_blocks_the_loop_on_its_only_attempt_says_where_and_one_that_
     begin(only, 1)
     begin(more, 2)
     stack = Stack(" (tasks.py:7 in pay)", "Stack")
-    assert held.give_up("it was stopped", Hang(more, stack, timed_out=False)) == [only]
+    assert held.give_up("it was stopped", Hang(more, stack)) == [only]
     assert only.outcome == Buried("attempt 1 of 1: it was stopped", False)
     only.outcome = None
-    assert held.give_up("it was stopped", Hang(only, stack, timed_out=False)) == [only]
+    assert held.give_up("it was stopped", Hang(only, stack)) == [only]
     assert only.outcome == Buried("attempt 1 of 1: it was stopped (tasks.py:7 in pay)", False, traceback="Stack")
