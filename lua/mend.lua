@@ -22,6 +22,9 @@
 local now, most, strays = unpack(ARGV, 1, 3)
 now = clock(now)
 
+-- How many jobs are kept, at most, whose id was the same one that is not valid.
+local KEPT_MOST = 100
+
 expect('ZCARD', dead)
 expect_gate()
 
@@ -40,6 +43,21 @@ local function leave_places(id, from)
   end
 end
 
+-- The id under which an id that is not valid is kept: the first without a record, so that none is replaced; nil when
+-- all have one. An id without a record needs none of its own.
+local function free_id(id)
+  local first = misnamed_id(id)
+  local kept, tried = first, 1
+  while redis.call('EXISTS', record(id), record(kept)) == 2 do
+    tried = tried + 1
+    if tried > KEPT_MOST then
+      return nil
+    end
+    kept = first .. '-' .. tried
+  end
+  return kept
+end
+
 -- Each repairs one violation of an id, or returns false. `detail` is what audit reported with the code.
 local mends = {
   -- At its old due, so at once; its attempts are kept.
@@ -47,22 +65,21 @@ local mends = {
     redis.call('ZADD', schedule, 'NX', due, id)
     redis.call('HDEL', record(id), 'parked')
   end,
-  -- To dead, as dispatch would do, under an id that is valid. A job that has that id already is kept.
+  -- To dead, as dispatch would do, under an id that is valid and that no record has.
   ['bad-id'] = function(id, place, from)
-    local kept, has_record = misnamed_id(id), redis.call('EXISTS', record(id)) == 1
-    local is_used = redis.call('EXISTS', record(kept)) == 1
-    if place == 'processing' or (has_record and is_used) then
+    local kept = free_id(id)
+    if place == 'processing' or not kept then
       return false
     end
     leave_places(id, from)
     redis.call('ZREM', dead, id)
-    if has_record then
+    if redis.call('EXISTS', record(id)) == 1 then
       redis.call('RENAME', record(id), record(kept))
+    elseif redis.call('EXISTS', record(kept)) == 1 then
+      return
     end
-    if not is_used then
-      note_member(kept, id)
-      bury(kept, 'dead', 'the id is ' .. ID_RULE, now)
-    end
+    note_member(kept, id)
+    bury(kept, 'dead', 'the id is ' .. ID_RULE, now)
   end,
   parked = function(id)
     redis.call('HDEL', record(id), 'parked')

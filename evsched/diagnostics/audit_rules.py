@@ -41,8 +41,8 @@ _RULES: Final[dict[str, _Rule]] = {
     "bad-id": _Rule(
         "fault",
         f"an id that is not valid ({_ID_RULE}) is in {{where}}: no job can run under it",
-        f"{_REPAIR} puts it into the dead-letter set as bad-<SHA-1>; if such a job exists already: RENAME {{record}} "
-        "{root}job:ID and ZADD {root}schedule 0 ID, with a valid ID, or DEL {record}; then repair again",
+        f"{_REPAIR} puts it into the dead-letter set as bad-<SHA-1>, or bad-<SHA-1>-2, up to 100; or type RENAME "
+        "{record} {root}job:ID and ZADD {root}schedule 0 ID, with a valid ID, or DEL {record}; then repair",
     ),
     "no-record": _Rule(
         "fault",

@@ -80,6 +80,11 @@ def no_payload(at: Planted) -> None:
     at.raw.hset(at.key(b"job:" + at.id), mapping={"priority": 7})
 
 
+def no_payload_and_expires(at: Planted) -> None:
+    no_payload(at)
+    at.raw.expire(at.key(b"job:" + at.id), 100)
+
+
 def record_type(at: Planted) -> None:
     at.raw.set(at.key(b"job:" + at.id), "x")
 
@@ -93,6 +98,10 @@ def two_places(at: Planted) -> None:
 def parked(at: Planted) -> None:
     at.record(due=5, parked="nobody")
     at.put("backlog")
+
+
+def parked_alone(at: Planted) -> None:
+    at.raw.hset(at.key(b"job:" + at.id), mapping={"parked": "nobody"})
 
 
 def unparked(at: Planted) -> None:
@@ -163,9 +172,12 @@ PLANTS: dict[str, tuple[str, Callable[[Planted], None]]] = {
     "no-record in a worker's list": ("no-record", no_record("processing:w")),
     "no-record in all places": ("no-record", no_record_in_all_places),
     "no payload": ("no-record", no_payload),
+    "no payload and an expiry": ("no-record", no_payload_and_expires),
+    "an expiry and no payload": ("record-expires", no_payload_and_expires),
     "record-type": ("record-type", record_type),
     "two-places": ("two-places", two_places),
     "parked": ("parked", parked),
+    "a record of `parked` alone": ("parked", parked_alone),
     "unparked": ("unparked", unparked),
     "dead-without-record": ("dead-without-record", no_record("dead")),
     "stale-dead": ("stale-dead", stale_dead),
@@ -235,13 +247,15 @@ def expected(before: dict[str, Any], job_id: bytes, code: str, finding: Finding)
     if finding.check == "bad-id":
         rule = "the id is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id"
         return buried(before, job_id, kept_as(job_id), rule)
-    if code == "no-record":
+    if code == "no-record" or (finding.check == "record-expires" and "payload" not in after[f"job:{name}"]):
         reason = "it had no payload: HSET one into its record and revive it, or drop it"
         return buried(before, job_id, name, reason)
     if code == "orphan":
         after["schedule"] = {name: 5.0}
     elif code == "parked":
         del after[f"job:{name}"]["parked"]
+        if not after[f"job:{name}"]:
+            del after[f"job:{name}"]
     elif code == "unparked":
         after[f"job:{name}"]["parked"] = "g"
     elif code in ("dead-without-record", "stale-dead"):
@@ -336,13 +350,29 @@ async def test_a_violation_ends_with_its_repair_or_by_its_remedy(
     assert check not in {one.check for one in await audit()}
 
 
-async def test_a_job_that_exists_as_bad_already_is_kept(
+@pytest.mark.parametrize("existing", [1, 99])
+async def test_a_job_that_has_the_id_already_is_kept(
+    at: Planted, store: Store, sender: BatchingSender, state: State, existing: int
+) -> None:
+    occupy(at, existing)
+    at.record(due=5)
+    at.put("backlog")
+    before = state()
+    found = await Audit(sender, [store.queue], pause=0.0).run(repair=True)
+    if is_valid(at.id):
+        assert found == []
+        return
+    assert [(finding.check, finding.repaired) for finding in found] == [("bad-id", True)]
+    kept = f"{kept_as(at.id)}-{existing + 1}"
+    rule = "the id is not 1 to 200 of A-Z a-z 0-9 . _ : @ -: schedule it again under such an id"
+    assert without_times(state(), kept) == buried(before, at.id, kept, rule)
+    assert await Audit(sender, [store.queue], pause=0.0).run() == []
+
+
+async def test_an_id_of_which_too_many_jobs_are_kept_is_repaired_by_hand(
     at: Planted, store: Store, sender: BatchingSender, state: State
 ) -> None:
-    """The repair of an id that is not valid would replace its record. The remedy gives the job a valid id."""
-    kept = kept_as(at.id)
-    at.raw.hset(at.key(f"job:{kept}".encode()), mapping={"payload": "another"})
-    at.raw.zadd(at.key(b"schedule"), {kept: FAR})
+    occupy(at, 100)
     at.record(due=5)
     at.put("backlog")
     before = state()
@@ -364,6 +394,14 @@ async def test_a_job_that_exists_as_bad_already_is_kept(
     after["schedule"]["good"] = 0.0
     assert state() == after
     assert await Audit(sender, [store.queue], pause=0.0).run() == []
+
+
+def occupy(at: Planted, count: int) -> None:
+    """Schedule jobs under the first ids under which a job is kept whose id is not valid."""
+    first = kept_as(at.id)
+    for kept in [first, *(f"{first}-{n}" for n in range(2, count + 1))]:
+        at.raw.hset(at.key(f"job:{kept}".encode()), mapping={"payload": "another"})
+        at.raw.zadd(at.key(b"schedule"), {kept: FAR})
 
 
 @pytest.mark.parametrize("name", ["a brace", "empty", "over 1 MiB"])
