@@ -75,6 +75,7 @@ local mends = {
     redis.call('ZREM', dead, id)
     if redis.call('EXISTS', record(id)) == 1 then
       redis.call('RENAME', record(id), record(kept))
+      redis.call('HDEL', record(kept), 'parked') -- an empty or malformed one too
     elseif redis.call('EXISTS', record(kept)) == 1 then
       return
     end

@@ -100,6 +100,11 @@ def parked(at: Planted) -> None:
     at.put("backlog")
 
 
+def parked_empty(at: Planted) -> None:
+    at.record(due=5, parked="")
+    at.put("ready")
+
+
 def parked_alone(at: Planted) -> None:
     at.raw.hset(at.key(b"job:" + at.id), mapping={"parked": "nobody"})
 
@@ -177,6 +182,7 @@ PLANTS: dict[str, tuple[str, Callable[[Planted], None]]] = {
     "record-type": ("record-type", record_type),
     "two-places": ("two-places", two_places),
     "parked": ("parked", parked),
+    "an empty `parked`": ("parked", parked_empty),
     "a record of `parked` alone": ("parked", parked_alone),
     "unparked": ("unparked", unparked),
     "dead-without-record": ("dead-without-record", no_record("dead")),
@@ -347,6 +353,8 @@ async def test_a_violation_ends_with_its_repair_or_by_its_remedy(
         kept = kept_as(at.id) if misnamed else text(at.id)
         assert without_times(state(), kept) == expected(before, at.id, code, finding)
         assert at.raw.ttl(at.key(f"job:{kept}".encode())) in (-1, -2)
+        # A worker holds the job of a stray list still, whatever its id.
+        assert {one.check for one in await audit()} <= ({"bad-id"} if code == "stray" else set[str]())
     assert check not in {one.check for one in await audit()}
 
 
