@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from evsched import forks
-from evsched.events import Emit, EndedAtOnce, EndedByForce
+from evsched.events import Emit, EndedAtOnce, EndedByForce, HandlersLeft
 from evsched.runtime.stop_request import StopRequest
 from evsched.runtime.stop_signals import StopSignals
 
@@ -136,8 +136,18 @@ class Shutdown:
         return replies != [False]
 
     def _exit(self, code: int) -> None:
-        call_within(1.0, lambda: forks.end_children(0.5))
+        end_children(self._emit)
         os._exit(code)
+
+
+def end_children(emit: Emit) -> None:
+    """End the processes that handlers have left, and report them, within a second. For a process that ends now."""
+
+    def end() -> None:
+        if ended := forks.end_children(0.5):
+            emit(HandlersLeft(processes=ended))
+
+    call_within(1.0, end)
 
 
 def call_within(seconds: float, call: Callable[[], object]) -> None:

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from evsched import events, forks
+from evsched import events
 from evsched.errors import StoreError, StoreRefused
 from evsched.events import Event
 from evsched.execution.hang import Hang, HangFinder
 from evsched.execution.running_runs import RunningRuns
 from evsched.runtime.runtime import Runtime
-from evsched.runtime.shutdown import FORCED, call_within
+from evsched.runtime.shutdown import FORCED, call_within, end_children
 from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
 
@@ -114,7 +114,7 @@ class Drain:
             worker=self._worker, queue=queue, id=job.id, task=run.task, attempt=job.attempt, handed_back=back
         )
         call_within(_REPORT, lambda: self._emit_all([stuck, *written]))
-        forks.end_children(0.5)
+        end_children(self._runtime.emit)
         os._exit(FORCED)
 
     def _hand_back_from_thread(self, sender: SyncSender, reason: str, hang: Hang) -> tuple[int, list[Event]]:

@@ -22,7 +22,7 @@ from tests.support.web import get
 pytestmark = pytest.mark.anyio
 
 TASKS = """
-import asyncio, os, signal, time
+import asyncio, multiprocessing, os, signal, time
 from evsched import App, Retry
 
 app = App()
@@ -43,6 +43,7 @@ async def block() -> None:
 
 @app.task
 def sleep() -> None:
+    multiprocessing.get_context("fork").Process(target=signal.pause).start()
     time.sleep(3600)
 
 @app.task
@@ -277,6 +278,8 @@ def test_a_worker_that_ends_since_a_job_hangs_logs_what_became_of_each_job(
     assert "job bad did not yield" in lines["only"]["reason"]
     assert f"did not yield ({cli.folder / 'tasks.py'}:" in lines["bad"]["reason"]
     assert f"in {task}\n    time.sleep(3600)\n" in lines["bad"]["traceback"]
+    left = [line["processes"] for line in log.lines if line["event"] == "HandlersLeft"]
+    assert left == ([1] if task == "sleep" else [])
     assert raw.zrange(f"evsched:{{{queue}}}:dead", 0, -1) == [b"only"]
 
 
