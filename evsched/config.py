@@ -86,8 +86,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         bool, Setting("Exit with code 1 if Redis cannot be reached at the start, instead of waiting for it", _SERVICES)
     ] = False
     weights: dict[str, float] = {}
-    """How a worker's queues share its slots if these are not enough for all. A queue that is not named has 1. Set with
-    `queues`."""
+    """How a worker's queues share its slots; 1 for a queue that is not named. Set with `queues`."""
 
     concurrency: Annotated[
         int,

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evsched.errors import ConfigError
-from evsched.jobs.options import wrong
+from evsched.jobs.options import invalid
 
 
 def unix(name: str, moment: datetime | float) -> float:
@@ -18,7 +18,7 @@ def unix(name: str, moment: datetime | float) -> float:
     """
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
-            raise wrong(name, moment, "a datetime with a time zone, such as datetime.now(UTC)")
+            raise invalid(name, moment, "a datetime with a time zone, such as datetime.now(UTC)")
         return moment.timestamp()
     return _number(name, moment, "an aware datetime, or Unix seconds")
 
@@ -42,7 +42,7 @@ def finite_seconds(name: str, duration: timedelta | float) -> float:
     """
     length = seconds(name, duration)
     if length == math.inf:
-        raise wrong(name, duration, "a finite number of seconds")
+        raise invalid(name, duration, "a finite number of seconds")
     return length
 
 
@@ -66,4 +66,4 @@ def _number(name: str, given: Any, give: str) -> float:
             return found
     except (TypeError, ValueError, OverflowError):
         pass
-    raise wrong(name, given, give)
+    raise invalid(name, given, give)

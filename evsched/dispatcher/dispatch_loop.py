@@ -67,9 +67,9 @@ class DispatchLoop:
         """The pulse of this loop."""
         return self._reconnect.pulse
 
-    def wrong(self) -> str | None:
+    def problem(self) -> str | None:
         """Return why no queue is dispatched; None = at least one is."""
-        return self._reconnect.reason or self._refused.wrong()
+        return self._reconnect.reason or self._refused.problem()
 
     def serve(self, queue: str) -> QueueTimer:
         """Return the timer of a queue. A queue that is new is served from now on."""

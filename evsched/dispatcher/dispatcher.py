@@ -50,9 +50,9 @@ class Dispatcher:
         """The pulses of its loops."""
         return [self._loop.pulse, self._watcher.pulse, self._recurring.pulse, self._finder.pulse]
 
-    def wrong(self) -> str | None:
+    def problem(self) -> str | None:
         """Return why no queue is dispatched: the failure of the last steps; None = at least one queue is."""
-        return self._loop.wrong()
+        return self._loop.problem()
 
     async def run(self) -> None:
         """Dispatch until cancelled.

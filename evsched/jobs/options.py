@@ -33,7 +33,7 @@ def check_options(
             checks[name](name, value)
 
 
-def wrong(name: str, value: Any, give: str) -> ConfigError:
+def invalid(name: str, value: Any, give: str) -> ConfigError:
     """Return the error for a value that is not valid: it says what to give."""
     return ConfigError(f"{name} is {repr(value)[:200]}: give {give}")
 
@@ -41,22 +41,22 @@ def wrong(name: str, value: Any, give: str) -> ConfigError:
 def identifier(name: str, value: Any) -> None:
     """Check the name of a queue, or the id of a job."""
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise wrong(name, value, "1 to 200 of A-Z a-z 0-9 . _ : @ -")
+        raise invalid(name, value, "1 to 200 of A-Z a-z 0-9 . _ : @ -")
 
 
 def text(name: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
-        raise wrong(name, value, "a string that is not empty")
+        raise invalid(name, value, "a string that is not empty")
 
 
 def flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise wrong(name, value, "True or False")
+        raise invalid(name, value, "True or False")
 
 
 def priority(name: str, value: Any) -> None:
     if not _is_whole(value) or not 0 <= value <= 9:
-        raise wrong(name, value, "a whole number from 0 to 9; higher runs first")
+        raise invalid(name, value, "a whole number from 0 to 9; higher runs first")
 
 
 def group(name: str, value: Any) -> None:
@@ -65,39 +65,39 @@ def group(name: str, value: Any) -> None:
             return
     except UnicodeEncodeError:  # half of a surrogate pair, which cannot be sent
         pass
-    raise wrong(name, value, "a string of 1 to 200 bytes, without `}`")
+    raise invalid(name, value, "a string of 1 to 200 bytes, without `}`")
 
 
 def length(name: str, value: Any) -> None:
     """Check a number of seconds that may not be 0."""
     if not _is_number(value) or not 0 < value < math.inf:
-        raise wrong(name, value, "a number of seconds, more than 0")
+        raise invalid(name, value, "a number of seconds, more than 0")
 
 
 def length_or_zero(name: str, value: Any) -> None:
     if not _is_number(value) or not 0 <= value < math.inf:
-        raise wrong(name, value, "a number of seconds, 0 or more")
+        raise invalid(name, value, "a number of seconds, 0 or more")
 
 
 def count(name: str, value: Any) -> None:
     if not _is_whole(value) or value < 1:
-        raise wrong(name, value, "a whole number, 1 or more")
+        raise invalid(name, value, "a whole number, 1 or more")
 
 
 def retry(name: str, value: Any) -> None:
     if not isinstance(value, Retry):
-        raise wrong(name, value, "a Retry, such as Retry(attempts=3)")
+        raise invalid(name, value, "a Retry, such as Retry(attempts=3)")
 
 
 def named(name: str, value: Any) -> None:
     """Check values by name: what JSON calls an object."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):  # pyright: ignore[reportUnknownVariableType]
-        raise wrong(name, value, "a dict whose keys are strings")
+        raise invalid(name, value, "a dict whose keys are strings")
 
 
 def in_order(name: str, value: Any) -> None:
     if not isinstance(value, (tuple, list)):
-        raise wrong(name, value, "a tuple or a list")
+        raise invalid(name, value, "a tuple or a list")
 
 
 def one_of(*choices: str) -> Check:

@@ -87,7 +87,7 @@ class TaskOptions(TypedDict, total=False):
 
 def _printable(name: str, value: Any) -> None:
     if not isinstance(value, str) or not value or not value.isprintable() or len(value) > 200:
-        raise check.wrong(name, value, "1 to 200 printable characters")
+        raise check.invalid(name, value, "1 to 200 printable characters")
 
 
 def _timeout(name: str, value: Any) -> None:

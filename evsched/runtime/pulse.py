@@ -27,7 +27,7 @@ class Pulse:
         """Note that the loop waits without a limit."""
         self._by = float("inf")
 
-    def wrong(self) -> str | None:
+    def problem(self) -> str | None:
         """Return what is wrong; None = the loop is not late."""
         now = time.monotonic()
         return f"the {self.who} loop has not run for {now - self._since:.0f} s" if now > self._by else None

@@ -110,7 +110,7 @@ class Reconnects:
             reconnect = self._queues[queue] = Reconnect(self._who, self._emit, queue)
         return reconnect
 
-    def wrong(self) -> str | None:
+    def problem(self) -> str | None:
         """Return why the last pass of every queue failed; None = one succeeded, or none was tried."""
         reasons = [
             f"queue {queue}: {reconnect.reason}" for queue, reconnect in self._queues.items() if reconnect.reason

@@ -45,7 +45,7 @@ class Telemetry:
         depths = Depths(self._metrics, self._runtime, lambda: dispatcher.queues)
         self._refreshes.append(depths.refresh)
         self._readiness.watch(lambda: dispatcher.pulses)
-        self._readiness.require(dispatcher.queues[0], dispatcher.wrong, subscribes=True)
+        self._readiness.require(dispatcher.queues[0], dispatcher.problem, subscribes=True)
 
     def of_janitor(self, janitor: Janitor) -> None:
         """Report whether a janitor makes progress."""
@@ -62,7 +62,7 @@ class Telemetry:
 
         self._refreshes.append(refresh)
         self._readiness.watch(lambda: worker.pulses)
-        self._readiness.require(next(iter(worker.consumers)), worker.wrong)
+        self._readiness.require(next(iter(worker.consumers)), worker.problem)
 
     async def __aenter__(self) -> Telemetry:
         """Listen, if a port is set.

@@ -58,7 +58,7 @@ class Readiness:
 
     def why_not_alive(self) -> str | None:
         """Return which loop hangs; None if none does."""
-        return next((hung for pulses in self._pulses for pulse in pulses() if (hung := pulse.wrong())), None)
+        return next((hung for pulses in self._pulses for pulse in pulses() if (hung := pulse.problem())), None)
 
     async def why_not_ready(self) -> str | None:
         """Return why the process is not ready; None if it is."""

@@ -90,7 +90,7 @@ class QueueConsumer:
         """Whether it still fetches jobs."""
         return not self._demand.closed
 
-    def wrong(self) -> str | None:
+    def problem(self) -> str | None:
         """Return why it cannot start and end jobs; None = it can."""
         return self._reconnect.reason or self._fetcher.reconnect.reason
 

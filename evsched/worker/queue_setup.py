@@ -39,7 +39,7 @@ class QueueSetup:
         """Return whether jobs may be fetched from a queue."""
         return store.queue in self._done
 
-    def wrong(self, store: Store) -> str | None:
+    def problem(self, store: Store) -> str | None:
         """Return why a queue is not set up; None = it is, or has not been tried."""
         return None if self.is_done(store) else self._reconnect.reason or self._refused.of(store.queue).reason
 

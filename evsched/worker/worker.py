@@ -152,9 +152,9 @@ class Worker:
         """The pulses of its loops, and of its heartbeat."""
         return [self._heartbeat.pulse, *(pulse for consumer in self.consumers.values() for pulse in consumer.pulses)]
 
-    def wrong(self) -> str | None:
+    def problem(self) -> str | None:
         """Return why none of its queues is served; None = one is, or none has been tried."""
-        reasons = [consumer.wrong() or self._setup.wrong(consumer.store) for consumer in self.consumers.values()]
+        reasons = [consumer.problem() or self._setup.problem(consumer.store) for consumer in self.consumers.values()]
         return reasons[0] if all(reasons) else None
 
     def busy(self) -> bool:

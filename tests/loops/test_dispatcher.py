@@ -70,7 +70,7 @@ async def test_a_redis_that_refuses_writes_does_not_end_the_subscription(queue: 
         async with system(config, app, workers=0) as running:
             await running.recorder.wait(events.RedisFailed, count=20)  # this takes longer than `reply_timeout`
             assert not running.recorder.of(events.SubscriptionLost)
-            assert [pulse.wrong() for pulse in running.dispatcher.pulses if pulse.wrong()] == []
+            assert [pulse.problem() for pulse in running.dispatcher.pulses if pulse.problem()] == []
             reported = [event.who for event in running.recorder.of(events.RedisDown)]
             assert len(reported) == len(set(reported))
 

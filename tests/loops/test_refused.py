@@ -45,7 +45,7 @@ async def test_a_queue_that_redis_refuses_is_reported_once_and_delays_no_other(
         await running.recorder.wait(events.NotificationsProven)
         await noop.enqueue()
         await running.recorder.wait(events.Dispatched, lambda event: event.queue == queue)
-        assert running.dispatcher.wrong() is None
+        assert running.dispatcher.problem() is None
         assert len(running.recorder.of(events.CallRefused)) == 3
         raw.delete(*(f"evsched:{{{bad}}}:{place}" for place in ("schedule", "recurrences", "leases")))
         await running.recorder.wait(events.CallAccepted, lambda event: event.who == "dispatcher")
@@ -124,7 +124,7 @@ async def test_a_queue_that_redis_refuses_when_a_worker_starts_is_served_as_soon
         await noop.using(queue=bad).enqueue()
         await noop.enqueue()
         await recorder.wait(events.Completed, lambda event: event.queue == queue)
-        assert worker.wrong() is None
+        assert worker.problem() is None
         raw.delete(f"evsched:{{{bad}}}:leases")
         await recorder.wait(events.CallAccepted, lambda event: (event.who, event.queue) == ("worker", bad))
         await recorder.wait(events.Completed, lambda event: event.queue == bad)
@@ -139,7 +139,7 @@ async def test_a_worker_whose_queues_are_all_refused_waits_and_can_be_stopped(
     try:
         worker = running.work()
         await running.recorder.wait(events.RedisFailed, count=3)
-        assert "WRONGTYPE" in (worker.wrong() or "")
+        assert "WRONGTYPE" in (worker.problem() or "")
         assert not running.recorder.of(events.WorkerStarted)
     finally:
         await running.stop()

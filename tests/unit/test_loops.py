@@ -78,8 +78,8 @@ async def test_loops_that_are_cancelled_raise_no_error() -> None:
 def test_a_loop_that_is_late_is_reported() -> None:
     pulse = Pulse("janitor")
     pulse.expect(5.0)
-    assert pulse.wrong() is None
+    assert pulse.problem() is None
     pulse.expect(-SLACK - 1)
-    assert (pulse.wrong() or "").startswith("the janitor loop has not run for")
+    assert (pulse.problem() or "").startswith("the janitor loop has not run for")
     pulse.rest()
-    assert pulse.wrong() is None
+    assert pulse.problem() is None
