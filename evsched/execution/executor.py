@@ -124,7 +124,8 @@ class Executor:
         else:
             self.lock.holders += 1  # as `share` does, without the cost of a coroutine for each job
         try:
-            return judge(run.job, prepared, await self.handlers.call(run, prepared), run.stop_reason)
+            result = await self.handlers.call(run, prepared)
+            return judge(run.job, prepared, result, run.stop_reason, began=run.began > 0)
         finally:
             self.lock.release()
 
@@ -157,7 +158,8 @@ class Executor:
                 stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)
             if isolation is not None and process is not None:
                 return await isolation.run(process, run, prepared)
-            return judge(run.job, prepared, await self.handlers.call(run, prepared), run.stop_reason)
+            result = await self.handlers.call(run, prepared)
+            return judge(run.job, prepared, result, run.stop_reason, began=run.began > 0)
 
     async def _mark(self, run: Run, mark: Mark) -> bool:
         """Mark a run that is about to begin; return whether its job is still this worker's."""

@@ -39,11 +39,19 @@ class Failed(Struct, frozen=True):
 
 
 def judge(
-    job: FetchedJob, prepared: Prepared, result: bytes | Failed, stop_reason: StopReason | None = None
+    job: FetchedJob,
+    prepared: Prepared,
+    result: bytes | Failed,
+    stop_reason: StopReason | None = None,
+    *,
+    began: bool = True,
 ) -> Outcome:
-    """Return the outcome of a run. `result`: the JSON that its handler returned, or how it failed."""
+    """Return the outcome of a run. `result`: the JSON that its handler returned, or how it failed.
+
+    `began` is False for a run that was stopped while it waited for a process or in a middleware.
+    """
     if stop_reason == "cancelled":
-        return aborted(prepared)
+        return aborted(prepared, began=began)
     if isinstance(result, Failed):
         if stop_reason == "timeout" and result.place is not None:
             result = replace(result, reason=TIMED_OUT + result.place)

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +18,8 @@ from evsched.execution.failure import Stack, stack_of
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
 from evsched.execution.verdict import RESULT_MOST
-from evsched.jobs.current_job import RetryLater, current_job
-from evsched.jobs.job import Buried, Done, FetchedJob, Outcome, Retried, encode
+from evsched.jobs.current_job import CurrentJob, RetryLater, current_job
+from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried, encode
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
 
@@ -244,3 +245,26 @@ async def test_a_result_that_is_too_long_buries_the_job() -> None:
     outcome = await run(long, b'{"task":"t","args":[1]}')
     assert isinstance(outcome, Buried)
     assert outcome.reason == f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: return a reference"
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+async def test_a_job_that_is_cancelled_in_a_middleware_began_if_its_handler_did(before: bool) -> None:
+    there = asyncio.Event()
+
+    async def wait(_: CurrentJob, call: Callable[[], Awaitable[Any]]) -> None:
+        if not before:
+            await call()
+        there.set()
+        await asyncio.Event().wait()
+
+    async def handler() -> None: ...
+
+    tasks = Tasks()
+    tasks.add(define(handler, name="t", retry=Retry(attempts=9)))
+    found = Run(FetchedJob("a", 1, 1.0, b'{"task":"t"}'), Delivery("q", 1.0, time.monotonic()))
+    found.work = work = asyncio.ensure_future(Executor(Program(tasks, [wait]), 1).run(found))
+    await there.wait()
+    found.stop("cancelled")
+    await asyncio.wait_for(work, 10)
+    assert isinstance(found.outcome, Aborted)
+    assert found.outcome.began is not before
