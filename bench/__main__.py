@@ -1,182 +1,124 @@
 """Run the benchmark: `make bench`, or `python -m bench NAME ...` for some of it.
 
-Absolute figures hold for this machine only; ratios and counts hold elsewhere. Each figure is the median of some runs.
+Absolute figures hold for this machine only; ratios and counts hold elsewhere. docs/performance.md tells the method.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import statistics
-import time
-from collections.abc import Callable
-from functools import partial
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Final
 
-from bench import flood, metrics, overdue, policy
-from bench.place import Place, cpu, fill, percentile, place
-from bench.speed import due_jobs, sparse, throughput
-from bench.tasks import app, noop
-from evsched import App, Retry
-from evsched.client.new_job import JobOptions, new_job
-from evsched.demo import count_commands
-from evsched.recurrence.recurrence import Declared
-from evsched.store.clients import New
-from evsched.store.store import Store
-from evsched.transport.senders import BatchingSender
+import msgspec
 
-_RUNS = 3
+from bench import comparison
+from bench.alternatives import measure as alternatives
+from bench.environments import FOLDER, note, programs, title
+from bench.figures import Failed, Measured, Table, markdown, measure, median, spread
+from bench.own import flood, metrics, overdue, policy, recurrences
+from bench.scale import QUICK, Scale
+
+_SCHEDULERS: Final = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
 
-def instant(count: int = 10_000) -> list[str]:
-    """Measure how late the last of many jobs starts that are due in the same instant."""
-    lasts = list[float]()
-    for _ in range(_RUNS):
-        with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
-            where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
-            time.sleep(1)
-            due = time.time() + 2
-            fill(where, "default", due_jobs(count, "i-", due=due))
-            time.sleep(3)
-            started = where.fields("default", [f"i-{i}" for i in range(count)], "started")
-            where.until(lambda: not where.redis.exists("evsched:{default}:backlog"))
-            lasts.append(max(start for (start,) in started) - due)
-    return [f"{count:,} jobs due in one instant: last start after {statistics.median(lasts):.3f} s"]
+def _tables(schedulers: Sequence[str], scale: Scale) -> dict[str, dict[str, Table]]:
+    """Return all tables by the group that a name on the command line may stand for."""
+    return {
+        "compare": comparison.tables(schedulers, scale),
+        "designs": {"alternatives": alternatives.table(scale)},
+        "own": {
+            "flood": flood.table(),
+            "overdue": overdue.table(scale.overdue),
+            **policy.tables(),
+            **recurrences.tables(),
+            **metrics.tables(3 * scale.jobs),
+        },
+    }
 
 
-def idle(seconds: float = 60.0) -> list[str]:
-    """Measure what an idle fleet of one dispatcher and one worker costs."""
-    with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app") as two:
-        where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
-        time.sleep(8)
-        before = cpu(one.pid) + cpu(two.pid)
-        sent = count_commands(where.redis, seconds)
-        used = cpu(one.pid) + cpu(two.pid) - before
-    return [f"idle for {seconds:g} s: {sent / seconds:.3f} commands/s, {used / seconds:.3%} CPU"]
+def _parser(groups: dict[str, dict[str, Table]]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    names = "; ".join(f"{group}: {', '.join(tables)}" for group, tables in groups.items())
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"tables or groups; compare and designs else. {names}")
+    parser.add_argument("--only", default="", metavar="A,B", help=f"these schedulers, of {', '.join(_SCHEDULERS)}")
+    parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
+    parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
+    for name in Scale.__struct_fields__:
+        default: float = getattr(Scale(), name)
+        parser.add_argument(f"--{name}", type=type(default), metavar="N", help=f"{default:,} unless you say otherwise")
+    return parser
 
 
-def enqueue() -> list[str]:
-    """Measure enqueueing, 1,000 jobs in a round trip and single jobs from 100 tasks, while nothing else runs."""
-
-    async def run(url: str) -> tuple[float, float]:
-        other = App(url)
-        other.tasks.update(app.tasks)
-        app.move_to(url)
-        later = noop.using(delay=3600)
-        began = time.monotonic()
-        await later.enqueue_many([()] * 100_000)
-        many = 100_000 / (time.monotonic() - began)
-        began = time.monotonic()
-
-        async def some() -> None:
-            for _ in range(300):
-                await later.enqueue()
-
-        await asyncio.gather(*(some() for _ in range(100)))
-        single = 30_000 / (time.monotonic() - began)
-        await app.close()
-        return many, single
-
-    results = list[tuple[float, float]]()
-    for _ in range(_RUNS):
-        with place() as where:
-            results.append(asyncio.run(run(where.url)))
-    many, single = (statistics.median(column) for column in zip(*results, strict=True))
-    return [f"enqueue_many: {many:,.0f}/s; single enqueues from 100 tasks: {single:,.0f}/s"]
+def _schedulers(only: str) -> tuple[list[str], list[str]]:
+    """Return the schedulers whose packages can be installed; what to know of them, and why the others cannot."""
+    usable, notes = list[str](), list[str]()
+    for name in only.split(",") if only else _SCHEDULERS:
+        try:
+            programs(name)
+            usable.append(name)
+            notes += note(name)
+        except Failed as error:
+            notes.append(f"{title(name)}: {error}")
+    return usable, notes
 
 
-def memory(count: int = 100_000) -> list[str]:
-    """Measure the bytes of Redis per scheduled job with a payload of 60 bytes: with a record, and inline."""
-    lines = list[str]()
-    for kind in ("record", "inline"):
-        with place() as where:
-            before = where.redis.info("memory")["used_memory"]
-            if kind == "record":
-                payload = b'{"task":"send_mail","args":["somebody-or-other@example.com"]}'[:60].ljust(60)
-                fill(where, "m", [New(f"{i:024x}", payload, due=2e9 + i) for i in range(count)])
-            else:
-                pipe = where.redis.pipeline(transaction=False)
-                for i in range(count):
-                    member = f'{{"task":"send_mail","args":["somebody-{i:07d}@example.com"]}}'
-                    pipe.zadd("evsched:{m}:schedule", {member.ljust(60): 2e9 + i})
-                pipe.execute()
-            used = where.redis.info("memory")["used_memory"] - before
-            lines.append(f"{kind} {used / count:.0f}")
-    return [f"bytes of Redis per scheduled job, 60-byte payload: {', '.join(lines)}"]
+def _machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
 
 
-def recurrences(count: int = 10_000) -> list[str]:
-    """Measure cron recurrences due in one minute, beside sparse jobs; and what 100,000 of them cost an idle fleet."""
-    with place() as where, where.process("dispatcher"), where.process("worker", "bench.tasks:app"):
-        where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
-        now = time.time()
-        minute = (now + 50) // 60 * 60 + (60 if now % 60 > 20 else 0)
-        rule = f"{int(minute // 60 % 60)} * * * *"
-        noop_payload = new_job("noop", (), {}, JobOptions(retry=Retry(attempts=1))).payload
-        late_payload = new_job("lateness", (), {}, JobOptions()).payload
-        _declare(where, [Declared(name=f"r{n}", rule=rule, payload=noop_payload) for n in range(count)])
-        dues = [minute - 20 + n * 0.1 for n in range(300)]
-        fill(where, "default", [New(f"s-{n}", late_payload, due=due) for n, due in enumerate(dues)])
-        where.ended("default", "s-299")
-        ids = [f"r{n}@{int(minute)}" for n in range(count)]
-        started = [start for (start,) in where.fields("default", ids, "started")]
-        late = [values[0] for values in where.fields("default", [f"s-{n}" for n in range(300)], "result")]
-        last = f"the last started {max(started) - minute:.3f} s after it"
-        ahead = [value for value, due in zip(late, dues, strict=True) if due < minute]
-        p99, before = percentile(late, 0.99) * 1e3, percentile(ahead, 0.99) * 1e3
-        sparse = f"sparse jobs meanwhile p99 {p99:.1f} ms late, {before:.1f} before the minute"
-        line = f"{count:,} recurrences due in one minute: {last}; {sparse}"
-    with place() as where, where.process("dispatcher") as one, where.process("worker", "bench.tasks:app") as two:
-        _declare(where, [Declared(name=f"r{n}", rule="0 0 1 1 *", payload=noop_payload) for n in range(100_000)])
-        where.until(lambda: not where.redis.zcount("evsched:{default}:recurrences", 0, 0), 300)
-        time.sleep(8)
-        before = cpu(one.pid) + cpu(two.pid)
-        sent = count_commands(where.redis, 30)
-        used = cpu(one.pid) + cpu(two.pid) - before
-    return [line, f"idle for 30 s with 100,000 recurrences: {sent / 30:.3f} commands/s, {used / 30:.3%} CPU"]
-
-
-def _declare(where: Place, declared: list[Declared]) -> None:
-    async def run() -> None:
-        sender, store = BatchingSender(where.url), Store("default")
-        for at in range(0, len(declared), 500):
-            await sender.send_all([store.declare(one) for one in declared[at : at + 500]])
-        await sender.close()
-
-    asyncio.run(run())
-
-
-_ALL: dict[str, Callable[[], list[str]]] = {
-    "throughput": throughput,
-    "sparse": sparse,
-    "instant": instant,
-    "enqueue": enqueue,
-    "memory": memory,
-    "flood": flood.flood,
-    "overdue": overdue.overdue,
-    "fairness": policy.fairness,
-    "shares": policy.shares,
-    "priorities": policy.priorities,
-    "rate": policy.rate,
-    "recurrences": recurrences,
-    "idle": idle,
-    "metrics": metrics.metrics,
-}
+def _summary(measured: dict[str, Measured], schedulers: Sequence[str], notes: list[str]) -> Measured:
+    """Return one table of all that compare schedulers, which are its columns."""
+    rows: dict[str, dict[str, list[float]]] = {}
+    for name, table in measured.items():
+        for column in table.columns():
+            rows[f"{name}: {column}"] = {row: table.values[row].get(column, []) for row in schedulers}
+    return Measured("All schedulers: medians", rows, notes)
 
 
 def main() -> None:
-    """Run what the command line names, or all."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(_ALL)}; all if you name none")
-    parser.add_argument("--jobs", type=int, default=100_000, help="how many jobs are overdue in `overdue`")
+    """Run what the command line names."""
+    parser = _parser(_tables(["evsched"], Scale()))
     arguments = parser.parse_args()
-    benchmarks = _ALL | {"overdue": partial(overdue.overdue, arguments.jobs)}
-    names = arguments.names or list(_ALL)
-    unknown = [name for name in names if name not in _ALL]
+    unknown = [name for name in arguments.only.split(",") if name and name not in _SCHEDULERS]
     if unknown:
-        parser.error(f"no such benchmark: {', '.join(unknown)}")
-    for name in names:
-        for line in benchmarks[name]():
-            print(line, flush=True)
+        parser.error(f"no such scheduler: {', '.join(unknown)}")
+    given = {name: value for name in Scale.__struct_fields__ if (value := getattr(arguments, name)) is not None}
+    scale = msgspec.structs.replace(QUICK if arguments.quick else Scale(), **given)
+    schedulers, notes = _schedulers(arguments.only)
+    groups = _tables(schedulers, scale)
+    chosen = _chosen(parser, groups, arguments.names)
+    measured = dict[str, Measured]()
+    for name, table in chosen.items():
+        measured[name] = measure(table)
+        if not arguments.json:
+            print(markdown(measured[name], spread), flush=True)
+    compared = {name: one for name, one in measured.items() if name in groups["compare"]}
+    if arguments.json:
+        result = {"machine": _machine(), "scale": scale, "notes": notes, "tables": measured}
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        return
+    if len(compared) > 1:
+        print(markdown(_summary(compared, [title(name) for name in schedulers], notes), median))
+    print(f"Machine: {_machine()}")
+
+
+def _chosen(
+    parser: argparse.ArgumentParser, groups: dict[str, dict[str, Table]], names: Sequence[str]
+) -> dict[str, Table]:
+    """Return the tables that these names mean."""
+    every = {name: table for tables in groups.values() for name, table in tables.items()}
+    chosen = dict[str, Table]()
+    for name in names or ("compare", "designs"):
+        if name in groups:
+            chosen |= groups[name]
+        elif name in every:
+            chosen[name] = every[name]
+        else:
+            parser.error(f"no such table: {name}")
+    return chosen
 
 
 if __name__ == "__main__":

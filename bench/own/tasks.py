@@ -1,4 +1,4 @@
-"""The tasks that the benchmark runs."""
+"""The tasks that evsched runs here, and their jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from functools import cache
 
 from evsched import App, current_job
+from evsched.client.new_job import JobOptions, new_job
+from evsched.store.clients import New
 
 app = App()
 
@@ -33,3 +35,9 @@ async def note(name: str, seconds: float = 0.0) -> None:
 @cache
 def _oracle() -> int:
     return os.open(os.environ["EVSCHED_TEST_ORACLE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def due_jobs(count: int, prefix: str, task: str = "noop", due: float = 1.0) -> list[New]:
+    """Return jobs that are all due at the same time."""
+    payload = new_job(task, (), {}, JobOptions()).payload
+    return [New(f"{prefix}{i}", payload, due=due) for i in range(count)]

@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
-from bench.place import Place, fill, percentile, place
+from bench.figures import Figures, Table, percentile
+from bench.server import Server, server
 from evsched.client.new_job import JobOptions, new_job
 from evsched.store.clients import New
 
@@ -21,8 +23,8 @@ _EVERY: Final = 0.05
 class _Crowd:
     """A process of dispatchers, and the counts of what they have sent."""
 
-    def __init__(self, where: Place, count: int) -> None:
-        command = [sys.executable, "-m", "bench.crowd", where.url, str(count)]
+    def __init__(self, where: Server, count: int) -> None:
+        command = [sys.executable, "-m", "bench.own.crowd", where.url, str(count)]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def counts(self) -> list[float]:
@@ -34,7 +36,7 @@ class _Crowd:
 
 
 @contextmanager
-def _crowd(where: Place, count: int) -> Generator[_Crowd]:
+def _crowd(where: Server, count: int) -> Generator[_Crowd]:
     crowd = _Crowd(where, count)
     try:
         yield crowd
@@ -42,7 +44,7 @@ def _crowd(where: Place, count: int) -> Generator[_Crowd]:
         crowd.child.communicate()
 
 
-def _produce(where: Place, rate: float, pipelined: int, begin: float) -> int:
+def _produce(where: Server, rate: float, pipelined: int, begin: float) -> int:
     """Schedule jobs far ahead at a rate, and now and then one that is due; return how many were far ahead."""
     key, payload = "evsched:{default}:schedule", new_job("lateness", (), {}, JobOptions()).payload
     sent, number = 0, 1
@@ -62,34 +64,37 @@ def _produce(where: Place, rate: float, pipelined: int, begin: float) -> int:
     return sent
 
 
-def _run(count: int, rate: float, pipelined: int) -> str:
-    with place() as where, _crowd(where, count) as crowd, where.process("worker", "bench.tasks:app"):
+def _run(count: int, rate: float, pipelined: int) -> Figures:
+    with server() as where, _crowd(where, count) as crowd, where.evsched("worker", "bench.own.tasks:app"):
         where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
         crowd.counts()
         time.sleep(3)
         payload = new_job("lateness", (), {}, JobOptions()).payload
         begin, jobs = time.time() + 1, int(_SECONDS / _EVERY)
-        fill(where, "default", [New(f"f-{i}", payload, due=begin + i * _EVERY) for i in range(0, jobs, 2)])
+        where.fill("default", [New(f"f-{i}", payload, due=begin + i * _EVERY) for i in range(0, jobs, 2)])
         before = crowd.counts()
         sent = _produce(where, rate, pipelined, begin)
         scripts, others, cpu = (after - then for after, then in zip(crowd.counts(), before, strict=True))
         last = (jobs - 2) // 2 * 2
         where.ended("default", f"f-{last}")
         late = [values[0] for values in where.fields("default", [f"f-{i}" for i in range(last)], "result")]
-    seconds = _SECONDS + 1
-    ahead, at_once = _late(late[::2]), _late(late[1::2])
-    return (
-        f"{sent / seconds:,.0f} far ZADD/s, {pipelined} at a time, {count} dispatchers: each "
-        f"{scripts / seconds / count:.0f} script calls/s, {others / seconds / count:.0f} looks/s, "
-        f"{cpu / seconds / count:.1%} CPU; due jobs {ahead}, those due when they are scheduled {at_once}"
-    )
+    share = (_SECONDS + 1) * count
+    return {
+        "far ZADD/s": sent / (_SECONDS + 1),
+        "script calls/s each": scripts / share,
+        "other commands/s each": others / share,
+        "CPU % each": cpu / share * 100,
+        "due p99, ms": percentile(late[::2], 0.99) * 1e3,
+        "due when scheduled p99, ms": percentile(late[1::2], 0.99) * 1e3,
+    }
 
 
-def _late(late: list[float]) -> str:
-    return f"p50 {percentile(late, 0.5) * 1e3:.2f} ms, p99 {percentile(late, 0.99) * 1e3:.1f} ms late"
-
-
-def flood() -> list[str]:
-    """Measure no flood, one ZADD at a time, and pipelined ones; each with 1, 4 and 50 dispatchers."""
-    floods = ((0.0, 0), (2_000.0, 1), (50_000.0, 500))
-    return [_run(count, rate, pipelined) for count in (1, 4, 50) for rate, pipelined in floods]
+def table() -> Table:
+    """Return the table: no flood, one ZADD at a time, and pipelined ones; each with 1, 4 and 50 dispatchers."""
+    floods = {"no flood": (0.0, 0), "2,000/s, one at a time": (2_000.0, 1), "50,000/s, 500 at a time": (50_000.0, 500)}
+    rows = {
+        f"{flood}, {count} dispatchers": partial(_run, count, *rate)
+        for count in (1, 4, 50)
+        for flood, rate in floods.items()
+    }
+    return Table("A foreign client schedules far jobs without pause", rows)

@@ -9,10 +9,12 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from bench.place import Place, fill, percentile, place
+from bench.figures import Figures, Table, percentile
+from bench.server import Server, server
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.store.clients import New
@@ -22,7 +24,7 @@ from evsched.store.store import Store
 class _Stage:
     """A place with a dispatcher, a worker with few slots, and the oracle."""
 
-    def __init__(self, where: Place, oracle: Path) -> None:
+    def __init__(self, where: Server, oracle: Path) -> None:
         self.where = where
         self.client = SyncClient(where.url)
         self.store = Store("default")
@@ -54,75 +56,63 @@ class _Stage:
 
 @contextmanager
 def _stage(slots: int = 4) -> Generator[_Stage]:
-    with tempfile.TemporaryDirectory() as folder, place() as where:
+    with tempfile.TemporaryDirectory() as folder, server() as where:
         oracle = Path(folder) / "starts"
         oracle.touch()
         os.environ["EVSCHED_TEST_ORACLE"] = str(oracle)
-        with where.process("dispatcher"), where.process("worker", "bench.tasks:app", "--concurrency", str(slots)):
-            where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
-            time.sleep(1)
+        with where.fleet("--concurrency", str(slots)):
             stage = _Stage(where, oracle)
             yield stage
             stage.client.close()
 
 
-def fairness() -> list[str]:
-    """Measure when 4 jobs of Bob start, 3 s after Alice's 3,000 jobs of 10 ms, on 4 slots: with groups, and without.
-
-    After 3 s many of Alice's jobs still wait: on 4 slots they take 7.5 s.
-    """
-    figures = dict[bool, tuple[float, float]]()
-    for grouped in (False, True):
-        with _stage() as stage:
-            began = time.time()
-            fill(stage.where, "default", [stage.job(f"a{n}", 0.01, "alice" if grouped else None) for n in range(3000)])
-            time.sleep(max(0.0, began + 3 - time.time()))
-            asked = time.time()
-            fill(stage.where, "default", [stage.job(f"b{n}", 0.01, "bob" if grouped else None) for n in range(4)])
-            lines = stage.until(3004)
-            bob = max(at for name, at in lines if name.startswith("b")) - asked
-            figures[grouped] = bob, lines[-1][1] - lines[0][1]
-    (bob, whole), (fair_bob, fair_whole) = figures[False], figures[True]
-    last = f"Bob's last start after {fair_bob:.3f} s, without groups {bob:.3f} s"
-    cost = f"the whole {fair_whole:.2f} s, without groups {whole:.2f} s ({fair_whole / whole - 1:+.1%})"
-    return [f"3,000 of Alice's and then 4 of Bob's: {last}; {cost}"]
+def _fairness(grouped: bool) -> Figures:
+    """After 3 s many of Alice's jobs still wait: on 4 slots they take 7.5 s."""
+    with _stage() as stage:
+        began = time.time()
+        stage.where.fill("default", [stage.job(f"a{n}", 0.01, "alice" if grouped else None) for n in range(3000)])
+        time.sleep(max(0.0, began + 3 - time.time()))
+        asked = time.time()
+        stage.where.fill("default", [stage.job(f"b{n}", 0.01, "bob" if grouped else None) for n in range(4)])
+        lines = stage.until(3004)
+    bob = max(at for name, at in lines if name.startswith("b")) - asked
+    return {"Bob's last start after, s": bob, "all, s": lines[-1][1] - lines[0][1]}
 
 
-def shares() -> list[str]:
+def _shares() -> Figures:
     """Three groups of 1,000 with weights 1, 1, 2: the shares of any 400 starts in a row while all have jobs left."""
     with _stage() as stage:
         stage.client.send(stage.store.limit({"weight:c": 2.0}))
         with stage.paused():
             for group in "abc":
-                fill(stage.where, "default", [stage.job(f"{group}{n}", 0.001, group) for n in range(1000)])
+                stage.where.fill("default", [stage.job(f"{group}{n}", 0.001, group) for n in range(1000)])
         order = "".join(name[0] for name, _ in stage.until(3000))
     most = dict.fromkeys("abc", 0.0)
     for at in range(2000 - 400):  # afterwards c has no jobs left
         window = order[at : at + 400]
         for group, share in (("a", 0.25), ("b", 0.25), ("c", 0.5)):
             most[group] = max(most[group], abs(window.count(group) / 400 / share - 1))
-    errors = ", ".join(f"{group} {off:.1%}" for group, off in most.items())
-    return [f"three groups of weights 1, 1, 2: any 400 starts are off their shares by at most {errors}"]
+    return {f"off by at most, % ({group})": off * 100 for group, off in most.items()}
 
 
-def priorities(count: int = 10_000) -> list[str]:
+def _priorities(count: int = 10_000) -> Figures:
     """Jobs of mixed priority that are all due: how many started before one of a higher priority."""
     with _stage() as stage:
         with stage.paused():
-            fill(stage.where, "default", [stage.job(f"{n % 10}-{n}", 0.0, None, n % 10) for n in range(count)])
+            stage.where.fill("default", [stage.job(f"{n % 10}-{n}", 0.0, None, n % 10) for n in range(count)])
         order = [int(name[0]) for name, _ in stage.until(count)]
     early, highest = 0, 0
     for priority in reversed(order):
         highest = max(highest, priority)
         early += priority < highest
-    return [f"{count:,} due jobs of ten priorities: {early} started before one of a higher priority"]
+    return {"started before one of a higher priority": early}
 
 
-def rate(per_second: float = 200.0, seconds: float = 10.0) -> list[str]:
+def _rate(per_second: float = 200.0, seconds: float = 10.0) -> Figures:
     """A rate over ten seconds after the first burst: starts, their evenness, and script calls for each job."""
     with _stage(slots=64) as stage:
         stage.client.send(stage.store.limit({"rate": per_second}))
-        fill(stage.where, "default", [stage.job(f"r{n}", 0.0) for n in range(int(per_second * (seconds + 4)))])
+        stage.where.fill("default", [stage.job(f"r{n}", 0.0) for n in range(int(per_second * (seconds + 4)))])
         time.sleep(1)
         calls = stage.where.redis.info("commandstats")["cmdstat_evalsha"]["calls"]
         before = len(stage.lines())
@@ -133,7 +123,21 @@ def rate(per_second: float = 200.0, seconds: float = 10.0) -> list[str]:
     began = moments[0] + 1
     inside = [at for at in moments if began <= at < began + seconds]
     gaps = [later - earlier for earlier, later in pairwise(inside)]
-    off = len(inside) / per_second / seconds - 1
-    even = f"gaps up to {max(gaps) * 1e3:.0f} ms (p50 {percentile(gaps, 0.5) * 1e3:.1f})"
-    starts = f"{len(inside)} starts ({off:+.2%}), {even}, {calls / done:.2f} script calls a job"
-    return [f"rate {per_second:g}/s for {seconds:g} s: {starts}"]
+    return {
+        "starts/s": len(inside) / seconds,
+        "gap p50, ms": percentile(gaps, 0.5) * 1e3,
+        "gap max, ms": max(gaps) * 1e3,
+        "script calls/job": calls / done,
+    }
+
+
+def tables() -> dict[str, Table]:
+    return {
+        "fairness": Table(
+            "Alice's 3,000 jobs of 10 ms on 4 slots, and 3 s later 4 of Bob's",
+            {"without groups": partial(_fairness, False), "with groups": partial(_fairness, True)},
+        ),
+        "shares": Table("Shares of any 400 starts in a row", {"weights a 1, b 1, c 2": _shares}),
+        "priorities": Table("Due jobs of ten priorities", {"10,000 jobs": _priorities}),
+        "rate": Table("A rate, after its first burst", {"200/s for 10 s": _rate}),
+    }

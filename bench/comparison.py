@@ -1,0 +1,168 @@
+"""The same work for all schedulers: how fast, how exact, how frugal. Figures come from the oracle and from Redis."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from bench import floors
+from bench.contender import Contender, contender
+from bench.environments import title
+from bench.figures import Failed, Figures, Table, percentile
+from bench.processes import cpu
+from bench.scale import Scale
+
+_PROBES: Final = 100
+"""Jobs that are scheduled first, which shows how long scheduling takes."""
+
+_LATE: Final = 60.0
+"""Seconds after the due time for which the benchmark waits for jobs."""
+
+_FAR: Final = 2e9
+"""Unix seconds: a due time that no benchmark lives to see."""
+
+_MILLION: Final = 1_000_000
+_PADDING: Final = "x" * 26
+"""With a number of seven digits and this text the payload of evsched's job has 60 bytes."""
+
+
+def rate(times: Sequence[float]) -> float:
+    """Return the jobs/s from the first to the last of these times."""
+    if len(times) < 2:
+        raise Failed(f"{len(times)} jobs ran")
+    return (len(times) - 1) / (max(times) - min(times))
+
+
+def throughput(name: str, scale: Scale) -> Figures:
+    """Measure no-op jobs that are all enqueued before the processes start, from the first that runs to the last."""
+    with contender(name, scale.jobs) as one:
+        one.ask("fill", 1, scale.jobs)
+        before = cpu(one.where.pid)
+        with one.started() as children:
+            times = one.oracle.wait(1, scale.jobs, scale.limit)
+            used = cpu(one.where.pid) - before
+            for child in children:
+                child.check()
+    return {"jobs/s": rate(times), "Redis µs/job": used / len(times) * 1e6}
+
+
+def _schedule(one: Contender, first: int, count: int) -> float | None:
+    """Schedule jobs for one instant that is not too near; return it. None if the scheduler cannot schedule."""
+    began = time.time()
+    if one.ask("schedule", began + 1, first + count, _PROBES) is None:
+        return None
+    now = time.time()
+    due = now + 2 + 2 * (now - began) * count / _PROBES
+    one.ask("schedule", due, first, count)
+    if time.time() > due:
+        raise Failed("the jobs were due before all were scheduled")
+    return due
+
+
+def instant(name: str, scale: Scale) -> Figures:
+    """Measure when the first and the last of many jobs start that are due at the same instant."""
+    with contender(name, scale.instant + _PROBES) as one, one.serving():
+        due = _schedule(one, 1, scale.instant)
+        if due is None:
+            return {"first start, s": None, "last start, s": None, "early": None}
+        times = one.oracle.wait(1, scale.instant, due - time.time() + _LATE)
+    if len(times) < scale.instant:
+        raise Failed(f"{len(times):,} of {scale.instant:,} jobs ran within {_LATE:g} s")
+    early = sum(at < due for at in times)
+    return {"first start, s": min(times) - due, "last start, s": max(times) - due, "early": early}
+
+
+def sparse_dues(count: int, begin: float) -> list[float]:
+    """Return due times that are 10 to 50 ms apart, the same each time."""
+    rng, dues = random.Random(1), list[float]()
+    for _ in range(count):
+        begin += rng.uniform(0.01, 0.05)
+        dues.append(begin)
+    return dues
+
+
+def lateness(late: list[float]) -> Figures:
+    """Return the figures of jobs' lateness in seconds."""
+    p50, p99 = percentile(late, 0.5) * 1e3, percentile(late, 0.99) * 1e3
+    return {"p50, ms": p50, "p99, ms": p99, "early": sum(one < 0 for one in late)}
+
+
+def sparse(name: str, scale: Scale) -> Figures:
+    """Measure the lateness of jobs that are due one by one, from the due time to the handler."""
+    with contender(name, scale.sparse) as one, one.serving():
+        dues = sparse_dues(scale.sparse, time.time() + 2 + scale.sparse / 100)
+        if one.ask("spread", dues, 1) is None:
+            return dict.fromkeys(lateness([0.0]))
+        if time.time() > dues[0]:
+            raise Failed("the first jobs were due before all were scheduled")
+        times = one.oracle.wait(1, scale.sparse, dues[-1] - time.time() + _LATE)
+    if len(times) < scale.sparse:
+        raise Failed(f"{len(times):,} of {scale.sparse:,} jobs ran")
+    return lateness([at - due for at, due in zip(times, dues, strict=True)])
+
+
+def idle(name: str, scale: Scale) -> Figures:
+    """Measure what the processes and Redis do while there is no job."""
+    with contender(name, 0) as one, one.serving() as children:
+        time.sleep(6)  # what a process does once after its start is not idleness
+        pids = [child.pid for child in children]
+        executed, used, redis = one.where.executed(), cpu(*pids), cpu(one.where.pid)
+        sent = one.where.sent(scale.idle)
+        executed, used, redis = one.where.executed() - executed, cpu(*pids) - used, cpu(one.where.pid) - redis
+    return {
+        "commands/s sent": sent / scale.idle,
+        "commands/s executed": executed / scale.idle,
+        "CPU %": used / scale.idle * 100,
+        "CPU % of Redis": redis / scale.idle * 100,
+    }
+
+
+def memory(name: str, scale: Scale) -> Figures:
+    """Measure the bytes of Redis for each job that is scheduled for a far time."""
+    with contender(name, 0) as one:
+        one.ask("schedule", _FAR, _MILLION - 1, 1, _PADDING)  # what is stored once
+        before = one.where.memory()
+        done = one.ask("schedule", _FAR, _MILLION, scale.stored, _PADDING)
+        used = one.where.memory() - before
+    return {"bytes/job": used / scale.stored if done else None}
+
+
+def enqueue(name: str, scale: Scale) -> Figures:
+    """Measure enqueueing while nothing else runs: by the call for many jobs, and one by one."""
+    with contender(name, 0) as one:
+        one.ask("fill", 1, _PROBES)  # connections, imports
+        many = one.ask("many", 1 + _PROBES, scale.jobs)
+        single = one.ask("single", _MILLION, scale.jobs)
+    return {"many, jobs/s": many and scale.jobs / many, "single, jobs/s": scale.jobs / single}
+
+
+_TITLES: Final[dict[str, tuple[str, Callable[[str, Scale], Figures]]]] = {
+    "throughput": ("No-op jobs, one worker process", throughput),
+    "instant": ("Jobs due at one instant", instant),
+    "sparse": ("Sparse jobs: lateness from due to handler", sparse),
+    "idle": ("Idle", idle),
+    "memory": ("Memory of Redis for each scheduled job", memory),
+    "enqueue": ("Enqueueing", enqueue),
+}
+
+
+_NOTES: Final = {
+    "throughput": "All jobs are enqueued before the processes start. Counted from the first job that runs to the last.",
+    "idle": "Sent: by clients. Executed: those inside scripts too.",
+    "memory": "The payload of evsched's job has 60 bytes; the others get the same arguments.",
+    "enqueue": "-: there is no call for many jobs. Single: from 100 tasks if the API is asynchronous, else in turn.",
+}
+
+
+def tables(names: Sequence[str], scale: Scale) -> dict[str, Table]:
+    """Return the tables that compare these schedulers."""
+    made = dict[str, Table]()
+    for key, (heading, figures) in _TITLES.items():
+        rows = {title(name): partial(figures, name, scale) for name in names}
+        if key == "throughput" and "evsched" in names:
+            rows |= floors.rows(scale)
+        made[key] = Table(heading, rows, scale.rounds, _NOTES.get(key, ""))
+    return made

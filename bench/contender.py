@@ -1,0 +1,99 @@
+"""A scheduler under test: its server, its oracle, its processes, and the process that enqueues."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from bench.environments import programs
+from bench.figures import Failed
+from bench.oracle import VARIABLE, Oracle, oracle
+from bench.processes import CHECKOUT, Child, running
+from bench.server import Server, server
+
+_FIRST: Final = 60.0
+"""Seconds that the first job may take from the start of the processes."""
+
+_SETTLE: Final = 2.0
+"""Seconds from the first job's run until the processes are taken to have started."""
+
+_PROBE: Final = 0
+"""The number of the job that shows that the processes run. The others count from 1."""
+
+
+class Contender:
+    """One scheduler on a server of its own. Its jobs have numbers from 1 on."""
+
+    def __init__(self, name: str, where: Server, cells: Oracle) -> None:
+        self.where = where
+        self.oracle = cells
+        self._folder = programs(name)
+        self._environment = {"BENCH_REDIS": where.url, VARIABLE: str(cells.path), "PYTHONPATH": str(CHECKOUT)}
+        self._producer = subprocess.Popen(
+            [self._folder / "python", "-m", "bench.produce", name],
+            cwd=CHECKOUT,
+            env={**os.environ, **self._environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, verb: str, *arguments: Any) -> Any:
+        """Send a request to the producer, and return its reply; see bench/produce.py."""
+        pipes = self._producer
+        assert pipes.stdin is not None
+        assert pipes.stdout is not None
+        try:
+            pipes.stdin.write(json.dumps([verb, *arguments]) + "\n")
+            pipes.stdin.flush()
+        except BrokenPipeError:
+            pass  # the reply, which there is none of, says more
+        reply = pipes.stdout.readline()
+        if not reply:
+            raise Failed(f"its producer ended: {pipes.communicate()[1].strip().rpartition(chr(10))[2]}")
+        return json.loads(reply)
+
+    @contextmanager
+    def started(self) -> Generator[list[Child]]:
+        """Run the scheduler's processes."""
+        with ExitStack() as stack:
+            children = list[Child]()
+            for program, *words in self.ask("commands"):
+                command = [str(self._folder / program), *words]
+                children.append(stack.enter_context(running(command, self._environment)))
+            yield children
+
+    @contextmanager
+    def serving(self) -> Generator[list[Child]]:
+        """Run the scheduler's processes, and wait until they have run a job."""
+        with self.started() as children:
+            self.ask("single", _PROBE, 1)
+            end = time.monotonic() + _FIRST
+            while not self.oracle.wait(_PROBE, 1, 1.0):
+                for child in children:
+                    child.check()
+                if time.monotonic() > end:
+                    raise Failed(f"no job ran within {_FIRST:g} s of the start")
+            time.sleep(_SETTLE)
+            yield children
+
+    def close(self) -> None:
+        self._producer.terminate()
+        self._producer.communicate()
+
+
+@contextmanager
+def contender(name: str, jobs: int) -> Generator[Contender]:
+    """Start a server and the producer of a scheduler, with an oracle for so many jobs; end them all."""
+    with server() as where, oracle(jobs + 1) as cells:
+        one = Contender(name, where, cells)
+        try:
+            yield one
+        finally:
+            one.close()

@@ -1,0 +1,76 @@
+"""An environment for each scheduler, with the versions that its file pins. They are made once and kept in bench/.envs.
+
+A scheduler's file lists its requirements in a comment of the standard form for scripts (PEP 723).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from bench.figures import Failed
+
+FOLDER: Final = Path(__file__).parent / "schedulers"
+_ENVIRONMENTS: Final = Path(__file__).parent / ".envs"
+_HEADER: Final = re.compile(r"(?m)^# /// script$\n(?P<toml>(?:^#.*$\n)+?)^# ///$")
+_NOTE: Final = re.compile(r'(?m)^NOTE = "(.*)"$')
+
+
+def requirements(name: str) -> list[str]:
+    """Return what the scheduler's file asks for; nothing for evsched itself, which runs in the checkout's own."""
+    header = _HEADER.search((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    if header is None:
+        return []
+    script: dict[str, Any] = tomllib.loads(re.sub(r"(?m)^# ?", "", header["toml"]))
+    return script["dependencies"]
+
+
+def title(name: str) -> str:
+    """Return the scheduler's name with its version."""
+    pins = requirements(name)
+    return re.sub(r"\[.*?]", "", pins[0]).replace("==", " ") if pins else name.replace("_", " ")
+
+
+def note(name: str) -> list[str]:
+    """Return what a reader of the figures should know of the scheduler: its file's NOTE, if it has one."""
+    found = _NOTE.search((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    return [found[1]] if found else []
+
+
+def programs(name: str) -> Path:
+    """Return the folder of the scheduler's `python` and other programs; make the environment if it is not there.
+
+    Raises:
+        Failed: the packages could not be installed.
+    """
+    pins = requirements(name)
+    if not pins:
+        return Path(sys.executable).parent
+    folder = _ENVIRONMENTS / name
+    made = folder / "requirements.txt"
+    if made.exists() and made.read_text(encoding="utf-8").split("\n") == pins:
+        return folder / "bin"
+    print(f"installing {', '.join(pins)}", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    uv = shutil.which("uv")
+    python = str(folder / "bin" / "python")
+    _run([uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"], str(folder))
+    _run([uv, "pip", "install", "--quiet", "--python", python] if uv else [python, "-m", "pip", "install"], *pins)
+    made.write_text("\n".join(pins), encoding="utf-8")
+    return folder / "bin"
+
+
+def _run(command: list[str], *more: str) -> None:
+    ended = subprocess.run([*command, *more], capture_output=True, text=True, check=False, env=_environment())
+    if ended.returncode:
+        raise Failed(f"cannot be installed: {ended.stderr.strip().rpartition(chr(10))[2]}")
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}

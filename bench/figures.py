@@ -1,0 +1,96 @@
+"""A table of figures: which rows it has, the rounds in which they are measured, and how it is printed."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct, field
+
+Figures = Mapping[str, "float | None"]
+"""Figures by the titles of their columns. None: this row cannot have such a figure."""
+
+
+class Failed(Exception):
+    """A figure could not be measured; the message says why."""
+
+
+class Table(Struct, frozen=True):
+    """What to measure: for each row a function that measures its figures once."""
+
+    title: str
+    rows: Mapping[str, Callable[[], Figures]]
+    rounds: int = 1
+    """How often each row is measured. The rows take turns, so that a change of the machine's speed meets all."""
+    note: str = ""
+    """What a reader should know."""
+
+
+class Measured(Struct, frozen=True):
+    """The figures of a table: by row and column the values of all rounds."""
+
+    title: str
+    values: dict[str, dict[str, list[float]]]
+    notes: list[str] = field(default_factory=list[str])
+
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self.values.values() for column in row))
+
+
+def measure(table: Table) -> Measured:
+    """Measure all rows of a table, round by round. A row that fails is noted, and is not tried again."""
+    values: dict[str, dict[str, list[float]]] = {name: {} for name in table.rows}
+    failed = dict[str, str]()
+    for turn in range(table.rounds):
+        for name, row in table.rows.items():
+            if name in failed:
+                continue
+            print(f"{table.title}: {name}, round {turn + 1} of {table.rounds}", file=sys.stderr, flush=True)
+            try:
+                figures = row()
+            except (Failed, OSError, subprocess.SubprocessError) as error:
+                failed[name] = f"{name}: {error}"
+                continue
+            for column, value in figures.items():
+                values[name].setdefault(column, []).extend([] if value is None else [value])
+    return Measured(table.title, values, [table.note] * bool(table.note) + list(failed.values()))
+
+
+def markdown(measured: Measured, cell: Callable[[Sequence[float]], str]) -> str:
+    """Return a table in Markdown; `cell` writes the values of one cell."""
+    columns = measured.columns()
+    lines = [["", *columns]]
+    for name, row in measured.values.items():
+        lines.append([name, *(cell(row.get(column, ())) for column in columns)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    body = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
+    return "\n".join([f"**{measured.title}**", "", *body, *(f"\n{note}" for note in measured.notes), ""])
+
+
+def median(values: Sequence[float]) -> str:
+    return number(statistics.median(values)) if values else "-"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the median with the least and the greatest value."""
+    if len(values) < 2 or min(values) == max(values):
+        return median(values)
+    return f"{median(values)} ({number(min(values))} to {number(max(values))})"
+
+
+def number(value: float) -> str:
+    """Return a figure with three digits, or all those before the point."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.2g}"
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return the value below which that share of the values lies (nearest rank)."""
+    if not values:
+        raise Failed("no job has run")
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]

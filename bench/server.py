@@ -1,0 +1,102 @@
+"""A Redis server of a benchmark's own, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from bench.figures import Failed
+from bench.processes import Child, running
+from evsched.client.client import Client
+from evsched.demo import count_commands
+from evsched.store.clients import New
+from evsched.transport.embedded import EmbeddedRedis
+
+
+class Server:
+    """A server with the redis.conf that evsched ships, on loopback, and a plain redis-py client."""
+
+    def __init__(self, server: EmbeddedRedis) -> None:
+        self.url = f"redis://127.0.0.1:{server.port}/0"
+        self.pid = server.pid
+        self.redis: Any = redis.Redis.from_url(self.url, protocol=2, driver_info=None)
+
+    def memory(self) -> int:
+        """Return the bytes that Redis uses for data."""
+        return self.redis.info("memory")["used_memory"]
+
+    def executed(self) -> int:
+        """Return how many commands Redis has executed, those inside scripts included."""
+        stats: dict[str, dict[str, int]] = self.redis.info("commandstats")
+        return sum(one["calls"] for name, one in stats.items() if name != "cmdstat_info")
+
+    def sent(self, seconds: float) -> int:
+        """Count for so many seconds the commands that clients send."""
+        return count_commands(self.redis, seconds)
+
+    @contextmanager
+    def evsched(self, *words: str) -> Generator[Child]:
+        """Run `evsched` with these words."""
+        command = [str(Path(sys.executable).with_name("evsched")), *words, "--url", self.url, "--log-level", "ERROR"]
+        with running(command, {}) as child:
+            yield child
+
+    @contextmanager
+    def fleet(self, *options: str) -> Generator[tuple[Child, Child]]:
+        """Run a dispatcher and a worker with these options, and wait until the worker serves."""
+        with (
+            self.evsched("dispatcher") as dispatcher,
+            self.evsched("worker", "bench.own.tasks:app", *options) as worker,
+        ):
+            self.until(lambda: bool(self.redis.exists("evsched:{default}:leases")))
+            time.sleep(1)
+            yield dispatcher, worker
+
+    def fill(self, queue: str, jobs: list[New]) -> None:
+        """Enqueue jobs for evsched."""
+
+        async def run() -> None:
+            client = Client(self.url)
+            await client.enqueue(queue, jobs)
+            await client.close()
+
+        asyncio.run(run())
+
+    def fill_backlog(self, queue: str, jobs: list[New]) -> None:
+        """Enqueue jobs for evsched that are due, and let a dispatcher move them to the backlog."""
+        self.fill(queue, jobs)
+        with self.evsched("dispatcher"):
+            self.until(lambda: not self.redis.exists(f"evsched:{{{queue}}}:schedule"))
+
+    def until(self, condition: Callable[[], bool], limit: float = 120.0) -> None:
+        """Wait for a condition, looking every 20 ms."""
+        end = time.monotonic() + limit
+        while not condition():
+            if time.monotonic() > end:
+                raise Failed(f"a condition of the benchmark was not met within {limit:g} s")
+            time.sleep(0.02)
+
+    def ended(self, queue: str, job_id: str) -> None:
+        """Wait until the record of evsched's job says that it has ended."""
+        self.until(lambda: bool(self.redis.hexists(f"evsched:{{{queue}}}:job:{job_id}", "finished")))
+
+    def fields(self, queue: str, ids: list[str], *names: str) -> list[list[float]]:
+        """Read fields of many records of evsched's jobs as numbers."""
+        pipe = self.redis.pipeline(transaction=False)
+        for job_id in ids:
+            pipe.hmget(f"evsched:{{{queue}}}:job:{job_id}", *names)
+        return [[float(value) for value in values] for values in pipe.execute()]
+
+
+@contextmanager
+def server() -> Generator[Server]:
+    """Start a server, and end it."""
+    with EmbeddedRedis(port=0) as embedded:
+        yield Server(embedded)
