@@ -43,8 +43,9 @@ chaos: $(READY)
 		--hypothesis-profile explore --hypothesis-seed $(SEED)
 	@$(BIN)/pytest -n 0 tests/chaos
 
+# All of it takes about two hours: make bench ARGS="--quick", or ARGS="throughput --only evsched,huey"
 bench: $(READY)
-	@$(BIN)/python -m bench
+	@$(BIN)/python -m bench $(ARGS)
 
 format: $(READY)
 	@$(BIN)/ruff format .

@@ -19,7 +19,7 @@ from bench.alternatives import measure as alternatives
 from bench.environments import FOLDER, note, programs, title
 from bench.figures import Failed, Measured, Table, markdown, measure, median, spread
 from bench.own import flood, metrics, overdue, policy, recurrences
-from bench.scale import QUICK, Scale
+from bench.scale import QUICK, Scale, described
 
 _SCHEDULERS: Final = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
@@ -42,13 +42,16 @@ def _tables(schedulers: Sequence[str], scale: Scale) -> dict[str, dict[str, Tabl
 def _parser(groups: dict[str, dict[str, Table]]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     names = "; ".join(f"{group}: {', '.join(tables)}" for group, tables in groups.items())
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"tables or groups; compare and designs else. {names}")
-    parser.add_argument("--only", default="", metavar="A,B", help=f"these schedulers, of {', '.join(_SCHEDULERS)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"tables or groups; without one, compare and designs. {names}"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="A,B", help=f"compare these schedulers, of {', '.join(_SCHEDULERS)}"
+    )
     parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
     parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
-    for name in Scale.__struct_fields__:
-        default: float = getattr(Scale(), name)
-        parser.add_argument(f"--{name}", type=type(default), metavar="N", help=f"{default:,} unless you say otherwise")
+    for name, (kind, words) in described().items():
+        parser.add_argument(f"--{name}", type=kind, metavar="N", help=words)
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from bench import floors
 from bench.contender import Contender, contender
 from bench.environments import title
-from bench.figures import Failed, Figures, Table, percentile
+from bench.figures import Failed, Figures, Table, percentile, rate
 from bench.processes import cpu
 from bench.scale import Scale
 
@@ -27,13 +27,6 @@ _FAR: Final = 2e9
 _MILLION: Final = 1_000_000
 _PADDING: Final = "x" * 26
 """With a number of seven digits and this text the payload of evsched's job has 60 bytes."""
-
-
-def rate(times: Sequence[float]) -> float:
-    """Return the jobs/s from the first to the last of these times."""
-    if len(times) < 2:
-        raise Failed(f"{len(times)} jobs ran")
-    return (len(times) - 1) / (max(times) - min(times))
 
 
 def throughput(name: str, scale: Scale) -> Figures:
@@ -134,9 +127,10 @@ def enqueue(name: str, scale: Scale) -> Figures:
     """Measure enqueueing while nothing else runs: by the call for many jobs, and one by one."""
     with contender(name, 0) as one:
         one.ask("fill", 1, _PROBES)  # connections, imports
-        many = one.ask("many", 1 + _PROBES, scale.jobs)
-        single = one.ask("single", _MILLION, scale.jobs)
-    return {"many, jobs/s": many and scale.jobs / many, "single, jobs/s": scale.jobs / single}
+        count = scale.jobs // 4
+        many = one.ask("many", 1 + _PROBES, count)
+        single = one.ask("single", _MILLION, count)
+    return {"many, jobs/s": many and count / many, "single, jobs/s": count / single}
 
 
 _TITLES: Final[dict[str, tuple[str, Callable[[str, Scale], Figures]]]] = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from bench.environments import programs
 from bench.figures import Failed
@@ -29,18 +30,19 @@ _PROBE: Final = 0
 class Contender:
     """One scheduler on a server of its own. Its jobs have numbers from 1 on."""
 
-    def __init__(self, name: str, where: Server, cells: Oracle) -> None:
+    def __init__(self, name: str, where: Server, cells: Oracle, log: IO[str]) -> None:
         self.where = where
         self.oracle = cells
         self._folder = programs(name)
         self._environment = {"BENCH_REDIS": where.url, VARIABLE: str(cells.path), "PYTHONPATH": str(CHECKOUT)}
+        self._log = log
         self._producer = subprocess.Popen(
             [self._folder / "python", "-m", "bench.produce", name],
             cwd=CHECKOUT,
             env={**os.environ, **self._environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._log,
             text=True,
         )
 
@@ -56,7 +58,8 @@ class Contender:
             pass  # the reply, which there is none of, says more
         reply = pipes.stdout.readline()
         if not reply:
-            raise Failed(f"its producer ended: {pipes.communicate()[1].strip().rpartition(chr(10))[2]}")
+            self._log.seek(0)
+            raise Failed(f"its producer ended: {self._log.read().strip().rpartition(chr(10))[2]}")
         return json.loads(reply)
 
     @contextmanager
@@ -91,8 +94,8 @@ class Contender:
 @contextmanager
 def contender(name: str, jobs: int) -> Generator[Contender]:
     """Start a server and the producer of a scheduler, with an oracle for so many jobs; end them all."""
-    with server() as where, oracle(jobs + 1) as cells:
-        one = Contender(name, where, cells)
+    with server() as where, oracle(jobs + 1) as cells, tempfile.TemporaryFile("w+") as log:
+        one = Contender(name, where, cells, log)
         try:
             yield one
         finally:

@@ -94,3 +94,10 @@ def percentile(values: list[float], share: float) -> float:
         raise Failed("no job has run")
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def rate(times: Sequence[float]) -> float:
+    """Return the jobs/s from the first to the last of these times."""
+    if len(times) < 2:
+        raise Failed(f"{len(times)} jobs ran")
+    return (len(times) - 1) / (max(times) - min(times))

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from bench.alternatives.event_script import MOVE
 from bench.contender import contender
-from bench.figures import Figures
+from bench.figures import Figures, rate
 from bench.own.tasks import due_jobs
 from bench.processes import CHECKOUT, cpu
 from bench.scale import Scale
@@ -21,7 +21,7 @@ from evsched.config import Config
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 
-_BATCH: Final = Config().batch
+_CONFIG: Final = Config()
 
 
 def dispatched(scale: Scale) -> Figures:
@@ -34,7 +34,7 @@ def dispatched(scale: Scale) -> Figures:
         with one.started():
             times = one.oracle.wait(1, scale.jobs, scale.limit)
             used = cpu(one.where.pid) - before
-    return {"jobs/s": (len(times) - 1) / (max(times) - min(times)), "Redis µs/job": used / len(times) * 1e6}
+    return {"jobs/s": rate(times), "Redis µs/job": used / len(times) * 1e6}
 
 
 def bare(scale: Scale) -> Figures:
@@ -52,7 +52,7 @@ def dispatch_script(scale: Scale) -> Figures:
 
     async def run(url: str) -> None:
         sender, store = BatchingSender(url), Store("default")
-        while not (await sender.send(store.dispatch(limit=_BATCH, cap=1 << 20))).sleep:
+        while not (await sender.send(store.dispatch(limit=_CONFIG.batch, cap=_CONFIG.payload_cap))).sleep:
             pass
         await sender.close()
 
@@ -70,7 +70,7 @@ def plain_script(scale: Scale) -> Figures:
         move: Any = where.redis.register_script(MOVE)
 
         def run() -> None:
-            while move(keys=["schedule", "ready"], args=[_BATCH]):
+            while move(keys=["schedule", "ready"], args=[_CONFIG.batch]):
                 pass
 
         return _timed(where, scale, run)

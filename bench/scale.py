@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, Final, get_type_hints
+
+from msgspec import Meta, Struct
 
 
 class Scale(Struct, frozen=True, kw_only=True):
-    jobs: int = 20_000
-    """No-op jobs, and jobs enqueued."""
-    limit: float = 40.0
-    """Seconds that the no-op jobs may take; a slower scheduler is judged by those that have run until then."""
-    instant: int = 10_000
-    """Jobs due at one instant."""
-    sparse: int = 300
-    """Jobs due 10 to 50 ms apart."""
-    stored: int = 10_000
-    """Jobs whose memory is measured."""
-    idle: float = 30.0
-    """Seconds for which an idle fleet is watched."""
-    overdue: int = 100_000
-    """Jobs overdue after an outage."""
-    rounds: int = 3
+    jobs: Annotated[int, Meta(description="no-op jobs; a quarter of them measure enqueueing")] = 20_000
+    limit: Annotated[float, Meta(description="seconds that the no-op jobs may take; later ones do not count")] = 20.0
+    instant: Annotated[int, Meta(description="jobs due at one instant")] = 10_000
+    sparse: Annotated[int, Meta(description="jobs due 10 to 50 ms apart")] = 300
+    stored: Annotated[int, Meta(description="jobs whose memory is measured")] = 10_000
+    idle: Annotated[float, Meta(description="seconds for which idle processes are watched")] = 20.0
+    overdue: Annotated[int, Meta(description="jobs overdue after an outage")] = 100_000
+    rounds: Annotated[int, Meta(description="rounds in which all rows take turns")] = 3
 
 
-QUICK = Scale(jobs=200, limit=10.0, instant=200, sparse=50, stored=200, idle=3.0, overdue=1_000, rounds=1)
-"""Enough to see that all works, in about a minute for each scheduler. The figures mean little."""
+QUICK: Final = Scale(jobs=200, limit=10.0, instant=200, sparse=50, stored=200, idle=3.0, overdue=1_000, rounds=1)
+"""Enough to see that all works, in about ten minutes. The figures mean little."""
+
+
+def described() -> dict[str, tuple[type[int] | type[float], str]]:
+    """Return the type of each field and its description with the default."""
+    fields = dict[str, tuple[type[int] | type[float], str]]()
+    for name, hint in get_type_hints(Scale, include_extras=True).items():
+        default: float = getattr(Scale(), name)
+        (meta,) = hint.__metadata__
+        fields[name] = type(default), f"{meta.description}; {default:,} unless you say otherwise"
+    return fields

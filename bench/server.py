@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import redis
 
@@ -19,6 +19,9 @@ from evsched.demo import count_commands
 from evsched.store.clients import New
 from evsched.transport.embedded import EmbeddedRedis
 
+_ACCOUNTING: Final = 1.5
+"""Seconds after which Redis has counted the buffers of all clients anew; it does so about once a second."""
+
 
 class Server:
     """A server with the redis.conf that evsched ships, on loopback, and a plain redis-py client."""
@@ -26,11 +29,17 @@ class Server:
     def __init__(self, server: EmbeddedRedis) -> None:
         self.url = f"redis://127.0.0.1:{server.port}/0"
         self.pid = server.pid
-        self.redis: Any = redis.Redis.from_url(self.url, protocol=2, driver_info=None)
+        self.redis: Any = self.client()
+
+    def client(self) -> Any:
+        """Return a plain redis-py client with connections of its own."""
+        return redis.Redis.from_url(self.url, protocol=2, driver_info=None)
 
     def memory(self) -> int:
-        """Return the bytes that Redis uses for data."""
-        return self.redis.info("memory")["used_memory"]
+        """Return the bytes that Redis uses, without the buffers of its clients and of the file that it appends to."""
+        time.sleep(_ACCOUNTING)
+        used: dict[str, int] = self.redis.info("memory")
+        return used["used_memory"] - used["mem_clients_normal"] - used["mem_aof_buffer"]
 
     def executed(self) -> int:
         """Return how many commands Redis has executed, those inside scripts included."""

@@ -13,7 +13,7 @@ from bench.alternatives.timestamp_lists import TimestampLists
 from bench.alternatives.watch_multi import WatchMulti
 
 DESIGNS: Final[dict[str, Design]] = {
-    "script, exact sleep, events": EventScript(),
+    "evsched's: script, sleep until due, events": EventScript(),
     "polling each second": Polling(1.0),
     "polling each 10 ms": Polling(0.01),
     "WATCH and MULTI": WatchMulti(),
