@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -50,6 +52,7 @@ def _parser(groups: dict[str, dict[str, Table]]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
     parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
+    parser.add_argument("--plots", metavar="FOLDER", help="also draw plots, as SVG files in this folder")
     for name, (kind, words) in described().items():
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=words)
     return parser
@@ -78,7 +81,7 @@ def _summary(measured: dict[str, Measured], schedulers: Sequence[str], notes: li
     for name, table in measured.items():
         for column in table.columns():
             rows[f"{name}: {column}"] = {row: table.values[row].get(column, []) for row in schedulers}
-    return Measured("All schedulers: medians", rows, notes)
+    return Measured("All schedulers: medians", rows, notes=notes)
 
 
 def main() -> None:
@@ -99,13 +102,26 @@ def main() -> None:
         if not arguments.json:
             print(markdown(measured[name], spread), flush=True)
     compared = {name: one for name, one in measured.items() if name in groups["compare"]}
+    if arguments.plots:
+        _draw(arguments.plots, _json(scale, notes, measured))
     if arguments.json:
-        result = {"machine": _machine(), "scale": scale, "notes": notes, "tables": measured}
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+        sys.stdout.buffer.write(_json(scale, notes, measured))
         return
     if len(compared) > 1:
         print(markdown(_summary(compared, [title(name) for name in schedulers], notes), median))
     print(f"Machine: {_machine()}")
+
+
+def _json(scale: Scale, notes: list[str], measured: dict[str, Measured]) -> bytes:
+    result = {"machine": _machine(), "scale": scale, "notes": notes, "tables": measured}
+    return msgspec.json.format(msgspec.json.encode(result)) + b"\n"
+
+
+def _draw(folder: str, figures: bytes) -> None:
+    """Draw plots into a folder."""
+    script = Path(__file__).with_name("plot.py")
+    python = programs("plot", script.parent) / "python"
+    subprocess.run([python, script, folder], input=figures, check=True)
 
 
 def _chosen(

@@ -12,7 +12,7 @@ from bench import floors
 from bench.contender import Contender, contender
 from bench.environments import title
 from bench.figures import Failed, Figures, Table, percentile, rate
-from bench.processes import cpu
+from bench.processes import Child, cpu
 from bench.scale import Scale
 
 _PROBES: Final = 100
@@ -33,20 +33,45 @@ def throughput(name: str, scale: Scale) -> Figures:
     """Measure no-op jobs that are all enqueued before the processes start, from the first that runs to the last."""
     with contender(name, scale.jobs) as one:
         one.ask("fill", 1, scale.jobs)
-        before = cpu(one.where.pid)
         with one.started() as children:
-            times = one.oracle.wait(1, scale.jobs, scale.limit)
-            used = cpu(one.where.pid) - before
-            for child in children:
-                child.check()
-    return {"jobs/s": rate(times), "Redis µs/job": used / len(times) * 1e6}
+            return drained(one, children, scale)
 
 
-def _schedule(one: Contender, first: int, count: int) -> float | None:
-    """Schedule jobs for one instant that is not too near; return it. None if the scheduler cannot schedule."""
+def drained(one: Contender, children: Sequence[Child], scale: Scale) -> Figures:
+    """Measure jobs that processes run which have just been started, from the first job that runs to the last."""
+    pids, redis = [child.pid for child in children], one.where.pid
+    begun = one.oracle.wait_for_one(1, scale.jobs, scale.limit)
+    used, server = cpu(*pids), cpu(redis)
+    times = one.oracle.wait(1, scale.jobs, scale.limit)
+    used, server = cpu(*pids) - used, cpu(redis) - server
+    for child in children:
+        child.check()
+    left = len(times) - begun
+    return {
+        "jobs/s": rate(times),
+        "CPU µs/job": used / left * 1e6 if left else None,
+        "Redis µs/job": server / left * 1e6 if left else None,
+    }
+
+
+def dispatched(scale: Scale) -> Figures:
+    """Measure evsched's no-op jobs when a dispatcher has moved them all before the worker starts."""
+    with contender("evsched", scale.jobs) as one:
+        one.ask("fill", 1, scale.jobs)
+        with one.where.evsched("dispatcher"):
+            one.where.until(lambda: not one.where.redis.exists("evsched:{default}:schedule"))
+        with one.started() as children:
+            return drained(one, children, scale)
+
+
+_CANNOT: Final = Failed("it cannot schedule jobs")
+
+
+def _schedule(one: Contender, first: int, count: int) -> float:
+    """Schedule jobs for one instant that is not too near; return it."""
     began = time.time()
     if one.ask("schedule", began + 1, first + count, _PROBES) is None:
-        return None
+        raise _CANNOT
     now = time.time()
     due = now + 2 + 2 * (now - began) * count / _PROBES
     one.ask("schedule", due, first, count)
@@ -59,8 +84,6 @@ def instant(name: str, scale: Scale) -> Figures:
     """Measure when the first and the last of many jobs start that are due at the same instant."""
     with contender(name, scale.instant + _PROBES) as one, one.serving():
         due = _schedule(one, 1, scale.instant)
-        if due is None:
-            return {"first start, s": None, "last start, s": None, "early": None}
         times = one.oracle.wait(1, scale.instant, due - time.time() + _LATE)
     if len(times) < scale.instant:
         raise Failed(f"{len(times):,} of {scale.instant:,} jobs ran within {_LATE:g} s")
@@ -88,13 +111,14 @@ def sparse(name: str, scale: Scale) -> Figures:
     with contender(name, scale.sparse) as one, one.serving():
         dues = sparse_dues(scale.sparse, time.time() + 2 + scale.sparse / 100)
         if one.ask("spread", dues, 1) is None:
-            return dict.fromkeys(lateness([0.0]))
+            raise _CANNOT
         if time.time() > dues[0]:
             raise Failed("the first jobs were due before all were scheduled")
         times = one.oracle.wait(1, scale.sparse, dues[-1] - time.time() + _LATE)
     if len(times) < scale.sparse:
         raise Failed(f"{len(times):,} of {scale.sparse:,} jobs ran")
-    return lateness([at - due for at, due in zip(times, dues, strict=True)])
+    late = [at - due for at, due in zip(times, dues, strict=True)]
+    return {**lateness(late), "lateness, s": late}
 
 
 def idle(name: str, scale: Scale) -> Figures:
@@ -116,11 +140,12 @@ def idle(name: str, scale: Scale) -> Figures:
 def memory(name: str, scale: Scale) -> Figures:
     """Measure the bytes of Redis for each job that is scheduled for a far time."""
     with contender(name, 0) as one:
-        one.ask("schedule", _FAR, _MILLION - 1, 1, _PADDING)  # what is stored once
+        if one.ask("schedule", _FAR, _MILLION - 1, 1, _PADDING) is None:  # what is stored once
+            raise _CANNOT
         before = one.where.memory()
-        done = one.ask("schedule", _FAR, _MILLION, scale.stored, _PADDING)
+        one.ask("schedule", _FAR, _MILLION, scale.stored, _PADDING)
         used = one.where.memory() - before
-    return {"bytes/job": used / scale.stored if done else None}
+    return {"bytes/job": used / scale.stored}
 
 
 def enqueue(name: str, scale: Scale) -> Figures:
@@ -157,6 +182,6 @@ def tables(names: Sequence[str], scale: Scale) -> dict[str, Table]:
     for key, (heading, figures) in _TITLES.items():
         rows = {title(name): partial(figures, name, scale) for name in names}
         if key == "throughput" and "evsched" in names:
-            rows |= floors.rows(scale)
+            rows |= {"evsched, jobs dispatched before": partial(dispatched, scale), **floors.rows(scale)}
         made[key] = Table(heading, rows, scale.rounds, _NOTES.get(key, ""))
     return made

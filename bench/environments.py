@@ -22,9 +22,9 @@ _HEADER: Final = re.compile(r"(?m)^# /// script$\n(?P<toml>(?:^#.*$\n)+?)^# ///$
 _NOTE: Final = re.compile(r'(?m)^NOTE = "(.*)"$')
 
 
-def requirements(name: str) -> list[str]:
+def requirements(name: str, folder: Path = FOLDER) -> list[str]:
     """Return what the scheduler's file asks for; nothing for evsched itself, which runs in the checkout's own."""
-    header = _HEADER.search((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    header = _HEADER.search((folder / f"{name}.py").read_text(encoding="utf-8"))
     if header is None:
         return []
     script: dict[str, Any] = tomllib.loads(re.sub(r"(?m)^# ?", "", header["toml"]))
@@ -43,27 +43,27 @@ def note(name: str) -> list[str]:
     return [found[1]] if found else []
 
 
-def programs(name: str) -> Path:
+def programs(name: str, folder: Path = FOLDER) -> Path:
     """Return the folder of the scheduler's `python` and other programs; make the environment if it is not there.
 
     Raises:
         Failed: the packages could not be installed.
     """
-    pins = requirements(name)
+    pins = requirements(name, folder)
     if not pins:
         return Path(sys.executable).parent
-    folder = _ENVIRONMENTS / name
-    made = folder / "requirements.txt"
+    place = _ENVIRONMENTS / name
+    made = place / "requirements.txt"
     if made.exists() and made.read_text(encoding="utf-8").split("\n") == pins:
-        return folder / "bin"
+        return place / "bin"
     print(f"installing {', '.join(pins)}", file=sys.stderr, flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(place, ignore_errors=True)
     uv = shutil.which("uv")
-    python = str(folder / "bin" / "python")
-    _run([uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"], str(folder))
+    python = str(place / "bin" / "python")
+    _run([uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"], str(place))
     _run([uv, "pip", "install", "--quiet", "--python", python] if uv else [python, "-m", "pip", "install"], *pins)
     made.write_text("\n".join(pins), encoding="utf-8")
-    return folder / "bin"
+    return place / "bin"
 
 
 def _run(command: list[str], *more: str) -> None:

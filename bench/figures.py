@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, field
 
-Figures = Mapping[str, "float | None"]
-"""Figures by the titles of their columns. None: this row cannot have such a figure."""
+Figures = Mapping[str, "float | list[float] | None"]
+"""Figures by the titles of their columns. None: this row has no such figure. Samples in a list are not printed."""
 
 
 class Failed(Exception):
@@ -33,6 +33,8 @@ class Measured(Struct, frozen=True):
 
     title: str
     values: dict[str, dict[str, list[float]]]
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict[str, dict[str, list[float]]])
+    """The lists, in the same way: what plots are drawn from."""
     notes: list[str] = field(default_factory=list[str])
 
     def columns(self) -> list[str]:
@@ -42,6 +44,7 @@ class Measured(Struct, frozen=True):
 def measure(table: Table) -> Measured:
     """Measure all rows of a table, round by round. A row that fails is noted, and is not tried again."""
     values: dict[str, dict[str, list[float]]] = {name: {} for name in table.rows}
+    samples: dict[str, dict[str, list[float]]] = {}
     failed = dict[str, str]()
     for turn in range(table.rounds):
         for name, row in table.rows.items():
@@ -54,8 +57,11 @@ def measure(table: Table) -> Measured:
                 failed[name] = f"{name}: {error}"
                 continue
             for column, value in figures.items():
-                values[name].setdefault(column, []).extend([] if value is None else [value])
-    return Measured(table.title, values, [table.note] * bool(table.note) + list(failed.values()))
+                if isinstance(value, list):
+                    samples.setdefault(name, {}).setdefault(column, []).extend(value)
+                else:
+                    values[name].setdefault(column, []).extend([] if value is None else [value])
+    return Measured(table.title, values, samples, [table.note] * bool(table.note) + list(failed.values()))
 
 
 def markdown(measured: Measured, cell: Callable[[Sequence[float]], str]) -> str:

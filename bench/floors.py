@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from bench.alternatives.event_script import MOVE
-from bench.contender import contender
-from bench.figures import Figures, rate
+from bench.figures import Figures
 from bench.own.tasks import due_jobs
 from bench.processes import CHECKOUT, cpu
 from bench.scale import Scale
@@ -22,19 +21,6 @@ from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 
 _CONFIG: Final = Config()
-
-
-def dispatched(scale: Scale) -> Figures:
-    """Measure evsched's no-op jobs when a dispatcher has moved them all before the worker starts."""
-    with contender("evsched", scale.jobs) as one:
-        one.ask("fill", 1, scale.jobs)
-        with one.where.evsched("dispatcher"):
-            one.where.until(lambda: not one.where.redis.exists("evsched:{default}:schedule"))
-        before = cpu(one.where.pid)
-        with one.started():
-            times = one.oracle.wait(1, scale.jobs, scale.limit)
-            used = cpu(one.where.pid) - before
-    return {"jobs/s": rate(times), "Redis µs/job": used / len(times) * 1e6}
 
 
 def bare(scale: Scale) -> Figures:
@@ -89,7 +75,6 @@ def _figures(scale: Scale, seconds: float, used: float) -> Figures:
 def rows(scale: Scale) -> dict[str, Callable[[], Figures]]:
     """Return the rows that stand below the schedulers' in the table of throughput."""
     return {
-        "evsched, jobs dispatched before": partial(dispatched, scale),
         "bare loop over evsched's scripts": partial(bare, scale),
         "evsched's dispatch script alone": partial(dispatch_script, scale),
         "shortest script, sorted set to list": partial(plain_script, scale),

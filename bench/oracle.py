@@ -42,6 +42,13 @@ class Oracle:
         """Return when these jobs ran, without those that have not."""
         return [at for at in self._view[first : first + count].tolist() if at]
 
+    def wait_for_one(self, first: int, count: int, limit: float) -> int:
+        """Wait at most `limit` seconds until one of these jobs has run, and return how many have."""
+        end = time.monotonic() + limit
+        while not (ran := len(self.times(first, count))) and time.monotonic() < end:
+            time.sleep(0.01)
+        return ran
+
     def wait(self, first: int, count: int, limit: float) -> list[float]:
         """Wait at most `limit` seconds until all these jobs have run, and return when they ran."""
         end, at = time.monotonic() + limit, first
