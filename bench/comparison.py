@@ -124,6 +124,7 @@ def sparse(name: str, scale: Scale) -> Figures:
 def idle(name: str, scale: Scale) -> Figures:
     """Measure what the processes and Redis do while there is no job."""
     with contender(name, 0) as one, one.serving() as children:
+        one.close()
         time.sleep(6)  # what a process does once after its start is not idleness
         pids = [child.pid for child in children]
         executed, used, redis = one.where.executed(), cpu(*pids), cpu(one.where.pid)

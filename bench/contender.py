@@ -87,8 +87,12 @@ class Contender:
             yield children
 
     def close(self) -> None:
+        """End the producer, which then sends nothing more to Redis."""
         self._producer.terminate()
-        self._producer.communicate()
+        self._producer.wait()
+        for pipe in (self._producer.stdin, self._producer.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 @contextmanager

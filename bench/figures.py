@@ -89,7 +89,7 @@ def spread(values: Sequence[float]) -> str:
 
 def number(value: float) -> str:
     """Return a figure with three digits, or all those before the point."""
-    if value == 0 or abs(value) >= 100:
+    if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.2g}"
 

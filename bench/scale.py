@@ -13,7 +13,7 @@ class Scale(Struct, frozen=True, kw_only=True):
     instant: Annotated[int, Meta(description="jobs due at one instant")] = 10_000
     sparse: Annotated[int, Meta(description="jobs due 10 to 50 ms apart")] = 300
     stored: Annotated[int, Meta(description="jobs whose memory is measured")] = 10_000
-    idle: Annotated[float, Meta(description="seconds for which idle processes are watched")] = 20.0
+    idle: Annotated[float, Meta(description="seconds for which idle processes are watched")] = 60.0
     overdue: Annotated[int, Meta(description="jobs overdue after an outage")] = 100_000
     rounds: Annotated[int, Meta(description="rounds in which all rows take turns")] = 3
 
