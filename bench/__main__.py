@@ -22,6 +22,7 @@ from bench.environments import FOLDER, note, programs, title
 from bench.figures import Failed, Measured, Table, markdown, measure, median, spread
 from bench.own import flood, metrics, overdue, policy, recurrences
 from bench.scale import QUICK, Scale, described
+from evsched.transport.server_binary import find_server
 
 _SCHEDULERS: Final = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 
@@ -72,16 +73,18 @@ def _schedulers(only: str) -> tuple[list[str], list[str]]:
 
 
 def _machine() -> str:
-    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    server = find_server()
+    database = f"{server.kind} {'.'.join(map(str, server.version))}"
+    return f"{os.cpu_count()} cores, {platform.machine()}, {database}, Python {platform.python_version()}"
 
 
-def _summary(measured: dict[str, Measured], schedulers: Sequence[str], notes: list[str]) -> Measured:
+def _summary(measured: dict[str, Measured], schedulers: Sequence[str]) -> Measured:
     """Return one table of all that compare schedulers, which are its columns."""
     rows: dict[str, dict[str, list[float]]] = {}
     for name, table in measured.items():
         for column in table.columns():
             rows[f"{name}: {column}"] = {row: table.values[row].get(column, []) for row in schedulers}
-    return Measured("All schedulers: medians", rows, notes=notes)
+    return Measured("All schedulers: medians", rows)
 
 
 def main() -> None:
@@ -108,8 +111,8 @@ def main() -> None:
         sys.stdout.buffer.write(_json(scale, notes, measured))
         return
     if len(compared) > 1:
-        print(markdown(_summary(compared, [title(name) for name in schedulers], notes), median))
-    print(f"Machine: {_machine()}")
+        print(markdown(_summary(compared, [title(name) for name in schedulers]), median))
+    print("\n\n".join([*(notes if compared else ()), f"Machine: {_machine()}"]))
 
 
 def _json(scale: Scale, notes: list[str], measured: dict[str, Measured]) -> bytes:

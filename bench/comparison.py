@@ -64,14 +64,14 @@ def dispatched(scale: Scale) -> Figures:
             return drained(one, children, scale)
 
 
-_CANNOT: Final = Failed("it cannot schedule jobs")
+_CANNOT: Final = "it cannot schedule jobs"
 
 
 def _schedule(one: Contender, first: int, count: int) -> float:
     """Schedule jobs for one instant that is not too near; return it."""
     began = time.time()
     if one.ask("schedule", began + 1, first + count, _PROBES) is None:
-        raise _CANNOT
+        raise Failed(_CANNOT)
     now = time.time()
     due = now + 2 + 2 * (now - began) * count / _PROBES
     one.ask("schedule", due, first, count)
@@ -111,7 +111,7 @@ def sparse(name: str, scale: Scale) -> Figures:
     with contender(name, scale.sparse) as one, one.serving():
         dues = sparse_dues(scale.sparse, time.time() + 2 + scale.sparse / 100)
         if one.ask("spread", dues, 1) is None:
-            raise _CANNOT
+            raise Failed(_CANNOT)
         if time.time() > dues[0]:
             raise Failed("the first jobs were due before all were scheduled")
         times = one.oracle.wait(1, scale.sparse, dues[-1] - time.time() + _LATE)
@@ -142,7 +142,7 @@ def memory(name: str, scale: Scale) -> Figures:
     """Measure the bytes of Redis for each job that is scheduled for a far time."""
     with contender(name, 0) as one:
         if one.ask("schedule", _FAR, _MILLION - 1, 1, _PADDING) is None:  # what is stored once
-            raise _CANNOT
+            raise Failed(_CANNOT)
         before = one.where.memory()
         one.ask("schedule", _FAR, _MILLION, scale.stored, _PADDING)
         used = one.where.memory() - before
