@@ -73,9 +73,11 @@ def _schedulers(only: str) -> tuple[list[str], list[str]]:
 
 
 def _machine() -> str:
+    """Describe the machine. A load before the run, which the benchmark has not caused, makes its figures worthless."""
     server = find_server()
     database = f"{server.kind} {'.'.join(map(str, server.version))}"
-    return f"{os.cpu_count()} cores, {platform.machine()}, {database}, Python {platform.python_version()}"
+    load = f"load average {os.getloadavg()[0]:.1f} before the run"
+    return f"{os.cpu_count()} cores, {platform.machine()}, {database}, Python {platform.python_version()}; {load}"
 
 
 def _summary(measured: dict[str, Measured], schedulers: Sequence[str]) -> Measured:
@@ -99,24 +101,24 @@ def main() -> None:
     schedulers, notes = _schedulers(arguments.only)
     groups = _tables(schedulers, scale)
     chosen = _chosen(parser, groups, arguments.names)
-    measured = dict[str, Measured]()
+    machine, measured = _machine(), dict[str, Measured]()
     for name, table in chosen.items():
         measured[name] = measure(table)
         if not arguments.json:
             print(markdown(measured[name], spread), flush=True)
     compared = {name: one for name, one in measured.items() if name in groups["compare"]}
     if arguments.plots:
-        _draw(arguments.plots, _json(scale, notes, measured))
+        _draw(arguments.plots, _json(machine, scale, notes, measured))
     if arguments.json:
-        sys.stdout.buffer.write(_json(scale, notes, measured))
+        sys.stdout.buffer.write(_json(machine, scale, notes, measured))
         return
     if len(compared) > 1:
         print(markdown(_summary(compared, [title(name) for name in schedulers]), median))
-    print("\n\n".join([*(notes if compared else ()), f"Machine: {_machine()}"]))
+    print("\n\n".join([*(notes if compared else ()), f"Machine: {machine}"]))
 
 
-def _json(scale: Scale, notes: list[str], measured: dict[str, Measured]) -> bytes:
-    result = {"machine": _machine(), "scale": scale, "notes": notes, "tables": measured}
+def _json(machine: str, scale: Scale, notes: list[str], measured: dict[str, Measured]) -> bytes:
+    result = {"machine": machine, "scale": scale, "notes": notes, "tables": measured}
     return msgspec.json.format(msgspec.json.encode(result)) + b"\n"
 
 
