@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import time
-from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +20,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.top.collector import Top
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.worker.slots import Share
 from tests.support import heavy
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
@@ -272,24 +272,39 @@ async def test_a_queue_with_occasional_jobs_gets_its_turns_beside_a_saturated_on
 
 @pytest.mark.parametrize("slots", [1, 4])
 async def test_a_saturated_queue_leaves_turns_to_the_other(server: EmbeddedRedis, queue: str, slots: int) -> None:
-    app, count, seconds = App(queue=queue), 60 * slots, defaultdict[str, list[float]](list)
+    app, ended, enough = App(queue=queue), list[tuple[Share, float]](), asyncio.Event()
     other = f"{queue}-b"
 
     @app.task
     async def step() -> None:
-        began = time.monotonic()
-        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.02)
-        seconds[current_job().queue].append(time.monotonic() - began)
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
 
     config = Config(url=server.url, queues=(queue, other), weights={queue: 3.0}, concurrency=slots, shutdown_grace=2.0)
     async with system(config, app, workers=0) as running:
         for name in (queue, other):
-            jobs = [New(f"{name}-{n}", encode({"task": "step"})) for n in range(count)]
+            jobs = [New(f"{name}-{n}", encode({"task": "step"})) for n in range(90 * slots)]
             await running.sender.send(Store(name).enqueue(jobs))
-        running.work()
-        await running.recorder.until(lambda: len(seconds[queue]) == count)
-        # While both have jobs, the one gets three seconds in slots for each second of the other, on any machine.
-        mine, others = sum(seconds[queue]), sum(seconds[other])
-        assert mine / (mine + others) == pytest.approx(0.75, abs=0.1)
+        consumers = running.work().consumers
+        shares = [consumers[name]._demand.share for name in (queue, other)]  # pyright: ignore[reportPrivateUsage]
+
+        def watch(share: Share) -> Callable[[float], None]:
+            end = share.end
+
+            def watched(seconds: float) -> None:
+                end(seconds)
+                ended.append((share, seconds))
+                if len(ended) >= 90 * slots:  # both still have jobs
+                    enough.set()
+
+            return watched
+
+        for share in shares:
+            share.end = watch(share)  # pyright: ignore[reportAttributeAccessIssue]
+        async with asyncio.timeout(PATIENCE):
+            await enough.wait()
+        window = ended[10 * slots : 90 * slots]  # at first one of them may run alone
+        mine, others = (sum(seconds for share, seconds in window if share is one) for one in shares)
+        # On any machine, neither is ahead by more than what the jobs in the slots take, or are assumed to take.
+        assert abs(mine / 3 - others) <= 2 * slots * (max(seconds for _, seconds in ended) + 0.03)
         await running.sender.send(Store(other).pause())
     assert not running.recorder.of(events.JobBuried)
