@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,15 +10,14 @@ from typing import Final
 from bench import floors
 from bench.contender import Contender, contender
 from bench.environments import title
-from bench.figures import Failed, Figures, Table, percentile, rate
+from bench.figures import Failed, Figures, Table, rate
 from bench.processes import Child, cpu
 from bench.scale import Scale
+from bench.sparse import LATE, sparse_dues, started
+from bench.watch import watch
 
 _PROBES: Final = 100
 """Jobs that are scheduled first, which shows how long scheduling takes."""
-
-_LATE: Final = 60.0
-"""Seconds after the due time for which the benchmark waits for jobs."""
 
 _FAR: Final = 2e9
 """Unix seconds: a due time that no benchmark lives to see."""
@@ -84,26 +82,11 @@ def instant(name: str, scale: Scale) -> Figures:
     """Measure when the first and the last of many jobs start that are due at the same instant."""
     with contender(name, scale.instant + _PROBES) as one, one.serving():
         due = _schedule(one, 1, scale.instant)
-        times = one.oracle.wait(1, scale.instant, due - time.time() + _LATE)
+        times = one.oracle.wait(1, scale.instant, due - time.time() + LATE)
     if len(times) < scale.instant:
-        raise Failed(f"{len(times):,} of {scale.instant:,} jobs ran within {_LATE:g} s")
+        raise Failed(f"{len(times):,} of {scale.instant:,} jobs ran within {LATE:g} s")
     early = sum(at < due for at in times)
     return {"first start, s": min(times) - due, "last start, s": max(times) - due, "early": early}
-
-
-def sparse_dues(count: int, begin: float) -> list[float]:
-    """Return due times that are 10 to 50 ms apart, the same each time."""
-    rng, dues = random.Random(1), list[float]()
-    for _ in range(count):
-        begin += rng.uniform(0.01, 0.05)
-        dues.append(begin)
-    return dues
-
-
-def lateness(late: list[float]) -> Figures:
-    """Return the figures of jobs' lateness in seconds."""
-    p50, p99 = percentile(late, 0.5) * 1e3, percentile(late, 0.99) * 1e3
-    return {"p50, ms": p50, "p99, ms": p99, "early": sum(one < 0 for one in late)}
 
 
 def sparse(name: str, scale: Scale) -> Figures:
@@ -112,30 +95,14 @@ def sparse(name: str, scale: Scale) -> Figures:
         dues = sparse_dues(scale.sparse, time.time() + 2 + scale.sparse / 100)
         if one.ask("spread", dues, 1) is None:
             raise Failed(_CANNOT)
-        if time.time() > dues[0]:
-            raise Failed("the first jobs were due before all were scheduled")
-        times = one.oracle.wait(1, scale.sparse, dues[-1] - time.time() + _LATE)
-    if len(times) < scale.sparse:
-        raise Failed(f"{len(times):,} of {scale.sparse:,} jobs ran")
-    late = [at - due for at, due in zip(times, dues, strict=True)]
-    return {**lateness(late), "lateness, s": late}
+        return started(one.oracle, dues)
 
 
 def idle(name: str, scale: Scale) -> Figures:
     """Measure what the processes and Redis do while there is no job."""
     with contender(name, 0) as one, one.serving() as children:
         one.close()
-        time.sleep(6)  # what a process does once after its start is not idleness
-        pids = [child.pid for child in children]
-        executed, used, redis = one.where.executed(), cpu(*pids), cpu(one.where.pid)
-        sent = one.where.sent(scale.idle)
-        executed, used, redis = one.where.executed() - executed, cpu(*pids) - used, cpu(one.where.pid) - redis
-    return {
-        "commands/s sent": sent / scale.idle,
-        "commands/s executed": executed / scale.idle,
-        "CPU %": used / scale.idle * 100,
-        "CPU % of Redis": redis / scale.idle * 100,
-    }
+        return watch(one.where, [child.pid for child in children], scale.idle)
 
 
 def memory(name: str, scale: Scale) -> Figures:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from bench.alternatives.client import Design
 from bench.alternatives.designs import DESIGNS
-from bench.comparison import sparse_dues
 from bench.figures import Figures, Table, percentile
 from bench.processes import CHECKOUT, cpu
 from bench.scale import Scale
 from bench.server import Server, server
+from bench.sparse import sparse_dues
 
 _FAR: Final = 1e6
 """Seconds until the jobs are due that only wait."""

@@ -1,21 +1,53 @@
-"""Several dispatchers in one process, whose commands are counted. The flood benchmark runs this.
+"""Several dispatchers in one process, whose commands are counted.
 
-A line on stdin asks for the counts since the start: calls of scripts, other commands, CPU seconds.
+`crowd` starts the process, which is this module run as a program. There a line on stdin asks for the counts since the
+start: calls of scripts, other commands, CPU seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
+from bench.server import Server
 from evsched.config import Config
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.events import Events
 from evsched.runtime.runtime import Runtime
 from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender
+
+
+class Crowd:
+    """The process, as a benchmark sees it."""
+
+    def __init__(self, where: Server, count: int) -> None:
+        command = [sys.executable, "-m", "bench.own.crowd", where.url, str(count)]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self.child.pid
+
+    def counts(self) -> list[float]:
+        """Return how many scripts and other commands the dispatchers have sent, and the CPU seconds that they used."""
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self.child.stdin.write("\n")
+        self.child.stdin.flush()
+        return [float(word) for word in self.child.stdout.readline().split()]
+
+
+@contextmanager
+def crowd(where: Server, count: int) -> Generator[Crowd]:
+    """Run so many dispatchers."""
+    started = Crowd(where, count)
+    try:
+        yield started
+    finally:
+        started.child.communicate()
 
 
 class Counted(BatchingSender):
@@ -39,7 +71,7 @@ class Counted(BatchingSender):
 
 
 async def run(url: str, count: int) -> None:
-    """Run until stdin ends."""
+    """Run dispatchers until stdin ends."""
     config = Config(url=url)
     group = [Dispatcher(Runtime(config, Counted(url), Events().emit)) for _ in range(count)]
     for dispatcher in group:

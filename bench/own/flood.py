@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 from bench.figures import Figures, Table, percentile
+from bench.own.crowd import crowd
 from bench.server import Server, server
 from evsched.client.new_job import JobOptions, new_job
 from evsched.store.clients import New
@@ -18,30 +15,6 @@ from evsched.store.clients import New
 _SECONDS: Final = 5.0
 _EVERY: Final = 0.05
 """Seconds between two due jobs. Every other one was scheduled long before; the rest are due when they are scheduled."""
-
-
-class _Crowd:
-    """A process of dispatchers, and the counts of what they have sent."""
-
-    def __init__(self, where: Server, count: int) -> None:
-        command = [sys.executable, "-m", "bench.own.crowd", where.url, str(count)]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def counts(self) -> list[float]:
-        assert self.child.stdin is not None
-        assert self.child.stdout is not None
-        self.child.stdin.write("\n")
-        self.child.stdin.flush()
-        return [float(word) for word in self.child.stdout.readline().split()]
-
-
-@contextmanager
-def _crowd(where: Server, count: int) -> Generator[_Crowd]:
-    crowd = _Crowd(where, count)
-    try:
-        yield crowd
-    finally:
-        crowd.child.communicate()
 
 
 def _produce(where: Server, rate: float, pipelined: int, begin: float) -> int:
@@ -65,16 +38,16 @@ def _produce(where: Server, rate: float, pipelined: int, begin: float) -> int:
 
 
 def _run(count: int, rate: float, pipelined: int) -> Figures:
-    with server() as where, _crowd(where, count) as crowd, where.evsched("worker", "bench.own.tasks:app"):
+    with server() as where, crowd(where, count) as group, where.evsched("worker", "bench.own.tasks:app"):
         where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
-        crowd.counts()
+        group.counts()
         time.sleep(3)
         payload = new_job("lateness", (), {}, JobOptions()).payload
         begin, jobs = time.time() + 1, int(_SECONDS / _EVERY)
         where.fill("default", [New(f"f-{i}", payload, due=begin + i * _EVERY) for i in range(0, jobs, 2)])
-        before = crowd.counts()
+        before = group.counts()
         sent = _produce(where, rate, pipelined, begin)
-        scripts, others, cpu = (after - then for after, then in zip(crowd.counts(), before, strict=True))
+        scripts, others, cpu = (after - then for after, then in zip(group.counts(), before, strict=True))
         last = (jobs - 2) // 2 * 2
         where.ended("default", f"f-{last}")
         late = [values[0] for values in where.fields("default", [f"f-{i}" for i in range(last)], "result")]

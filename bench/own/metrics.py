@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from bench.comparison import lateness, sparse_dues
 from bench.figures import Figures, Table
 from bench.own.tasks import due_jobs
 from bench.server import Server, server
+from bench.sparse import lateness, sparse_dues
 from evsched.client.new_job import JobOptions, new_job
 from evsched.store.clients import New
 
