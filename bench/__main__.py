@@ -20,7 +20,8 @@ from bench import comparison
 from bench.alternatives import measure as alternatives
 from bench.environments import FOLDER, note, programs, title
 from bench.figures import Failed, Measured, Table, markdown, measure, median, spread
-from bench.own import flood, metrics, overdue, policy, recurrences
+from bench.growth import tables as growth
+from bench.own import flood, metrics, policy, recurrences
 from bench.scale import QUICK, Scale, described
 from evsched.transport.server_binary import find_server
 
@@ -32,9 +33,9 @@ def _tables(schedulers: Sequence[str], scale: Scale) -> dict[str, dict[str, Tabl
     return {
         "compare": comparison.tables(schedulers, scale),
         "designs": {"alternatives": alternatives.table(scale)},
+        "growth": growth.tables(scale),
         "own": {
             "flood": flood.table(),
-            "overdue": overdue.table(scale.overdue),
             **policy.tables(),
             **recurrences.tables(),
             **metrics.tables(3 * scale.jobs),
@@ -98,8 +99,11 @@ def main() -> None:
         parser.error(f"no such scheduler: {', '.join(unknown)}")
     given = {name: value for name in Scale.__struct_fields__ if (value := getattr(arguments, name)) is not None}
     scale = msgspec.structs.replace(QUICK if arguments.quick else Scale(), **given)
-    schedulers, notes = _schedulers(arguments.only)
-    groups = _tables(schedulers, scale)
+    groups = _tables(["evsched"], scale)
+    schedulers, notes = ["evsched"], list[str]()
+    if any(name in groups["compare"] for name in _chosen(parser, groups, arguments.names)):
+        schedulers, notes = _schedulers(arguments.only)
+        groups = _tables(schedulers, scale)
     chosen = _chosen(parser, groups, arguments.names)
     machine, measured = _machine(), dict[str, Measured]()
     for name, table in chosen.items():

@@ -14,11 +14,34 @@ class Scale(Struct, frozen=True, kw_only=True):
     sparse: Annotated[int, Meta(description="jobs due 10 to 50 ms apart")] = 300
     stored: Annotated[int, Meta(description="jobs whose memory is measured")] = 10_000
     idle: Annotated[float, Meta(description="seconds for which idle processes are watched")] = 60.0
-    overdue: Annotated[int, Meta(description="jobs overdue after an outage")] = 100_000
+    overdue: Annotated[int, Meta(description="jobs overdue after an outage")] = 1_000_000
+    scheduled: Annotated[int, Meta(description="jobs scheduled for a far time, beside which others are due")] = (
+        1_000_000
+    )
+    queues: Annotated[int, Meta(description="queues that one worker serves")] = 200
+    workers: Annotated[int, Meta(description="worker processes")] = 20
+    dispatchers: Annotated[int, Meta(description="dispatchers")] = 50
+    payload: Annotated[int, Meta(description="bytes of a large payload")] = 20_000
+    recurrences: Annotated[int, Meta(description="recurrences of one minute, beside which other jobs are due")] = 10_000
     rounds: Annotated[int, Meta(description="rounds in which all rows take turns")] = 3
 
 
-QUICK: Final = Scale(jobs=200, limit=10.0, instant=200, sparse=50, stored=200, idle=3.0, overdue=1_000, rounds=1)
+QUICK: Final = Scale(
+    jobs=200,
+    limit=10.0,
+    instant=200,
+    sparse=50,
+    stored=200,
+    idle=3.0,
+    overdue=1_000,
+    scheduled=2_000,
+    queues=9,
+    workers=2,
+    dispatchers=4,
+    payload=2_000,
+    recurrences=100,
+    rounds=1,
+)
 """Enough to see that all works, in about ten minutes. The figures mean little."""
 
 
@@ -30,3 +53,9 @@ def described() -> dict[str, tuple[type[int] | type[float], str]]:
         (meta,) = hint.__metadata__
         fields[name] = type(default), f"{meta.description}; {default:,} unless you say otherwise"
     return fields
+
+
+def sizes(least: int, most: int, steps: int) -> list[int]:
+    """Return sizes from the least to the most, each larger than the one before by about the same factor."""
+    ratio = (most / least) ** (1 / (steps - 1))
+    return list(dict.fromkeys(round(least * ratio**step) for step in range(steps)))

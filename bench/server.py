@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -51,10 +51,10 @@ class Server:
         return count_commands(self.redis, seconds)
 
     @contextmanager
-    def evsched(self, *words: str) -> Generator[Child]:
-        """Run `evsched` with these words."""
+    def evsched(self, *words: str, environment: Mapping[str, str] | None = None) -> Generator[Child]:
+        """Run `evsched` with these words, and these variables besides our own."""
         command = [str(Path(sys.executable).with_name("evsched")), *words, "--url", self.url, "--log-level", "ERROR"]
-        with running(command, {}) as child:
+        with running(command, environment or {}) as child:
             yield child
 
     @contextmanager
@@ -70,10 +70,15 @@ class Server:
 
     def fill(self, queue: str, jobs: list[New]) -> None:
         """Enqueue jobs for evsched."""
+        self.fill_all([(queue, jobs)])
+
+    def fill_all(self, batches: Iterable[tuple[str, list[New]]]) -> None:
+        """Enqueue batches of jobs for evsched, each in its queue."""
 
         async def run() -> None:
             client = Client(self.url)
-            await client.enqueue(queue, jobs)
+            for queue, batch in batches:
+                await client.enqueue(queue, batch)
             await client.close()
 
         asyncio.run(run())

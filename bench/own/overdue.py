@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from bench.figures import Figures, Table, percentile
-from bench.own.tasks import due_jobs
+from bench.own.tasks import batches
 from bench.processes import cpu
+from bench.scale import sizes
 from bench.server import Server, server
 from evsched.transport.scripts import folder, script
 
@@ -22,9 +23,6 @@ _SLOW: Final = 1000
 
 _LONG: Final = 5000
 """The most microseconds that a script should take."""
-
-_PIECE: Final = 50_000
-"""Jobs that are enqueued at once."""
 
 
 @contextmanager
@@ -58,8 +56,7 @@ def _slow_scripts(where: Server) -> dict[str, list[int]]:
 
 
 def _prepare(where: Server, count: int) -> None:
-    for first in range(0, count, _PIECE):
-        where.fill("default", due_jobs(min(_PIECE, count - first), f"o-{first}-"))
+    where.fill_all(batches(count, "o-"))
     where.redis.config_set("slowlog-max-len", 1_000_000)
     where.redis.config_set("slowlog-log-slower-than", _SLOW)
     where.redis.slowlog_reset()
@@ -103,5 +100,6 @@ def _run(count: int) -> Figures:
 
 
 def table(count: int) -> Table:
-    """Return the table of no-op jobs drained by one dispatcher and one worker. Seconds count from their launch."""
-    return Table("Jobs overdue after an outage", {f"{count:,} jobs": partial(_run, count)})
+    """Return the table of no-op jobs drained by one dispatcher and one worker: so many, and a tenth of them."""
+    rows = {f"{jobs:,} jobs": partial(_run, jobs) for jobs in sizes(count // 10, count, 2)}
+    return Table("Jobs overdue after an outage", rows, note="Seconds count from the launch of both processes.")
