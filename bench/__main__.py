@@ -21,7 +21,7 @@ from bench.alternatives import measure as alternatives
 from bench.environments import FOLDER, note, programs, title
 from bench.figures import Failed, Measured, Table, markdown, measure, median, spread
 from bench.growth import tables as growth
-from bench.own import flood, metrics, policy, recurrences
+from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences
 from bench.scale import QUICK, Scale, described
 from evsched.transport.server_binary import find_server
 
@@ -37,7 +37,10 @@ def _tables(schedulers: Sequence[str], scale: Scale) -> dict[str, dict[str, Tabl
         "own": {
             "flood": flood.table(),
             **policy.tables(),
-            **recurrences.tables(),
+            **recurrences.tables(scale),
+            "overtaking": overtaking.table(scale),
+            "killed": killed.table(scale),
+            "commands": commands.table(scale),
             **metrics.tables(3 * scale.jobs),
         },
     }
