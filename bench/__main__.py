@@ -6,57 +6,38 @@ Absolute figures hold for this machine only; ratios and counts hold elsewhere. d
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
-import msgspec
+from msgspec import structs
 
-from bench import comparison
-from bench.alternatives import measure as alternatives
-from bench.environments import FOLDER, note, programs, title
-from bench.figures import Failed, Measured, Table, markdown, measure, median, spread
-from bench.growth import tables as growth
-from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences
+from bench import targets
+from bench.environments import SCHEDULERS, note, programs, title
+from bench.figures import Failed, Measured, markdown, measure, median, spread
+from bench.groups import COMPARED, Groups, expanded, groups
+from bench.result import Result, machine, read
 from bench.scale import QUICK, Scale, described
-from evsched.transport.server_binary import find_server
 
-_SCHEDULERS: Final = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
-
-
-def _tables(schedulers: Sequence[str], scale: Scale) -> dict[str, dict[str, Table]]:
-    """Return all tables by the group that a name on the command line may stand for."""
-    return {
-        "compare": comparison.tables(schedulers, scale),
-        "designs": {"alternatives": alternatives.table(scale)},
-        "growth": growth.tables(scale),
-        "own": {
-            "flood": flood.table(),
-            **policy.tables(),
-            **recurrences.tables(scale),
-            "overtaking": overtaking.table(scale),
-            "killed": killed.table(scale),
-            "commands": commands.table(scale),
-            **metrics.tables(3 * scale.jobs),
-        },
-    }
+_TARGETS = "targets"
 
 
-def _parser(groups: dict[str, dict[str, Table]]) -> argparse.ArgumentParser:
+def _parser(every: Groups) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    names = "; ".join(f"{group}: {', '.join(tables)}" for group, tables in groups.items())
+    names = "; ".join(f"{group}: {', '.join(tables)}" for group, tables in every.items())
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"tables or groups; without one, compare and designs. {names}"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"tables or groups; without one, compare and designs. {names}. Or {_TARGETS} alone: measure nothing, and "
+        "print the project's targets beside the figures of --json-file",
     )
     parser.add_argument(
-        "--only", default="", metavar="A,B", help=f"compare these schedulers, of {', '.join(_SCHEDULERS)}"
+        "--only", default="", metavar="A,B", help=f"compare these schedulers, of {', '.join(SCHEDULERS)}"
     )
     parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
     parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
+    parser.add_argument("--json-file", type=Path, metavar="FILE", help="write them to this file, after each table")
     parser.add_argument("--plots", metavar="FOLDER", help="also draw plots, as SVG files in this folder")
     for name, (kind, words) in described().items():
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=words)
@@ -66,7 +47,7 @@ def _parser(groups: dict[str, dict[str, Table]]) -> argparse.ArgumentParser:
 def _schedulers(only: str) -> tuple[list[str], list[str]]:
     """Return the schedulers whose packages can be installed; what to know of them, and why the others cannot."""
     usable, notes = list[str](), list[str]()
-    for name in only.split(",") if only else _SCHEDULERS:
+    for name in only.split(",") if only else SCHEDULERS:
         try:
             programs(name)
             usable.append(name)
@@ -74,14 +55,6 @@ def _schedulers(only: str) -> tuple[list[str], list[str]]:
         except Failed as error:
             notes.append(f"{title(name)}: {error}")
     return usable, notes
-
-
-def _machine() -> str:
-    """Describe the machine. A load before the run, which the benchmark has not caused, makes its figures worthless."""
-    server = find_server()
-    database = f"{server.kind} {'.'.join(map(str, server.version))}"
-    load = f"load average {os.getloadavg()[0]:.1f} before the run"
-    return f"{os.cpu_count()} cores, {platform.machine()}, {database}, Python {platform.python_version()}; {load}"
 
 
 def _summary(measured: dict[str, Measured], schedulers: Sequence[str]) -> Measured:
@@ -93,63 +66,48 @@ def _summary(measured: dict[str, Measured], schedulers: Sequence[str]) -> Measur
     return Measured("All schedulers: medians", rows)
 
 
+def _measure(arguments: argparse.Namespace, names: Sequence[str], scale: Scale) -> Result:
+    """Measure tables, and print each unless JSON is wanted. Those that compare schedulers are summed up at the end."""
+    compared = set(names) & set(groups([], scale)[COMPARED])
+    schedulers, notes = _schedulers(arguments.only) if compared else ([], [])
+    every = {name: table for tables in groups(schedulers, scale).values() for name, table in tables.items()}
+    result = Result(machine(), scale, notes, {})
+    for name in names:
+        result.tables[name] = measure(every[name])
+        if arguments.json_file:
+            arguments.json_file.write_bytes(result.json())
+        if not arguments.json:
+            print(markdown(result.tables[name], spread), flush=True)
+    if len(compared) > 1 and not arguments.json:
+        tables = {name: table for name, table in result.tables.items() if name in compared}
+        print(markdown(_summary(tables, [title(name) for name in schedulers]), median))
+    return result
+
+
 def main() -> None:
     """Run what the command line names."""
-    parser = _parser(_tables(["evsched"], Scale()))
+    parser = _parser(every := groups(["evsched"], Scale()))
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.only.split(",") if name and name not in _SCHEDULERS]
+    if arguments.names == [_TARGETS]:
+        if arguments.json_file is None:
+            parser.error(f"{_TARGETS} needs --json-file")
+        print(targets.table(read(arguments.json_file)))
+        return
+    unknown = [name for name in arguments.only.split(",") if name and name not in SCHEDULERS]
     if unknown:
         parser.error(f"no such scheduler: {', '.join(unknown)}")
+    try:
+        names = expanded(arguments.names, every)
+    except KeyError as error:
+        parser.error(f"no such table: {error.args[0]}")
     given = {name: value for name in Scale.__struct_fields__ if (value := getattr(arguments, name)) is not None}
-    scale = msgspec.structs.replace(QUICK if arguments.quick else Scale(), **given)
-    groups = _tables(["evsched"], scale)
-    schedulers, notes = ["evsched"], list[str]()
-    if any(name in groups["compare"] for name in _chosen(parser, groups, arguments.names)):
-        schedulers, notes = _schedulers(arguments.only)
-        groups = _tables(schedulers, scale)
-    chosen = _chosen(parser, groups, arguments.names)
-    machine, measured = _machine(), dict[str, Measured]()
-    for name, table in chosen.items():
-        measured[name] = measure(table)
-        if not arguments.json:
-            print(markdown(measured[name], spread), flush=True)
-    compared = {name: one for name, one in measured.items() if name in groups["compare"]}
+    result = _measure(arguments, names, structs.replace(QUICK if arguments.quick else Scale(), **given))
     if arguments.plots:
-        _draw(arguments.plots, _json(machine, scale, notes, measured))
+        result.draw(arguments.plots)
     if arguments.json:
-        sys.stdout.buffer.write(_json(machine, scale, notes, measured))
-        return
-    if len(compared) > 1:
-        print(markdown(_summary(compared, [title(name) for name in schedulers]), median))
-    print("\n\n".join([*(notes if compared else ()), f"Machine: {machine}"]))
-
-
-def _json(machine: str, scale: Scale, notes: list[str], measured: dict[str, Measured]) -> bytes:
-    result = {"machine": machine, "scale": scale, "notes": notes, "tables": measured}
-    return msgspec.json.format(msgspec.json.encode(result)) + b"\n"
-
-
-def _draw(folder: str, figures: bytes) -> None:
-    """Draw plots into a folder."""
-    script = Path(__file__).with_name("plot.py")
-    python = programs("plot", script.parent) / "python"
-    subprocess.run([python, script, folder], input=figures, check=True)
-
-
-def _chosen(
-    parser: argparse.ArgumentParser, groups: dict[str, dict[str, Table]], names: Sequence[str]
-) -> dict[str, Table]:
-    """Return the tables that these names mean."""
-    every = {name: table for tables in groups.values() for name, table in tables.items()}
-    chosen = dict[str, Table]()
-    for name in names or ("compare", "designs"):
-        if name in groups:
-            chosen |= groups[name]
-        elif name in every:
-            chosen[name] = every[name]
-        else:
-            parser.error(f"no such table: {name}")
-    return chosen
+        sys.stdout.buffer.write(result.json())
+    else:
+        print("\n\n".join([*result.notes, f"Machine: {result.machine}"]))
 
 
 if __name__ == "__main__":

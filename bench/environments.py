@@ -17,6 +17,7 @@ from typing import Any, Final
 from bench.figures import Failed
 
 FOLDER: Final = Path(__file__).parent / "schedulers"
+SCHEDULERS: Final = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 _ENVIRONMENTS: Final = Path(__file__).parent / ".envs"
 _HEADER: Final = re.compile(r"(?m)^# /// script$\n(?P<toml>(?:^#.*$\n)+?)^# ///$")
 _NOTE: Final = re.compile(r'(?m)^NOTE = "(.*)"$')

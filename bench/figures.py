@@ -70,10 +70,14 @@ def markdown(measured: Measured, cell: Callable[[Sequence[float]], str]) -> str:
     lines = [["", *columns]]
     for name, row in measured.values.items():
         lines.append([name, *(cell(row.get(column, ())) for column in columns)])
+    return "\n".join([f"**{measured.title}**", "", grid(lines), *(f"\n{note}" for note in measured.notes), ""])
+
+
+def grid(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells as a table in Markdown, the first of them as its head."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    body = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
-    return "\n".join([f"**{measured.title}**", "", *body, *(f"\n{note}" for note in measured.notes), ""])
+    head, *body = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
+    return "\n".join([head, "| " + " | ".join("-" * width for width in widths) + " |", *body])
 
 
 def median(values: Sequence[float]) -> str:

@@ -1,0 +1,52 @@
+"""All tables by their groups, and those that names on the command line mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from bench import comparison
+from bench.alternatives import measure as alternatives
+from bench.figures import Table
+from bench.growth import tables as growth
+from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences
+from bench.scale import Scale
+
+Groups = Mapping[str, Mapping[str, Table]]
+"""Tables by their groups and names."""
+
+COMPARED = "compare"
+"""The group of the tables that compare schedulers."""
+
+
+def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
+    """Return all tables."""
+    return {
+        COMPARED: comparison.tables(schedulers, scale),
+        "designs": {"alternatives": alternatives.table(scale)},
+        "growth": growth.tables(scale),
+        "own": {
+            "flood": flood.table(),
+            **policy.tables(),
+            **recurrences.tables(scale),
+            "overtaking": overtaking.table(scale),
+            "killed": killed.table(scale),
+            "commands": commands.table(scale),
+            **metrics.tables(3 * scale.jobs),
+        },
+    }
+
+
+def expanded(names: Sequence[str], every: Groups) -> list[str]:
+    """Return the names of tables that these names of tables and groups mean; without one, compare and designs.
+
+    Raises:
+        KeyError: there is neither such a table nor such a group; the argument is its name.
+    """
+    tables = set(chain.from_iterable(every.values()))
+    found = list[str]()
+    for name in names or (COMPARED, "designs"):
+        if name not in every and name not in tables:
+            raise KeyError(name)
+        found += every.get(name, [name])
+    return list(dict.fromkeys(found))
