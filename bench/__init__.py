@@ -1,5 +1,6 @@
-"""The benchmark: evsched beside other schedulers, beside other designs, and alone. `python -m bench --help`.
+"""The benchmark: evsched beside other schedulers, beside other designs, at many sizes, and alone. `python -m bench -h`.
 
-comparison.py measures all schedulers, which schedulers/ has, one file each; alternatives/ has the other designs, and
-own/ what only evsched does. docs/performance.md tells the method. Start reading with comparison.py.
+comparison.py measures all schedulers, which schedulers/ has, one file each; alternatives/ has the other designs,
+growth/ the sizes, and own/ what only evsched does. groups.py lists all tables, and targets.py what their figures should
+be. docs/performance.md tells the method. Start reading with comparison.py.
 """

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from bench.alternatives.event_script import MOVE
 from bench.figures import Figures
-from bench.own.tasks import due_jobs
 from bench.processes import CHECKOUT, cpu
 from bench.scale import Scale
 from bench.server import Server, server
+from bench.tasks import due_jobs
 from evsched.config import Config
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender

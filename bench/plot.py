@@ -62,16 +62,76 @@ def throughput(table: dict[str, Any]) -> Any:
     return figure
 
 
-PLOTS = {"sparse": lateness, "throughput": throughput}
+GROWTH = {
+    "scheduled": ["p50, ms", "p99, ms", "dispatch of one job, Redis µs", "memory, bytes/job"],
+    "overdue": ["first start, s", "drained after, s", "Redis µs/job", "PING p99, ms"],
+    "queues": ["idle: commands/s sent", "idle: CPU %", "sparse: p50, ms", "sparse: p99, ms", "instant: Redis µs/job"],
+    "workers": ["idle: commands/s sent", "idle: CPU %", "sparse: p50, ms", "sparse: p99, ms", "instant: Redis µs/job"],
+    "dispatchers": [
+        "idle: commands/s sent",
+        "idle: CPU %",
+        "sparse: p50, ms",
+        "sparse: p99, ms",
+        "sparse: commands/job",
+    ],
+    "payloads": ["CPU µs/job", "Redis µs/job"],
+}
+"""The figures that are costs, of the tables whose rows are sizes."""
+
+
+def _number(row: str) -> float:
+    return float(row.split()[0].replace(",", ""))
+
+
+def _grown(axes: Any, name: str, table: dict[str, Any]) -> None:
+    """Draw the costs of one table. All begin at 1; a cost that is proportional to the size follows the dashes."""
+    rows = {_number(row): cells for row, cells in table["values"].items()}
+    for column in GROWTH[name]:
+        costs = {size: statistics.median(cells[column]) for size, cells in rows.items() if cells.get(column)}
+        if min(rows) not in costs or min(costs.values()) <= 0:
+            continue
+        first, last = costs[min(costs)], costs[max(costs)]
+        label = f"{column}: {first:,.3g} to {last:,.3g}"
+        axes.plot(list(costs), [cost / first for cost in costs.values()], marker="o", label=label)
+    axes.plot(list(rows), [size / min(rows) for size in rows], "--", color="lightgray", zorder=0, label="proportional to the size")
+    axes.set(xscale="log", yscale="log", title=table["title"], ylim=(0.2, 300))
+    axes.set_xticks(list(rows), [f"{size:,.0f}" for size in rows])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="x-small", loc="upper left")
+
+
+def growth(tables: dict[str, Any]) -> Any:
+    """Draw how costs grow with size: a panel for each table, and in it a line for each figure."""
+    found = {name: tables[name] for name in GROWTH if name in tables}
+    lines = -(-len(found) // 2)
+    figure, panels = plt.subplots(lines, 2, figsize=(12, 4 * lines), squeeze=False, layout="constrained")
+    for axes in panels.flat[len(found) :]:
+        axes.remove()
+    for axes, (name, table) in zip(panels.flat, found.items(), strict=False):
+        _grown(axes, name, table)
+    figure.supylabel("cost, as a multiple of that at the smallest size")
+    return figure
+
+
+def plots(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return by their names the plots that these tables have figures for."""
+    drawn = {name: draw(tables[name]) for name, draw in SINGLE.items() if name in tables}
+    if GROWTH.keys() & tables.keys():
+        drawn["growth"] = growth(tables)
+    return drawn
+
+
+SINGLE = {"sparse": lateness, "throughput": throughput}
+"""The plots of one table."""
 
 
 def main() -> None:
     """Draw what the figures have."""
     folder, tables = Path(sys.argv[1]), json.load(sys.stdin)["tables"]
-    for name, draw in PLOTS.items():
-        if name in tables:
-            draw(tables[name]).savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
-            print(folder / f"{name}.svg", file=sys.stderr)
+    for name, plot in plots(tables).items():
+        plot.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
+        print(folder / f"{name}.svg", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Server:
         """Run a dispatcher and a worker with these options, and wait until the worker serves."""
         with (
             self.evsched("dispatcher") as dispatcher,
-            self.evsched("worker", "bench.own.tasks:app", *options) as worker,
+            self.evsched("worker", "bench.tasks:app", *options) as worker,
         ):
             self.until(lambda: bool(self.redis.exists("evsched:{default}:leases")))
             time.sleep(1)

@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 
 from bench.figures import Failed, Figures
 from bench.oracle import VARIABLE, Oracle, oracle
-from bench.own.tasks import stamped_job
 from bench.processes import Child, cpu
 from bench.server import Server, server
 from bench.sparse import LATE, sparse_dues, started
+from bench.tasks import stamped_job
 
 
 class Stage:
@@ -26,7 +26,7 @@ class Stage:
     @contextmanager
     def workers(self, count: int = 1, *options: str) -> Generator[list[Child]]:
         """Run workers that serve all queues, and wait until they do."""
-        words = ["worker", "bench.own.tasks:app", *options]
+        words = ["worker", "bench.tasks:app", *options]
         words += [word for queue in self.queues for word in ("--queue", queue)]
         environment = {VARIABLE: str(self.oracle.path)}
         with ExitStack() as stack:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bench.crowd import Crowd, crowd
 from bench.figures import Figures
-from bench.own.crowd import Crowd, crowd
 from bench.scale import Scale
 from bench.stage import stage
 from bench.watch import watch

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any, Final
 
 from bench.figures import Figures
-from bench.own.tasks import batches
 from bench.scale import Scale
 from bench.server import Server
 from bench.stage import stage
+from bench.tasks import batches
 from evsched.client.new_job import JobOptions, new_job
 from evsched.config import Config
 from evsched.store.store import Store

@@ -6,10 +6,9 @@ from functools import partial
 from typing import Final
 
 from bench.figures import Table
-from bench.growth import payloads
+from bench.growth import overdue, payloads
 from bench.growth.fleets import dispatched, served
 from bench.growth.scheduled import beside
-from bench.own import overdue
 from bench.scale import Scale, sizes
 
 _SMALL: Final = 60

@@ -6,8 +6,8 @@ import time
 from functools import partial
 from typing import Final
 
+from bench.crowd import crowd
 from bench.figures import Figures, Table, percentile
-from bench.own.crowd import crowd
 from bench.server import Server, server
 from evsched.client.new_job import JobOptions, new_job
 from evsched.store.clients import New
@@ -38,7 +38,7 @@ def _produce(where: Server, rate: float, pipelined: int, begin: float) -> int:
 
 
 def _run(count: int, rate: float, pipelined: int) -> Figures:
-    with server() as where, crowd(where, count) as group, where.evsched("worker", "bench.own.tasks:app"):
+    with server() as where, crowd(where, count) as group, where.evsched("worker", "bench.tasks:app"):
         where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
         group.counts()
         time.sleep(3)

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Final
 
 from bench.figures import Figures, Table
-from bench.own.tasks import due_jobs
 from bench.server import Server, server
 from bench.sparse import lateness, sparse_dues
+from bench.tasks import due_jobs
 from evsched.client.new_job import JobOptions, new_job
 from evsched.store.clients import New
 
@@ -50,7 +50,7 @@ def _rate(count: int, *options: str) -> float:
     """Return the no-op jobs/s of one worker process with these options, all jobs being in the backlog before."""
     with server() as where:
         where.fill_backlog("ours", due_jobs(count, "ours-"))
-        with where.evsched("worker", "bench.own.tasks:app", "--queue", "ours", *options):
+        with where.evsched("worker", "bench.tasks:app", "--queue", "ours", *options):
             where.until(lambda: not where.redis.exists("evsched:{ours}:backlog", "evsched:{ours}:ready"))
             ids = [f"ours-{i}" for i in range(count)]
             where.ended("ours", ids[-1])
@@ -81,7 +81,7 @@ def _sparse(every: float | None) -> Figures:
     with (
         server() as where,
         where.evsched("dispatcher", _OPTION, ports[0]),
-        where.evsched("worker", "bench.own.tasks:app", _OPTION, ports[1]),
+        where.evsched("worker", "bench.tasks:app", _OPTION, ports[1]),
     ):
         where.until(lambda: bool(where.redis.exists("evsched:{default}:leases")))
         time.sleep(1)

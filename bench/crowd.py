@@ -27,7 +27,7 @@ class Crowd:
     """The process, as a benchmark sees it."""
 
     def __init__(self, where: Server, count: int) -> None:
-        command = [sys.executable, "-m", "bench.own.crowd", where.url, str(count)]
+        command = [sys.executable, "-m", "bench.crowd", where.url, str(count)]
         self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self.child.pid
 

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, Final
 
 from bench.figures import Figures, Table, percentile
-from bench.own.tasks import batches
 from bench.processes import cpu
 from bench.scale import sizes
 from bench.server import Server, server
+from bench.tasks import batches
 from evsched.transport.scripts import folder, script
 
 _SLOW: Final = 1000
@@ -27,7 +27,7 @@ _LONG: Final = 5000
 
 @contextmanager
 def _pings(where: Server) -> Generator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "bench.own.pings", where.url]
+    command = [sys.executable, "-m", "bench.growth.pings", where.url]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield child
@@ -36,7 +36,7 @@ def _pings(where: Server) -> Generator[subprocess.Popen[str]]:
 
 
 def _measured(child: subprocess.Popen[str]) -> list[float]:
-    """Return the times that bench.own.pings has measured since it was last asked."""
+    """Return the times that bench.growth.pings has measured since it was last asked."""
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write("\n")
@@ -66,7 +66,7 @@ def _drain(where: Server) -> tuple[float, float]:
     """Run a dispatcher and a worker; return when the first job started and when the last ended, from their launch."""
     key = "evsched:{default}:"
     launched = time.monotonic()
-    with where.evsched("dispatcher"), where.evsched("worker", "bench.own.tasks:app"):
+    with where.evsched("dispatcher"), where.evsched("worker", "bench.tasks:app"):
         where.until(lambda: bool(where.redis.exists(key + "ready")))
         where.until(lambda: bool(where.redis.keys(key + "processing:*")))
         first = time.monotonic() - launched

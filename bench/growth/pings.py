@@ -1,4 +1,4 @@
-"""PINGs without pause, in a process and on a connection of their own. The overdue benchmark runs this.
+"""PINGs without pause, in a process and on a connection of their own. The table `overdue` runs this.
 
 A line on stdin asks for the times of all PINGs since the last such line, in milliseconds. Each PING gives two numbers:
 its whole time, and that time without the waits of Redis and of this process for a core, which a busy machine causes.
