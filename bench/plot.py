@@ -93,7 +93,14 @@ def _grown(axes: Any, name: str, table: dict[str, Any]) -> None:
         first, last = costs[min(costs)], costs[max(costs)]
         label = f"{column}: {first:,.3g} to {last:,.3g}"
         axes.plot(list(costs), [cost / first for cost in costs.values()], marker="o", label=label)
-    axes.plot(list(rows), [size / min(rows) for size in rows], "--", color="lightgray", zorder=0, label="proportional to the size")
+    axes.plot(
+        list(rows),
+        [size / min(rows) for size in rows],
+        "--",
+        color="lightgray",
+        zorder=0,
+        label="proportional to the size",
+    )
     axes.set(xscale="log", yscale="log", title=table["title"], ylim=(0.2, 300))
     axes.set_xticks(list(rows), [f"{size:,.0f}" for size in rows])
     axes.minorticks_off()
