@@ -58,12 +58,12 @@ class Stage:
 
     def sparse(self, count: int, priority: int | None = None) -> Figures:
         """Measure the lateness of jobs that are due one by one."""
-        dues = sparse_dues(count, self._soon(count))
+        dues = sparse_dues(count, self.soon(count))
         return started(self.oracle, dues, self.schedule(dues, priority))
 
     def burst(self, count: int, pids: list[int]) -> Figures:
         """Measure jobs that are due at the same instant: the last start, and what they cost these processes."""
-        due = self._soon(count)
+        due = self.soon(count)
         first = self.schedule([due] * count)
         if time.time() > due:
             raise Failed("the jobs were due before all were scheduled")
@@ -78,7 +78,7 @@ class Stage:
             "Redis µs/job": redis / count * 1e6,
         }
 
-    def _soon(self, jobs: int) -> float:
+    def soon(self, jobs: int) -> float:
         """Return a time at which so many jobs will certainly have been scheduled."""
         return time.time() + 2 + jobs / 2_000 + len(self.queues) / 50
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from bench.figures import Failed, Figures, Table
 from bench.scale import Scale
 from bench.server import Server
+from bench.sparse import LATE
 from bench.stage import Stage, stage
 
 _HIGHEST: Final = 9
@@ -67,10 +68,12 @@ def _looked_at(where: Server) -> Generator[list[int]]:
 
 
 def _crowded(one: Stage, work: _Work, seconds: float) -> tuple[int, int]:
-    """Let a worker begin with jobs that last for so long; return the numbers of the first and of all of them."""
+    """Let a worker begin with jobs that last for so long; return the number of the first, and how many they are."""
     count = work.lasts(seconds)
-    first = one.schedule([0.0] * count, seconds=work.waits, busy=work.busy)
-    one.oracle.wait(first, work.slots, seconds)
+    due = one.soon(count)
+    first = one.schedule([due] * count, seconds=work.waits, busy=work.busy)
+    if one.oracle.wait_for_one(first, count, due - time.time() + LATE) > count // 2:
+        raise Failed("half of the waiting jobs ran before all were scheduled")
     return first, count
 
 
