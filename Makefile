@@ -43,7 +43,7 @@ chaos: $(READY)
 		--hypothesis-profile explore --hypothesis-seed $(SEED)
 	@$(BIN)/pytest -n 0 tests/chaos
 
-# All of it takes about three hours: make bench ARGS="--quick", or ARGS="throughput --only evsched,huey"
+# Takes about three hours. Less: make bench ARGS="--quick", or ARGS="throughput --only evsched,huey"
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)
 

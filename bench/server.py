@@ -41,6 +41,15 @@ class Server:
         used: dict[str, int] = self.redis.info("memory")
         return used["used_memory"] - used["mem_clients_normal"] - used["mem_aof_buffer"]
 
+    def rest(self) -> None:
+        """Wait until Redis does not rewrite the file that it appends to, as it does after very many writes."""
+
+        def resting() -> bool:
+            state: dict[str, int] = self.redis.info("persistence")
+            return not (state["aof_rewrite_in_progress"] or state["aof_rewrite_scheduled"])
+
+        self.until(resting)
+
     def executed(self) -> int:
         """Return how many commands Redis has executed, those inside scripts included."""
         stats: dict[str, dict[str, int]] = self.redis.info("commandstats")

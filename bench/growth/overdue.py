@@ -57,6 +57,7 @@ def _slow_scripts(where: Server) -> dict[str, list[int]]:
 
 def _prepare(where: Server, count: int) -> None:
     where.fill_all(batches(count, "o-"))
+    where.rest()
     where.redis.config_set("slowlog-max-len", 1_000_000)
     where.redis.config_set("slowlog-log-slower-than", _SLOW)
     where.redis.slowlog_reset()

@@ -28,6 +28,7 @@ def beside(count: int, scale: Scale) -> Figures:
         one.where.fill_all(batches(1, "first-", due=_FAR))  # what is stored once
         before = one.where.memory()
         one.where.fill_all(batches(count, "far-", due=_FAR))
+        one.where.rest()
         memory = one.where.memory() - before
         with one.where.evsched("dispatcher"), one.workers():
             one.warm_up()
