@@ -30,7 +30,7 @@ def _parser(every: Groups) -> argparse.ArgumentParser:
         nargs="*",
         metavar="NAME",
         help=f"tables or groups; without one, compare and designs. {names}. Or {_TARGETS} alone: measure nothing, and "
-        "print the project's targets beside the figures of --json-file",
+        "print the project's targets beside the figures of --json-file, of which --plots then draws",
     )
     parser.add_argument(
         "--only", default="", metavar="A,B", help=f"compare these schedulers, of {', '.join(SCHEDULERS)}"
@@ -91,7 +91,10 @@ def main() -> None:
     if arguments.names == [_TARGETS]:
         if arguments.json_file is None:
             parser.error(f"{_TARGETS} needs --json-file")
-        print(targets.table(read(arguments.json_file)))
+        result = read(arguments.json_file)
+        print(targets.table(result))
+        if arguments.plots:
+            result.draw(arguments.plots)
         return
     unknown = [name for name in arguments.only.split(",") if name and name not in SCHEDULERS]
     if unknown:

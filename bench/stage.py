@@ -79,7 +79,7 @@ class Stage:
         }
 
     def soon(self, jobs: int) -> float:
-        """Return a time at which so many jobs will certainly have been scheduled."""
+        """Return a time at which so many jobs should have been scheduled."""
         return time.time() + 2 + jobs / 2_000 + len(self.queues) / 50
 
 
