@@ -23,6 +23,7 @@ from evsched.process.child_link import LINK, METRICS, ChildLink, inherited
 from evsched.process.isolated_run import start_isolated
 from evsched.process.scaling import Span
 from evsched.process.supervisor import Supervisor
+from evsched.runtime import collector
 from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
@@ -146,6 +147,7 @@ def run_workers(config: Config, span: Span, command: Sequence[str], targets: Pat
 
 def _run(config: Config, grace: float, work: _Work) -> None:
     scripts.read_all()
+    collector.settle()
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:
         try:
