@@ -16,7 +16,10 @@ local suspecting = redis.call('EXISTS', suspects) == 1
 -- pcall: a key of another type holds no suspects.
 -- USES suspects, suspecting
 local function suspicion_of(id)
-  local text = suspecting and redis.pcall('HGET', suspects, id)
+  if not suspecting then
+    return 0, 0, 0
+  end
+  local text = redis.pcall('HGET', suspects, id)
   text = type(text) == 'string' and text or ''
   local deaths, doubts, counted = text:match('^(%d%d?%d?) (%d%d?%d?) ?(%d?%d?%d?)$')
   return tonumber(deaths or 0), tonumber(doubts or 0), tonumber(counted) or 0

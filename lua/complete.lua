@@ -20,6 +20,8 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 local moment = seconds(now)
+-- The retentions as PEXPIRE takes them, by their text: most jobs have the same.
+local lifetimes = {}
 
 local function finish(id, run, scheduled, result, retention, reply)
   if run[5] then
@@ -42,7 +44,8 @@ local function finish(id, run, scheduled, result, retention, reply)
     if run[7] then
       redis.call('HDEL', key, 'reason', 'traceback') -- of an earlier run
     end
-    redis.call('PEXPIRE', key, milliseconds(tonumber(retention)))
+    lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))
+    redis.call('PEXPIRE', key, lifetimes[retention])
   end
 end
 return end_runs(3, 5, worker, now, finish)
