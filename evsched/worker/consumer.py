@@ -57,7 +57,7 @@ class QueueConsumer:
         self._exchange = Exchange(self.served)
         self._fetcher = Fetcher(self.served, share, self)
         self._progress = ProgressWriter(self.served, self.held.runs)
-        self._starter = RunStarter(self.served, executor, self.held, share, self._progress, self.wake)
+        self._starter = RunStarter(self.served, executor, self.held, self._demand, self._progress, self.wake)
         self._lost = LostReplies(self.served, self.held, share)
         self._reconnect = Reconnect("worker", runtime.emit, queue)
         self._work = asyncio.Event()
@@ -166,10 +166,8 @@ class QueueConsumer:
         self._demand.more = reply.more
         held_some = bool(self.held.runs)
         count = self._starter.start(reply, sent)
-        if count:
-            self._demand.widen()
-            if not held_some:
-                self._attend()
+        if count and not held_some:
+            self._attend()
         return count
 
     # Called by the fetcher and by the executor.

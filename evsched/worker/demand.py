@@ -10,6 +10,13 @@ from evsched.worker.slots import Share
 WIDEST: Final = 999
 """Jobs that one start may hand out."""
 
+_WORTH: Final = 64
+"""Jobs for which a call is worth its own cost: a start that has slots for fewer takes all of them."""
+
+_BEGIN_WITHIN: Final = 0.01
+"""Seconds in which the jobs of one start should begin. A job that becomes due meanwhile begins after them, even if its
+priority is higher."""
+
 FetchPause = Literal["no process", "lone run", "stopping"]
 """Why a consumer fetches nothing, however many slots are free: all processes of the pool are busy, a suspect runs alone
 in this worker, or the worker stops."""
@@ -21,12 +28,14 @@ class Demand:
     def __init__(self, share: Share, executor: Executor) -> None:
         self.share = share
         self._executor = executor
+        self._half = max(share.of // 2, _WORTH)
+        """How many jobs one start may fetch: under load, half of the slots run while Redis fills the other half."""
         self.more = True
         """Ready may hold more: ask without blocking. At the start it may."""
         self.closed = False
         """No more jobs are fetched. Set from any thread."""
         self._width = WIDEST
-        """How many to fetch at the most: fewer after some of them found no process of the pool free."""
+        """How many to fetch at the most: fewer after some took long to begin, or found no process of the pool free."""
         self._waits = False
         """No process of the pool was free: nothing is fetched until one is."""
 
@@ -34,7 +43,7 @@ class Demand:
         """Take the free slots that are this queue's, `limit` at the most; return how many."""
         wants = self.more and self.not_fetching is None
         self.share.want(wants)
-        return self.share.reserve(min(self._width, limit)) if wants else 0
+        return self.share.reserve(min(self._width, self._half, limit)) if wants else 0
 
     @property
     def not_fetching(self) -> FetchPause | None:
@@ -66,9 +75,12 @@ class Demand:
         self._waits = self._executor.free_processes == 0
         self.more = True
 
-    def widen(self) -> None:
-        """Fetch more at a time: jobs were handed out."""
-        self._width = min(2 * self._width, WIDEST)
+    def begun(self, count: int, seconds: float) -> None:
+        """Note how long it took until so many jobs, which were handed out together, had begun."""
+        if seconds > _BEGIN_WITHIN:
+            self._width = max(1, int(count * _BEGIN_WITHIN / seconds))
+        else:
+            self._width = min(2 * self._width, WIDEST)
 
     def freed(self) -> bool:
         """Note that a process of the pool is free; return whether to ask for jobs."""

@@ -11,10 +11,10 @@ from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.job import Requeued
 from evsched.store.workers import Fetched
+from evsched.worker.demand import Demand
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.served_queue import ServedQueue
-from evsched.worker.slots import Share
 
 
 class RunStarter:
@@ -25,14 +25,14 @@ class RunStarter:
         served: ServedQueue,
         executor: Executor,
         held: HeldRuns,
-        share: Share,
+        demand: Demand,
         progress: ProgressWriter,
         on_end: Callable[[], None],
     ) -> None:
         self._served = served
         self._executor = executor
         self._held = held
-        self._share = share
+        self._demand = demand
         self._progress = progress
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ class RunStarter:
             if self._held.was_cancelled(run):
                 run.stop("cancelled")
         if runs:
-            self._loop.call_soon(self._report, runs)
+            self._loop.call_soon(self._report, runs, time.monotonic())
             self._progress.handed_out()
         self._report_rest(reply)
         return len(runs)
@@ -66,16 +66,17 @@ class RunStarter:
         try:
             await self._executor.run(run)
         finally:
-            self._share.end(time.monotonic() - run.delivery.sent)
+            self._demand.share.end(time.monotonic() - run.delivery.sent)
             self._held.end(run)
             self._on_end()
 
-    def _report(self, runs: list[Run]) -> None:
+    def _report(self, runs: list[Run], handed_out: float) -> None:
         """Report the runs that have begun. The event loop calls this after the first step of each.
 
         A run that still waits is reported when it begins. A run that is returned, because there was no room for it, is
         not reported.
         """
+        self._demand.begun(len(runs), time.monotonic() - handed_out)
         begun = list[Run]()
         for run in runs:
             if run.began or run.work is None:  # it runs, or has ended

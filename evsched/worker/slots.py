@@ -54,6 +54,11 @@ class Share:
             self._slots.give_back(0)
 
     @property
+    def of(self) -> int:
+        """How many slots there are in all."""
+        return self._slots.total
+
+    @property
     def free(self) -> int:
         """How many slots are free, whichever queue's turn it is."""
         return self._slots.free
@@ -100,10 +105,10 @@ class Share:
 
 
 class Slots:
-    """All slots of a worker: how many are free, and the shares of its queues."""
+    """All slots of a worker: how many there are and how many are free, and the shares of its queues."""
 
     def __init__(self, total: int) -> None:
-        self.free = total
+        self.total = self.free = total
         self._shares: list[Share] = []
 
     @property

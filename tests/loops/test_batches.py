@@ -60,7 +60,7 @@ async def test_a_dispatcher_moves_fewer_jobs_in_a_step(server: EmbeddedRedis, qu
 @pytest.mark.usefixtures("every_call_is_too_long")
 async def test_a_worker_starts_and_ends_fewer_jobs_in_a_call(server: EmbeddedRedis, queue: str, app: App) -> None:
     await enqueue_due(server.url, queue)
-    async with system(Config(url=server.url, queues=(queue,)), app, workers=0) as running:
+    async with system(Config(url=server.url, queues=(queue,), concurrency=500), app, workers=0) as running:
         await running.recorder.wait(events.Dispatched, lambda _: sum(dispatched(running)) == MANY)
         running.work()
         await running.recorder.wait(

@@ -43,10 +43,22 @@ async def test_after_jobs_came_back_it_asks_for_few_and_then_for_more_each_time(
     wanted = demand(8)
     wanted.narrow()
     assert wanted.reserve(9) == 1
-    wanted.widen()
+    wanted.begun(1, 0.0)
     assert wanted.reserve(9) == 2
-    wanted.widen()
+    wanted.begun(2, 0.0)
     assert wanted.reserve(9) == 4
+
+
+async def test_it_asks_for_as_many_jobs_as_begin_in_a_hundredth_of_a_second() -> None:
+    wanted = demand(100)
+    wanted.begun(100, 0.5)
+    assert wanted.reserve(99) == 2
+    wanted.begun(2, 5.0)
+    assert wanted.reserve(99) == 1
+
+
+async def test_it_leaves_half_of_many_slots_for_the_next_start() -> None:
+    assert [demand(slots).reserve(999) for slots in (1, 64, 100, 256, 500)] == [1, 64, 64, 128, 250]
 
 
 async def test_it_says_why_it_fetches_nothing() -> None:
