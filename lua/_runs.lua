@@ -42,8 +42,9 @@ end
 -- `scheduled` is the id's score on the schedule, false if it is not there. Returns the ids of the runs that do not
 -- belong to the worker any more: LOST. Nothing is written for those.
 --
--- A run is taken out of the worker's list first, which is also the check that it is there. So nothing in `finish` may
--- be refused: types are checked before, and what it writes is checked or made here.
+-- The runs are taken out of the worker's list first, which is also the check that they are there. So nothing in
+-- `finish` may be refused: types are checked before, and what it writes is checked or made here. Runs that end together
+-- have mostly started together: then they are the first of the list, in this order, and one command takes them all out.
 -- USES processing, expect, expect_gate, owns_despite, leave, admit, fields_of, record
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost = processing(worker), {}, {}
@@ -53,14 +54,25 @@ local function end_runs(first, width, worker, now, finish)
     ids[#ids + 1] = ARGV[at]
   end
   local scores = ids[1] and redis.call('ZMSCORE', schedule, unpack(ids)) -- one command for all rows
+  local head = ids[2] and redis.call('LRANGE', list, 0, #ids - 1) or {}
+  local runs, ours, taken = {}, {}, 0
   for i, id in ipairs(ids) do
-    local at = first + (i - 1) * width
-    local attempt = ARGV[at + 1]
+    local attempt = ARGV[first + (i - 1) * width + 1]
     local run = fields_of(record(id), 'worker', 'attempt', 'reply', 'again', 'stop', 'recurrence', 'reason')
-    local ours = (run[1] == worker and run[2] == attempt) or owns_despite(worker, id, attempt, run[1], run[2])
-    if ours and redis.call('LREM', list, 1, id) == 1 then
+    runs[i] = run
+    ours[i] = (run[1] == worker and run[2] == attempt) or owns_despite(worker, id, attempt, run[1], run[2])
+    if ours[i] and taken == i - 1 and head[i] == id then
+      taken = i
+    end
+  end
+  if taken > 0 then
+    redis.call('LTRIM', list, taken, -1)
+  end
+  for i, id in ipairs(ids) do
+    if i <= taken or (ours[i] and redis.call('LREM', list, 1, id) == 1) then
+      local at = first + (i - 1) * width
       leave(id)
-      finish(id, run, scores[i], unpack(ARGV, at + 2, at + width - 1))
+      finish(id, runs[i], scores[i], unpack(ARGV, at + 2, at + width - 1))
     else
       lost[#lost + 1] = id
     end

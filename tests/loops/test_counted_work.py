@@ -31,7 +31,6 @@ PER_JOB = {
     "hset": 3,  # dispatch: its due time; start: its worker; complete: its outcome
     "memory|usage": 3,  # before its fields are read: they may be long
     "hmget": 3,  # dispatch, start, complete
-    "lrem": 1,  # complete
     "pexpire": 1,  # complete: the record is kept for a while
 }
 """The commands that Redis executes for one of many jobs that are due, those inside scripts included."""
