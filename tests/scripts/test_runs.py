@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis
+from msgspec.structs import replace
 
 from evsched.errors import StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
@@ -55,6 +56,34 @@ def test_start_twice_is_the_same_run_and_an_ended_one_is_not_started(
     assert state() == before
     send(store.complete("w", [(run, DONE)], now=NOW))
     assert send(store.start("w", ["a"], hold=1, lease=15, now=NOW)).jobs == []
+
+
+@pytest.mark.parametrize(
+    ("ended", "lost"),
+    [
+        ("abcd", ""),  # all, in the order of the list
+        ("ab", ""),
+        ("abd", ""),
+        ("dcba", ""),
+        ("bca", ""),
+        ("axbc", "x"),
+        ("Abcd", "a"),  # a newer run of "a" is held
+        ("aBc", "b"),
+    ],
+)
+def test_runs_end_in_any_order_and_those_that_are_lost_change_nothing(
+    ended: str, lost: str, send: Send, store: Store, state: State
+) -> None:
+    send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW + n / 1e3) for n, job_id in enumerate("abcd")]))
+    send(store.dispatch(limit=10, cap=1000, now=NOW + 1))
+    held = {job.id: job for job in send(store.start("w", (), hold=4, lease=15, now=NOW + 1)).jobs}
+    assert list(held) == ["a", "b", "c", "d"]
+    held["x"] = replace(held["a"], id="x")
+    held |= {job_id.upper(): replace(held[job_id], attempt=7) for job_id in "ab"}
+    assert send(store.complete("w", [(held[name], DONE) for name in ended], now=NOW + 2)) == list(lost)
+    done = [job_id for job_id in "abcd" if job_id in ended]
+    assert state().get("processing:w", []) == [job_id for job_id in "abcd" if job_id not in done]
+    assert [job_id for job_id in "abcd" if "finished" in state()[f"job:{job_id}"]] == done
 
 
 def test_start_fetches_up_to_hold(send: Send, store: Store, state: State) -> None:
