@@ -1,4 +1,4 @@
 """The commands `evsched ...`: one small module for each family of them.
 
-Start with `main.py`, which lists them all; `root.py` holds the options that they share.
+Start with `root.py`, which lists them all; `options.py` holds what they share, `main.py` how each of them ends.
 """

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import App, Parameter
 
 from evsched.cli import output
+from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.recurrences import Zone, in_zone, kept
-from evsched.cli.root import Json, Queue, Url, UsageError, client
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_time
+from evsched.cli.usage import UsageError
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing

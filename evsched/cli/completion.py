@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from evsched.cli.root import root
+from evsched.cli.root import build
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")], /) -> None:
@@ -18,4 +18,4 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="
 
     fish: evsched completion fish > ~/.config/fish/completions/evsched.fish
     """
-    print(root.generate_completion(shell=shell))
+    print(build().generate_completion(shell=shell))

@@ -8,8 +8,9 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from evsched.cli import output
-from evsched.cli.root import Ids, Json, Queue, Url, UsageError, check_limit, client
+from evsched.cli.options import Ids, Json, Queue, Url, check_limit, client
 from evsched.cli.table import Column, Moment, table
+from evsched.cli.usage import UsageError
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreRefused

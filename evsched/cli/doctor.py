@@ -12,8 +12,8 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from evsched.cli import output
+from evsched.cli.options import Json, Queues, Url, client, settings
 from evsched.cli.queues import missing
-from evsched.cli.root import Json, Queues, Url, client, settings
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.audit import Audit, OnProgress
@@ -22,7 +22,7 @@ from evsched.diagnostics.doctor import Doctor
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.standstill import Standstill
 from evsched.errors import StoreRefused
-from evsched.telemetry.log import escape
+from evsched.telemetry.printable import escape
 from evsched.transport.senders import BatchingSender
 
 _ALIKE: Final = 10

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from evsched import keys
 from evsched.cli import output, table
 from evsched.cli.jobs import Id
-from evsched.cli.root import Json, Queue, Url, client, settings
+from evsched.cli.options import Json, Queue, Url, client, settings
 from evsched.cli.table import Moment
 from evsched.client.client import Client
 from evsched.client.sync_client import SyncClient
@@ -26,7 +26,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import JobStatus
 from evsched.store import server
 from evsched.store.store import Store
-from evsched.telemetry.log import escape
+from evsched.telemetry.printable import escape
 from evsched.top.collector import Top
 from evsched.transport.connection import Subscription
 from evsched.worker.demand import FetchPause

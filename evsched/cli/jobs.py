@@ -10,9 +10,10 @@ import msgspec
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.root import Json, Queue, Url, UsageError, check_limit, client
+from evsched.cli.options import Json, Queue, Url, check_limit, client
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due, parse_length
+from evsched.cli.usage import UsageError
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The commands: `evsched ...`. One small module for each family of them.
+"""The start and the end of every command: its streams, its errors, its exit code.
 
 Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line on stderr.
 """
@@ -8,15 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
 from typing import Final
 
-from cyclopts import App, CycloptsError, Group
-
-from evsched.cli import calendar, completion, dead, doctor, follow, jobs, policy, queues, recurrences, run, top
-from evsched.cli.root import UsageError, root
+import evsched
+from evsched.cli.usage import UsageError
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded
-from evsched.telemetry.log import escape
+from evsched.telemetry.printable import escape
 
 __all__ = ["main"]
 
@@ -25,32 +22,6 @@ ENDED: Final = 70
 
 _OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 """The errors of a write to stdout. Errors of connections to Redis are not among them: they are StoreErrors."""
-
-_FAMILIES: Final[dict[str, tuple[Callable[..., object] | App, ...]]] = {
-    "Run": (run.dev, run.dispatcher, run.worker, run.demo),
-    "Jobs": (
-        jobs.enqueue,
-        jobs.jobs,
-        follow.show,
-        follow.explain,
-        jobs.cancel,
-        jobs.reschedule,
-        jobs.run_now,
-        dead.app,
-    ),
-    "Queues and workers": (queues.queues, queues.workers, top.top, policy.pause, policy.resume, policy.limit),
-    "Recurrences and windows": (recurrences.app, calendar.windows, calendar.simulate),
-    "Upkeep": (doctor.doctor, completion.completion),
-}
-
-for _family, _commands in _FAMILIES.items():
-    _panel = Group.create_ordered(_family)
-    for _command in _commands:
-        if isinstance(_command, App):
-            _command.group = _panel
-            root.command(_command)
-        else:
-            root.command(_command, group=_panel)
 
 
 def main() -> None:
@@ -70,15 +41,8 @@ def main() -> None:
 
 def _run() -> tuple[int, str]:
     """Run what the command line says; return the exit code, and the line for stderr, '' = none."""
-    for word in sys.argv[1:]:
-        if not _is_text(word):
-            return 2, f"argument {word!r} is not UTF-8"
     try:
-        return root(
-            sys.argv[1:], print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"
-        ), ""
-    except CycloptsError as error:
-        return 2, f"{error} (see evsched --help)"
+        return _command(sys.argv[1:]), ""
     except (UsageError, ConfigError) as error:
         return 1 if isinstance(error, CannotStart) else 2, str(error)
     except LoopEnded as error:
@@ -91,6 +55,30 @@ def _run() -> tuple[int, str]:
         if error.errno not in _OUTPUT_FAILED or error.filename is not None:
             raise
         return 1, _not_written(error)
+
+
+def _command(words: list[str]) -> int:
+    """Run the command that the words name, and return its exit code. The version needs no import.
+
+    Raises:
+        UsageError: the command line is not valid.
+    """
+    for word in words:
+        if not _is_text(word):
+            raise UsageError(f"argument {word!r} is not UTF-8")
+    if words == ["--version"]:
+        print(evsched.__version__)
+        return 0
+    from cyclopts import CycloptsError
+
+    from evsched.cli.root import build
+
+    try:
+        return build(words)(
+            words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"
+        )
+    except CycloptsError as error:
+        raise UsageError(f"{error} (see evsched --help)") from None
 
 
 def _is_text(word: str) -> bool:

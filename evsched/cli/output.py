@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from evsched.telemetry.log import escape, json_text
+from evsched.telemetry.log import json_text
+from evsched.telemetry.printable import escape
 
 
 def as_json(value: Any) -> None:

@@ -8,9 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from evsched.cli import output
+from evsched.cli.options import Json, Url, client
 from evsched.cli.queues import missing
-from evsched.cli.root import Json, Url, UsageError, client
 from evsched.cli.table import Column, Moment, table
+from evsched.cli.usage import UsageError
 from evsched.errors import ConfigError, EvschedError
 from evsched.keys import check_queue
 from evsched.store import limits

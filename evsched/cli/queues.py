@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from evsched.cli import output
-from evsched.cli.root import Json, Queues, Url, client
+from evsched.cli.options import Json, Queues, Url, client
 from evsched.cli.table import Column, Moment, table
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient

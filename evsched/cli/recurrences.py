@@ -10,9 +10,10 @@ from cyclopts import App, Parameter
 
 from evsched.cli import output
 from evsched.cli.jobs import argument
-from evsched.cli.root import Json, Queue, Url, UsageError, client
+from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
+from evsched.cli.usage import UsageError
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE

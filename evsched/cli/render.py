@@ -15,7 +15,7 @@ from rich.text import Text
 from evsched.cli.output import moment
 from evsched.cli.table import Column, fit
 from evsched.durations import format_duration
-from evsched.telemetry.log import escape
+from evsched.telemetry.printable import escape
 from evsched.top.snapshot import Page, QueueRow, Sample, WorkerRow
 
 _BARS: Final = "▁▂▃▄▅▆▇█"

@@ -1,96 +1,153 @@
-"""What all commands share: the root command, the options that many take, the settings and the client of Redis."""
+"""The command `evsched`, and the list of its commands.
+
+A command's module is imported when that command is used: each imports what it needs of Redis, terminals and calendars,
+which takes longer than most commands run. `evsched --help` needs none of them: the summaries are here.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
-from functools import cache
-from typing import Annotated, Any, Final
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group
 
 import evsched
-from evsched import config
-from evsched.client.sync_client import SyncClient
-from evsched.config import Config
-from evsched.errors import ConfigError, EvschedError
-from evsched.telemetry.log import escape
-from evsched.transport import address
-
-root = App(
-    name="evsched",
-    help="""Run jobs on time, on Redis.
-
-    To see it work, run `evsched demo`. To develop, run `evsched dev tasks:app`. In production, run
-    `evsched dispatcher` and `evsched worker tasks:app`. `evsched COMMAND --help` explains a command.
-
-    Write lengths of time as 250ms, 10s, 5m, 1.5h or 7d, and times as 2030-01-31T09:00 or in Unix seconds.""",
-    version=evsched.__version__,
-    suppress_keyboard_interrupt=False,
-)
-
-Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
-UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
-Queue = Annotated[str, Parameter(help="The queue.")]
-Queues = Annotated[
-    list[str] | None,
-    Parameter(name="--queue", negative="", help="A queue; repeat the flag for several. Default: all queues."),
-]
-Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON with all fields.")]
-Ids = Annotated[list[str] | None, Parameter(help="The ids of the jobs.", negative="")]
 
 
-LIST_MOST: Final = 1_000_000
-"""Rows that a list has at the most, whatever its --limit."""
+class Command(NamedTuple):
+    """A command: its name, its function or App below evsched.cli, and its summary, the first line of its help."""
+
+    name: str
+    where: str
+    summary: str
 
 
-class UsageError(EvschedError):
-    """The command line is not valid."""
+FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
+    "Run": (
+        Command(
+            "dev",
+            "run:dev",
+            "Run a dispatcher and a worker in one process, for development. It starts a private Redis if no URL is "
+            "set.",
+        ),
+        Command(
+            "dispatcher",
+            "run:dispatcher",
+            "Run a dispatcher: it moves due jobs to the workers, and recovers the jobs of workers that died.",
+        ),
+        Command(
+            "worker",
+            "run:worker",
+            "Run a worker: it runs the jobs of your app. Start any number of workers, on any machines.",
+        ),
+        Command(
+            "demo",
+            "run:demo",
+            "Schedule jobs in three ways, run them with a dispatcher and a worker, and print how late they started.",
+        ),
+    ),
+    "Jobs": (
+        Command(
+            "enqueue",
+            "jobs:enqueue",
+            "Schedule a job, and print its id. Without --in or --at, it is due now.",
+        ),
+        Command("jobs", "jobs:jobs", "List the waiting and the dead jobs of a queue, the next to run first."),
+        Command("show", "follow:show", "Show a job: where it is, when it ran, its arguments, result and last error."),
+        Command(
+            "explain",
+            "follow:explain",
+            "Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.",
+        ),
+        Command(
+            "cancel",
+            "jobs:cancel",
+            "Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.",
+        ),
+        Command("reschedule", "jobs:reschedule", "Give a waiting job another due time."),
+        Command("run-now", "jobs:run_now", "Make a waiting job due now."),
+        Command("dead", "dead:app", "List, revive or drop dead jobs: jobs that failed and will not be tried again."),
+    ),
+    "Queues and workers": (
+        Command(
+            "queues",
+            "queues:queues",
+            "Count the jobs of each queue by place. Exit code 1: a queue cannot be read.",
+        ),
+        Command(
+            "workers",
+            "queues:workers",
+            "List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.",
+        ),
+        Command(
+            "top",
+            "top:top",
+            "Show queues, workers, throughput, lateness and running jobs, refreshed each second. q or Ctrl-C quits.",
+        ),
+        Command(
+            "pause",
+            "policy:pause",
+            "Pause a queue: running jobs finish, and no other job starts until you resume the queue.",
+        ),
+        Command("resume", "policy:resume", "Resume a paused queue."),
+        Command(
+            "limit",
+            "policy:limit",
+            "Set limits of a queue or of one of its groups, and show all its limits. They apply at once, to all "
+            "workers.",
+        ),
+    ),
+    "Recurrences and windows": (
+        Command(
+            "recurrences",
+            "recurrences:app",
+            "List, add, pause or remove recurrences: rules that make jobs again and again.",
+        ),
+        Command(
+            "windows",
+            "calendar:windows",
+            "List, set or remove named windows: the hours in which jobs may start.",
+        ),
+        Command(
+            "simulate",
+            "calendar:simulate",
+            "List what the recurrences of a queue will run between two times. Nothing is changed.",
+        ),
+    ),
+    "Upkeep": (
+        Command("doctor", "doctor:doctor", "Check Redis and every queue for problems, and print how to fix each."),
+        Command(
+            "completion",
+            "completion:completion",
+            "Print a script for tab completion of commands, flags and their choices. Save it where your shell looks "
+            "for it.",
+        ),
+    ),
+}
+
+_HELP: Final = """Run jobs on time, on Redis.
+
+To see it work, run `evsched demo`. To develop, run `evsched dev tasks:app`. In production, run `evsched dispatcher` \
+and `evsched worker tasks:app`. `evsched COMMAND --help` explains a command.
+
+Write lengths of time as 250ms, 10s, 5m, 1.5h or 7d, and times as 2030-01-31T09:00 or in Unix seconds."""
 
 
-def check_limit(limit: int) -> None:
-    """Refuse a --limit that is out of range.
-
-    Raises:
-        UsageError
-    """
-    if not 1 <= limit <= LIST_MOST:
-        raise UsageError(f"--limit is {limit}: from 1 to {LIST_MOST}")
-
-
-def settings(url: str | None = None, **flags: Any) -> Config:
-    """Return the settings of this process.
-
-    Raises:
-        UsageError: one of them is not valid.
-    """
-    _warn()
-    try:
-        found = config.load(os.environ, url=url, **flags)
-        address.parse(found.url)
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-    return found
-
-
-@cache
-def _warn() -> None:
-    """Print one line, once, about variables EVSCHED_... that are not settings."""
-    if not (line := config.warning(os.environ)):
-        return
-    from evsched.process.child_link import LINK  # not at the top: it imports the worker
-
-    if LINK not in os.environ:  # a child of --processes: its parent has printed the line
-        print(f"evsched: warning: {escape(line)}", file=sys.stderr)
-
-
-@contextmanager
-def client(url: str | None) -> Generator[SyncClient]:
-    """Yield a client of the Redis that the command is about."""
-    found = SyncClient(settings(url).url)
-    try:
-        yield found
-    finally:
-        found.close()
+def build(words: Sequence[str] = ()) -> App:
+    """Return the command `evsched` for a command line. The commands that the line does not name have only a summary."""
+    named = any(command.name in words for commands in FAMILIES.values() for command in commands)
+    root = App(
+        name="evsched",
+        help=re.sub("`(.*?)`", r"[markdown.code]\1[/]", _HELP),
+        version=evsched.__version__,
+        suppress_keyboard_interrupt=False,
+        # Docstrings are Markdown, whose parser takes longer to import than all else that the list of commands needs.
+        help_format="markdown" if named else "rich",
+    )
+    for family, commands in FAMILIES.items():
+        panel = Group.create_ordered(family)
+        for command in commands:
+            summary = None if command.name in words else command.summary  # it would replace the docstring
+            root.command(f"evsched.cli.{command.where}", name=command.name, help=summary, group=panel)
+    return root

@@ -10,8 +10,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched.cli.root import Url, UrlOrPrivate, UsageError, settings
+from evsched.cli.options import Url, UrlOrPrivate, settings
 from evsched.cli.settings import takes_settings
+from evsched.cli.usage import UsageError
 from evsched.config import Config
 from evsched.telemetry import log
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
-from evsched.cli.root import settings
+from evsched.cli.options import settings
 from evsched.config import SETTINGS, Config, variable
 
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from rich.cells import cell_len
 
 from evsched.cli import output
-from evsched.telemetry.log import escape
+from evsched.telemetry.printable import escape
 
 _CELL_MOST: Final = 2000
 """Characters of a cell that a terminal shows: as many as the reason of a dead job has."""

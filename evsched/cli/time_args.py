@@ -6,7 +6,7 @@ import math
 import re
 from datetime import datetime
 
-from evsched.cli.root import UsageError
+from evsched.cli.usage import UsageError
 from evsched.recurrence.zones import find_zone
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}

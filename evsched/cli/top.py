@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from evsched.cli import output
-from evsched.cli.root import Json, Queues, Url, settings
+from evsched.cli.options import Json, Queues, Url, settings
 from evsched.errors import StoreDown, StoreRefused
 from evsched.top.collector import Top
 from evsched.top.snapshot import Page

@@ -13,6 +13,7 @@ import msgspec
 from evsched import events
 from evsched.events import Event
 from evsched.jobs.current_job import JobLogFilter
+from evsched.telemetry.printable import escape
 
 _logger: Final = logging.getLogger("evsched")
 
@@ -202,11 +203,6 @@ def _bounded(value: object, characters: int, items: int) -> object:
         more = len(value) - items  # pyright: ignore[reportUnknownArgumentType]
         return [*shown, f"and {more} more"] if more > 0 else shown
     return value
-
-
-def escape(line: str) -> str:
-    """Return the line without control characters: the payload of a job must not control the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def json_text(value: Any) -> str:

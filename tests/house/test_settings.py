@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evsched.cli.main import root
+from evsched.cli.root import build
 from evsched.cli.settings import default, flag
 from evsched.config import SETTINGS, Setting, variable
 
@@ -34,7 +34,7 @@ def test_the_table_in_the_docs_has_each_setting_as_it_is_in_the_code() -> None:
 
 @pytest.mark.parametrize("service", ["dispatcher", "worker", "dev"])
 def test_each_service_has_a_flag_for_each_of_its_settings(service: str, capsys: pytest.CaptureFixture[str]) -> None:
-    returned: Any = root([service, "--help"], exit_on_error=False, result_action="return_value")
+    returned: Any = build([service])([service, "--help"], exit_on_error=False, result_action="return_value")
     assert returned is None
     shown = " ".join(capsys.readouterr().out.split())
     for name, setting in SETTINGS.items():

@@ -21,7 +21,8 @@ from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import FetchedJob
 from evsched.jobs.tasks import Tasks, define
 from evsched.telemetry import log
-from evsched.telemetry.log import escape, json_text
+from evsched.telemetry.log import json_text
+from evsched.telemetry.printable import escape
 
 
 class Terminal(io.StringIO):

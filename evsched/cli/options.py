@@ -1,0 +1,80 @@
+"""What commands share: the options that many of them take, the settings, and the client of Redis."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from evsched import config
+from evsched.cli.usage import UsageError
+from evsched.client.sync_client import SyncClient
+from evsched.config import Config
+from evsched.errors import ConfigError
+from evsched.telemetry.printable import escape
+from evsched.transport import address
+
+Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
+UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
+Queue = Annotated[str, Parameter(help="The queue.")]
+Queues = Annotated[
+    list[str] | None,
+    Parameter(name="--queue", negative="", help="A queue; repeat the flag for several. Default: all queues."),
+]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON with all fields.")]
+Ids = Annotated[list[str] | None, Parameter(help="The ids of the jobs.", negative="")]
+
+
+LIST_MOST: Final = 1_000_000
+"""Rows that a list has at the most, whatever its --limit."""
+
+
+def check_limit(limit: int) -> None:
+    """Refuse a --limit that is out of range.
+
+    Raises:
+        UsageError
+    """
+    if not 1 <= limit <= LIST_MOST:
+        raise UsageError(f"--limit is {limit}: from 1 to {LIST_MOST}")
+
+
+def settings(url: str | None = None, **flags: Any) -> Config:
+    """Return the settings of this process.
+
+    Raises:
+        UsageError: one of them is not valid.
+    """
+    _warn()
+    try:
+        found = config.load(os.environ, url=url, **flags)
+        address.parse(found.url)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    return found
+
+
+@cache
+def _warn() -> None:
+    """Print one line, once, about variables EVSCHED_... that are not settings."""
+    if not (line := config.warning(os.environ)):
+        return
+    from evsched.process.child_link import LINK  # not at the top: it imports the worker
+
+    if LINK not in os.environ:  # a child of --processes: its parent has printed the line
+        print(f"evsched: warning: {escape(line)}", file=sys.stderr)
+
+
+@contextmanager
+def client(url: str | None) -> Generator[SyncClient]:
+    """Yield a client of the Redis that the command is about."""
+    found = SyncClient(settings(url).url)
+    try:
+        yield found
+    finally:
+        found.close()
