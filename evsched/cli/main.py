@@ -1,6 +1,8 @@
 """The start and the end of every command: its streams, its errors, its exit code.
 
 Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line on stderr.
+
+This file imports no library at its top, so that `evsched --version` needs none.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from typing import Final
 import evsched
 from evsched.cli.usage import UsageError
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded
-from evsched.telemetry.printable import escape
 
 __all__ = ["main"]
 
@@ -35,6 +36,8 @@ def main() -> None:
         # Python flushes what is left once more at its end, and would report that with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if message:
+        from evsched.telemetry.printable import escape
+
         print(f"evsched: {escape(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(code)
 
@@ -58,7 +61,7 @@ def _run() -> tuple[int, str]:
 
 
 def _command(words: list[str]) -> int:
-    """Run the command that the words name, and return its exit code. The version needs no import.
+    """Run the command that the words name, and return its exit code.
 
     Raises:
         UsageError: the command line is not valid.

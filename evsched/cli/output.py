@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from evsched.telemetry.log import json_text
-from evsched.telemetry.printable import escape
+from evsched.telemetry.printable import escape, json_text
 
 
 def as_json(value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -13,7 +12,7 @@ import msgspec
 from evsched import events
 from evsched.events import Event
 from evsched.jobs.current_job import JobLogFilter
-from evsched.telemetry.printable import escape
+from evsched.telemetry.printable import escape, json_text
 
 _logger: Final = logging.getLogger("evsched")
 
@@ -203,13 +202,6 @@ def _bounded(value: object, characters: int, items: int) -> object:
         more = len(value) - items  # pyright: ignore[reportUnknownArgumentType]
         return [*shown, f"and {more} more"] if more > 0 else shown
     return value
-
-
-def json_text(value: Any) -> str:
-    """Return the value as JSON in one line of printable characters."""
-    text = msgspec.json.encode(value).decode()
-    # JSON escapes characters below a space, but not DEL, C1 controls, U+2028 or marks of the direction of text.
-    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_a_command_imports_what_it_uses(tmp_path: Path) -> None:
     imported = modules(RUN, "queues", "--url", f"unix://{tmp_path / 'none'}")
     assert {"evsched.cli.queues", "evsched.transport.senders", "redis"} <= imported
     assert not foreign(imported) & {"anyio", "markdown_it", "prometheus_client", "pygments"}
-    assert not imported & {"rich.console", "evsched.app", "evsched.cli.follow", "evsched.execution", "evsched.worker"}
+    assert not imported & {"rich.console", "evsched.app", "evsched.events", "evsched.execution", "evsched.worker"}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

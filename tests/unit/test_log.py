@@ -21,8 +21,7 @@ from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import FetchedJob
 from evsched.jobs.tasks import Tasks, define
 from evsched.telemetry import log
-from evsched.telemetry.log import json_text
-from evsched.telemetry.printable import escape
+from evsched.telemetry.printable import escape, json_text
 
 
 class Terminal(io.StringIO):
