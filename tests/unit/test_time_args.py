@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from evsched.cli.root import UsageError
 from evsched.cli.time_args import parse_length, parse_time
+from evsched.cli.usage import UsageError
 
 
 def test_lengths_and_times_as_people_write_them() -> None:
