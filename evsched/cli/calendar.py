@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import App, Parameter
 
+import evsched
 from evsched.cli import output
 from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.recurrences import Zone, in_zone, kept
@@ -25,7 +26,11 @@ from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.recurrence.zones import find_zone
 from evsched.store.store import Store
 
-windows = App(name="windows", help="List, set or remove named windows: the hours in which jobs may start.")
+windows = App(
+    name="windows",
+    help="List, set or remove named windows: the hours in which jobs may start.",
+    version=evsched.__version__,
+)
 
 _LOOKED_MOST = 200_000
 """The most planned times that a simulation looks at: with a window, each takes 25 us, so all take some 5 s."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+import evsched
 from evsched.cli import output
 from evsched.cli.options import Ids, Json, Queue, Url, check_limit, client
 from evsched.cli.table import Column, Moment, table
@@ -17,7 +18,11 @@ from evsched.errors import StoreRefused
 from evsched.store.store import Store
 from evsched.transport.call import Call
 
-app = App(name="dead", help="List, revive or drop dead jobs: jobs that failed and will not be tried again.")
+app = App(
+    name="dead",
+    help="List, revive or drop dead jobs: jobs that failed and will not be tried again.",
+    version=evsched.__version__,
+)
 
 All = Annotated[bool, Parameter(name="--all", negative="", help="All dead jobs of the queue.")]
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+import evsched
 from evsched.cli import output
 from evsched.cli.jobs import argument
 from evsched.cli.options import Json, Queue, Url, client
@@ -24,7 +25,11 @@ from evsched.recurrence.look_ahead import read_standing, times_ahead
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap, read_declared, read_recurrence
 from evsched.store.store import Store
 
-app = App(name="recurrences", help="List, add, pause or remove recurrences: rules that make jobs again and again.")
+app = App(
+    name="recurrences",
+    help="List, add, pause or remove recurrences: rules that make jobs again and again.",
+    version=evsched.__version__,
+)
 
 Name = Annotated[str, Parameter(help="The name of the recurrence.")]
 Zone = Annotated[

@@ -296,7 +296,11 @@ def test_every_kind_of_command_has_help_with_an_example(cli: Cli) -> None:
     assert "run-now" in cli.run("--help").stdout
     for command in ("dev", "enqueue", "show", "limit", "recurrences add", "windows set", "simulate", "doctor", "top"):
         assert "Example: evsched " in cli.run(*command.split(), "--help").stdout, command
-    assert cli.run("--version").stdout == "0.1.0\n"
+
+
+@pytest.mark.parametrize("command", ["", "queues", "recurrences add", "dead list", "windows set"])
+def test_every_command_tells_the_version(cli: Cli, command: str) -> None:
+    assert cli.run(*command.split(), "--version").stdout == "0.1.0\n"
 
 
 def test_a_lifespan_that_fails_gives_one_line_on_stderr(cli: Cli, folder: Path, queue: str) -> None:
