@@ -10,7 +10,7 @@ from evsched.worker.slots import Share
 WIDEST: Final = 999
 """Jobs that one start may hand out."""
 
-_WORTH: Final = 64
+_WORTH_A_CALL: Final = 64
 """Jobs for which a call is worth its own cost: a start that has slots for fewer takes all of them."""
 
 _BEGIN_WITHIN: Final = 0.01
@@ -28,7 +28,7 @@ class Demand:
     def __init__(self, share: Share, executor: Executor) -> None:
         self.share = share
         self._executor = executor
-        self._half = max(share.of // 2, _WORTH)
+        self._half = max(share.total // 2, _WORTH_A_CALL)
         """How many jobs one start may fetch: under load, half of the slots run while Redis fills the other half."""
         self.more = True
         """Ready may hold more: ask without blocking. At the start it may."""

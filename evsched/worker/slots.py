@@ -54,7 +54,7 @@ class Share:
             self._slots.give_back(0)
 
     @property
-    def of(self) -> int:
+    def total(self) -> int:
         """How many slots there are in all."""
         return self._slots.total
 
