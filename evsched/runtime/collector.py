@@ -1,8 +1,7 @@
 """The garbage collector of a service: what it need not look at, and how often it looks.
 
 Runs leave no circles of references, so the collector finds nothing of ours, but each time it looks it walks what is
-alive: by default after 700 new objects, several times for each batch of jobs. It then took a third of a busy worker's
-time, and a full collection held up the jobs that were due meanwhile.
+alive: by default after 700 new objects, several times for each batch of jobs. That was a tenth of a busy worker's time.
 """
 
 from __future__ import annotations
