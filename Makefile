@@ -43,7 +43,7 @@ chaos: $(READY)
 		--hypothesis-profile explore --hypothesis-seed $(SEED)
 	@$(BIN)/pytest -n 0 tests/chaos
 
-# Takes about three hours. Less: make bench ARGS="--quick", or ARGS="throughput --only evsched,huey"
+# Takes hours. Less: make bench ARGS="--quick", or ARGS="throughput --only evsched,huey"
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)
 
