@@ -17,6 +17,7 @@ from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.execution.executor import Executor
 from evsched.execution.hang import Hang
+from evsched.execution.run import Run
 from evsched.jobs.job import Requeued
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
@@ -139,36 +140,54 @@ class QueueConsumer:
             self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
         room = self._demand.reserve(self._exchange.limit)
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
-        self._apply(await self._exchange.send(ended, fetched, hold), fetched, room)
-        if self._demand.asks_again() or self.held.ended or self.held.fetched or self._lost.suspected:
+        result = await self._exchange.send(ended, fetched, hold)
+        runs = self._take_over(result, fetched, room)
+        if result.error is None and self._has_more():
+            # The next exchange is sent first: Redis works on it while these runs begin.
             self._work.set()
-        self._fetcher.feed(hungry=self._demand.blocks)
-
-    def _apply(self, result: Exchanged, fetched: list[str], room: int) -> None:
-        """Update what is held by the result of an exchange. Raises its error."""
-        if result.error is not None:
-            self.held.keep(result.unwritten, fetched if result.started is None else [])
-        for ended, lost in result.written:
-            self.held.forget(ended)
-            for event in events_of(self.served.queue, self.served.worker, ended, lost):
-                self.served.runtime.emit(event)
-        if result.started is not None:
-            room += len(fetched) - self._start(result.started, result.sent)
-            self._lost.look_for(fetched, result.started)
-        self._demand.share.release(room)
+            asyncio.get_running_loop().call_soon(self._go_on, result, runs)
+        else:
+            self._go_on(result, runs)
         if result.error is not None:
             raise result.error
+        self._fetcher.feed(hungry=self._demand.blocks)
 
-    def _start(self, reply: Fetched, sent: float) -> int:
-        """Run what was handed out; return how many runs that are."""
+    def _has_more(self) -> bool:
+        """Whether there is something to exchange at once."""
+        return self._demand.asks_again() or bool(self.held.ended or self.held.fetched) or self._lost.suspected
+
+    def _take_over(self, result: Exchanged, fetched: list[str], room: int) -> list[Run]:
+        """Update what is held by the result of an exchange; return the new runs, which are to begin."""
+        if result.error is not None:
+            self.held.keep(result.unwritten, fetched if result.started is None else [])
+        for ended, _ in result.written:
+            self.held.forget(ended)
+        runs = list[Run]()
+        if result.started is not None:
+            runs = self._hold(result.started, result.sent)
+            self._lost.look_for(fetched, result.started)
+            room += len(fetched) - len(runs)
+        self._demand.share.release(room)
+        return runs
+
+    def _hold(self, reply: Fetched, sent: float) -> list[Run]:
+        """Hold what was handed out; return the new runs."""
         if not reply.leased and self.held.runs:
             self.lose()
         self._demand.more = reply.more
         held_some = bool(self.held.runs)
-        count = self._starter.start(reply, sent)
-        if count and not held_some:
+        runs = self.held.add(reply.jobs, self._starter.delivery(reply, sent))
+        if runs and not held_some:
             self._attend()
-        return count
+        return runs
+
+    def _go_on(self, result: Exchanged, runs: list[Run]) -> None:
+        """Report the ends that an exchange has written, and begin the new runs."""
+        for ended, lost in result.written:
+            for event in events_of(self.served.queue, self.served.worker, ended, lost):
+                self.served.runtime.emit(event)
+        if result.started is not None:
+            self._starter.start(result.started, runs)
 
     # Called by the fetcher and by the executor.
 

@@ -48,16 +48,17 @@ class HeldRuns:
         self.fetched = fetched + self.fetched
 
     def add(self, jobs: Iterable[FetchedJob], delivery: Delivery) -> list[Run]:
-        """Make runs of jobs that were handed out; return those that are new."""
+        """Make runs of jobs that were handed out; return those that are new.
+
+        If a job was cancelled while it was on its way, its run is told to stop.
+        """
         # By id: a job that Redis names twice is one run.
         new = {job.id: Run(job, delivery) for job in jobs if job.id not in self.runs}
+        for job_id in self._cancelled & new.keys():
+            new[job_id].stop("cancelled")
         self.runs.update(new)
         self.running += len(new)
         return list(new.values())
-
-    def was_cancelled(self, run: Run) -> bool:
-        """Whether the job of a new run was cancelled while the run was on its way."""
-        return run.job.id in self._cancelled
 
     def end(self, run: Run) -> None:
         """Note that a run has ended. Nothing is written for one that is lost or has no outcome."""

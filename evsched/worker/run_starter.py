@@ -39,19 +39,18 @@ class RunStarter:
         self._left_some = False
         """The last reply left jobs in ready, and that was reported."""
 
-    def start(self, reply: Fetched, sent: float) -> int:
-        """Run what was handed out; return how many runs that are. `sent`: when the call was sent (monotonic clock)."""
-        delivery = Delivery(self._served.queue, reply.now, sent, self._progress.progressed)
-        runs, create = self._held.add(reply.jobs, delivery), self._loop.create_task
+    def delivery(self, reply: Fetched, sent: float) -> Delivery:
+        """Return what the runs of a reply have in common. `sent`: when the call was sent (monotonic clock)."""
+        return Delivery(self._served.queue, reply.now, sent, self._progress.progressed)
+
+    def start(self, reply: Fetched, runs: list[Run]) -> None:
+        """Begin the runs that a reply has handed out, and report what else it says."""
         for run in runs:
-            run.work = create(self._run(run))
-            if self._held.was_cancelled(run):
-                run.stop("cancelled")
+            run.work = self._loop.create_task(self._run(run))
         if runs:
             self._loop.call_soon(self._report, runs, time.monotonic())
             self._progress.handed_out()
         self._report_rest(reply)
-        return len(runs)
 
     def _report_rest(self, reply: Fetched) -> None:
         """Report the jobs that `start` buried, and whether it left jobs in ready."""
