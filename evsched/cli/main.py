@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line on stderr.
 
-This file imports no library at its top, so that `evsched --version` needs none.
+This file imports no library at its top, so that `evsched --version` and `evsched --help` need none.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import sys
 from typing import Final
 
 import evsched
+from evsched.cli.commands import COMMANDS
 from evsched.cli.usage import UsageError
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded
+from evsched.runtime import collector
 
 __all__ = ["main"]
 
@@ -27,6 +29,7 @@ _OUTPUT_FAILED: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, e
 
 def main() -> None:
     """Run the command line, and exit."""
+    collector.skip_imports()
     _open_closed_streams()
     code, message = _run()
     try:
@@ -69,15 +72,24 @@ def _command(words: list[str]) -> int:
     for word in words:
         if not _is_text(word):
             raise UsageError(f"argument {word!r} is not UTF-8")
-    if words == ["--version"]:
+    if words[:1] == ["--version"]:
         print(evsched.__version__)
         return 0
+    if not words or words[0] in ("--help", "-h"):
+        from evsched.cli.overview import overview
+
+        print(overview())
+        return 0
+    if words[0] not in COMMANDS:
+        from evsched.cli.overview import unknown
+
+        raise unknown(words[0])
     from cyclopts import CycloptsError
 
     from evsched.cli.root import build
 
     try:
-        return build(words)(
+        return build(words[:1])(
             words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"
         )
     except CycloptsError as error:

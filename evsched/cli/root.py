@@ -1,153 +1,22 @@
-"""The command `evsched`, and the list of its commands.
+"""The command line: reads the flags of a command, calls its function, and draws its help.
 
 A command's module is imported when that command is used: each imports what it needs of Redis, terminals and calendars,
-which takes longer than most commands run. `evsched --help` needs none of them: the summaries are here.
+which takes longer than most commands run.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable
 
-from cyclopts import App, Group
+from cyclopts import App
 
 import evsched
+from evsched.cli.commands import COMMANDS
 
 
-class Command(NamedTuple):
-    """A command: its name, its function or App below evsched.cli, and its summary, the first line of its help."""
-
-    name: str
-    where: str
-    summary: str
-
-
-FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
-    "Run": (
-        Command(
-            "dev",
-            "run:dev",
-            "Run a dispatcher and a worker in one process, for development. It starts a private Redis if no URL is "
-            "set.",
-        ),
-        Command(
-            "dispatcher",
-            "run:dispatcher",
-            "Run a dispatcher: it moves due jobs to the workers, and recovers the jobs of workers that died.",
-        ),
-        Command(
-            "worker",
-            "run:worker",
-            "Run a worker: it runs the jobs of your app. Start any number of workers, on any machines.",
-        ),
-        Command(
-            "demo",
-            "run:demo",
-            "Schedule jobs in three ways, run them with a dispatcher and a worker, and print how late they started.",
-        ),
-    ),
-    "Jobs": (
-        Command(
-            "enqueue",
-            "jobs:enqueue",
-            "Schedule a job, and print its id. Without --in or --at, it is due now.",
-        ),
-        Command("jobs", "jobs:jobs", "List the waiting and the dead jobs of a queue, the next to run first."),
-        Command("show", "follow:show", "Show a job: where it is, when it ran, its arguments, result and last error."),
-        Command(
-            "explain",
-            "follow:explain",
-            "Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.",
-        ),
-        Command(
-            "cancel",
-            "jobs:cancel",
-            "Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.",
-        ),
-        Command("reschedule", "jobs:reschedule", "Give a waiting job another due time."),
-        Command("run-now", "jobs:run_now", "Make a waiting job due now."),
-        Command("dead", "dead:app", "List, revive or drop dead jobs: jobs that failed and will not be tried again."),
-    ),
-    "Queues and workers": (
-        Command(
-            "queues",
-            "queues:queues",
-            "Count the jobs of each queue by place. Exit code 1: a queue cannot be read.",
-        ),
-        Command(
-            "workers",
-            "queues:workers",
-            "List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.",
-        ),
-        Command(
-            "top",
-            "top:top",
-            "Show queues, workers, throughput, lateness and running jobs, refreshed each second. q or Ctrl-C quits.",
-        ),
-        Command(
-            "pause",
-            "policy:pause",
-            "Pause a queue: running jobs finish, and no other job starts until you resume the queue.",
-        ),
-        Command("resume", "policy:resume", "Resume a paused queue."),
-        Command(
-            "limit",
-            "policy:limit",
-            "Set limits of a queue or of one of its groups, and show all its limits. They apply at once, to all "
-            "workers.",
-        ),
-    ),
-    "Recurrences and windows": (
-        Command(
-            "recurrences",
-            "recurrences:app",
-            "List, add, pause or remove recurrences: rules that make jobs again and again.",
-        ),
-        Command(
-            "windows",
-            "calendar:windows",
-            "List, set or remove named windows: the hours in which jobs may start.",
-        ),
-        Command(
-            "simulate",
-            "calendar:simulate",
-            "List what the recurrences of a queue will run between two times. Nothing is changed.",
-        ),
-    ),
-    "Upkeep": (
-        Command("doctor", "doctor:doctor", "Check Redis and every queue for problems, and print how to fix each."),
-        Command(
-            "completion",
-            "completion:completion",
-            "Print a script for tab completion of commands, flags and their choices. Save it where your shell looks "
-            "for it.",
-        ),
-    ),
-}
-
-_HELP: Final = """Run jobs on time, on Redis.
-
-To see it work, run `evsched demo`. To develop, run `evsched dev tasks:app`. In production, run `evsched dispatcher` \
-and `evsched worker tasks:app`. `evsched COMMAND --help` explains a command.
-
-Write lengths of time as 250ms, 10s, 5m, 1.5h or 7d, and times as 2030-01-31T09:00 or in Unix seconds."""
-
-
-def build(words: Sequence[str] = ()) -> App:
-    """Return the command `evsched` for a command line. The commands that the line does not name have only a summary."""
-    named = any(command.name in words for commands in FAMILIES.values() for command in commands)
-    root = App(
-        name="evsched",
-        help=re.sub("`(.*?)`", r"[markdown.code]\1[/]", _HELP),
-        version=evsched.__version__,
-        suppress_keyboard_interrupt=False,
-        # Docstrings are Markdown, whose renderer takes some 50 ms to import. The list of commands has none.
-        help_format="markdown" if named else "rich",
-    )
-    for family, commands in FAMILIES.items():
-        panel = Group.create_ordered(family)
-        for command in commands:
-            summary = None if command.name in words else command.summary  # it would replace the docstring
-            root.command(f"evsched.cli.{command.where}", name=command.name, help=summary, group=panel)
+def build(names: Iterable[str] = COMMANDS) -> App:
+    """Return the command `evsched` with the commands of these names."""
+    root = App(name="evsched", version=evsched.__version__, suppress_keyboard_interrupt=False, help_format="markdown")
+    for name in names:
+        root.command(f"evsched.cli.{COMMANDS[name].where}", name=name)
     return root

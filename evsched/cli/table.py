@@ -6,7 +6,6 @@ important first. A word or a time is never broken.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,7 +13,7 @@ from typing import Final, NamedTuple
 
 from rich.cells import cell_len
 
-from evsched.cli import output
+from evsched.cli import output, terminal
 from evsched.telemetry.printable import escape
 
 _CELL_MOST: Final = 2000
@@ -54,7 +53,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], empty: st
     if not sys.stdout.isatty():
         _print_tabs([column.name for column in columns], listed)
     elif listed:
-        _print_table(columns, listed, _terminal_width())
+        _print_table(columns, listed, terminal.width())
     else:
         print(empty)
 
@@ -67,15 +66,15 @@ def fields(named: Iterable[tuple[str, object]]) -> None:
         return
     indent = max((len(name) for name, _ in rows), default=0) + _GAP
     for name, value in rows:
-        first, *more = _wrap(_text(value, short=False), _terminal_width() - indent)
-        print(_bold(name) + " " * (indent - len(name)) + first)
+        first, *more = _wrap(_text(value, short=False), terminal.width() - indent)
+        print(terminal.bold(name) + " " * (indent - len(name)) + first)
         for line in more:
             print(" " * indent + line)
 
 
 def sentence(text: str) -> None:
     """Print a sentence: on a terminal, over as many lines as it needs."""
-    for line in _wrap(escape(text), _terminal_width()) if sys.stdout.isatty() else [escape(text)]:
+    for line in _wrap(escape(text), terminal.width()) if sys.stdout.isatty() else [escape(text)]:
         print(line)
 
 
@@ -132,7 +131,7 @@ def _print_row(
         for cell, wide, number in zip(cells[:-1], widths, numbers, strict=False)
     )
     line += _pad(last, widths[-1]) + last if numbers[-1] else last
-    print(_bold(line.rstrip()) if bold else line.rstrip())
+    print(terminal.bold(line.rstrip()) if bold else line.rstrip())
     for part in more:
         print(" " * (sum(widths[:-1]) + _GAP * (len(widths) - 1)) + part)
 
@@ -165,16 +164,3 @@ def _text(cell: object, *, short: bool) -> str:
     text = _plain(cell, short=short)
     more = len(text) - _CELL_MOST
     return escape(text if more <= 0 else f"{text[:_CELL_MOST]} ... and {more} characters more: --json shows all")
-
-
-def _bold(text: str) -> str:
-    return text if os.environ.get("TERM", "dumb") == "dumb" else f"\x1b[1m{text}\x1b[0m"
-
-
-def _terminal_width() -> int:
-    if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
-        return int(asked)
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
-    except OSError:
-        return 80

@@ -11,18 +11,20 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct
 
 from evsched.client.times import due_and_delay, seconds
 from evsched.errors import EvschedError, JobDead, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict, decode
-from evsched.recurrence.recurrence import Declared, read_recurrence
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.call import Call, T
+
+if TYPE_CHECKING:
+    from evsched.recurrence.recurrence import Declared
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -105,6 +107,8 @@ def enqueue(store: Store, jobs: Sequence[New], on_conflict: OnConflict | None) -
 
 def declare(store: Store, recurrence: Declared) -> Operation[Literal["made", "changed", "same"]]:
     """Create a recurrence, or change the one of that name."""
+    from evsched.recurrence.recurrence import read_recurrence  # calendars take 10 ms to import
+
     read_recurrence(recurrence)
     return (yield from send(store.declare(recurrence)))
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from evsched.client import operations
 from evsched.client.operations import Operation, Pause, Send, Step
 from evsched.jobs.job import JobStatus, OnConflict, Place
-from evsched.recurrence.recurrence import Declared
 from evsched.store.clients import New
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.senders import SyncSender
+
+if TYPE_CHECKING:
+    from evsched.recurrence.recurrence import Declared
 
 
 class SyncClient:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.untrusted import number
-from evsched.recurrence.recurrence import Occurrence
 from evsched.store.queue import Queue, as_fields, as_pairs
 from evsched.transport.call import Call, Word, text, texts
+
+if TYPE_CHECKING:
+    from evsched.recurrence.recurrence import Occurrence
 
 
 class Step(Struct, frozen=True):

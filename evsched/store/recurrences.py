@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from evsched.recurrence.recurrence import Declared
 from evsched.store.queue import Queue, as_fields
 from evsched.transport.call import Call, raw, text, texts
+
+if TYPE_CHECKING:
+    from evsched.recurrence.recurrence import Declared
 
 
 class Recurrences(Queue):

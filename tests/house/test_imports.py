@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from evsched.cli.root import FAMILIES, Command, build
-
-COMMANDS = [command for commands in FAMILIES.values() for command in commands]
-
+from evsched.cli.commands import COMMANDS, Command
+from evsched.cli.root import build
 
 RUN = """
 import atexit, sys
@@ -39,29 +37,47 @@ def foreign(imported: set[str]) -> set[str]:
     return {name.partition(".")[0] for name in imported - for_any} - {*sys.stdlib_module_names, "evsched"}
 
 
-def test_version_imports_no_library() -> None:
-    imported = modules(RUN, "--version")
+def families(imported: set[str]) -> set[str]:
+    """Return the modules of commands among these."""
+    return imported & {f"evsched.cli.{command.where.partition(':')[0]}" for command in COMMANDS.values()}
+
+
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("-h",), ()], ids=" ".join)
+def test_what_runs_no_command_imports_no_library(words: tuple[str, ...]) -> None:
+    imported = modules(RUN, *words)
     assert "evsched.cli.main" in imported
     assert foreign(imported) == set()
+    assert families(imported) == set()
     assert not imported & {"asyncio", "inspect", "logging", "evsched.cli.root", "evsched.config"}
 
 
-@pytest.mark.parametrize("words", [("--help",), ("-h",), ()], ids=" ".join)
-def test_help_imports_what_draws_it_and_no_command(words: tuple[str, ...]) -> None:
-    imported = modules(RUN, *words)
-    assert foreign(imported) <= {"cyclopts", "attr", "attrs", "rich", "docstring_parser"}
-    assert not imported & {"asyncio", "logging", "rich.markdown", "evsched.config", "evsched.cli.options"}
-    assert not imported & {f"evsched.cli.{command.where.partition(':')[0]}" for command in COMMANDS}
+def test_a_mistyped_command_imports_no_command() -> None:
+    imported = modules(RUN, "quues")
+    assert foreign(imported) <= {"msgspec", "typing_extensions"}  # for the characters of the message
+    assert "evsched.cli.overview" in imported
+    assert families(imported) == set()
+
+
+def test_a_mistyped_command_of_a_family_imports_that_family() -> None:
+    assert families(modules(RUN, "dead", "lst")) == {"evsched.cli.dead"}
 
 
 def test_a_command_imports_what_it_uses(tmp_path: Path) -> None:
     imported = modules(RUN, "queues", "--url", f"unix://{tmp_path / 'none'}")
     assert {"evsched.cli.queues", "evsched.transport.senders", "redis"} <= imported
     assert not foreign(imported) & {"anyio", "markdown_it", "prometheus_client", "pygments"}
-    assert not imported & {"rich.console", "evsched.app", "evsched.events", "evsched.execution", "evsched.worker"}
+    assert not imported & {
+        "zoneinfo",
+        "cronsim",
+        "rich.console",
+        "evsched.app",
+        "evsched.events",
+        "evsched.execution",
+        "evsched.worker",
+    }
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
 def test_a_summary_is_the_first_paragraph_of_the_help(command: Command) -> None:
     text = build([command.name])[command.name].help
     assert text.partition("\n\n")[0].split() == command.summary.split()

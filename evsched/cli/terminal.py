@@ -1,0 +1,21 @@
+"""The terminal: how wide it is, and whether it shows bold text."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def width() -> int:
+    """Return its columns: the variable COLUMNS if it is set, else what the terminal says; 80 if there is none."""
+    if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
+        return int(asked)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except OSError:
+        return 80
+
+
+def bold(text: str) -> str:
+    """Return a text in bold, for a terminal that can show it."""
+    return text if os.environ.get("TERM", "dumb") == "dumb" else f"\x1b[1m{text}\x1b[0m"
