@@ -9,6 +9,10 @@ local RETENTION = 300
 -- Write the fields that a client gives a job; '' = not given.
 -- USES record
 local function write_record(id, payload, priority, group)
+  if priority == '' and group == '' then
+    redis.call('HSET', record(id), 'payload', payload)
+    return
+  end
   local fields = { 'payload', payload }
   if priority ~= '' then
     fields[#fields + 1] = 'priority'

@@ -106,36 +106,43 @@ def new_job(
     Raises:
         ConfigError: both `due` and `delay` are given; the arguments are not JSON, or too large.
     """
+    return job_maker(task, options, payload_cap)(args, kwargs)
+
+
+def job_maker(task: str, options: JobOptions, payload_cap: int) -> Callable[[Sequence[Any], dict[str, Any]], New]:
+    """Return a function that builds a job from its arguments. For many jobs, what they share is read only once.
+
+    Raises:
+        ConfigError: both `due` and `delay` are given. The function raises it when the arguments are not JSON, or too
+            large.
+    """
     if not task:
         raise ConfigError("a job needs the name of a task: it is empty")
     due, delay = due_and_delay(options.get("due"), options.get("delay"))
+    job_id, priority, group = options.get("id"), options.get("priority"), options.get("group")
+    shared = _shared(options)
+
+    def make(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
+        try:
+            text = encode(Payload(task, list(args), kwargs, **shared))
+        except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+            raise ConfigError(f"task {task}: its arguments and meta must be JSON: {error}") from None
+        if len(text) > payload_cap:
+            raise ConfigError(
+                f"task {task}: the payload has {len(text)} bytes, more than {payload_cap}: store the data elsewhere and"
+                " pass a reference, or raise EVSCHED_PAYLOAD_CAP for dispatchers and for the programs that enqueue"
+            )
+        return New(job_id or random_id(), text, priority, group, due, delay)
+
+    return make
+
+
+def _shared(options: JobOptions) -> dict[str, Any]:
+    """Return what the payloads of all jobs with these options have besides their arguments."""
+    given: dict[str, Any] = {name: options.get(name) for name in ("timeout", "retention", "window", "reply", "meta")}
     retry, expires = options.get("retry"), options.get("expires")
-    payload = Payload(
-        task=task,
-        args=list(args),
-        kwargs=kwargs,
-        timeout=options.get("timeout"),
-        retry=None if retry is None else RetryFields(**msgspec.structs.asdict(retry)),
-        retention=options.get("retention"),
-        expires=None if expires is None else unix("expires", expires),
-        reply=options.get("reply") or False,
-        meta=options.get("meta") or {},
-        window=options.get("window"),
-    )
-    try:
-        text = encode(payload)
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"task {task}: its arguments and meta must be JSON: {error}") from None
-    if len(text) > payload_cap:
-        raise ConfigError(
-            f"task {task}: the payload has {len(text)} bytes, more than {payload_cap}: store the data elsewhere and"
-            " pass a reference, or raise EVSCHED_PAYLOAD_CAP for dispatchers and for the programs that enqueue"
-        )
-    return New(
-        id=options.get("id") or random_id(),
-        payload=text,
-        priority=options.get("priority"),
-        group=options.get("group"),
-        due=due,
-        delay=delay,
-    )
+    if retry is not None:
+        given["retry"] = RetryFields(**msgspec.structs.asdict(retry))
+    if expires is not None:
+        given["expires"] = unix("expires", expires)
+    return {name: value for name, value in given.items() if value is not None}

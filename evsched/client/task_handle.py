@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, ov
 
 from evsched.client.client import Client
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.new_job import JobOptions, Sending, check_job_options, new_job
+from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
 from evsched.client.sync_client import SyncClient
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
@@ -68,7 +68,8 @@ class Enqueuer(Generic[P, R]):
         with self._sending(len(every)) as options:
             jobs = self._new_many(every, options)
             await self._app.client.enqueue(self._queue, jobs, options.get("on_conflict"))
-        return [Job(job.id, self._queue, self._task.returns, self._app.client) for job in jobs]
+        queue, returns, client = self._queue, self._task.returns, self._app.client
+        return [Job(job.id, queue, returns, client) for job in jobs]
 
     def enqueue_sync(self, client: SyncClient, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Put a job on the schedule through a client without an event loop."""
@@ -88,18 +89,21 @@ class Enqueuer(Generic[P, R]):
         return [SyncJob(job.id, self._queue, self._task.returns, client) for job in jobs]
 
     def _new(self, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions) -> New:
-        job = new_job(self._task.name, args, kwargs, options, self._app.payload_cap)
+        job = job_maker(self._task.name, options, self._app.payload_cap)(args, kwargs)
         check(self._task, args, kwargs, job.payload)
         return job
 
     def _new_many(self, calls: Iterable[Any], options: JobOptions) -> list[New]:
         jobs = list[New]()
+        make = job_maker(self._task.name, options, self._app.payload_cap)
         for call in calls:
             args, kwargs = (call.args, call.kwargs) if isinstance(call, Arguments) else (call, {})
             try:
                 if not issubclass(type(args), _SEQUENCES):  # a forgotten comma
                     raise BadArguments(f"task {self._task.name}: {repr(args)[:200]} is not a tuple of arguments")
-                jobs.append(self._new(args, kwargs, options))
+                job = make(args, kwargs)
+                check(self._task, args, kwargs, job.payload)
+                jobs.append(job)
             except BadArguments as error:
                 raise BadArguments(f"call {len(jobs)}: {error}") from None
         return jobs

@@ -55,11 +55,11 @@ def check(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any], payload: b
 def _surely_fit(of: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether the arguments certainly fit; False means that it takes a closer look."""
     count = len(args)
-    if count > len(of.positional) or (of.required and not of.required.issubset((*of.order[:count], *kwargs))):
+    passed = (*of.order[:count], *kwargs) if kwargs else of.order[:count]
+    if count > len(of.positional) or not of.required.issubset(passed):
         return False
-    for value, wanted in zip(args, of.positional, strict=False):
-        if not _surely_fits(value, wanted):
-            return False
+    if not all(map(_surely_fits, args, of.positional)):
+        return False
     for name, value in kwargs.items():
         if name not in of.named or name in of.order[:count] or not _surely_fits(value, of.named[name]):
             return False
