@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bench.alternatives.client import Design
 from bench.alternatives.designs import DESIGNS
-from bench.figures import Figures, Table, percentile
+from bench.figures import Failed, Figures, Table, percentile
 from bench.processes import CHECKOUT, cpu
 from bench.scale import Scale
 from bench.server import Server, server
@@ -76,8 +76,8 @@ class _Trial:
         stop, client = Event(), self.where.client()
 
         def write() -> None:
-            number = 0
-            while not stop.wait(1 / _WRITES):
+            number, start = 0, time.monotonic()
+            while not stop.wait(max(0.0, start + number / _WRITES - time.monotonic())):
                 self._design.schedule(client, time.time() + _FAR, f"written-{number}")
                 number += 1
 
@@ -145,9 +145,8 @@ def _idle(group: _Group, seconds: float) -> Figures:
 
 
 def _sparse(trial: _Trial, group: _Group, count: int, prefix: str) -> Figures:
-    dues = sparse_dues(count, time.time() + 1)
+    sent, dues = group.sent(), sparse_dues(count, time.time() + 1)
     trial.schedule(prefix, dues)
-    sent = group.sent()
     late = trial.collect(prefix, dues)
     return {
         f"{prefix}: p50, ms": percentile(late, 0.5) * 1e3,
@@ -160,6 +159,8 @@ def _instant(trial: _Trial, group: _Group, count: int) -> Figures:
     due = time.time() + 2 + count / 10_000
     trial.schedule("instant", [due] * count)
     time.sleep(0.5)
+    if time.time() > due:
+        raise Failed("the jobs were due before all were scheduled")
     used, redis = group.cpu(), cpu(trial.where.pid)
     late = trial.collect("instant", [due] * count)
     used, redis = group.cpu() - used, cpu(trial.where.pid) - redis
@@ -185,7 +186,7 @@ def figures(name: str, dispatchers: int, scale: Scale) -> Figures:
         trial = _Trial(where, DESIGNS[name], name)
         measured = dict(_memory(trial, scale.stored))
         with trial.dispatchers(dispatchers) as group:
-            measured |= _idle(group, scale.idle / 3)
+            measured |= _idle(group, scale.idle / 2)  # by default, the longest sleep of a dispatcher
             measured |= _sparse(trial, group, scale.sparse, "sparse")
             with trial.written_to():
                 measured |= _sparse(trial, group, scale.sparse, "written to")
@@ -198,7 +199,7 @@ def figures(name: str, dispatchers: int, scale: Scale) -> Figures:
 _NOTE: Final = (
     f"Written to: sparse jobs while another client schedules {_WRITES} far jobs a second, one at a time. Lost: of "
     f"{_AWAY} jobs that become due while no dispatcher runs. Sent: by the dispatchers; commands inside scripts do not "
-    "count."
+    "count. Lateness: of the jobs that came."
 )
 
 

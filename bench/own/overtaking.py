@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from threading import Event, Thread
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from bench.figures import Failed, Figures, Table
 from bench.scale import Scale
@@ -53,7 +53,8 @@ def _looked_at(where: Server) -> Generator[list[int]]:
     stop, client, counts = Event(), where.client(), list[int]()
 
     def look() -> None:
-        keys: list[Any] = client.keys("evsched:{default}:processing:*")
+        workers: list[bytes] = client.zrange("evsched:{default}:leases", 0, -1)
+        keys = [b"evsched:{default}:processing:" + worker for worker in workers]
         while not stop.wait(_EVERY):
             counts.append(sum(client.llen(key) for key in keys))
 

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import Final, NamedTuple
 
-from bench.figures import Figures, Table
+from bench.figures import Failed, Figures, Table
 from bench.processes import cpu
 from bench.scale import Scale
 from bench.server import Server, server
@@ -57,7 +57,7 @@ _MOMENTS: Final = {
 
 
 def _beside(count: int, moment: _Moment, sparse: int) -> Figures:
-    """Measure sparse jobs in the first minute in which so many recurrences occur."""
+    """Measure sparse jobs in a minute in which so many recurrences occur."""
     with stage(sparse) as one, one.where.evsched("dispatcher"), one.workers():
         one.warm_up()
         minute = (time.time() + _DECLARED + AHEAD) // 60 * 60 + 60
@@ -65,6 +65,8 @@ def _beside(count: int, moment: _Moment, sparse: int) -> Figures:
         _declare(
             one.where, [Declared(name=name, rule="every 60", spread=moment.spread, payload=_NOOP) for name in names]
         )
+        if time.time() > minute - AHEAD:
+            raise Failed("the occurrences were to be scheduled before all recurrences were declared")
         offsets = sparse_dues(sparse, moment.begin)
         begin = minute - (offsets[sparse // 2] - moment.begin if moment.middle else 0.0)
         dues = [begin + offset for offset in offsets]
