@@ -27,11 +27,17 @@ class Wakeup:
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
-    async def sleep(self, until: float) -> bool:
-        """Sleep until that moment of the monotonic clock; return whether `ring` ended the sleep."""
+    async def sleep(self, until: float, roughly: float = float("inf")) -> bool:
+        """Sleep until that moment of the monotonic clock; return whether `ring` ended the sleep.
+
+        `roughly`: another moment that ends the sleep. It may be missed by a millisecond, which saves the CPU that the
+        exact one costs, unless it is so near that a timer cannot tell.
+        """
         loop = asyncio.get_running_loop()
-        early = until - _EARLY
-        if not self._rung and early > time.monotonic():
+        now = time.monotonic()
+        early = until - _EARLY if now + _EARLY < roughly else min(until, roughly) - _EARLY
+        until, early = min(until, roughly), min(early, roughly)
+        if not self._rung and early > now:
             self._sleeper = sleeper = loop.create_future()
             timer = loop.call_at(early, _wake, sleeper)
             try:
