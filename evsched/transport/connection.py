@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
@@ -72,6 +73,14 @@ def _new(url: str) -> async_redis.AbstractConnection:
 def _descriptors(connection: async_redis.AbstractConnection) -> Iterable[int]:
     writer = connection._writer  # pyright: ignore[reportPrivateUsage]
     return [] if writer is None else [writer.get_extra_info("socket").fileno()]
+
+
+_MESSAGES: Final = (b"pmessage", b"message")
+"""What the messages to a subscriber begin with. Those that begin otherwise confirm a subscription, or its end."""
+
+
+def _ignore() -> None:
+    pass
 
 
 class Connection:
@@ -183,6 +192,10 @@ class Subscription:
 
     def __init__(self, url: str) -> None:
         self._connection = _new(url)
+        self._confirmations: deque[Callable[[], None]] = deque()
+        """What to call at each confirmation that is still to arrive."""
+        self.rest = 0.0
+        """Seconds to wait before each read, so that one read receives more messages."""
         forks.hold(self)
 
     def descriptors(self) -> Iterable[int]:
@@ -218,17 +231,53 @@ class Subscription:
             StoreDown: when the connection is closed.
         """
         received = 0
-        while True:
-            try:
-                message = cast(Any, await self._connection.read_response())
-            except (exceptions.RedisError, OSError) as error:
-                await self.close()
-                raise translate(error) from None
-            yield message[-2], message[-1]
+        async for message in self._received():
+            if message[0] in _MESSAGES:
+                yield message[-2], message[-1]
+            else:
+                self._confirmations.popleft()()
             received += 1
             if received % 64 == 0:
                 # Messages in the parser's buffer are read without a pause: let other tasks of the loop run.
                 await asyncio.sleep(0)
+
+    async def _received(self) -> AsyncIterator[list[Any]]:
+        """Yield messages and confirmations until the connection is closed."""
+        link = self._connection
+        # What was received with a message comes from the parser: redis-py does much more for each message.
+        parser = cast(Any, link)._parser._reader
+        try:
+            while True:
+                if self.rest:
+                    await asyncio.sleep(self.rest)
+                message = cast(Any, await link.read_response())
+                while isinstance(message, list):
+                    yield cast(list[Any], message)
+                    message = parser.gets()
+                if isinstance(message, Exception):
+                    raise message
+        except (exceptions.RedisError, OSError) as error:
+            await self.close()
+            raise translate(error) from None
+
+    def subscribe(self, patterns: Sequence[str], channels: Sequence[str], confirmed: Callable[[], None]) -> None:
+        """Subscribe to more. `messages` calls `confirmed()` when Redis has confirmed all: later messages arrive."""
+        self._change((("PSUBSCRIBE", *patterns), ("SUBSCRIBE", *channels)), confirmed)
+
+    def unsubscribe(self, patterns: Sequence[str], channels: Sequence[str], confirmed: Callable[[], None]) -> None:
+        """End some subscriptions. `messages` calls `confirmed()` after the last message that was on its way."""
+        self._change((("PUNSUBSCRIBE", *patterns), ("UNSUBSCRIBE", *channels)), confirmed)
+
+    def _change(self, commands: Sequence[tuple[str, ...]], confirmed: Callable[[], None]) -> None:
+        """Send commands of a verb and names, except those without names; Redis confirms each name."""
+        writer = cast(Any, self._connection)._writer
+        if writer is None:
+            return  # the reader notices that the connection is closed
+        for words in commands:
+            if len(words) > 1:
+                writer.write(_pack(words))
+                self._confirmations.extend([_ignore] * (len(words) - 1))
+        self._confirmations[-1] = confirmed
 
     def cut(self) -> None:
         """Close the socket while a reader waits, which then raises StoreDown."""
