@@ -12,11 +12,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
 
 from evsched import events
 from evsched.config import DEFAULT_QUEUE
-from evsched.dispatcher.pace import LOOK_MOST
 from evsched.dispatcher.proof import Proof
 from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.dispatcher.redis_clock import RedisClock
@@ -28,10 +26,6 @@ from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.store import server
 from evsched.store.dispatchers import Step
-
-_FLOOD_STEP: Final = 0.05
-"""Seconds between two steps of a queue in a flood, because messages about its gate do not arrive then. A rate admits
-the jobs of as many seconds together, so more steps would find nothing."""
 
 
 class DispatchLoop:
@@ -48,8 +42,8 @@ class DispatchLoop:
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("dispatcher", runtime.emit)
         self._refused = Reconnects("dispatcher", runtime.emit)
-        self._flooded = False
-        """There are so many events that the watcher has closed its subscription: none arrive."""
+        self._polls = False
+        """The queues are polled, because there are so many events that the watcher does not receive them."""
         config = runtime.config
         # Never empty: on an empty Redis, the default queue carries the proof of the subscription.
         named = bool(config.queues)
@@ -85,6 +79,8 @@ class DispatchLoop:
     def changed(self, queue: str) -> None:
         """Look or step soon: jobs were put on the schedule."""
         timer = self.serve(queue)
+        if self._polls:
+            return
         before = timer.next()
         timer.changed(time.monotonic())
         self._ring_if_sooner(timer, before)
@@ -102,20 +98,17 @@ class DispatchLoop:
         timer.opens(time.monotonic(), moment)
         self._ring_if_sooner(timer, before)
 
-    def look(self, *, flooded: bool) -> None:
-        """Handle a gap in the events, which the watcher reports.
+    def look(self) -> None:
+        """Step every queue, because events may have been missed. All later ones arrive."""
+        self._polls = False
+        self.step_all("reconnect")
 
-        `flooded`: the watcher has closed the subscription because of a flood. Look at every queue now, and then again
-        and again until the next call. Otherwise the subscription is new, and events may have been missed: step every
-        queue.
-        """
-        self._flooded = flooded
-        if not flooded:
-            self.step_all("reconnect")
-            return
+    def poll(self) -> None:
+        """Look at every queue again and again, because no events arrive, until `look` is called."""
+        self._polls = True
         now = time.monotonic()
         for timer in self._timers.values():
-            timer.look_by(now, "event")
+            timer.poll(now)
         self._wakeup.ring()
 
     def step_all(self, reason: Reason) -> None:
@@ -141,9 +134,10 @@ class DispatchLoop:
             for timer in [timer for timer in timers if timer.next_step.at <= time.monotonic()]:
                 async with self._reconnect:
                     await self._pass(timer)
-            until = min(self._proof.at(), *(timer.next() for timer in timers))
-            self.pulse.expect(max(0.0, until - time.monotonic()))
-            await self._wakeup.sleep(until)
+            step = min(timer.next_step.at for timer in timers)
+            look = min(self._proof.at(), *(timer.next_look.at for timer in timers))
+            self.pulse.expect(max(0.0, min(step, look) - time.monotonic()))
+            await self._wakeup.sleep(step, roughly=look)
 
     async def _pass(self, timer: QueueTimer) -> None:
         """Step a queue. If Redis refuses this queue alone, it is tried again later, and the others go on.
@@ -172,7 +166,8 @@ class DispatchLoop:
                 raise nearest
             else:
                 timer.looked(now, reason, nearest)
-                self._follow_flood(timer, sent)
+                if self._polls:
+                    timer.poll(sent)
 
     async def step(self, timer: QueueTimer) -> Step:
         """Dispatch one batch of a queue, and set when to step it next.
@@ -195,7 +190,8 @@ class DispatchLoop:
             raise
         self._redis_clock.read(done.now, sent)
         timer.stepped(sent, time.monotonic(), reason, done, self._runtime.config.safety_cap)
-        self._follow_flood(timer, sent)
+        if self._polls:
+            timer.poll(sent)
         self._emit(timer.store.queue, reason, done)
         return done
 
@@ -208,12 +204,6 @@ class DispatchLoop:
         done, end = await self._runtime.sender.send_all([step, server.clock()])
         batch.took(len(done.moved), end - done.now)
         return done
-
-    def _follow_flood(self, timer: QueueTimer, sent: float) -> None:
-        """In a flood, set the next look and the next step, because no event will."""
-        if self._flooded:
-            timer.look_by(sent + LOOK_MOST, "event")
-            timer.step_by(timer.pace.last_step + _FLOOD_STEP, "event")
 
     def _emit(self, queue: str, reason: Reason, done: Step) -> None:
         emit = self._runtime.emit

@@ -21,8 +21,8 @@ from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
 
-_FLOOD_LOOK: Final = 5.0
-"""Seconds between two searches for new queues and recurrences in a flood, which interrupts the subscription often."""
+_SEARCH: Final = 5.0
+"""Seconds between two searches for new queues in a flood."""
 
 
 class Dispatcher:
@@ -38,7 +38,7 @@ class Dispatcher:
         self._recurring = Recurring(runtime, clock, self._loop)
         self._finder = Finder(runtime, proof, self._loop)
         self._searched = 0.0
-        """When new queues and recurrences were last searched because events may have been missed."""
+        """When new queues were last searched because events may have been missed."""
 
     @property
     def queues(self) -> list[str]:
@@ -82,14 +82,20 @@ class Dispatcher:
         self._loop.serve(queue)
         self._recurring.look_at(queue)
 
-    def look(self, *, flooded: bool) -> None:
+    def look(self) -> None:
         """Look at every queue and search for new ones. Called by the watcher."""
+        self._searched = time.monotonic()
+        self._recurring.look()
+        self._finder.look()
+        self._loop.look()
+
+    def poll(self) -> None:
+        """Look at every queue again and again, and now and then search for new ones. Called by the watcher."""
         now = time.monotonic()
-        if not flooded or self._searched < now - _FLOOD_LOOK:
+        if self._searched < now - _SEARCH:
             self._searched = now
-            self._recurring.look()
             self._finder.look()
-        self._loop.look(flooded=flooded)
+        self._loop.poll()
 
     def _on_new_queue(self, queue: str) -> None:
         self._emit(events.QueueFound(queue=queue))

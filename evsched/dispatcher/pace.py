@@ -2,8 +2,8 @@
 
 An event after a silence, or after events that all brought due jobs, most likely brings a due job too, so it is answered
 by a step. Other events are answered by looks. Looks are `_GAP` apart while they find something due, and up to
-`LOOK_MOST` apart while they do not. So a flood of jobs that are due much later costs 200 looks a second, and delays no
-job by more than 5 ms.
+`LOOK_MOST` apart while they do not. So a flood of jobs that are due much later costs 300 looks a second, and delays no
+job by more than 3 ms, and what the timer rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GAP: Final = 0.001
 """Seconds between two steps or looks that answer events, counted from when they are sent. So a producer that schedules
 without pause does not cause more of them than Redis can bear."""
 
-LOOK_MOST: Final = 0.005
+LOOK_MOST: Final = 0.003
 """Seconds between two looks that find nothing. In a flood, a job that is due at once may be late by that much."""
 
 _FRUITFUL: Final = 2

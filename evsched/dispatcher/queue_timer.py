@@ -82,6 +82,14 @@ class QueueTimer:
         else:
             self.look_by(self.pace.next_look(now), "event")
 
+    def poll(self, now: float) -> None:
+        """Look, or step, as soon as an event would cause it: no events arrive. A reserve only looks now and then."""
+        if self.rivals.reserve:
+            self.next_look.at = _NEVER
+            self.look_by(now + self.rivals.patience(), "event")
+        else:
+            self.changed(now)
+
     def opens(self, now: float, moment: float) -> None:
         """Step when a rate opens the gate, at `moment` of Redis's clock; 0 = now."""
         at = now if self._ahead is None else max(now, moment - self._ahead)
@@ -110,7 +118,7 @@ class QueueTimer:
         if found:
             self.rivals.found(now)
         elif reason in ("event", "timer"):
-            self.rivals.found_nothing(now)
+            self.rivals.found_nothing(now, done.now + done.sleep)
         self.step_by(sent + cap, "safety")
         if done.sleep < cap:
             self._wake_at(sent + done.sleep, sent + done.opens)
@@ -134,6 +142,7 @@ class QueueTimer:
         due = _NEVER if nearest is None else nearest - (self._ahead or 0.0)
         self.pace.looked(found=due <= now)
         if due <= now:
+            self.rivals.saw(nearest or 0.0)
             self.step_by(now, reason)
         else:
             self._wake_at(due, _NEVER)

@@ -7,11 +7,12 @@ queues are checked after the confirmation), it is half open, or Redis sends no e
 from __future__ import annotations
 
 import asyncio
-import time
+from functools import lru_cache
 from typing import Final, Literal, Protocol
 
 from evsched import events, keys
 from evsched.config import Config
+from evsched.dispatcher.flood import Flood, Poller
 from evsched.dispatcher.proof import Proof
 from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
@@ -30,14 +31,6 @@ def missing_flags(flags: str) -> set[str]:
     return set(FLAGS) - set(flags) - (set("zg") if "A" in flags else set())
 
 
-_FLOOD: Final = 1000
-_FLOOD_WITHIN: Final = 0.1
-"""So many events in so many seconds are a flood: reading them (6 us each) would cost more than checking the queues."""
-
-_ASIDE: Final = 0.25
-"""Seconds for which the subscription is then closed, as network drivers do with interrupts."""
-
-
 class ScheduleListener(Protocol):
     """Handles the events of schedules and gates."""
 
@@ -54,19 +47,19 @@ class ScheduleListener(Protocol):
         ...
 
 
-class Listener(Protocol):
+class Listener(Poller, Protocol):
     """Handles the other events, and gaps in the subscription."""
 
     def recurs(self, queue: str) -> None:
         """Handle a change of a queue's recurrences."""
         ...
 
-    def look(self, *, flooded: bool) -> None:
-        """Check every queue: events may have been missed. `flooded`: they are missed until the next call."""
-        ...
-
 
 Kind = Literal["schedule", "recurrences", "gate", "canary event", "canary message", "foreign"]
+
+
+_CHANNELS: Final = 1000
+"""Names of channels whose meaning is remembered, so that the messages of a flood are read quickly."""
 
 
 class Channels:
@@ -80,10 +73,14 @@ class Channels:
         channels += [keys.gate(name) for name in names]
         # Named queues are subscribed to by name: an ACL allows a pattern only if it contains the very same text.
         self.patterns = [] if config.queues else channels
+        schedules = [keys.events(db, keys.schedule(name)) for name in names]
+        self.schedules: tuple[list[str], list[str]] = ([], schedules) if config.queues else (schedules, [])
+        """The patterns and the names among them that are about schedules."""
         self.names = [keys.canary_message(dispatcher), *(channels if config.queues else ())]
         self._prefix = len(keys.events(db, ""))
+        self.read = lru_cache(_CHANNELS)(self._read)
 
-    def read(self, channel: bytes) -> tuple[Kind, str]:
+    def _read(self, channel: bytes) -> tuple[Kind, str]:
         """Return what a channel is about, and the queue, '' if it is about none."""
         if channel.endswith(b"}:schedule"):
             return self._of("schedule", channel[self._prefix :])
@@ -113,8 +110,6 @@ class Watcher:
         self._losses = Losses()
         self._cut = False
         """The watcher closed the connection itself, and has emitted `SubscriptionLost`."""
-        self._flooded = False
-        """The subscription is closed because of a flood, or was until a moment ago."""
 
     @property
     def pulse(self) -> Pulse:
@@ -136,22 +131,21 @@ class Watcher:
             again = True
 
     async def _watch(self, again: bool) -> None:
-        """Subscribe, and pass events on until the connection is lost or closed because of a flood.
+        """Subscribe, and pass events on until the connection is lost.
 
         Raises:
             StoreDown, StoreRefused: there is no subscription.
         """
         subscription = Subscription(self._runtime.config.url)
-        self._cut, rest = False, _ASIDE
+        self._cut = False
         try:
             await subscription.open(self._channels.patterns, self._channels.names)
             await self._check_flags()
             self._reconnect.passed()
             self._losses.opened()
             self._proof.begin(self.pulse, lambda: self._cut_silent(subscription))
-            if not self._flooded:
-                self._runtime.emit(events.Subscribed(again=again))
-            self._listener.look(flooded=self._flooded)
+            self._runtime.emit(events.Subscribed(again=again))
+            self._listener.look()
             try:
                 await self._listen(subscription)
             except StoreError as error:
@@ -159,44 +153,35 @@ class Watcher:
                 self._runtime.emit(events.RedisFailed(kind=error.kind))
                 if not self._cut:
                     self._runtime.emit(events.SubscriptionLost(reason=str(error)))
-                rest = self._losses.wait()
         finally:
             self._proof.end()
             await subscription.close()
-        self._listener.look(flooded=self._flooded)
+        self._listener.look()
+        rest = self._losses.wait()
         self.pulse.expect(rest)
         await asyncio.sleep(rest)
 
     async def _listen(self, subscription: Subscription) -> None:
-        """Pass messages on until the connection is lost, or a flood makes it cheaper to check the queues."""
-        calm = asyncio.get_running_loop().call_later(_FLOOD_WITHIN, self._calm) if self._flooded else None
-        count, since = 0, time.monotonic()
+        """Pass messages on until the connection is lost.
+
+        Raises:
+            StoreDown
+        """
+        flood = Flood(subscription, *self._channels.schedules, self._listener)
         self._proof.await_message()
         try:
             async for channel, message in subscription.messages():
                 self._proof.received()
-                self._pass_on(channel, message)
-                count += 1
-                if count == _FLOOD:
-                    now = time.monotonic()
-                    if now - since < _FLOOD_WITHIN:
-                        self._flooded = True
-                        return
-                    count, since = 0, now
+                self._pass_on(channel, message, flood)
         finally:
-            if calm is not None:
-                calm.cancel()
+            flood.end()
 
-    def _calm(self) -> None:
-        """End a flood: check once more for events that were missed."""
-        self._flooded = False
-        self._listener.look(flooded=False)
-
-    def _pass_on(self, channel: bytes, message: bytes) -> None:
+    def _pass_on(self, channel: bytes, message: bytes, flood: Flood) -> None:
         kind, queue = self._channels.read(channel)
         if kind == "schedule":
-            # A removal, most often by this dispatcher, brings no due nearer.
-            (self._schedules.removed if message == b"zrem" else self._schedules.changed)(queue)
+            if flood.event():
+                # A removal, most often by this dispatcher, brings no due nearer.
+                (self._schedules.removed if message == b"zrem" else self._schedules.changed)(queue)
         elif kind == "recurrences":
             self._listener.recurs(queue)
         elif kind == "gate":

@@ -1,12 +1,10 @@
-"""The dispatcher's subscription (cut, silent, or without events), floods, and which of several dispatchers acts."""
+"""The dispatcher's subscription (cut, silent, or without events), and which of several dispatchers acts."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-import redis
 
 from evsched import App, current_job, events
 from evsched.config import Config
@@ -108,24 +106,6 @@ async def test_notification_flags_that_are_removed_later_are_noticed(queue: str,
             await running.recorder.wait(events.NotificationsMissing)
 
 
-async def test_a_flood_of_far_jobs_costs_few_script_calls(queue: str, app: App) -> None:
-    with EmbeddedRedis() as own:
-        client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
-        async with system(Config(url=own.url, queues=(queue,)), app) as running:
-            await running.recorder.wait(events.NotificationsProven)
-            before = len(running.recorder.of(events.Woken))
-            for turn in range(20):
-                pipe = client.pipeline(transaction=False)
-                for n in range(1000):
-                    pipe.execute_command("ZADD", f"evsched:{{{queue}}}:schedule", 4e9 + n + 1000 * turn, f"far-{n}")
-                pipe.execute()
-            key, due, member = inline(queue, "now")
-            client.zadd(key, {member: due})
-            await running.recorder.wait(events.Completed)
-            assert len(running.recorder.of(events.Woken)) - before < 1000
-        client.close()
-
-
 async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: EmbeddedRedis, queue: str, app: App) -> None:
     config = Config(url=server.url, queues=(queue,))
     async with system(config, app) as running:
@@ -137,20 +117,3 @@ async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: Embedd
             await running.sender.send(job)
             await running.recorder.wait(events.Completed, lambda event: event.ids == [name])  # noqa: B023
             assert not timer.rivals.reserve
-
-
-async def test_a_flood_that_ends_is_followed_by_a_step(queue: str, app: App) -> None:
-    with EmbeddedRedis() as own:
-        client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
-        async with system(Config(url=own.url, queues=(queue,)), app) as running:
-            await running.recorder.wait(events.NotificationsProven)
-            pipe = client.pipeline(transaction=False)
-            for n in range(20_000):
-                pipe.execute_command("ZADD", f"evsched:{{{queue}}}:schedule", 4e9 + n, f"far-{n % 5000}")
-            await asyncio.to_thread(pipe.execute)
-            key, due, member = inline(queue, "now")
-            client.zadd(key, {member: due})
-            await running.recorder.wait(events.Completed)
-            watcher = running.dispatcher._watcher  # pyright: ignore[reportPrivateUsage]
-            await running.recorder.until(lambda: not watcher._flooded)  # pyright: ignore[reportPrivateUsage]
-        client.close()

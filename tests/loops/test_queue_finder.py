@@ -177,5 +177,5 @@ async def test_the_janitor_looks_at_a_queue_that_is_found_later(own: EmbeddedRed
         client.hset("evsched:{dead}:job:x", mapping={"payload": '{"task":"t"}', "attempt": 1, "worker": "w", "due": 1})
         client.rpush("evsched:{dead}:processing:w", "x")
         client.zadd("evsched:{dead}:leases", {"w": 1})
-        running.dispatcher.look(flooded=False)
+        running.dispatcher.look()
         await running.recorder.wait(events.JobsRequeued, lambda event: event.queue == "dead")

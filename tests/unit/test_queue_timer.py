@@ -156,3 +156,24 @@ def test_a_reserve_steps_when_the_gate_opens(timer: QueueTimer) -> None:
     timer.rivals.reserve = True
     step(timer, 2.0, sleep=9.0, opens=1.0, reason="safety")
     assert 3.001 <= timer.next_step.at <= 3.004
+
+
+def test_without_events_the_one_in_front_looks_as_often_as_in_a_flood_of_them(timer: QueueTimer) -> None:
+    step(timer, 2.0, sleep=500.0)
+    looks, now = 0, 2.0
+    timer.poll(now)
+    while (now := timer.next_look.at) < 3.0:
+        looks += 1
+        look(timer, now, 502.0)
+        timer.poll(now)
+    assert looks == pytest.approx(1 / LOOK_MOST, abs=5)
+    assert timer.next_step.at == pytest.approx(2.0 + CAP)
+
+
+def test_without_events_a_reserve_looks_seldom_even_if_it_knows_when_a_job_is_due(timer: QueueTimer) -> None:
+    timer.rivals.reserve = True
+    step(timer, 2.0, sleep=0.01)
+    timer.poll(2.0)
+    assert 2.1 <= timer.next() <= 2.3
+    look(timer, 2.2, 2.01)
+    assert timer.next_step.at == pytest.approx(2.2002)

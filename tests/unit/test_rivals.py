@@ -39,3 +39,19 @@ def test_a_dispatcher_that_moves_jobs_is_in_front_and_its_own_removals_do_not_co
     rivals.removed(1.005)
     rivals.found_nothing(1.006)
     assert not rivals.reserve
+
+
+def test_a_step_that_finds_gone_what_a_look_has_just_found_makes_a_reserve() -> None:
+    rivals = Rivals()
+    rivals.saw(1_000_000.0)
+    rivals.found_nothing(1.0, nearest=1_000_500.0)
+    assert rivals.reserve
+    assert 0.1 <= rivals.patience() <= 0.3
+
+
+def test_a_step_that_came_too_early_for_what_a_look_found_makes_no_reserve() -> None:
+    rivals = Rivals()
+    rivals.saw(1_000_000.0)
+    rivals.found_nothing(1.0, nearest=1_000_000.0)
+    rivals.found_nothing(2.0, nearest=1_000_500.0)
+    assert not rivals.reserve

@@ -1,0 +1,114 @@
+"""In a flood of events of schedules, a dispatcher stops receiving them and polls the queues until the flood is over.
+
+A client that schedules thousands of jobs a second for a later time causes as many events. Redis would send each of them
+to every dispatcher, which costs both more than reading the nearest due every few milliseconds. Network drivers disable
+interrupts under load for the same reason.
+
+    calm ──(many events)──▶ deaf ──(a while)──▶ sampling ──(few events)──▶ calm
+                             ▲                     │
+                             └────(many events)────┘
+
+Other events, and the messages about gates and canaries, arrive all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
+
+from evsched.transport.connection import Subscription
+
+_MANY: Final = 150
+_WITHIN: Final = 0.1
+"""So many events in so many seconds are a flood: far more than sparse jobs cause, and less than 2,000 a second."""
+
+_DEAF: Final = (1.0, 2.0)
+"""Seconds without events before the next sample: the first, and later ones. Each sample may cost Redis hundreds of
+messages to each dispatcher."""
+
+_BITE: Final = 0.005
+"""Seconds between two reads during a sample, which only counts events: one read costs little more than one message."""
+
+
+class Poller(Protocol):
+    """Polls the queues while no events of schedules arrive."""
+
+    def poll(self) -> None:
+        """Poll from now on. Called again when events arrive for a sample, because events were missed before it."""
+        ...
+
+    def look(self) -> None:
+        """Check every queue and poll no more: all later events arrive."""
+        ...
+
+
+class Flood:
+    """Decides whether a subscription receives the events of schedules: those on these patterns and channels."""
+
+    def __init__(self, subscription: Subscription, patterns: list[str], channels: list[str], poller: Poller) -> None:
+        self._subscription = subscription
+        self._patterns = patterns
+        self._channels = channels
+        self._poller = poller
+        self._state: Literal["calm", "deaf", "sampling"] = "calm"
+        self._count = 0
+        self._since = 0.0
+        self._rest = _DEAF[0]
+        self._timer: asyncio.TimerHandle | None = None
+
+    def event(self) -> bool:
+        """Count an event; return whether to pass it on. Those that arrive after the unsubscription are not."""
+        if self._state == "deaf":
+            return False
+        if not self._count:
+            self._since = time.monotonic()
+        self._count += 1
+        if self._count == _MANY:
+            self._count = 0
+            if time.monotonic() - self._since < _WITHIN:
+                self._stop_receiving()
+        return True
+
+    def end(self) -> None:
+        """Do nothing more, because the subscription has ended."""
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _stop_receiving(self) -> None:
+        if self._state == "calm":
+            self._rest = _DEAF[0]
+            self._poller.poll()
+        self._state = "deaf"
+        self._subscription.rest = 0.0
+        self._cancel()
+        self._subscription.unsubscribe(self._patterns, self._channels, self._rest_deaf)
+
+    def _rest_deaf(self) -> None:
+        # At random, because the samples of many dispatchers at once would keep Redis busy.
+        self._after(self._rest * random.uniform(0.5, 1.0), self._receive)  # noqa: S311 - no secret
+        self._rest = min(2 * self._rest, _DEAF[1])
+
+    def _receive(self) -> None:
+        self._subscription.subscribe(self._patterns, self._channels, self._sample)
+
+    def _sample(self) -> None:
+        """Count events anew. Redis has confirmed the subscription, so all events from now on arrive."""
+        self._state, self._count = "sampling", 0
+        self._subscription.rest = _BITE
+        self._poller.poll()
+        self._after(_WITHIN, self._calm)
+
+    def _calm(self) -> None:
+        self._state = "calm"
+        self._subscription.rest = 0.0
+        self._poller.look()
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        self._cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, act)
