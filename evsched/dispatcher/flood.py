@@ -16,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
 
 from evsched.transport.connection import Subscription
 
 _MANY: Final = 150
 _WITHIN: Final = 0.1
-"""So many events in so many seconds are a flood: far more than sparse jobs cause, and less than 2,000 a second."""
+"""So many events for each queue in so many seconds are a flood: far more than sparse jobs cause, and less than 2,000 a
+second. For each queue, because each is polled: with many queues, that costs more than a few thousand events."""
 
 _DEAF: Final = (1.0, 2.0)
 """Seconds without events before the next sample: the first, and later ones. Each sample may cost Redis hundreds of
@@ -35,6 +36,11 @@ _BITE: Final = 0.005
 
 class Poller(Protocol):
     """Polls the queues while no events of schedules arrive."""
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues that it polls."""
+        ...
 
     def poll(self) -> None:
         """Poll from now on. Called again when events arrive for a sample, because events were missed before it."""
@@ -66,9 +72,11 @@ class Flood:
         if not self._count:
             self._since = time.monotonic()
         self._count += 1
-        if self._count == _MANY:
-            self._count = 0
-            if time.monotonic() - self._since < _WITHIN:
+        if self._count % _MANY == 0:
+            if time.monotonic() - self._since >= _WITHIN:
+                self._count = 0
+            elif self._count >= _MANY * len(self._poller.queues):
+                self._count = 0
                 self._stop_receiving()
         return True
 

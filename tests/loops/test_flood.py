@@ -13,6 +13,8 @@ import redis
 
 from evsched import App, current_job, events
 from evsched.config import Config
+from evsched.dispatcher.flood import Flood
+from evsched.transport.connection import Subscription
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.system import system
@@ -99,6 +101,42 @@ async def test_a_flood_of_far_jobs_costs_few_script_calls(
         client.zadd(schedule(queue), inline("now", 0))
         await running.recorder.wait(events.Completed)
         assert len(running.recorder.of(events.Woken)) - before < 1000
+
+
+class Served:
+    """Serves so many queues, and notes whether they are polled."""
+
+    def __init__(self, count: int) -> None:
+        self.queues = ["one"] * count
+        self.polls = False
+
+    def poll(self) -> None:
+        self.polls = True
+
+    def look(self) -> None:
+        self.polls = False
+
+
+@pytest.mark.parametrize(("queues", "polls"), [(1, True), (40, False)])
+async def test_many_queues_are_polled_only_if_there_are_many_events_for_each(
+    queue: str, own: EmbeddedRedis, client: Any, queues: int, polls: bool
+) -> None:
+    channel, poller, subscription = f"__keyspace@0__:{schedule(queue)}", Served(queues), Subscription(own.url)
+    client.config_set("notify-keyspace-events", "Kz")
+    await subscription.open([], [channel, "end"])
+    flood = Flood(subscription, [], [channel], poller)
+    pipe = client.pipeline(transaction=False)
+    for n in range(3000):
+        pipe.execute_command("ZADD", schedule(queue), 4e9, f"far-{n}")
+    pipe.publish("end", "1")
+    pipe.execute()
+    async for name, _ in subscription.messages():
+        if name == b"end":
+            break
+        flood.event()
+    flood.end()
+    await subscription.close()
+    assert poller.polls is polls
 
 
 async def test_during_a_flood_jobs_start_when_due_though_no_events_arrive(
