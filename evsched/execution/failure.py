@@ -6,6 +6,7 @@ own, cut to a bound. Both are about the user's code, so frames of evsched and of
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sysconfig
@@ -76,6 +77,17 @@ def failure_of(error: BaseException, module: str = "") -> Failure:
     # A user's class may raise anything, wherever it is looked at.
     except BaseException as broken:  # noqa: BLE001
         return Failure(f"{type(error).__name__}: it cannot be described: {type(broken).__name__}")
+
+
+def release(error: BaseException) -> None:
+    """Drop the tracebacks of an exception that has been described, and of those before it. Never raises.
+
+    A frame that refers to the exception which left it is a circle, and keeps all of the handler's variables alive
+    until the garbage collector runs. asyncio and many libraries have such frames, and so have handlers.
+    """
+    with contextlib.suppress(BaseException):
+        for one, _ in list(_chain(error)):
+            BaseException.with_traceback(one, None)
 
 
 def _describe(error: BaseException, module: str) -> Failure:

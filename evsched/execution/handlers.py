@@ -11,10 +11,11 @@ from typing import Any, cast
 
 import anyio
 import anyio.to_thread
+from msgspec import Struct
 
 from evsched import forks
 from evsched.execution import process_pool
-from evsched.execution.failure import Failure, failure_of, message, where
+from evsched.execution.failure import Failure, failure_of, message, release, where
 from evsched.execution.prepare import Prepared
 from evsched.execution.process_pool import HandlerFailed, HandlerMissing
 from evsched.execution.program import Program
@@ -68,18 +69,13 @@ class Handlers:
             return encode(await self._call_through(run, prepared))
         except HandlerMissing:
             raise
-        except asyncio.CancelledError as error:
-            if run.stop_reason == "lost":
-                raise
-            return _cancelled(error, prepared.task)
-        except GiveUp as error:
-            traceback = failure_of(error, prepared.task.module).traceback
-            return Failed(message(error), given_up=True, traceback=traceback)
-        except RetryLater as error:
-            return Failed(message(error), delay=error.delay)
         # The one place that catches all: what a handler does must not end its worker, nor keep its slot for ever.
-        except BaseException as error:  # noqa: BLE001
-            return _raised(error, prepared.task)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and run.stop_reason == "lost":
+                raise
+            failed = _failed(error, prepared.task)
+            release(error)
+            return failed
         finally:
             forks.end_child()
             self.end(run)
@@ -116,8 +112,23 @@ class Handlers:
             return await process_pool.run(task.handler, args, kwargs, cast(CurrentJob, run.current))
         if task.on == "thread":
             # There is a thread for each slot, so none waits.
-            return await anyio.to_thread.run_sync(_in_thread, run, task, args, kwargs, limiter=self._threads)
+            result = await anyio.to_thread.run_sync(_in_thread, run, task, args, kwargs, limiter=self._threads)
+            if type(result) is not _Raised:
+                return result
+            try:
+                raise result.error
+            finally:
+                del result  # this frame is in the traceback
         return await task.handler(*args, **kwargs)
+
+
+class _Raised(Struct, frozen=True):
+    """What a thread returns instead of raising: the frames that wait for the thread then stay out of the traceback.
+
+    They refer to what the thread returns or raises, so each failed run would leave a circle, with all its variables.
+    """
+
+    error: BaseException
 
 
 def _in_thread(run: Run, task: Task, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -127,9 +138,24 @@ def _in_thread(run: Run, task: Task, args: list[Any], kwargs: dict[str, Any]) ->
     except GeneratorExit as error:
         # It would close the coroutines that wait for the thread, where none of them could catch it.
         failure = failure_of(error, task.module)
-        raise HandlerFailed(failure.reason, failure.traceback) from None
+        return _Raised(HandlerFailed(failure.reason, failure.traceback))
+    except BaseException as error:  # noqa: BLE001 - `_call` raises it
+        return _Raised(error)
     finally:
         forks.end_child()
+
+
+def _failed(error: BaseException, task: Task) -> Failed:
+    """Say how a handler failed."""
+    match error:
+        case asyncio.CancelledError():
+            return _cancelled(error, task)
+        case GiveUp():
+            return Failed(message(error), given_up=True, traceback=failure_of(error, task.module).traceback)
+        case RetryLater():
+            return Failed(message(error), delay=error.delay)
+        case _:
+            return _raised(error, task)
 
 
 def _cancelled(error: asyncio.CancelledError, task: Task) -> Failed:

@@ -25,7 +25,7 @@ from msgspec import Struct
 from evsched import forks
 from evsched.errors import EvschedError
 from evsched.execution import exit_codes, parent_death, progress_socket
-from evsched.execution.failure import failure_of, message
+from evsched.execution.failure import failure_of, message, release
 from evsched.execution.progress_socket import ProgressSender, SocketAddress
 from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
 from evsched.jobs.job import decode, encode
@@ -187,14 +187,20 @@ def _call(
     try:
         set_current_job(CurrentJob(**known, report=tell))
         return "done", encode(getattr(found, "handler", found)(*args, **kwargs)), None
-    except RetryLater as error:
-        return "retry", message(error), error.delay
-    except GiveUp as error:
-        return "give up", message(error), None
     # Nothing else in this process could report what the handler raised.
     except BaseException as error:  # noqa: BLE001
-        failure = failure_of(error, module)
-        return "failed", failure.reason, failure.traceback
+        failed = _failed(error, module)
+        release(error)
+        return failed
+
+
+def _failed(error: BaseException, module: str) -> tuple[str, Any, Any]:
+    if isinstance(error, RetryLater):
+        return "retry", message(error), error.delay
+    if isinstance(error, GiveUp):
+        return "give up", message(error), None
+    failure = failure_of(error, module)
+    return "failed", failure.reason, failure.traceback
 
 
 def _call_and_report(
