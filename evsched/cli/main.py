@@ -1,6 +1,7 @@
 """The start and the end of every command: its streams, its errors, its exit code.
 
-Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line on stderr.
+Exit codes: 0 done, 1 refused or not found, 2 bad usage; 1 and 2 with one line on stderr. A reader of stdout that has
+read enough and ends, as in `evsched jobs | head`, is no failure.
 
 This file imports no library at its top, so that `evsched --version` and `evsched --help` need none.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from io import TextIOWrapper
 from typing import Final
 
 import evsched
+from evsched.cli import terminal
 from evsched.cli.commands import COMMANDS
 from evsched.cli.usage import UsageError
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded
@@ -31,11 +34,13 @@ def main() -> None:
     """Run the command line, and exit."""
     collector.skip_imports()
     _open_closed_streams()
+    _escape_what_cannot_be_encoded()
     code, message = _run()
     try:
         sys.stdout.flush()
     except OSError as error:
-        code, message = code or 1, message or _not_written(error)
+        if error.errno != errno.EPIPE:
+            code, message = code or 1, message or _not_written(error)
         # Python flushes what is left once more at its end, and would report that with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if message:
@@ -60,7 +65,7 @@ def _run() -> tuple[int, str]:
     except OSError as error:
         if error.errno not in _OUTPUT_FAILED or error.filename is not None:
             raise
-        return 1, _not_written(error)
+        return (0, "") if error.errno == errno.EPIPE else (1, _not_written(error))
 
 
 def _command(words: list[str]) -> int:
@@ -88,10 +93,13 @@ def _command(words: list[str]) -> int:
 
     from evsched.cli.root import build
 
+    root = build(words[:1])
+    if {"--help", "-h"} & {*words}:
+        from evsched.cli.console import PipeConsole
+
+        root.console = PipeConsole(width=terminal.width())
     try:
-        return build(words[:1])(
-            words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero"
-        )
+        return root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
     except CycloptsError as error:
         raise UsageError(f"{error} (see evsched --help)") from None
 
@@ -106,8 +114,7 @@ def _is_text(word: str) -> bool:
 
 
 def _not_written(error: OSError) -> str:
-    """Say why stdout could not be written; nothing if its reader has ended, as in `evsched jobs | head`."""
-    return "" if error.errno == errno.EPIPE else f"stdout cannot be written: {error.strerror}"
+    return f"stdout cannot be written: {error.strerror}"
 
 
 def _open_closed_streams() -> None:
@@ -116,3 +123,10 @@ def _open_closed_streams() -> None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """Print an escape for a character that a stream's encoding lacks: the command may have done its work by then."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

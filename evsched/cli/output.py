@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import sys
 from datetime import datetime
 from typing import Any
@@ -14,7 +16,12 @@ from evsched.telemetry.printable import escape, json_text
 
 def as_json(value: Any) -> None:
     """Print one JSON document, in printable characters: what Redis holds cannot steer the terminal."""
-    sys.stdout.write(msgspec.json.format(json_text(value), indent=2) + "\n")
+    text = msgspec.json.format(json_text(value), indent=2) + "\n"
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)  # the escapes of JSON
+    sys.stdout.write(text)
 
 
 def note(line: str) -> None:

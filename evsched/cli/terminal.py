@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Final
+
+_LEAST: Final = 20
+"""Columns that are drawn, however narrow the terminal is: with fewer, help is letters below each other, and rich needs
+endless time and memory for it."""
 
 
 def width() -> int:
     """Return its columns: the variable COLUMNS if it is set, else what the terminal says; 80 if there is none."""
     if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked) > 0:
-        return int(asked)
+        return max(_LEAST, int(asked))
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+        return max(_LEAST, os.get_terminal_size(sys.stdout.fileno()).columns or 80)
     except OSError:
         return 80
 

@@ -41,10 +41,10 @@ def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
 
 
 async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:
-    from rich.console import Console
+    from evsched.cli.console import PipeConsole
 
     on_terminal = sys.stdout.isatty()
-    console, looks = Console(highlight=False, width=None if on_terminal else _WIDTH), Top(url, queues)
+    console, looks = PipeConsole(highlight=False, width=None if on_terminal else _WIDTH), Top(url, queues)
     title = hide_password(url)
     try:
         async with aclosing(looks.pages()) as pages:

@@ -24,12 +24,16 @@ def find_app(name: str) -> App:
             f"{name!r} names no app: write MODULE:APP, the dotted name of a module (no path) and the variable that "
             "holds the app in it, such as tasks:app or shop.tasks:app"
         )
-    if "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    place = "in this folder and in the installed packages"
+    try:
+        if "" not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+    except FileNotFoundError:
+        place = "in the installed packages alone: the current folder has been deleted, change to one that exists"
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        hint = " (looked in this folder and in the installed packages)" if error.name == module_name else ""
+        hint = f" (looked {place})" if error.name == module_name else ""
         raise CannotStart(f"module {module_name!r} does not import: {error}{hint}") from None
     # Whatever a user's module raises while it is imported is the user's mistake, and is reported in one line.
     except (Exception, SystemExit) as error:  # noqa: BLE001

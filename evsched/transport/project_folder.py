@@ -47,13 +47,14 @@ class ProjectFolder(NamedTuple):
 def project_folder(app: str) -> Generator[ProjectFolder | None]:
     """Yield the folder of an app, MODULE:APP, of the working folder.
 
-    None: another process uses it, or no place for it exists that only this user can write to.
+    None: another process uses it, no place for it exists that only this user can write to, or the working folder has
+    been deleted.
     """
-    base = _base()
-    if base is None:
+    base, here = _base(), _working_folder()
+    if base is None or here is None:
         yield None
         return
-    name = hashlib.sha256(f"{Path.cwd()}\0{app}".encode(errors="surrogateescape")).hexdigest()[:12]
+    name = hashlib.sha256(f"{here}\0{app}".encode(errors="surrogateescape")).hexdigest()[:12]
     path = base / name
     lock = os.open(base / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
@@ -75,6 +76,13 @@ def is_ended(url: str) -> bool:
     folder = path.parent
     private = folder.name.startswith(RANDOM_PREFIX) or folder.parent in _bases()
     return path.name == SOCKET and private and not _listens(path)
+
+
+def _working_folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def _bases() -> list[Path]:
