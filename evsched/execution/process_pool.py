@@ -7,6 +7,7 @@ worker, and not before it: signals that are meant for the worker may reach them 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import os
@@ -24,7 +25,7 @@ from msgspec import Struct
 
 from evsched import forks
 from evsched.errors import EvschedError
-from evsched.execution import exit_codes, parent_death, progress_socket
+from evsched.execution import exit_codes, parent_death, progress_socket, shadows
 from evsched.execution.failure import failure_of, message, release
 from evsched.execution.progress_socket import ProgressSender, SocketAddress
 from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
@@ -95,12 +96,22 @@ async def ready(module: str, name: str = "") -> None:
         try:
             missing = await _in_process(_import, os.getpid(), module, name)
         except anyio.BrokenWorkerProcess as error:
-            problem = str(error) or f"it ends while it imports {module!r}"
+            problem = message(error) or f"it ends while it imports {module!r}"
         except OSError as error:
-            problem = str(error)
+            problem = message(error) or "it ends as soon as it starts"
+        except asyncio.CancelledError:
+            raise
+        # Whatever its import of this module raises, sys.exit() too.
+        except BaseException as error:  # noqa: BLE001
+            problem = f"{type(error).__name__}: {message(error)}"
+            await _end_process(_newest_idle())
         else:
             return await _raise_missing(missing)
-    raise HandlerMissing(f"a fresh process cannot run it: {problem}")
+    raise HandlerMissing(_cannot_run(problem))
+
+
+def _cannot_run(problem: str) -> str:
+    return f"a fresh process cannot run it: {problem}{shadows.hint()}"
 
 
 def _import(worker: int, module: str, name: str) -> Missing | None:
@@ -123,7 +134,7 @@ def find_handler(module: str, name: str) -> Any:
     # Whatever a user's module does while it is imported, sys.exit() too: no handler has begun.
     except BaseException as error:  # noqa: BLE001
         why = f"{type(error).__name__}: {message(error)}"
-        raise HandlerMissing(f"a fresh process cannot import module {module!r}: {why}") from None
+        raise HandlerMissing(f"a fresh process cannot import module {module!r}: {why}{shadows.hint()}") from None
     try:
         return reduce(getattr, name.split(".") if name else (), found)
     except AttributeError:
@@ -134,15 +145,24 @@ async def _raise_missing(missing: Missing | None) -> None:
     """Raise what a process returned, and end it: the modules that it imported may be older than the code on disk."""
     if missing is None:
         return
+    await _end_process(missing.pid)
+    raise HandlerMissing(missing.reason)
+
+
+def _newest_idle() -> int:
+    """Return the id of the process that was returned to the pool last."""
+    return to_process._process_pool_idle_workers.get()[-1][0].pid  # pyright: ignore[reportPrivateUsage]
+
+
+async def _end_process(pid: int) -> None:
     idle, workers = to_process._process_pool_idle_workers.get(), to_process._process_pool_workers.get()  # pyright: ignore[reportPrivateUsage]
-    for entry in [entry for entry in idle if entry[0].pid == missing.pid]:
+    for entry in [entry for entry in idle if entry[0].pid == pid]:
         idle.remove(entry)
         workers.discard(entry[0])
         with contextlib.suppress(ProcessLookupError):
-            os.kill(missing.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         with anyio.CancelScope(shield=True):
             await entry[0].aclose()
-    raise HandlerMissing(missing.reason)
 
 
 async def _in_process(function: Callable[[*Args], R], *args: *Args) -> R:
@@ -160,13 +180,17 @@ async def call(on_progress: Callable[[Progress], object], function: Callable[...
 
     Raises:
         ProcessDied: it did.
-        HandlerMissing: the function raised it.
+        HandlerMissing: the function raised it, or the process died before the function began.
     """
     try:
         with progress_socket.receive(on_progress) as address:
             value, last = await _in_process(_call_and_report, os.getpid(), address, function, args)
     except anyio.BrokenWorkerProcess as error:
-        raise ProcessDied(f"its process died ({str(error) or 'it crashed, ended itself or was killed'})") from None
+        if before := message(error):
+            raise HandlerMissing(_cannot_run(before)) from None
+        raise ProcessDied("its process died (it crashed, ended itself or was killed)") from None
+    except (ImportError, OSError) as error:  # `_call_and_report` raises neither, so it has not begun
+        raise HandlerMissing(_cannot_run(f"{type(error).__name__}: {message(error)}")) from None
     if last is not None:
         on_progress(last)
     if isinstance(value, Missing):

@@ -87,3 +87,21 @@ async def test_jobs_wait_until_the_code_is_corrected_and_lose_no_attempt(
         assert (job[b"outcome"], job[b"result"]) == (b"done", b"1")
     assert not running.recorder.of(events.JobBuried)
     assert not running.recorder.of(events.Retrying)
+
+
+@pytest.mark.parametrize("hidden", ["random", "typing", "json", "redis", "signal"])
+async def test_jobs_wait_while_a_file_hides_a_module_and_the_reason_names_it(
+    config: Config, queue: str, raw: Any, file: Path, app: App, hidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    async with system(config, app) as running:
+        shadow = file.with_name(f"{hidden}.py")
+        shadow.write_text("mine = 1")
+        raw.hset(f"evsched:{{{queue}}}:job:1", mapping={"payload": encode({"task": "on_process"})})
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {"1": 0})
+        found = await running.recorder.wait(events.HandlerNotFound)
+        assert f"; rename {shadow}, which a new process imports in place of" in found.reason
+        shadow.unlink()
+        await running.recorder.wait(events.Completed)
+        assert raw.hget(f"evsched:{{{queue}}}:job:1", "result") == b"1"
+    assert not running.recorder.of(events.Retrying)
