@@ -229,6 +229,8 @@ def _misfit(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
     given = f"{values.get(name)!r:.60}"
     if name == "log_level":
         words = f"one of {', '.join(LOG_LEVELS)}"
+    elif words.startswith("Expected `bool`"):
+        words = "give true or false"
     return _out_of_range(name, given) if name in RANGES else f"{variable(name)} is {given}: {words}"
 
 

@@ -63,7 +63,7 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
         Command(
             "queues",
             "queues:queues",
-            "Count the jobs of each queue by place. Exit code 1: a queue cannot be read.",
+            "Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.",
         ),
         Command(
             "workers",

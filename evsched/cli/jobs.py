@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from evsched.cli import output
 from evsched.cli.options import Json, Queue, Url, check_limit, client
+from evsched.cli.queues import note_unknown
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.cli.usage import UsageError
@@ -150,7 +151,7 @@ def jobs(
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
-) -> None:
+) -> int:
     """List the waiting and the dead jobs of a queue, the next to run first.
 
     Example: evsched jobs --queue mail --place schedule
@@ -167,6 +168,8 @@ def jobs(
             if name == "backlog":
                 for group in redis.send(store.throttled()):
                     rows += [(name, job, None) for job, _ in redis.send(store.front(name, limit, group=group))]
+        # A queue that nobody named is empty before its first job.
+        unknown = 0 if rows or queue == DEFAULT_QUEUE else note_unknown(redis, [queue])
     for name, listed in Counter(name for name, _, _ in rows).items():
         if there[name] > listed:
             output.note(f"{listed} of {there[name]} jobs in {name}: --limit {there[name]} lists them all")
@@ -175,3 +178,4 @@ def jobs(
     else:
         shown = [(name, job, Moment(at if name in ("schedule", "dead") else None)) for name, job, at in rows]
         table((Column("place", 1), Column("job"), Column("due / died", 2)), shown, f"no jobs in queue {queue}")
+    return unknown

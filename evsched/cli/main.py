@@ -101,7 +101,9 @@ def _command(words: list[str]) -> int:
     try:
         return root(words, print_error=False, exit_on_error=False, result_action="return_int_as_exit_code_else_zero")
     except CycloptsError as error:
-        raise UsageError(f"{error} (see evsched --help)") from None
+        from evsched.cli.mistakes import mistake
+
+        raise mistake(error, root, words) from None
 
 
 def _is_text(word: str) -> bool:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from evsched.cli import output
 from evsched.cli.options import Json, Url, client
-from evsched.cli.queues import missing
+from evsched.cli.queues import missing, note_unknown
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.usage import UsageError
 from evsched.errors import ConfigError, EvschedError
@@ -80,7 +80,7 @@ def limit(
     create: Create = False,
     json: Json = False,
     url: Url = None,
-) -> None:
+) -> int:
     """Set limits of a queue or of one of its groups, and show all its limits. They apply at once, to all workers.
 
     Example: evsched limit mail --concurrency 20 --rate 200/s
@@ -101,14 +101,16 @@ def limit(
             if not present.queue and not present.groups:
                 raise EvschedError(f"{unknown}; --create sets limits before its first job")
         found = redis.send(store.limit(fields))
+        unknown = 0 if fields else note_unknown(redis, [queue])
     if json:
         output.as_json(found)
-        return
+        return unknown
     rows: list[tuple[str, str, object]] = [("", name, f"{value:g}") for name, value in found.queue.items()]
     rows += [(one, name, f"{value:g}") for one, limited in found.groups.items() for name, value in limited.items()]
     if found.paused is not None:
         rows.append(("", "paused since", Moment(found.paused)))
     table((Column("group", 1), Column("limit"), Column("value")), rows, f"queue {queue} has no limits")
+    return unknown
 
 
 def _number(name: str, text: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from evsched.cli import output
@@ -57,6 +57,26 @@ def missing(redis: SyncClient, queue: str) -> str | None:
     return f"queue {queue} has no jobs, no workers and no recurrences{hint}"
 
 
+def note_unknown(redis: SyncClient, named: Iterable[str]) -> int:
+    """Print a line for each queue of which Redis has nothing: its name is probably misspelt. Return the exit code.
+
+    A queue that has been used and is empty now is known to Redis until its last keys are deleted.
+    """
+    code = 0
+    for queue in named:
+        if (unknown := missing(redis, queue)) and not _is_listed(redis, queue):
+            output.note(unknown)
+            code = 1
+    return code
+
+
+def _is_listed(redis: SyncClient, queue: str) -> bool:
+    try:
+        return queue in find_queues(redis)
+    except StoreRefused:  # the ACL user `client` may not look for queues
+        return False
+
+
 def _each(
     redis: SyncClient, named: list[str] | None, call: Callable[[Store], Call[T]]
 ) -> list[tuple[str, T | StoreRefused]]:
@@ -71,7 +91,7 @@ def _each(
 
 
 def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
-    """Count the jobs of each queue by place. Exit code 1: a queue cannot be read.
+    """Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.
 
     schedule: not due yet. backlog: due, waiting for its turn or for a limit. ready: a worker may fetch it now.
     processing: a worker has it. dead: failed, and will not be tried again.
@@ -88,6 +108,7 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                 row |= {**queue_stats.places, "workers": queue_stats.workers}
                 row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
             rows.append(row)
+        unknown = note_unknown(redis, queue or ())
     refused = {row["queue"]: row["error"] for row in rows if row["error"]}
     if json:
         output.as_json(rows)
@@ -101,13 +122,13 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
             for row in rows
         ]
         table(_QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
-    return _report(refused)
+    return _report(refused) or unknown
 
 
 def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.
 
-    Exit code 1: a queue cannot be read.
+    Exit code 1: a queue cannot be read or does not exist.
 
     Example: evsched workers --queue mail
     """
@@ -119,13 +140,14 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
                 continue
             for lease in leases:
                 rows.append({"worker": lease.worker, "queue": name, "held": lease.held, "lease_left": lease.left})
+        unknown = note_unknown(redis, queue or ())
     if json:
         output.as_json(rows)
     else:
         shown = [(row["worker"], row["queue"], row["held"], format_duration(row["lease_left"])) for row in rows]
         columns = (Column("worker"), Column("queue", 1), Column("holds", 2), Column("lease left", 3))
         table(columns, shown, "no workers")
-    return _report(refused)
+    return _report(refused) or unknown
 
 
 def _report(refused: dict[str, str]) -> int:

@@ -13,7 +13,8 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, settings
+from evsched.cli.options import Json, Queues, Url, client, settings
+from evsched.cli.queues import note_unknown
 from evsched.errors import StoreDown, StoreRefused
 from evsched.top.collector import Top
 from evsched.top.snapshot import Page
@@ -29,7 +30,7 @@ _WIDTH: Final = 200
 """Columns of a page in a file or a pipe: wide enough that nothing is cut."""
 
 
-def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
+def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """Show queues, workers, throughput, lateness and running jobs, refreshed each second. q or Ctrl-C quits.
 
     With --json, or if the output is not a terminal, it measures for one second, prints one page, and exits.
@@ -37,7 +38,11 @@ def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> None:
     Example: evsched top --queue mail
     """
     found = settings(url, queues=tuple(queue) if queue else None)
-    asyncio.run(_top(found.url, found.queues, json))
+    with client(found.url) as redis:
+        code = note_unknown(redis, found.queues)
+    if code == 0:
+        asyncio.run(_top(found.url, found.queues, json))
+    return code
 
 
 async def _top(url: str, queues: tuple[str, ...], json: bool) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from evsched.config import Config
 from evsched.errors import CannotStart
+from evsched.telemetry.http import cannot_listen
 
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104
 """Addresses to listen on, but not to connect to: the file has the host's name instead."""
@@ -77,4 +78,4 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        raise CannotStart(f"metrics on {host}:{port}: {error}: choose another first port") from None
+        raise cannot_listen(host, port, error) from None

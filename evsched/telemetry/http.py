@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -37,6 +38,13 @@ _WAITED_FOR: Final = 64
 
 _SCRAPES: Final = 32
 """The most scrapes at one time, which are answered one after the other. Prometheus makes one."""
+
+
+def cannot_listen(host: str, port: int, error: Exception) -> CannotStart:
+    """Return the error for an address on which the metrics cannot be served."""
+    wrong_host = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+    what = "give a name or an address of this machine with --metrics-host" if wrong_host else "choose another port"
+    return CannotStart(f"metrics on {host}:{port}: {getattr(error, 'strerror', None) or error}: {what}")
 
 
 class Request(Struct, frozen=True):
@@ -87,7 +95,7 @@ class HttpServer:
         try:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_LONGEST)
         except OSError as error:
-            raise CannotStart(f"metrics on {host}:{port}: {error.strerror or error}: choose another port") from None
+            raise cannot_listen(host, port, error) from None
         return _url(self._server)
 
     async def adopt(self, listening: socket.socket) -> str:

@@ -251,6 +251,13 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (2, "give one of them", ("enqueue", "add", "1", "--in", "1s", "--at", "0")),
     (2, "from 0 to 9", ("enqueue", "add", "1", "--priority", "10")),
     (2, "id is 'a b': give 1 to 200", ("enqueue", "add", "1", "--id", "a b")),
+    (2, "'-5s' begins like a flag: if it is the value, write --in=-5s", ("enqueue", "add", "--in", "-5s")),
+    (2, "'-5s' is not a duration", ("enqueue", "add", "--in=-5s")),
+    (2, "there is no command 'dead revve', did you mean revive?", ("dead", "revve")),
+    (2, "there is no command 'windows x', there are list, set, remove", ("windows", "x")),
+    (2, "jobs does not take 'a', 'b': leave it out", ("jobs", "a", "b")),
+    (2, "dead list does not take 'a': leave it out", ("dead", "list", "a")),
+    (1, "with --metrics-host", ("dispatcher", "--metrics-port", "0", "--metrics-host", "nope.invalid")),
     (2, "with --at or --in", ("reschedule", "x")),
     (2, "or --all", ("dead", "drop")),
     (1, "it was cancelled while it waited", ("show", "nobody")),
@@ -266,6 +273,25 @@ def test_a_mistake_gives_one_line_and_its_exit_code(cli: Cli, code: int, words: 
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (code, 1, ""), done.stderr
     assert line.startswith("evsched: ")
     assert words in line
+
+
+UNKNOWN = ["jobs --queue", "queues --queue", "workers --queue", "top --json --queue", "limit"]
+
+
+@pytest.mark.parametrize("command", UNKNOWN)
+def test_a_queue_that_does_not_exist_is_named_with_the_nearest(cli: Cli, queue: str, command: str) -> None:
+    cli.run("enqueue", "add", "1", "--queue", queue)
+    done = cli.run(*command.split(), f"{queue}x")
+    assert done.returncode == 1
+    assert done.stderr == f"evsched: queue {queue}x has no jobs, no workers and no recurrences: did you mean {queue}?\n"
+    known = cli.run(*command.split(), queue)
+    assert (known.returncode, known.stderr) == (0, "")
+
+
+def test_an_empty_queue_that_redis_knows_is_no_mistake(cli: Cli, queue: str) -> None:
+    cli.run("limit", queue, "--concurrency", "3", "--create")
+    done = cli.run("jobs", "--queue", queue)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_variable_that_is_not_a_setting_causes_a_warning_and_no_error(cli: Cli) -> None:

@@ -73,7 +73,7 @@ def test_settings_survive_a_round_trip_through_the_environment(config: Config) -
         ({"queues": ("", "")}, "a queue's name is empty"),
         ({"concurrency": "many"}, "EVSCHED_CONCURRENCY is 'many': a whole number from 1 to 999"),
         ({"shutdown_grace": "soon"}, "EVSCHED_SHUTDOWN_GRACE is 'soon': from 0 to 86400 s"),
-        ({"log_jobs": "often"}, "EVSCHED_LOG_JOBS is 'often': Expected `bool`"),
+        ({"log_jobs": "often"}, "EVSCHED_LOG_JOBS is 'often': give true or false"),
         ({"log_level": "loud"}, "EVSCHED_LOG_LEVEL is 'LOUD': one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
         ({"colour": 1}, "unknown field `colour`"),
     ],
