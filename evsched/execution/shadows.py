@@ -41,4 +41,8 @@ def _hides(entry: Path) -> bool:
     if entry.stem in sys.stdlib_module_names:
         return True
     others = [folder for folder in sys.path if Path(folder).resolve() != entry.parent]
-    return PathFinder.find_spec(entry.stem, others) is not None
+    spec = PathFinder.find_spec(entry.stem, others)
+    # Without an origin it is a folder of that name, which hides nothing.
+    if spec is None or spec.origin is None:
+        return False
+    return Path(spec.origin).resolve() not in (entry, entry / "__init__.py")

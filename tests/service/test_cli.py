@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -365,21 +364,6 @@ def test_a_stdout_that_cannot_be_written_gives_one_line_on_stderr(cli: Cli, comm
     )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert f"evsched: stdout cannot be written: {words}" in done.stderr
-
-
-def test_a_pipe_that_is_closed_early_causes_no_message(cli: Cli) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        cli.command("queues", "--json"),
-        env=cli.environment,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        timeout=60,
-        check=False,
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize("command", [("enqueue", "t"), ("recurrences", "add", "r", "t", "--rule", "@daily")])

@@ -42,6 +42,7 @@ def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
 
 
 def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
+    cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
     assert cli.terminal(80, "limit", queue) == f"queue {queue} has no limits\n"
     assert cli.json("limit", queue, "--concurrency", "5", "--rate", "90/m", "--create") == {
         "paused": None,
@@ -78,7 +79,7 @@ def test_an_unknown_queue_is_paused_or_limited_only_with_create(cli: Cli, queue:
         done = cli.run(*command, f"{queue}x")
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert f"did you mean {queue}" in done.stderr
-    assert cli.run("limit", f"{queue}x").returncode == 0
+    assert cli.run("limit", f"{queue}x").returncode == 1
     assert not raw.exists(f"evsched:{{{queue}x}}:limits")
     # Nothing was published before this: a dispatcher that receives a message adds the queue to the set of all queues.
     raw.publish(keys.gate(f"{queue}x"), "the first")
