@@ -9,6 +9,7 @@ begin again at zero.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from typing import Final
 
@@ -49,7 +50,9 @@ class Share:
         if wants and not self.active:
             self._slots.begin(self)
         passes = self.wants and not wants
-        self.wants = wants
+        if wants != self.wants:
+            self.wants = wants
+            self._slots.changed()
         if passes:
             self._slots.give_back(0)
 
@@ -100,7 +103,7 @@ class Share:
 
     def _take(self, count: int) -> int:
         self.in_use += count
-        self._slots.free -= count
+        self._slots.taken(self, count)
         return count
 
 
@@ -110,6 +113,10 @@ class Slots:
     def __init__(self, total: int) -> None:
         self.total = self.free = total
         self._shares: list[Share] = []
+        self._turns: dict[Share, int] | None = None
+        """How the free slots are dealt; None = they are to be dealt anew."""
+        self._woken = False
+        """The shares were woken, and none has looked for a slot since."""
 
     @property
     def shared(self) -> bool:
@@ -120,10 +127,12 @@ class Slots:
         """Add a queue; return its share."""
         share = Share(self, weight, wake)
         self._shares.append(share)
+        self.changed()
         return share
 
     def begin(self, share: Share) -> None:
         """Note that a share that had no work has some: it begins where the others are."""
+        self.changed()
         tags = [other.tag() for other in self._shares if other.active]
         if tags:
             share.charged = max(share.charged, min(tags))
@@ -133,20 +142,48 @@ class Slots:
 
     def turns_of(self, share: Share) -> int:
         """Return how many of the free slots are this share's, if all shares that want some take theirs."""
-        others = [other for other in self._shares if other.wants and other is not share]
-        if not others or self.free <= 0:
-            return max(self.free, 0)
-        turns = dict.fromkeys((share, *others), 0)
-        for _ in range(self.free):
-            first = min(turns, key=lambda one: one.tag(turns[one] + 1))
-            turns[first] += 1
-        return turns[share]
+        self._woken = False
+        if self.free <= 0:
+            return 0
+        if len(self._shares) == 1:
+            return self.free
+        if self._turns is None:
+            self._turns = self._deal()
+        if share in self._turns:
+            return self._turns[share]
+        return self._deal(share)[share]
+
+    def _deal(self, *also: Share) -> dict[Share, int]:
+        """Deal the free slots, each to the share that is charged least: to those that want some, and to these."""
+        takers = dict.fromkeys((*also, *(share for share in self._shares if share.wants)), 0)
+        nearest = [(share.tag(1), n, share) for n, share in enumerate(takers)]
+        heapq.heapify(nearest)
+        for _ in range(self.free if takers else 0):
+            _, n, first = nearest[0]
+            takers[first] += 1
+            heapq.heapreplace(nearest, (first.tag(takers[first] + 1), n, first))
+        return takers
+
+    def changed(self) -> None:
+        """Deal anew at the next question: what a share is charged, or whether it wants slots, has changed."""
+        self._turns = None
+
+    def taken(self, share: Share, count: int) -> None:
+        """Count slots as taken. The turns of the other shares stay as they are, if these were its own."""
+        self.free -= count
+        self._woken = False
+        if self._turns is not None and self._turns.get(share, 0) >= count:
+            self._turns[share] -= count
+        else:
+            self._turns = None
 
     def give_back(self, count: int) -> None:
         """Count slots as free, and wake the shares that want some, or that could not block without one."""
         were_none = self.free <= 0
         self.free += count
-        if self.free > 0 and self.shared:
+        self._turns = None
+        if self.free > 0 and self.shared and not self._woken:
+            self._woken = True
             for share in self._shares:
                 if share.wants or were_none:
                     share.wake()

@@ -103,3 +103,38 @@ def test_a_queue_without_a_slot_blocks_for_jobs_only_if_others_hold_the_slots() 
     assert not a.may_block
     b = slots.join(1.0, lambda: None)
     assert b.may_block
+
+
+def test_many_queues_share_many_slots_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, woken, tag = count(), count(), Share.tag
+
+    def counting(share: Share, more: int = 0) -> float:
+        next(asked)
+        return tag(share, more)
+
+    monkeypatch.setattr(Share, "tag", counting)
+    slots = Slots(256)
+    shares = [slots.join(1.0, lambda: next(woken)) for _ in range(200)]
+    for share in shares:
+        share.want(True)
+    before, _ = next(asked), next(woken)
+    assert sorted(share.reserve(999) for share in shares) == [1] * 144 + [2] * 56
+    assert next(asked) - before < 1000  # each slot is dealt once, and not once for each queue
+    for share in shares:
+        share.end(0.1)
+    assert next(woken) <= 2 * 200  # once for all ends, before any of them looks for a slot
+    assert sum(share.reserve(999) for share in shares) == 200
+
+
+def test_a_queue_that_has_looked_for_a_slot_in_vain_is_woken_by_the_next_that_is_free() -> None:
+    slots, woken = Slots(2), list[str]()
+    a, b = slots.join(1.0, lambda: woken.append("a")), slots.join(1.0, lambda: woken.append("b"))
+    a.want(True)
+    assert a.reserve(2) == 2
+    b.want(True)
+    a.end(1.0)
+    assert (a.reserve(1), b.reserve(1)) == (0, 1)
+    woken.clear()
+    assert a.reserve(1) == 0
+    b.end(1.0)
+    assert woken == ["a", "b"]
