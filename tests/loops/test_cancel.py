@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched import App, JobDead, JobMissing, Retry, current_job, events
+from evsched import App, Job, JobDead, JobMissing, Retry, current_job, events
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.execution import process_pool
@@ -234,11 +235,18 @@ async def test_a_run_that_is_cancelled_while_it_starts_is_stopped(config: Config
         await asyncio.Event().wait()
 
     config = msgspec.structs.replace(config, concurrency=50, lease=125.0, heartbeat=60.0, idle_heartbeat=60.0)
-    async with system(config, app):
-        for _ in range(100):
+    async with system(config, app) as running:
+        number = itertools.count(1)
+
+        async def dispatched() -> Job[None]:
             job = await hang.enqueue()
+            await running.recorder.wait(events.Dispatched, count=next(number))
+            return job
+
+        for _ in range(100):
+            job = await dispatched()
             while await job.cancel() != "processing":
-                job = await hang.enqueue()  # the cancellation was quicker than the worker
+                job = await dispatched()  # the cancellation was quicker than the worker
             with pytest.raises(JobDead, match="was cancelled"):
                 await job.result(PATIENCE)
 
