@@ -136,6 +136,7 @@ SINGLE = {"sparse": lateness, "throughput": throughput}
 def main() -> None:
     """Draw what the figures have."""
     folder, tables = Path(sys.argv[1]), json.load(sys.stdin)["tables"]
+    folder.mkdir(parents=True, exist_ok=True)
     for name, plot in plots(tables).items():
         plot.savefig(folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
         print(folder / f"{name}.svg", file=sys.stderr)

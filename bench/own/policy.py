@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.figures import Figures, Table, percentile
 from bench.server import Server, server
+from evsched import Retry
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.store.clients import New
@@ -131,6 +132,16 @@ def _rate(per_second: float = 200.0, seconds: float = 10.0) -> Figures:
     }
 
 
+def _single_attempts(attempts: int, count: int = 5000) -> Figures:
+    """Jobs that are all due: with a single attempt each begins only once its mark is written, one after the other."""
+    with _stage(slots=64) as stage:
+        payload = new_job("note", ("n",), {}, JobOptions(retention=0, retry=Retry(attempts=attempts))).payload
+        with stage.paused():
+            stage.where.fill("default", [New(f"n{n}", payload) for n in range(count)])
+        moments = [at for _, at in stage.until(count)]
+    return {"starts/s": count / (moments[-1] - moments[0])}
+
+
 def tables() -> dict[str, Table]:
     return {
         "fairness": Table(
@@ -139,5 +150,9 @@ def tables() -> dict[str, Table]:
         ),
         "shares": Table("Shares of any 400 starts in a row", {"weights a 1, b 1, c 2": _shares}),
         "priorities": Table("Due jobs of ten priorities", {"10,000 jobs": _priorities}),
+        "attempts": Table(
+            "Due jobs, by the attempts that they have",
+            {f"attempts={attempts}": partial(_single_attempts, attempts) for attempts in (5, 1)},
+        ),
         "rate": Table("A rate, after its first burst", {"200/s for 10 s": _rate}),
     }

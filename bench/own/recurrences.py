@@ -13,14 +13,13 @@ from bench.scale import Scale
 from bench.server import Server, server
 from bench.sparse import sparse_dues, started
 from bench.stage import stage
-from evsched import Retry
 from evsched.client.new_job import JobOptions, new_job
 from evsched.dispatcher.occurrences import AHEAD
 from evsched.recurrence.recurrence import Declared, occurrence_id
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 
-_NOOP: Final = new_job("noop", (), {}, JobOptions(retry=Retry(attempts=1))).payload
+_NOOP: Final = new_job("noop", (), {}, JobOptions()).payload
 _IDLE: Final = 30.0
 """Seconds."""
 
