@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from evsched.app import App
     from evsched.client.job_handle import Job, SyncJob
     from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
+    from evsched.client.unique import Unique
     from evsched.errors import (
         BadArguments,
         ConfigError,
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
         UnknownTask,
     )
     from evsched.jobs.arguments import Arguments
-    from evsched.jobs.current_job import CurrentJob, GiveUp, JobLogFilter, RetryLater, current_job
+    from evsched.jobs.current_job import CurrentJob, JobLogFilter, current_job
+    from evsched.jobs.hooks import EndedJob
     from evsched.jobs.job import JobStatus
     from evsched.jobs.retry import Retry
+    from evsched.jobs.steering import GiveUp, RetryLater, Snooze
     from evsched.recurrence.recurrence import Declared
 
 __version__ = "0.1.0"
@@ -53,6 +56,7 @@ __all__ = [
     "ConfigError",
     "CurrentJob",
     "Declared",
+    "EndedJob",
     "EvschedError",
     "GiveUp",
     "Job",
@@ -66,11 +70,13 @@ __all__ = [
     "PlainTask",
     "Retry",
     "RetryLater",
+    "Snooze",
     "StoreDown",
     "StoreError",
     "StoreRefused",
     "SyncJob",
     "TaskHandle",
+    "Unique",
     "UnknownTask",
     "__version__",
     "current_job",
@@ -82,10 +88,13 @@ _WHERE: Final = {
     "jobs.retry": ("Retry",),
     "jobs.current_job": (
         "CurrentJob",
-        "GiveUp",
         "JobLogFilter",
-        "RetryLater",
         "current_job",
+    ),
+    "jobs.steering": (
+        "GiveUp",
+        "RetryLater",
+        "Snooze",
     ),
     "client.task_handle": (
         "AsyncTask",
@@ -110,6 +119,8 @@ _WHERE: Final = {
         "Job",
         "SyncJob",
     ),
+    "jobs.hooks": ("EndedJob",),
+    "client.unique": ("Unique",),
     "jobs.job": ("JobStatus",),
     "recurrence.recurrence": ("Declared",),
 }

@@ -17,6 +17,8 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in _SERVICES:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end)  # until runtime/shutdown.py handles them
+        if any(word.startswith("--processes") for word in sys.argv[2:]):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a reload: this process has just read the code
     try:
         from evsched.cli.main import main as run
     except KeyboardInterrupt:

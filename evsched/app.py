@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
-from evsched import config
+from evsched import environment
 from evsched.client.client import Client
 from evsched.client.declared import RecurringOptions, check_recurring_options, declared
 from evsched.client.job_handle import Job
@@ -15,10 +15,13 @@ from evsched.client.new_job import Sending
 from evsched.client.sync_client import SyncClient
 from evsched.client.sync_session import SyncSession
 from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle
+from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
+from evsched.jobs import options as check
 from evsched.jobs.tasks import TaskOptions, Tasks, check_task_options, define
 from evsched.keys import check_queue
+from evsched.store.limits import field
 from evsched.transport import scripts
 
 P = ParamSpec("P")
@@ -32,26 +35,35 @@ class App:
 
     `url`: else EVSCHED_URL, else redis://localhost:6379/0. A worker that is started with another URL moves its app
     there. `lifespan`: each worker calls it once, and runs its jobs inside the async context manager that it returns;
-    handlers find what that yields in `current_job().state`. `name`: marks the recurrences that this app declares, by
-    default the queue's name. Two apps that share a queue need different names.
+    handlers find what that yields in `current_job().state`. `name`: marks the recurrences and limits that this app
+    declares, by default the queue's name. Two apps that share a queue need different names. `revision`: a whole number
+    that grows with each deploy, such as the number of the build: an older deploy never changes what a newer one
+    declares. By default, Redis counts the deploys by what they declare.
+
+    Raises:
+        ConfigError: an argument or a setting is not valid.
     """
 
     def __init__(
         self,
         url: str | None = None,
         *,
-        queue: str = config.DEFAULT_QUEUE,
+        queue: str = DEFAULT_QUEUE,
         lifespan: Lifespan | None = None,
         name: str | None = None,
+        revision: int | None = None,
     ) -> None:
         scripts.read_all()
         # Only these: a program that enqueues does not need valid settings for workers and dispatchers.
-        settings = config.load({name: os.environ[name] for name in _SETTINGS if name in os.environ})
+        settings = environment.load({name: os.environ[name] for name in _SETTINGS if name in os.environ})
         self.url = url or settings.url
         self.payload_cap = settings.payload_cap
         """The largest payload in bytes, EVSCHED_PAYLOAD_CAP: set it to the same value here and for dispatchers."""
         self.queue = check_queue(queue)
-        self.program = Program(Tasks(), [], lifespan or no_lifespan, check_queue(queue if name is None else name))
+        if revision is not None:
+            check.revision("revision", revision)
+        owner = check_queue(queue if name is None else name)
+        self.program = Program(Tasks(), [], lifespan or no_lifespan, owner, revision)
         """What a worker runs."""
         self.sending: Sending | None = None
         """Wraps each enqueue, as middleware wraps each run; set by `evsched.tracing`."""
@@ -63,6 +75,11 @@ class App:
     def tasks(self) -> Tasks:
         """The registered tasks, by name."""
         return self.program.tasks
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that its workers serve unless they are told otherwise: its own, and those of its tasks."""
+        return list(dict.fromkeys([self.queue, *(task.queue for task in self.tasks.values() if task.queue)]))
 
     def middleware(self, function: Middleware) -> Middleware:
         """Register an async function that wraps each run: it gets the job, and a function that continues the run.
@@ -77,10 +94,12 @@ class App:
         """Declare that a task recurs: by a cron `rule` in a `zone`, or `every` so many seconds.
 
         Put it above `@app.task(...)`, or above a function, which becomes a task. When a worker starts, it makes the
-        recurrences in Redis agree with what the app declares. `name`: else the task's. `spread`: each occurrence is
+        recurrences in Redis agree with what the app declares. `name`: else the task's. `after="end"`: `every` is
+        counted from the end of each run, otherwise from 1970. `spread`: each occurrence is
         delayed by up to so many seconds, and always by the same part of them. `misfire`: what happens to missed
         occurrences: "skip", "once", or "all" up to `most`. `overlap`: what happens to an occurrence that falls due
-        before the one before it has ended: "skip", "wait" or "allow".
+        before the one before it has ended: "skip", "wait" or "allow". `skip`: the calendar on whose days it makes no
+        jobs. `pause_after`: it is paused after so many failures in a row.
 
         Raises (when the function is decorated):
             ConfigError: the rule, zone or window is not valid; or the interval is shorter than the retries may take.
@@ -91,13 +110,43 @@ class App:
         def declare(function: Callable[..., Any]) -> Any:
             handle = cast("TaskHandle[..., Any]", function if isinstance(function, TaskHandle) else self.task(function))
             recurrence = declared(handle.task, rule, options, self.payload_cap)
-            queue = options.get("queue") or self.queue
+            queue = options.get("queue") or handle.task.queue or self.queue
             if any(name == queue and other.name == recurrence.name for name, other in self.program.recurrences):
                 raise ConfigError(f"recurrence {recurrence.name!r} is declared twice: give one of them another name=")
             self.program.recurrences.append((queue, recurrence))
             return handle
 
         return cast("Recur", declare)
+
+    def limit(
+        self,
+        queue: str | None = None,
+        *,
+        group: str | None = None,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        burst: int | None = None,
+        weight: float | None = None,
+    ) -> None:
+        """Declare limits of a queue, or of one of its groups: they hold over all workers.
+
+        A worker sets them when it starts, for each of its queues. A limit that is changed by hand (`evsched limit`)
+        stays so until the declaration changes. `queue`: else the app's. `group`: "*" is each group that has none of its
+        own, "task:NAME" all jobs of a task. `concurrency`: how many jobs may run at the same time. `rate`: how many may
+        start in a second, and `burst` how many of them at once. `weight`: the group's share of the queue.
+
+        Raises:
+            ConfigError: a value is not valid, or a limit is declared twice.
+        """
+        name = check_queue(self.queue if queue is None else queue)
+        given = {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight}
+        fields = {field(limit, group, value): value for limit, value in given.items() if value is not None}
+        if not fields:
+            raise ConfigError("limit() declares nothing: give it concurrency, rate, burst or weight")
+        known = {limit for of, limit, _ in self.program.limits if of == name}
+        if twice := known & fields.keys():
+            raise ConfigError(f"limit {', '.join(sorted(twice))} of queue {name} is declared twice")
+        self.program.limits.extend((name, limit, float(value)) for limit, value in fields.items())
 
     @property
     def client(self) -> Client:
@@ -142,6 +191,9 @@ class App:
 
         `name`: else the function's. `timeout`: seconds that a run may take, None = no limit. `retention`: seconds for
         which the result is kept, 0 = not at all. `on="process"`: run a plain function in a process of its own.
+        `on_done`, `on_dead`: a task of this app that gets a job for each job that is done, or that is dead or expired;
+        its handler takes an `EndedJob`. `queue`: where its jobs go, else the app's. `concurrency`: how many of its jobs
+        may run at the same time in a queue, over all workers.
 
         Raises:
             ConfigError: the name is taken, or an option is not valid.

@@ -1,33 +1,21 @@
-"""The settings: one frozen value, from the environment and from flags.
+"""The settings: one frozen value.
 
 A setting is a field of `Config`, which defines its name, type, default, range and help. Each can be set as
-EVSCHED_<NAME> and by a flag of the services. Lengths are in seconds.
+EVSCHED_<NAME> and by a flag of the services, which `environment.py` reads. Lengths are in seconds.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Final, Literal, NamedTuple, get_args, get_type_hints
 
-import msgspec
 from msgspec import Struct
 
 from evsched import keys
 from evsched.errors import ConfigError
-from evsched.weights import join_weights, split_weights
 
 DEFAULT_QUEUE: Final = "default"
 PAYLOAD_CAP: Final = 256 * 1024
-
-_KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
-"""The variables that Kubernetes makes for each Service of a namespace, such as EVSCHED_REDIS_SERVICE_HOST."""
-
-_NAMED_MOST: Final = 8
-"""The most variables that a warning names."""
-
 
 _DAY: Final = 86400.0
 """The longest length: a longer one is a mistake, and no timer accepts an infinite one."""
@@ -81,7 +69,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "A queue to serve; repeat the flag for several. A worker takes NAME:WEIGHT too, such as mail:3", _SERVICES
         ),
     ] = ()
-    """Empty: a dispatcher serves all queues, a worker the queue of its app."""
+    """Empty: a dispatcher serves all queues, a worker the queues of its app and its tasks."""
     require_redis: Annotated[
         bool, Setting("Exit with code 1 if Redis cannot be reached at the start, instead of waiting for it", _SERVICES)
     ] = False
@@ -108,6 +96,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float,
         Setting("Seconds that a job has to end after its timeout; then its worker process ends", _WORKERS, _LENGTH),
     ] = 10.0
+    unknown_task_grace: Annotated[
+        float,
+        Setting(
+            "Seconds that a job waits for a worker that knows its task; then it goes to the dead-letter set",
+            _WORKERS,
+            _LENGTH,
+        ),
+    ] = 600.0
+    """Longer than most rolling deploys take."""
 
     batch: Annotated[
         int, Setting("How many jobs one script call moves at most", _SERVICES, Range(1, 999), tuning=True)
@@ -185,7 +182,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name, allowed in RANGES.items():
             value = getattr(self, name)
             if value is not None and not allowed.least <= value <= allowed.most:  # nan is in no range
-                raise ConfigError(_out_of_range(name, value))
+                raise ConfigError(out_of_range(name, value))
         for lease, heartbeat in (("lease", "heartbeat"), ("idle_lease", "idle_heartbeat")):
             lasts, every = getattr(self, lease), getattr(self, heartbeat)
             if not lasts > 2 * every:
@@ -209,94 +206,9 @@ def variable(name: str) -> str:
     return f"EVSCHED_{name.upper()}"
 
 
-def _out_of_range(name: str, value: object) -> str:
+def out_of_range(name: str, value: object) -> str:
+    """Return the message about a number that is out of its setting's range, or about what is no number."""
     least, most = RANGES[name]
     whole = isinstance(least, int)
     bounds = f"a whole number from {least} to {most}" if whole else f"from {least:g} to {most:g} s"
     return f"{variable(name)} is {value}: {bounds}"
-
-
-_AT: Final = re.compile(r"(.*) - at `\$\.(\w+).*`", re.DOTALL)
-"""A message of msgspec: what is wrong, and in which field."""
-
-
-def _misfit(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
-    """Return the message about a value that is not of its setting's type."""
-    found = _AT.fullmatch(str(error))
-    if not found:
-        return f"setting: {error}"
-    words, name = found.groups()
-    given = f"{values.get(name)!r:.60}"
-    if name == "log_level":
-        words = f"one of {', '.join(LOG_LEVELS)}"
-    elif words.startswith("Expected `bool`"):
-        words = "give true or false"
-    return _out_of_range(name, given) if name in RANGES else f"{variable(name)} is {given}: {words}"
-
-
-def load(environment: Mapping[str, str], **flags: Any) -> Config:
-    """Return the settings: flags that are not None, else the environment, else the defaults.
-
-    A variable that is not a setting is ignored; `warning` names it.
-
-    Raises:
-        ConfigError: a value does not fit; the message names it.
-    """
-    values: dict[str, Any] = {}
-    for name, value in _variables(environment):
-        if _is_setting(name, value):
-            values[name.lower()] = tuple(value.split(",")) if name.lower() == "queues" else value
-    values.update({name: value for name, value in flags.items() if value is not None})
-    if isinstance(level := values.get("log_level"), str):
-        values["log_level"] = level.upper()
-    if "queues" in values:
-        values["queues"], values["weights"] = split_weights(values["queues"])
-    try:
-        return msgspec.convert(values, Config, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_misfit(error, values)) from None
-
-
-def warning(environment: Mapping[str, str]) -> str | None:
-    """Return one line about the variables EVSCHED_* that are not settings, None when there are none."""
-    strange = sorted((name, value) for name, value in _variables(environment) if not _is_setting(name, value))
-    if not strange:
-        return None
-    named, linked = list[str](), 0
-    for name, value in strange:
-        if _KUBERNETES.fullmatch(name) or _is_link(name, value):
-            linked += 1
-            continue
-        near = difflib.get_close_matches(name.lower(), SETTINGS, n=1)
-        named.append(f"EVSCHED_{name}" + (f" (did you mean {variable(near[0])}?)" if near else ""))
-    if len(named) > _NAMED_MOST:
-        named[_NAMED_MOST:] = [f"{len(named) - _NAMED_MOST} more"]
-    if linked:
-        named.append(f"{linked} that Kubernetes sets for a Service (enableServiceLinks: false leaves them out)")
-    return f"these variables are not settings of evsched, and are ignored: {', '.join(named)}"
-
-
-def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, value in environment.items():
-        # EVSCHED_TEST_... are read by the tests.
-        if name.startswith("EVSCHED_") and not name.startswith("EVSCHED_TEST_"):
-            yield name.removeprefix("EVSCHED_"), value
-
-
-def _is_setting(name: str, value: str) -> bool:
-    return name.lower() in SETTINGS and not _is_link(name, value)
-
-
-def _is_link(name: str, value: str) -> bool:
-    # A Service named evsched-metrics makes EVSCHED_METRICS_PORT=tcp://10.0.0.1:9090.
-    return name.endswith("PORT") and "://" in value
-
-
-def as_environment(config: Config) -> dict[str, str]:
-    """Return the environment from which `load` reads these settings. Defaults too: they win over variables."""
-    queues = ",".join(join_weights(config.queues, config.weights))
-    return {
-        variable(name): queues if name == "queues" else str(value)
-        for name in SETTINGS
-        if (value := getattr(config, name)) not in (None, ())
-    }

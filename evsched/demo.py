@@ -24,7 +24,7 @@ from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.errors import EvschedError
 from evsched.jobs.current_job import current_job
-from evsched.process.child_link import LINK
+from evsched.process.inherited import LINK
 
 app = App(queue="demo")
 

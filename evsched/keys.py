@@ -55,6 +55,11 @@ def processing(queue: str, worker: str) -> str:
     return f"{root(queue)}processing:{worker}"
 
 
+def starting(queue: str) -> str:
+    """Return the key that exists while a parent without worker processes starts one, because jobs wait."""
+    return root(queue) + "starting"
+
+
 def job(queue: str, job_id: str) -> str:
     return f"{root(queue)}job:{job_id}"
 

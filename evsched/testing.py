@@ -43,6 +43,7 @@ from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
 from evsched.execution.run_store import NoRunStore
 from evsched.jobs.job import Outcome
+from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.server import flush
 from evsched.store.store import Store
@@ -121,6 +122,8 @@ class Clock:
         self._sender.send(flush())
         for queue, declared in app.program.recurrences:
             self._sender.send(Store(queue).declare(declared, app.program.owner))
+        for queue in {*app.queues, *(name for name, *_ in app.program.limits)}:
+            self._sender.send(Store(queue).limit(app.program.limits_in(queue)))
 
     async def advance(
         self,
@@ -181,12 +184,17 @@ class Clock:
     def _recur(self, store: Store) -> float:
         """Put the occurrences that are due now on the schedule; return the seconds until more are due."""
         agenda = self._sender.send(store.agenda(0.0, _SLICE))
+        calendars = self._sender.send(store.calendars(agenda.calendars)) if agenda.calendars else {}
+        for name, seen, fields in agenda.over:
+            recurrence = read_recurrence(read_declared(name, fields), calendars)
+            self._sender.send(store.unpause(name, seen, next(recurrence.walk(just_before(float(seen))), None)))
         for name, seen, fields in agenda.rows:
-            plan = read_recurrence(read_declared(name, fields)).plan(float(seen), self.now, 0.0)
+            plan = read_recurrence(read_declared(name, fields), calendars).plan(float(seen), self.now, 0.0)
             self._sender.send(store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed))
-        if agenda.rows:
+        if agenda.rows or agenda.over:
             return 0.0
-        return float("inf") if agenda.beyond is None else agenda.beyond - self.now
+        nearest = [moment for moment in (agenda.beyond, agenda.pause_ends) if moment is not None]
+        return min(nearest, default=float("inf")) - self.now
 
 
 def _tick(moment: float) -> float:

@@ -21,7 +21,8 @@ from evsched import __version__
 from evsched.app import App
 from evsched.client.new_job import JobOptions, random_id
 from evsched.errors import ConfigError
-from evsched.jobs.current_job import CurrentJob, RetryLater
+from evsched.jobs.current_job import CurrentJob
+from evsched.jobs.steering import RetryLater, Snooze
 
 try:
     from opentelemetry.context import Context
@@ -77,11 +78,11 @@ def _about(operation: str, kind: str, task: str, queue: str) -> dict[str, Any]:
 def _send(tracer: Tracer, task: str, queue: str, options: JobOptions, many: int | None) -> Generator[JobOptions]:
     """Make a span for an enqueue, and put its context into the job."""
     attributes = _about("enqueue", "send", task, queue)
-    if many is None:
+    if many is None and options.get("unique") is None:  # the id of a unique job is made of its arguments
         job_id = options.get("id") or random_id()
         options = {**options, "id": job_id}
         attributes["messaging.message.id"] = job_id
-    else:
+    elif many is not None:
         attributes["messaging.batch.message_count"] = many
     meta = options.get("meta") or {}
     given = _CONTEXT in meta
@@ -127,6 +128,9 @@ async def _run(tracer: Tracer, job: CurrentJob, call: Callable[[], Awaitable[Any
         except RetryLater as error:
             # A handler that waits for something has not failed, and must not raise alarms on failed spans.
             span.set_attribute("evsched.retry_later", str(error))
+            raise
+        except Snooze as error:
+            span.set_attribute("evsched.snooze", str(error))
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             _end(span, job, error)

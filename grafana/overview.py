@@ -192,11 +192,19 @@ ENDS = Row(
         Panel(
             "Runs ended, by outcome",
             "How runs ended, per second.",
-            "`lost` and `expired` should be zero; a `deferred` job waits for its window.",
+            "`lost` and `expired` should be zero. `deferred` could not begin yet; `snoozed` asked to run later.",
             [Query(f"sum by (outcome) (rate(evsched_jobs_finished_total{{{OF}}}[{RATE}]))", "{{outcome}}")],
             unit="ops",
             stacked=True,
             colors={"done": "green", "retry": "orange", "dead": "red", "expired": "purple"},
+        ),
+        Panel(
+            "Deferred, by cause",
+            "Jobs returned to the schedule because they could not begin. They lose no attempt.",
+            "`task`: workers do not know a task. This is normal during a deploy; after it, see `evsched doctor`. "
+            "`code`: the code on disk is not what a worker runs. `window`: no action is needed.",
+            [Query(f"sum by (cause) (rate(evsched_jobs_deferred_total{{{OF}}}[{RATE}]))", "{{cause}}")],
+            unit="ops",
         ),
         Panel(
             "Failures by task",
@@ -242,6 +250,12 @@ REDIS = Row(
             "`oom`: raise maxmemory. `noperm`: the user lacks a right, see `evsched doctor`. `readonly`: a failover.",
             [Query(f"sum by (kind) (rate(evsched_redis_errors_total{{{OF}}}[{RATE}]))", "{{kind}}")],
             unit="ops",
+        ),
+        Panel(
+            "Findings of the doctor",
+            "Faults and warnings that `evsched doctor --watch` found in its last check.",
+            "`evsched doctor` says where each is, and how to fix it.",
+            [Query(f"max by (check, level) (evsched_doctor_findings{{{OF}}})", "{{level}} {{check}}")],
         ),
         Panel(
             "Evicted keys, versions",

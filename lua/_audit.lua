@@ -173,7 +173,7 @@ end
 -- The fields that `in_flight` should have. `counted` are those it has, as field, value, ...
 -- Jobs in the lists of strays may be counted or not: `keep_count` does not see them. So may jobs that were fetched and
 -- not started: if one is in two lists, the end of its run in the other list ends the count too, until `start`.
--- USES listed_in, processing, runs_here, group_of, field_of
+-- USES split_groups, listed_in, processing, runs_here, groups_of
 local function right_counts(counted, owners, strays)
   local uncounted, tolerated = {}, {}
   for id in pairs(listed_in(ready)) do
@@ -190,10 +190,12 @@ local function right_counts(counted, owners, strays)
     end
   end
   local right, sum = {}, 0
-  local function count(id, group)
-    right[id] = group
+  local function count(id, groups)
+    right[id] = groups
     sum = sum + 1
-    right['#' .. group] = (right['#' .. group] or 0) + 1
+    for _, group in ipairs({ split_groups(groups) }) do
+      right['#' .. group] = (right['#' .. group] or 0) + 1
+    end
   end
   for i = 1, #counted, 2 do
     local id = counted[i]
@@ -204,7 +206,7 @@ local function right_counts(counted, owners, strays)
   end
   for id, worker in pairs(uncounted) do
     if worker == '' or runs_here(worker, id) then
-      count(id, group_of(field_of(id, 'group')) or '')
+      count(id, groups_of(id))
     end
   end
   right['*'] = sum

@@ -49,17 +49,37 @@ local function tally(name, field, more)
   end
 end
 
--- An occurrence has ended: dispatch the one that waits for its end.
--- USES occurrence_of, recurrence, moment_of, field_of
-local function release_waiting(name)
-  local waiting = occurrence_of(name, redis.pcall('HGET', recurrence(name), 'waiting'))
-  if waiting then
-    redis.call('ZADD', schedule, 'XX', moment_of(field_of(waiting, 'planned')) or '0', waiting)
+-- An occurrence of a recurrence has ended that counts its interval from the end of each run: plan the next one, unless
+-- one is on the schedule. A score of +inf is that of a recurrence that is over, paused or retired.
+-- USES ahead_of, seconds
+local function plan_after_end(name, rule, now)
+  local every = tonumber((rule or ''):match('^%s*every%s+([%d.]+)%s*$') or '')
+  local score = tonumber(redis.pcall('ZSCORE', recurrences, name))
+  if every and score and score > 0 and score < math.huge and not ahead_of(name)[1] then
+    redis.call('ZADD', recurrences, seconds(now + every), name)
   end
 end
 
--- A job has ended for good. If it is an occurrence, its recurrence keeps the outcome.
--- USES recurrence_of, moment_of, recurrence, tally, seconds, release_waiting, fields_of, record
+-- An occurrence has ended: dispatch the one that waits for its end, begin the next requested run, and plan the next one
+-- if that is counted from here.
+-- USES occurrence_of, recurrence, moment_of, field_of, begin_requests, plan_after_end
+local function release_waiting(name, id, now)
+  local found = redis.pcall('HMGET', recurrence(name), 'waiting', 'overlap', 'current', 'after', 'rule')
+  local waiting = not found.err and occurrence_of(name, found[1])
+  if waiting then
+    redis.call('ZADD', schedule, 'XX', moment_of(field_of(waiting, 'planned')) or '0', waiting)
+  end
+  if found[2] == 'allow' or found[3] == id then
+    begin_requests(name, 1, now)
+  end
+  if found[4] == 'end' then
+    plan_after_end(name, found[5], now)
+  end
+end
+
+-- A job has ended for good. If it is an occurrence, its recurrence keeps the outcome, and is paused if it has failed
+-- too often in a row.
+-- USES recurrence_of, moment_of, recurrence, tally, seconds, pause_if_failing, release_waiting, fields_of, record
 local function note_end(id, outcome, now)
   local run = fields_of(record(id), 'recurrence', 'due', 'started')
   local name, due, started = recurrence_of(id, run[1]), moment_of(run[2]), moment_of(run[3])
@@ -72,7 +92,15 @@ local function note_end(id, outcome, now)
   if due and started then
     redis.call('HSET', key, 'last_lateness', seconds(started - due))
   end
-  release_waiting(name)
+  if outcome == 'done' then
+    tally(name, 'done', 1)
+    redis.call('HDEL', key, 'failing')
+  elseif outcome ~= 'cancelled' then
+    tally(name, 'failed', 1)
+    tally(name, 'failing', 1)
+    pause_if_failing(name, now)
+  end
+  release_waiting(name, id, now)
 end
 
 -- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller then removes it from the place it was in.
@@ -116,7 +144,7 @@ end
 local function reuse(id)
   redis.call('PERSIST', record(id))
   redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
-  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'traceback')
+  redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'traceback', 'snoozes')
   redis.call('ZREM', dead, id)
 end
 
@@ -125,7 +153,7 @@ end
 -- USES record, acquit, again_of
 local function begin_anew(id, again)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
-  redis.call('HDEL', record(id), 'begun', 'traceback')
+  redis.call('HDEL', record(id), 'begun', 'traceback', 'snoozes')
   acquit(id)
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)

@@ -59,7 +59,8 @@ local function moment_of(text)
     -- Up to 1e11, the year 5138. Counting digits is 40 % cheaper than converting to a number.
     return (text:find('.', 1, true) or #text + 1) < 13 and text or nil
   end
-  return nil
+  -- As Valkey 9 writes a score that has 17 digits.
+  return text and #text < 32 and text:find('^%d%.%d+e%+%d$') and text or nil
 end
 
 -- The due time of a job whose id was scheduled again during a run; nil = it was not. A malformed time means '0': now.
@@ -121,6 +122,9 @@ local valid_field = {
     return priority_of(text) and text
   end,
   attempt = function(text)
+    return tostring(attempt_of(text))
+  end,
+  snoozes = function(text)
     return tostring(attempt_of(text))
   end,
 }

@@ -11,9 +11,10 @@
 local READY_AHEAD = 16
 -- The jobs of a group cannot pass while the key of its backlog has the wrong type. Seconds until they are tried again.
 local UNFIT = 1
--- How many jobs one call looks at, and how many groups it reopens.
+-- How many jobs one call looks at, how many groups it reopens, and how many bytes of payloads it reads to learn tasks.
 local LOOKS = 1000
 local REOPENED = 20
+local PAYLOADS_MOST = 1048576
 
 -- Refuse wrong types of the gate's keys, before the verb has written anything. A group's own keys are not looked at:
 -- their wrong type stops the jobs of that group alone.
@@ -63,36 +64,57 @@ local function hold_back(id, score, group, opens, now)
   end
 end
 
+-- The first of a job's groups that has no room; nil if it may pass.
+-- USES split_groups, rule_of
+local function closed_group(groups, now)
+  for _, group in ipairs({ split_groups(groups) }) do
+    if rule_of(group, now).room < 1 then
+      return group
+    end
+  end
+end
+
+-- Take the room of one job from each of its groups. `spent`: rule -> how many jobs to take off its rate.
+-- USES split_groups, rule_of
+local function take_room(groups, spent, now)
+  for _, group in ipairs({ split_groups(groups) }) do
+    local rule = rule_of(group, now)
+    rule.room = rule.room - 1
+    if rule.arrival then
+      spent[rule] = (spent[rule] or 0) + 1
+    end
+  end
+end
+
 -- Let the front of the backlog pass, at most `room` jobs, and hold back those whose groups have reached a limit.
 -- Returns how many passed, and how many were looked at.
--- USES policy, LOOKS, counting, group_of, field_of, rule_of, spend_rule, hold_back, STRIDE, enter, throttled, fair,
---      note_passed
+-- USES policy, LOOKS, payloads_read, PAYLOADS_MOST, counting, groups_of, closed_group, rule_of, spend_rule, hold_back,
+--      STRIDE, take_room, enter, throttled, fair, note_passed
 local function pass(room, now)
-  local front =
-    redis.call('ZRANGE', backlog, 0, math.min(policy.grouped and room + 32 or room, LOOKS) - 1, 'WITHSCORES')
+  local most = math.min(policy.grouped and room + 32 or room, LOOKS)
+  local front = redis.call('ZRANGE', backlog, 0, most - 1, 'WITHSCORES')
   local looked, ids, spent, reached = 0, {}, {}, {}
-  while #ids < room and 2 * looked < #front do
+  while #ids < room and 2 * looked < #front and payloads_read < PAYLOADS_MOST do
     local id, score = front[2 * looked + 1], front[2 * looked + 2]
     looked = looked + 1
-    local group = counting and group_of(field_of(id, 'group')) or ''
-    local rule = policy.grouped and group ~= '' and rule_of(group, now)
-    if rule and rule.room < 1 then
+    local groups = counting and groups_of(id)
+    local ruled = policy.grouped and groups ~= ''
+    local closed = ruled and closed_group(groups, now)
+    if closed then
+      local rule = rule_of(closed, now)
       if spent[rule] then -- its rate has just been used up: this sets when it opens
         spend_rule(rule, spent[rule], now)
         spent[rule] = nil
       end
-      hold_back(id, score, group, rule.opens, now)
+      hold_back(id, score, closed, rule.opens, now)
     else
       ids[#ids + 1] = id
       reached[-math.floor(score / STRIDE)] = score % STRIDE
-      if rule then
-        rule.room = rule.room - 1
-        if rule.arrival then
-          spent[rule] = (spent[rule] or 0) + 1
-        end
+      if ruled then
+        take_room(groups, spent, now)
       end
       if counting then
-        enter(id, group)
+        enter(id, groups)
       end
     end
   end
@@ -119,8 +141,11 @@ end
 -- Let as many jobs pass as the limits allow. `asked` is how many jobs this script itself takes from ready. Returns two
 -- values. The first is the time at which the gate must be called again, because a rate opens or because there was more
 -- to look at than one call may; nil if it need not. The second says whether this call looked at any job or group.
--- USES keep_count, policy, RATE_LEAST, READY_AHEAD, in_flight, tokens, throttled, reopen, pass, LOOKS, seconds,
---      spend, REOPENED
+--
+-- A job that one of its groups lets go may be held back by the other, and the first then has room for another job. So
+-- groups are reopened until nothing is left to look at.
+-- USES keep_count, policy, RATE_LEAST, READY_AHEAD, in_flight, tokens, throttled, reopen, pass, LOOKS, payloads_read,
+--      PAYLOADS_MOST, seconds, spend, REOPENED
 local function open(asked, now)
   keep_count()
   if policy.paused then
@@ -136,14 +161,14 @@ local function open(asked, now)
   end
   local by_group = policy.grouped or redis.call('EXISTS', throttled) == 1
   local passed, looked, reopened = 0, 0, 0
+  local enough = false
   if room > 0 then
-    if by_group then
-      reopened = reopen(room, now)
-    end
     repeat
+      reopened = by_group and reopen(room - passed, now) or 0
       local went, saw = pass(room - passed, now)
       passed, looked = passed + went, looked + saw
-    until saw == 0 or passed >= room or looked >= LOOKS
+      enough = looked >= LOOKS or payloads_read >= PAYLOADS_MOST
+    until saw == 0 or passed >= room or enough
   end
   local again
   if by_group then
@@ -160,7 +185,7 @@ local function open(asked, now)
       again = opens and math.min(opens, again or opens) or again
     end
   end
-  if passed < room and (looked >= LOOKS or reopened >= REOPENED) then
+  if passed < room and (enough or reopened >= REOPENED) then
     again = now
   end
   return again, looked + reopened > 0
@@ -173,4 +198,12 @@ local function admit(asked, now)
   if again and changed then
     redis.call('PUBLISH', root .. 'gate', seconds(again))
   end
+end
+
+-- Let the jobs pass that limits allow which this script has changed. A sleeping dispatcher knows only the old limits.
+-- USES read_policy, admit, seconds
+local function admit_anew(now)
+  read_policy()
+  admit(0, now)
+  redis.call('PUBLISH', root .. 'gate', seconds(now))
 end

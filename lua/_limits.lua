@@ -1,12 +1,15 @@
--- The limits that operators set, and the counts and times that enforce them.
+-- The limits of a queue, and the times that enforce its rates. `_in_flight.lua` has the counts.
 --
--- limits     hash  concurrency, rate, burst, paused; with `:<group>` behind the name those of a group; weight:<group>
--- in_flight  hash  the jobs that have passed the gate and not ended, only while a limit needs them: id -> group;
---                  `*` -> how many; `#<group>` -> how many of a group
+-- limits     hash  concurrency, rate, burst, paused; with `:<group>` behind the name those of a group, with `:*` those
+--                  of each group that has none of its own; weight:<group>; tasks, the names of the tasks that have a
+--                  concurrency or a rate, with a `}` between them
+-- declared_limits  hash  the limits that apps declare in their code, by the same fields: the value, a space, the app. A
+--                  limit was changed by hand if `limits` has another value
 -- throttled  zset  the groups whose own limits hold jobs back -> when to look at them again
 -- arrival    string  the state of the rate (GCRA); with `:<group>` behind the name that of a group's rate
 
-local limits, in_flight, throttled = root .. 'limits', root .. 'in_flight', root .. 'throttled'
+local limits, throttled = root .. 'limits', root .. 'throttled'
+local declared_limits = root .. 'declared_limits'
 
 -- A rate is handed out in packets of so many seconds' worth: one script call and one wake-up serve a packet.
 local PACKET = 0.05
@@ -14,6 +17,11 @@ local PACKET = 0.05
 local BURST = 0.1
 -- A lower rate than this, once in 11 days, means no rate.
 local RATE_LEAST = 1e-6
+-- The group of occurrences whose recurrence names none.
+local RECURRING = '@recurring'
+-- The limits of a task are those of the group with this before its name. All its jobs belong to that group, besides
+-- their own.
+local TASK_GROUP = 'task:'
 
 -- A limit as a number. A malformed value, written by hand and not by `limit`, means no limit.
 local function limit_of(text)
@@ -28,9 +36,17 @@ local function read_policy()
   policy = {}
   local ruled = redis.call('HLEN', limits)
   if ruled > 0 then
-    local fields = redis.call('HMGET', limits, 'paused', 'concurrency', 'rate', 'burst')
+    local common = { 'paused', 'concurrency', 'rate', 'burst', 'concurrency:*', 'rate:*', 'burst:*', 'tasks' }
+    local fields = redis.call('HMGET', limits, unpack(common))
     policy.paused = fields[1]
     policy.concurrency, policy.rate, policy.burst = limit_of(fields[2]), limit_of(fields[3]), limit_of(fields[4])
+    policy.each_group = { unpack(fields, 5, 7) }
+    if fields[8] then
+      policy.tasks = {}
+      for task in fields[8]:gmatch('[^}]+') do
+        policy.tasks[task] = '"' .. task .. '"' -- as a payload names it
+      end
+    end
     for i = 1, 4 do
       ruled = ruled - (fields[i] and 1 or 0)
     end
@@ -38,55 +54,6 @@ local function read_policy()
   end
 end
 read_policy()
-
--- This read refuses a key of the wrong type as well.
--- USES in_flight
-local counting = redis.call('HLEN', in_flight) > 0
-
--- Count a job that passes.
--- USES in_flight
-local function enter(id, group)
-  if redis.call('HSETNX', in_flight, id, group) == 1 then
-    redis.call('HINCRBY', in_flight, '*', 1)
-    redis.call('HINCRBY', in_flight, '#' .. group, 1)
-  end
-end
-
--- A job is in flight no more: it ended, waits for another attempt, or was taken away.
--- USES counting, in_flight, throttled
-local function leave(id)
-  local group = counting and redis.call('HGET', in_flight, id)
-  if group then
-    redis.call('HDEL', in_flight, id)
-    redis.call('HINCRBY', in_flight, '*', -1)
-    if redis.call('HINCRBY', in_flight, '#' .. group, -1) == 0 then
-      redis.call('HDEL', in_flight, '#' .. group)
-    end
-    redis.call('ZADD', throttled, 'XX', 0, group) -- its gate may be open now
-  end
-end
-
--- Count only while a limit needs it. To begin is O(n) in ready and in the workers' lists, once, when one is first set.
--- USES policy, counting, in_flight, processing, enter, group_of, field_of
-local function keep_count()
-  local needed = policy.concurrency or policy.grouped
-  if counting and not needed then
-    redis.call('DEL', in_flight)
-  elseif needed and not counting then
-    redis.call('HSET', in_flight, '*', 0)
-    local lists = { ready }
-    for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
-      lists[#lists + 1] = processing(worker)
-    end
-    for _, list in ipairs(lists) do
-      local ids = redis.pcall('LRANGE', list, 0, -1)
-      for _, id in ipairs(ids) do
-        enter(id, group_of(field_of(id, 'group')) or '')
-      end
-    end
-  end
-  counting = needed
-end
 
 -- The theoretical arrival time of the cell rate algorithm: when the next job would come if all came at the rate. It may
 -- be ahead of now by up to a burst. A time further ahead was written under another rate, or by a clock that has been
@@ -120,20 +87,30 @@ end
 
 -- USES arrival_of, sizes, seconds, milliseconds
 local function spend(key, rate, burst, count, now)
-  local tat = arrival_of(key, rate, (sizes(rate, burst)), now) + count / rate
+  local tat = math.max(now, arrival_of(key, rate, (sizes(rate, burst)), now) + count / rate)
   -- A moment that has passed means the same as no key.
   redis.call('SET', key, seconds(tat), 'PX', milliseconds(tat - now + 60))
 end
 
+-- The concurrency, rate and burst of a group, as numbers or nil. A burst belongs to the rate that is set with it. The
+-- groups that evsched itself makes do not have those of each group.
+-- USES limits, policy, limit_of, RECURRING, TASK_GROUP
+local function limits_of(group)
+  local own = redis.call('HMGET', limits, 'concurrency:' .. group, 'rate:' .. group, 'burst:' .. group)
+  local made = group == RECURRING or group:sub(1, #TASK_GROUP) == TASK_GROUP
+  local each = not made and policy.each_group or {}
+  local rate = own[2] and own or { false, each[2], own[3] or each[3] }
+  return limit_of(own[1] or each[1]), limit_of(rate[2]), limit_of(rate[3])
+end
+
 -- What a group's own limits allow: `room`, how many jobs, and `opens`, when its rate opens if that leaves no room.
--- USES limits, limit_of, in_flight, RATE_LEAST, tokens
+-- USES limits_of, in_flight, RATE_LEAST, tokens
 local rules = {}
 local function rule_of(group, now)
   local rule = rules[group]
   if not rule then
-    local fields = redis.call('HMGET', limits, 'concurrency:' .. group, 'rate:' .. group, 'burst:' .. group)
-    local most = limit_of(fields[1])
-    rule = { room = math.huge, rate = limit_of(fields[2]), burst = limit_of(fields[3]) }
+    local most, rate, burst = limits_of(group)
+    rule = { room = math.huge, rate = rate, burst = burst }
     if most then
       rule.room = math.floor(most) - (redis.call('HGET', in_flight, '#' .. group) or 0)
     end
@@ -155,5 +132,21 @@ local function spend_rule(rule, count, now)
   if rule.room < 1 then
     local _, opens = tokens(rule.arrival, rule.rate, rule.burst, now)
     rule.opens = opens
+  end
+end
+
+-- A job that has passed does not begin, and will pass again: give back what it took off the rates.
+-- USES policy, RATE_LEAST, spend, groups_of, split_groups, rule_of, rules
+local function refund(id, now)
+  if (policy.rate or 0) > RATE_LEAST then
+    spend(root .. 'arrival', policy.rate, policy.burst, -1, now)
+  end
+  local groups = policy.grouped and groups_of(id) or ''
+  for _, group in ipairs(groups ~= '' and { split_groups(groups) } or {}) do
+    local rule = rule_of(group, now)
+    if rule.arrival then
+      spend(rule.arrival, rule.rate, rule.burst, -1, now)
+    end
+    rules[group] = nil -- it has more room now
   end
 end

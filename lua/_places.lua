@@ -91,8 +91,9 @@ local function place_of(id, worker, finished)
   if holds(worker_of(worker), id) then
     return 'processing'
   end
-  for place, zset in pairs({ schedule = schedule, dead = dead }) do
-    local score = redis.call('ZSCORE', zset, id)
+  -- In this order: a dead job that was scheduled again waits.
+  for _, place in ipairs({ 'schedule', 'dead' }) do
+    local score = redis.call('ZSCORE', root .. place, id)
     if score then
       return place, score
     end
@@ -104,4 +105,10 @@ local function place_of(id, worker, finished)
   end
   -- Last, a job that a worker has fetched and not started yet.
   return place or (finished and 'finished') or (holder_of(id, worker) and 'processing')
+end
+
+-- When the job of an id is due, or was; now when nobody knows.
+-- USES moment_of, field_of, seconds
+local function known_due(id, now)
+  return redis.call('ZSCORE', schedule, id) or moment_of(field_of(id, 'due')) or seconds(now)
 end

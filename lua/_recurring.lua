@@ -1,10 +1,11 @@
 -- Recurrences: what the verbs of jobs need to know of them.
 --
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds; 0 = from now on
--- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, missed,
---                          last_id, last_outcome, last_finished, last_lateness; the ids of occurrences: current,
---                          waiting, ahead; and moved, when it was last moved on
+-- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, done,
+--                          failed, failing (in a row), missed, last_id, last_outcome, last_finished, last_lateness; the
+--                          ids of occurrences: current, waiting, ahead, requested; and moved, when it was last moved on
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
+-- revisions:<owner>  zset  digest of what an app declared -> its revision; the newest revision is in force
 
 -- Is an occurrence on its way, or does it run?
 -- USES place_of, fields_of, record
@@ -25,28 +26,81 @@ local function ahead_of(name)
   return ids
 end
 
--- Remove those from the schedule: the recurrence was changed, paused or removed.
--- USES ahead_of, record, recurrence
+-- Remove those from the schedule: the recurrence was changed, paused or removed. An occurrence that was dispatched
+-- before is a job like any other, which waits for its retry or cannot begin yet: it stays.
+-- USES ahead_of, moment_of, field_of, record, recurrence
 local function withdraw(name)
   for _, id in ipairs(ahead_of(name)) do
-    redis.call('ZREM', schedule, id)
-    redis.call('DEL', record(id))
+    if not moment_of(field_of(id, 'due')) then
+      redis.call('ZREM', schedule, id)
+      redis.call('DEL', record(id))
+    end
   end
   redis.call('HDEL', recurrence(name), 'ahead', 'waiting')
 end
 
+-- Have a recurrence planned anew from now on. What is on the schedule ahead of its time no longer counts as made.
+-- USES recurrence, made_of, ahead_of, withdraw
+local function restart(name)
+  local key = recurrence(name)
+  local made = made_of(redis.call('HGET', key, 'made')) - #ahead_of(name)
+  withdraw(name)
+  redis.call('HSET', key, 'made', math.max(made, 0))
+  redis.call('HDEL', key, 'moved')
+  redis.call('ZADD', recurrences, 0, name)
+end
+
+-- The names of the recurrences that an app declares.
+local function declared_by(owner)
+  return root .. 'declared:' .. owner
+end
+
+-- Delete a recurrence.
+-- USES recurrence, declared_by, withdraw, forget_requests, pauses
+local function delete_recurrence(name)
+  local key = recurrence(name)
+  local owner = redis.call('HGET', key, 'owner')
+  withdraw(name)
+  forget_requests(name)
+  redis.pcall('ZREM', pauses, name)
+  if owner then
+    redis.pcall('SREM', declared_by(owner), name) -- the owner is what the record says: the key may be of another type
+  end
+  redis.call('ZREM', recurrences, name)
+  redis.call('DEL', key)
+end
+
+-- The revisions of what an app declares. An old revision that starts again has a lower number than the newest.
+local function revisions_of(owner)
+  return root .. 'revisions:' .. owner
+end
+
+-- The newest revision of what an app declares; minus infinity when there is none.
+-- USES revisions_of
+local function newest_of(owner)
+  return tonumber(redis.call('ZRANGE', revisions_of(owner), -1, -1, 'WITHSCORES')[2]) or -math.huge
+end
+
+-- Is there a newer revision? What has no revision is older than any.
+-- USES newest_of
+local function is_older(owner, revision)
+  return (tonumber(revision) or -math.huge) < newest_of(owner)
+end
+
 -- Decide what becomes of an occurrence that is due. 'go': it runs. 'skip': it is dropped, because it was missed or the
--- one before has not ended. 'wait': it waits until that one has ended. An occurrence that has run before (it is
--- retried, or was revived) always gets 'go': it was judged the first time.
--- USES recurrence, moment_of, attempt_of, occurrence_of, unended, field_of, fields_of, record
+-- one before has not ended. 'wait': it waits until that one has ended. 'back': it is a requested run and waits as
+-- such. An occurrence that has run before (it is retried, snoozed, or was revived) always gets 'go': it was judged the
+-- first time.
+-- USES recurrence, moment_of, attempt_of, occurrence_of, unended, field_of, fields_of, record, requests_of
 local function judge_occurrence(name, id, due, now)
   local key = recurrence(name)
-  local found = redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead')
-  local run = fields_of(record(id), 'planned', 'misfire_grace', 'attempt')
+  local found = redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead', 'requested')
+  local run = fields_of(record(id), 'planned', 'misfire_grace', 'attempt', 'snoozes')
   local planned, misfire_grace = tonumber(moment_of(run[1])), tonumber(moment_of(run[2]))
-  if found.err or redis.call('EXISTS', key) == 0 or attempt_of(run[3]) > 0 or not planned then
+  local has_run = attempt_of(run[3]) + attempt_of(run[4]) > 0
+  if found.err or redis.call('EXISTS', key) == 0 or has_run or not planned then
     return 'go'
-  elseif not (' ' .. (found[5] or '') .. ' '):find(' ' .. id .. ' ', 1, true) then
+  elseif found[6] ~= id and not (' ' .. (found[5] or '') .. ' '):find(' ' .. id .. ' ', 1, true) then
     return 'go' -- its record was not written by `recur`
   end
   local overlap, misfire, ahead = found[1] or 'skip', found[4] or 'once', found[5]
@@ -63,7 +117,13 @@ local function judge_occurrence(name, id, due, now)
     end
   end
   if overlap ~= 'allow' and current and current ~= id and unended(current) then
-    if overlap == 'wait' and (waiting == id or not waiting or not redis.call('ZSCORE', schedule, waiting)) then
+    if found[6] == id then
+      -- The first of those that wait. pcall: the key may be of another type.
+      return type(redis.pcall('ZADD', requests_of(name), 0, id:sub(#name + 2))) == 'number' and 'back' or 'skip'
+    end
+    -- What an operator has requested costs no occurrence that the rule makes.
+    local waits = overlap == 'wait' or current == found[6]
+    if waits and (waiting == id or not waiting or not redis.call('ZSCORE', schedule, waiting)) then
       redis.call('HSET', key, 'waiting', id)
       return 'wait'
     end

@@ -4,6 +4,8 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    who ran the jobs
+--        hook      the task that gets a job for each that ends here, '' = none
+--        task      the task of the jobs, if there is a hook
 -- ROWS   id        of the job
 --        attempt   of the run that ends
 --        reason    why the job is given up
@@ -14,12 +16,12 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, expect, convict, count_attempts, abort, RETENTION, push_reply, waiting_place, note_end, record,
---        begin_anew, bury, end_runs
+-- USES   clock, expect, convict, count_attempts, abort, RETENTION, push_reply, call_hook, waiting_place, note_end,
+--        record, begin_anew, bury, end_runs
 --
 -- When the same id was scheduled again meanwhile, the job is not dead: it runs again, with all its attempts.
 
-local now, worker = unpack(ARGV, 1, 2)
+local now, worker, hook, task = unpack(ARGV, 1, 4)
 now = clock(now)
 expect('ZCARD', dead)
 
@@ -35,6 +37,9 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace)
   if reply == '1' or run[3] then
     push_reply(id, outcome, 'null', reason, 0)
   end
+  if hook ~= '' then
+    call_hook(hook, task, id, outcome, 'null', reason, now)
+  end
   if run[4] or scheduled or waiting_place(id) then
     note_end(id, outcome, now)
     redis.call('HSET', record(id), 'reason', reason)
@@ -46,4 +51,4 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace)
     end
   end
 end
-return end_runs(3, 7, worker, now, finish)
+return end_runs(5, 7, worker, now, finish)

@@ -8,7 +8,7 @@
 -- FAILS  MISSING   there is no such job, or it has ended or is dead
 -- TWICE  the second call fails with MISSING, or tells the worker again
 -- USES   clock, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
---        release_waiting, admit, fields_of
+--        release_waiting, admit, fields_of, unique
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies.
@@ -46,11 +46,11 @@ if not holder and not redis.call('ZSCORE', dead, id) then
   if run[3] or (good and type(payload) == 'table' and payload.reply == true) then
     push_reply(id, 'cancelled', 'null', nil, 0)
   end
-  redis.call('DEL', key)
+  redis.call('DEL', key, unique(id))
   acquit(id)
   local name = recurrence_of(id, run[4])
   if name then
-    release_waiting(name)
+    release_waiting(name, id, now)
   end
 end
 admit(0, now)

@@ -4,6 +4,8 @@
 -- KEYS   root       prefix of the queue's keys
 -- ARGV   now        seconds, '' = Redis's clock
 --        worker     who ran the jobs
+--        hook       the task that gets a job for each that ends here, '' = none
+--        task       the task of the jobs, if there is a hook
 -- ROWS   id         of the job
 --        attempt    of the run that ends
 --        result     JSON
@@ -12,12 +14,12 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, acquit, abort, note_end, push_reply, record, begin_anew, milliseconds, end_runs
+-- USES   clock, seconds, acquit, abort, note_end, push_reply, call_hook, record, begin_anew, milliseconds, end_runs
 --
 -- A run that was told to stop ends as cancelled, even if it succeeded.
 -- About 5 us a job: a job is near the head of its worker's short list.
 
-local now, worker = unpack(ARGV, 1, 2)
+local now, worker, hook, task = unpack(ARGV, 1, 4)
 now = clock(now)
 local moment = seconds(now)
 -- The retentions as PEXPIRE takes them, by their text: most jobs have the same.
@@ -34,6 +36,9 @@ local function finish(id, run, scheduled, result, retention, reply)
   if reply == '1' or run[3] then
     push_reply(id, 'done', result, nil, tonumber(retention))
   end
+  if hook ~= '' then
+    call_hook(hook, task, id, 'done', result, nil, now)
+  end
   local key = record(id)
   if run[4] or scheduled then
     begin_anew(id, run[4])
@@ -48,4 +53,4 @@ local function finish(id, run, scheduled, result, retention, reply)
     redis.call('PEXPIRE', key, lifetimes[retention])
   end
 end
-return end_runs(3, 5, worker, now, finish)
+return end_runs(5, 5, worker, now, finish)

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- defer: processing -> schedule, because the job's window is closed. No attempt is counted.
+-- defer: processing -> schedule, because the run cannot begin now: its window is closed, or the worker has no code for
+-- it. No attempt is counted.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -10,13 +11,18 @@
 --        reason    why not now
 --        window    the name of the closed window, '' = it has no name
 --        text      the window's definition, as the worker read it
+--        unknown   since when workers have not known its task, Unix seconds; '' = this one knows it
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, milliseconds, send_back, count_attempts, record, end_runs
+-- USES   clock, seconds, milliseconds, send_back, count_attempts, refund, record, end_runs
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that was told to
--- stop is not deferred: it ends as cancelled.
+-- stop is not deferred: it ends as cancelled. What a job took off the rates is given back, so jobs that come again and
+-- again do not hold up the others.
+--
+-- A job whose task was unknown is noted in its record, with the due that it gets here: the next worker that does not
+-- know the task sees by it how long that has been so. A job that has another due then is judged anew.
 --
 -- A job that waits for a named window is noted under `deferred:<window>` with its due, for `reopen`. A note is a hint:
 -- it is valid while the job is on the schedule at that due, and each new note deletes two that have passed. If the
@@ -40,15 +46,19 @@ local function note_deferred(window, id, due)
   end
 end
 
-local function finish(id, run, scheduled, due, reason, window, text)
+local function finish(id, run, scheduled, due, reason, window, text, unknown)
   local changed = window ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
   due = changed and seconds(now) or due
   if send_back(id, run, scheduled, due, reason, now) then
     count_attempts(id, -1)
+    refund(id, now)
     redis.call('HDEL', record(id), 'started')
+    if unknown ~= '' then
+      redis.call('HSET', record(id), 'unknown', unknown .. ' ' .. due)
+    end
     if window ~= '' and not changed then
       note_deferred(window, id, due)
     end
   end
 end
-return end_runs(3, 6, worker, now, finish)
+return end_runs(3, 7, worker, now, finish)

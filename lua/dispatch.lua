@@ -142,9 +142,11 @@ local function line_up(id, score, priority, group, name)
   if verdict == 'wait' then
     redis.call('ZADD', schedule, '+inf', id)
     return false
-  elseif verdict == 'skip' then
-    tally(name, 'missed', 1)
-    missed[#missed + 1] = name
+  elseif verdict == 'skip' or verdict == 'back' then
+    if verdict == 'skip' then
+      tally(name, 'missed', 1)
+      missed[#missed + 1] = name
+    end
     redis.call('DEL', record(id))
     return true
   end

@@ -8,7 +8,7 @@
 -- REPLY  ids of what was dropped
 -- FAILS  MISSING   an id is not dead; then none is dropped
 -- TWICE  the second call fails with MISSING, or drops the next oldest
--- USES   expect, pick_dead, record
+-- USES   expect, pick_dead, record, unique
 
 local before, limit = unpack(ARGV, 1, 2)
 
@@ -20,7 +20,7 @@ end
 for _, id in ipairs(ids) do
   redis.call('ZREM', dead, id)
   if not redis.call('ZSCORE', schedule, id) then
-    redis.call('DEL', record(id))
+    redis.call('DEL', record(id), unique(id))
   end
 end
 return ids

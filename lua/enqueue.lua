@@ -3,7 +3,9 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        conflict  for an id whose job has not ended: '' = refuse, 'keep' = leave that job unchanged
+--        conflict  for an id that is taken: '' = refuse, 'keep' = leave the job of that id unchanged
+--        within    for unique jobs: seconds from now for which the ids are taken, whatever becomes of the jobs;
+--                  '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -11,55 +13,69 @@
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
 -- REPLY  for each row the due, seconds
--- FAILS  EXISTS    a job of that id has not ended, or is dead; then no row is written
+-- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written
 -- TWICE  the second call fails with EXISTS, which a caller without a reply to the first reads as success; or it keeps
 --        what the first wrote
--- USES   clock, rows, fail, record, acquit, moment_of, field_of, seconds, write_record
+-- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
+--        still_taken, take
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
--- that one for each row would.
+-- that one for each row would. Where a job is, is looked up only if one of the ids has a record or is taken. A record
+-- without a place takes no id, because no worker will ever find that job.
 
-local now, conflict = unpack(ARGV, 1, 2)
+local now, conflict, within = unpack(ARGV, 1, 3)
 now = clock(now)
+if within ~= '' then
+  expect('ZCARD', dead)
+end
 
-local seen, records, old = {}, {}, {}
-for id in rows(3, 6) do
-  if seen[id] then
+-- id -> its due if its row is to be written, else false
+local new, records = {}, {}
+for id in rows(4, 6) do
+  if new[id] ~= nil and conflict == '' then
     return fail('EXISTS', id .. ' stands twice in this call')
   end
-  seen[id] = true
+  new[id] = false
   records[#records + 1] = record(id)
+  if within ~= '' then
+    records[#records + 1] = unique(id)
+  end
 end
 local known = #records > 0 and redis.call('EXISTS', unpack(records)) > 0
 
-local places, dues, kept = {}, {}, {}
+-- Why the id is taken; nil or false when it is not.
+local function refusal_of(id)
+  local taken = within ~= '' and still_taken(id, now)
+  local place = redis.call('EXISTS', record(id)) == 1 and place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
+  if place == 'dead' then
+    return (within == '' or taken) and id .. ' is dead: revive or drop it'
+  elseif place and place ~= 'finished' then
+    return id .. ' has not ended yet'
+  end
+  return taken
+end
+
+local places, dues, old = {}, {}, {}
 -- Most rows have the same delay, and to format a number takes 0.5 us.
 local due_after = {}
-for id, _, _, _, due, delay in rows(3, 6) do
-  local refusal
-  if known and redis.call('EXISTS', record(id)) == 1 then
-    if redis.call('ZSCORE', dead, id) then
-      refusal = id .. ' is dead: revive or drop it'
-    elseif redis.call('HEXISTS', record(id), 'finished') == 0 or redis.call('ZSCORE', schedule, id) then
-      refusal = id .. ' has not ended yet'
-    end
-    old[#old + 1] = not refusal and record(id) or nil
-  end
+for id, _, _, _, due, delay in rows(4, 6) do
+  local refusal = known and refusal_of(id)
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
-  elseif refusal then
-    kept[id] = true
-    due = redis.call('ZSCORE', schedule, id) or moment_of(field_of(id, 'due')) or seconds(now)
+  elseif refusal or new[id] then
+    due = new[id] or known_due(id, now)
   else
     if due == '' then
       due_after[delay] = due_after[delay] or seconds(now + tonumber(delay))
       due = due_after[delay]
     end
+    new[id] = due
     places[#places + 1] = due
     places[#places + 1] = id
     -- The reply of an earlier job of this id must not reach a client that waits for this one.
     old[#old + 1] = root .. 'reply:' .. id
+    old[#old + 1] = known and record(id) or nil
   end
   dues[#dues + 1] = due
 end
@@ -69,10 +85,15 @@ if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
   redis.call('DEL', unpack(old))
 end
-for id, payload, priority, group in rows(3, 6) do
-  if not kept[id] then
+for id, payload, priority, group in rows(4, 6) do
+  if new[id] then
+    new[id] = false
     acquit(id)
     write_record(id, payload, priority, group)
+    if within ~= '' then
+      redis.call('ZREM', dead, id)
+      take(id, tonumber(within), now)
+    end
   end
 end
 return dues

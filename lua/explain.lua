@@ -5,15 +5,16 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        id        of the job
 -- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...;
---        all limits as field, value, ...; the facts as name, value, ...:
+--        all limits as field, value, ..., and those that apps declare; the facts as name, value, ...:
 --        workers, how many have a lease here; ahead, how many wait before it in the same place; waiting, in the
 --        backlog; groups, how many groups of its priority wait; weights, their sum; in_flight, how many have passed the
---        gate and not ended, and in_flight_group; opens and opens_group, when a rate lets the next pass; holder, and
---        when its lease ends
+--        gate and not ended, and in_flight_group, those of the group that holds it back, or else of its own; opens and
+--        opens_group, when a rate lets the next pass; holder, and when its lease ends
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, field_of, group_of, priority_of, throttled_in, place_of, fair, limit_of, limits, seconds,
---        group_backlog, in_flight, policy, RATE_LEAST, tokens, rule_of, holder_of, readable_record
+--        group_backlog, in_flight, policy, RATE_LEAST, tokens, rule_of, holder_of, readable_record,
+--        declared_limits
 --
 -- O(log n), and O(n) in the groups that wait, which are not counted beyond 1,000.
 
@@ -53,7 +54,7 @@ end
 if place == 'backlog' then
   fact('ahead', redis.call('ZRANK', parked and group_backlog(parked) or backlog, id))
   fact('in_flight', redis.call('HGET', in_flight, '*'))
-  fact('in_flight_group', redis.call('HGET', in_flight, '#' .. group))
+  fact('in_flight_group', redis.call('HGET', in_flight, '#' .. (parked or group)))
   shares()
   if (policy.rate or 0) > RATE_LEAST then
     local _, opens = tokens(root .. 'arrival', policy.rate, policy.burst, now)
@@ -68,4 +69,8 @@ elseif place == 'processing' then
   fact('holder', holder)
   fact('lease', holder and redis.call('ZSCORE', leases, holder))
 end
-return { seconds(now), place or '', score or '', readable_record(id), redis.call('HGETALL', limits), facts }
+local set, declared = redis.call('HGETALL', limits), redis.pcall('HGETALL', declared_limits)
+if declared.err then
+  declared = {} -- of another type: no job waits for it
+end
+return { seconds(now), place or '', score or '', readable_record(id), set, declared, facts }

@@ -1,18 +1,21 @@
 #!lua flags=allow-oom
--- heartbeat: keeps a worker's lease.
+-- heartbeat: keeps a worker's lease, and tells it what Redis has lost.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    whose lease
 --        lease     seconds from now to its end
 --        fresh     '1' = begin a lease, '' = renew one
+--        owner     the app whose declarations the worker has written, '' = none
+--        content   digest of all that it declares in this queue
 -- REPLY  '1', or '0' when there was no lease to renew: it was lost, and other workers may have the jobs by now;
---        how many jobs the worker's list holds; ids of those that are to stop
+--        how many jobs the worker's list holds; ids of those that are to stop; '1', or '0' when what it has
+--        declared was lost, or is to be declared anew
 -- FAILS  none
 -- TWICE  the second call renews once more
--- USES   clock, processing, field_of, seconds
+-- USES   clock, processing, field_of, seconds, revisions_of
 
-local now, worker, lease, fresh = unpack(ARGV, 1, 4)
+local now, worker, lease, fresh, owner, content = unpack(ARGV, 1, 6)
 now = clock(now)
 
 -- The message that told the worker to stop a job may have been lost. At most 1 us a job, every few seconds.
@@ -27,4 +30,6 @@ local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
 if kept then
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
-return { kept and '1' or '0', #held, stops }
+-- A key of another type is a refusal of `register`, not of a heartbeat.
+local declared = owner == '' or redis.pcall('ZSCORE', revisions_of(owner), content)
+return { kept and '1' or '0', #held, stops, declared and '1' or '0' }

@@ -5,14 +5,16 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        name      of the recurrence
 --        paused    '1', or '' = go on
--- REPLY  '1'
+--        ends      Unix seconds: when the pause ends by itself, '' = it does not
+--        why       a sentence for whoever looks, '' = none
+-- REPLY  '1', or '0' when it is resumed and still does not recur, because it is retired
 -- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call does the same
--- USES   clock, recurrence, expect, fail, withdraw, seconds
+-- USES   clock, recurrence, expect, fail, pauses, begin_pause, end_pause
 --
--- The times that pass while it is paused do not count as missed.
+-- The times that pass while it is paused do not count as missed. Another pause takes the place of the first.
 
-local now, name, paused = unpack(ARGV, 1, 3)
+local now, name, paused, ends, why = unpack(ARGV, 1, 5)
 now = clock(now)
 local key = recurrence(name)
 
@@ -22,10 +24,14 @@ if not redis.call('ZSCORE', recurrences, name) then
   return fail('MISSING', name .. ' is no recurrence of this queue')
 end
 if paused == '1' then
-  withdraw(name)
-  redis.call('HSET', key, 'paused', seconds(now))
-  redis.call('ZADD', recurrences, '+inf', name)
-elseif redis.call('HDEL', key, 'paused') == 1 then
+  if ends ~= '' then
+    expect('ZCARD', pauses)
+  end
+  begin_pause(name, ends, why, now)
+  return '1'
+end
+local retired = redis.call('HEXISTS', key, 'retired') == 1
+if end_pause(name) and not retired then
   redis.call('ZADD', recurrences, 0, name)
 end
-return '1'
+return retired and '0' or '1'

@@ -6,7 +6,7 @@
 -- REPLY  '1'
 -- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call fails with MISSING
--- USES   recurrence, expect, fail, withdraw
+-- USES   recurrence, expect, fail, delete_recurrence
 
 local name = unpack(ARGV, 1, 1)
 local key = recurrence(name)
@@ -16,11 +16,5 @@ expect('HLEN', key)
 if not redis.call('ZSCORE', recurrences, name) then
   return fail('MISSING', name .. ' is no recurrence of this queue')
 end
-withdraw(name)
-local owner = redis.call('HGET', key, 'owner')
-if owner then
-  redis.call('SREM', root .. 'declared:' .. owner, name)
-end
-redis.call('ZREM', recurrences, name)
-redis.call('DEL', key)
+delete_recurrence(name)
 return '1'

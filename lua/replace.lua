@@ -3,6 +3,7 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
+--        within    as in `enqueue`. If an id is taken, its job is replaced only if it waits
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -13,29 +14,44 @@
 -- FAILS  none
 -- TWICE  the second call writes the same, with a `delay` that much later
 -- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
---        admit, fields_of
+--        admit, fields_of, field_of, place_of, known_due, still_taken, take
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, and runs again
--- afterwards; attempts begin anew. Redis refuses this script when its memory is full.
+-- afterwards; attempts begin anew. While the id of a unique job is taken, a job that runs or has ended stays as it is,
+-- so that there is one job in that time. Redis refuses this script when its memory is full.
 
-local now = unpack(ARGV, 1, 1)
+local now, within = unpack(ARGV, 1, 2)
 now = clock(now)
 
-local places, dues = {}, {}
-for id, _, _, _, due, delay in rows(2, 6) do
-  if due == '' then
-    due = seconds(now + tonumber(delay))
+local function waits(id)
+  local place = place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
+  return place == 'schedule' or place == 'backlog' or place == 'ready'
+end
+
+local places, dues, taken, kept = {}, {}, {}, {}
+for id, _, _, _, due, delay in rows(3, 6) do
+  taken[id] = within ~= '' and still_taken(id, now)
+  if taken[id] and not waits(id) then
+    kept[id] = true
+    due = known_due(id, now)
+  else
+    if due == '' then
+      due = seconds(now + tonumber(delay))
+    end
+    places[#places + 1] = due
+    places[#places + 1] = id
   end
-  places[#places + 1] = due
-  places[#places + 1] = id
   dues[#dues + 1] = due
 end
 
 expect('ZCARD', dead)
 expect_gate()
 -- First, since ZADD refuses an invalid due.
-redis.call('ZADD', schedule, unpack(places))
-for id, payload, priority, group in rows(2, 6) do
+if #places > 0 then
+  redis.call('ZADD', schedule, unpack(places))
+end
+
+local function replace(id, payload, priority, group)
   local run = fields_of(record(id), 'worker', 'finished', 'reply')
   remove_waiting(id)
   redis.call('ZREM', dead, id)
@@ -52,6 +68,15 @@ for id, payload, priority, group in rows(2, 6) do
     end
   end
   write_record(id, payload, priority, group)
+end
+
+for id, payload, priority, group in rows(3, 6) do
+  if not kept[id] then
+    replace(id, payload, priority, group)
+    if within ~= '' and not taken[id] then
+      take(id, tonumber(within), now)
+    end
+  end
 end
 admit(0, now)
 return dues

@@ -13,8 +13,8 @@
 --        not; list of the ids put back; list of the ids that ended as cancelled, because they were told to stop
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
--- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, field_of, mark_suspect,
---        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter, group_of,
+-- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, mark_suspect,
+--        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter,
 --        return_to_backlog, admit, fields_of
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
@@ -95,7 +95,7 @@ for i = #ids, 1, -1 do
     else
       redis.call('LPUSH', ready, id)
       if counting then
-        enter(id, group_of(field_of(id, 'group')) or '')
+        enter(id)
       end
     end
     if holder then

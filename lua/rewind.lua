@@ -10,7 +10,7 @@
 -- REPLY  how many were looked at; the names of those that recur from now on
 -- FAILS  none
 -- TWICE  the second call finds their scores at 0, or moved on by the right clock; groups are looked at again
--- USES   clock, seconds, recurrence, throttled, made_of, ahead_of, withdraw
+-- USES   clock, seconds, recurrence, throttled, restart
 --
 -- A recurrence's record has the time at which it was last moved on. If that is ahead of now, the clock was set back
 -- since, and the recurrence would make no occurrences until the clock reaches that time again.
@@ -22,8 +22,8 @@ local latest = now + tonumber(ahead)
 local found = redis.call('ZRANGE', recurrences, '(' .. seconds(latest), '+inf', 'BYSCORE', 'LIMIT', offset, limit)
 local wrong = {}
 for _, name in ipairs(found) do
-  local state = redis.pcall('HMGET', recurrence(name), 'moved', 'paused')
-  if not state.err and (tonumber(state[1]) or 0) > latest and not state[2] then
+  local state = redis.pcall('HMGET', recurrence(name), 'moved', 'paused', 'retired')
+  if not state.err and (tonumber(state[1]) or 0) > latest and not (state[2] or state[3]) then
     wrong[#wrong + 1] = name
   end
 end
@@ -42,11 +42,6 @@ if #groups > 0 then
 end
 
 for _, name in ipairs(wrong) do
-  local key = recurrence(name)
-  local made = made_of(redis.call('HGET', key, 'made')) - #ahead_of(name)
-  withdraw(name)
-  redis.call('HSET', key, 'made', math.max(made, 0))
-  redis.call('HDEL', key, 'moved')
-  redis.call('ZADD', recurrences, 0, name)
+  restart(name)
 end
 return { #found, wrong }

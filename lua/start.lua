@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- start: ready -> processing, the second half of a fetch. Counts the attempts of the jobs that BLMOVE moved, and
--- fetches more.
+-- fetches more: as many as are asked for, but not the other workers' share.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -18,8 +18,8 @@
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
---        keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter, group_of,
---        attempt_of, suspicion_of, acquit, fields_of, payload_size
+--        keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
+--        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -32,12 +32,37 @@ local list = processing(worker)
 
 -- How many bytes of records one call reads; one job at least.
 local BYTES_MOST = 1048576
+-- A worker takes up to so many jobs whatever its share is: fewer are not worth a call of their own.
+local SHARE_LEAST = 4
+-- A worker that holds its part of all jobs already takes so much of an equal part of those that wait.
+local BEYOND = 0.25
 
 expect('LLEN', list)
 expect('ZCARD', dead, leases)
 expect_gate()
 
-local more = tonumber(hold) - redis.call('LLEN', list)
+-- How many of `most` jobs this worker may take now. If fewer wait than all workers could take, each has a right to an
+-- equal part of the jobs that wait or are held. How many slots the others have is not known. So a worker that holds its
+-- part takes some more and asks again, until none wait; by then the others have been woken. O(workers), 0.5 us each,
+-- and only if fewer jobs wait than all could take.
+local function share(held, most)
+  local waiting, workers = redis.call('LLEN', ready) + redis.call('ZCARD', backlog), redis.call('ZCARD', leases)
+  if workers < 2 or waiting >= most * workers then
+    return most
+  end
+  local all = waiting
+  for _, other in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+    all = all + size_of('LLEN', processing(other))
+  end
+  local part = math.max(math.ceil(all / workers) - held, math.ceil(BEYOND * waiting / workers))
+  return math.min(most, math.max(part, SHARE_LEAST))
+end
+
+local held = redis.call('LLEN', list)
+local more = tonumber(hold) - held
+if more > SHARE_LEAST then
+  more = share(held, more)
+end
 local ids, known = {}, {}
 -- An id that was scheduled again and dispatched before it started is here twice: it is one run, with the current
 -- record.
@@ -77,16 +102,12 @@ local function return_to_ready(first)
   end
 end
 
-local fields = { 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned' }
-if counting then
-  fields[#fields + 1] = 'group'
-end
 local started, buried, suspected, freed, bytes = {}, {}, {}, false, 0
 local moment = seconds(now)
 for i, id in ipairs(ids) do
   local key = record(id)
-  local run = fields_of(key, unpack(fields))
-  local payload, attempt, due, holder, finished, stop, planned, group = unpack(run, 1, 8)
+  local run = fields_of(key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
+  local payload, attempt, due, holder, finished, stop, planned = unpack(run, 1, 7)
   local size = not run.err and payload_size(key, payload)
   if not size or size == 0 or size > cap then
     payload = nil -- it may have been replaced since dispatch checked it
@@ -133,7 +154,7 @@ for i, id in ipairs(ids) do
     end
     if counting then
       -- It is counted already, unless it was in two lists and the run in the other has ended.
-      enter(id, group_of(group) or '')
+      enter(id)
     end
     if finished or holder ~= worker then
       attempt = tostring(attempt_of(attempt) + 1)

@@ -12,16 +12,18 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
+from evsched.cli.kept_recurrences import kept
 from evsched.cli.options import Json, Queue, Url, client
-from evsched.cli.recurrences import Zone, in_zone, kept
+from evsched.cli.recurrences import Zone, in_zone
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_time
 from evsched.cli.usage import UsageError
+from evsched.client.recurrences import read_stored
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence.look_ahead import Standing, read_standing, times_ahead
-from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
+from evsched.recurrence.recurrence import Declared, Recurrence, read_recurrence
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.recurrence.zones import find_zone
 from evsched.store.store import Store
@@ -183,9 +185,9 @@ def _kept(url: str | None, queue: str) -> list[_Ahead]:
     with client(url) as redis:
         now = redis.now()
         return [
-            _Ahead(read_recurrence(read_declared(name, fields)), read_standing(at, fields), now)
+            _Ahead(redis.run(read_stored(Store(queue), name, fields)), read_standing(at, fields), now)
             for name, at, fields in kept(redis, queue)
-            if "paused" not in fields and "reason" not in fields
+            if not {"reason", "retired"} & fields.keys() and ("paused" not in fields or "paused_until" in fields)
         ]
 
 

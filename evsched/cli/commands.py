@@ -84,8 +84,13 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
         Command(
             "limit",
             "policy:limit",
-            "Set limits of a queue or of one of its groups, and show all its limits. They apply at once, to all "
+            "Set limits of a queue, a group or a task, and show all limits of the queue. They apply at once, to all "
             "workers.",
+        ),
+        Command(
+            "limits",
+            "limits:limits",
+            "List the limits of each queue, and what the code of the apps declares. Exit code 1: as `evsched queues`.",
         ),
     ),
     "Recurrences and windows": (
@@ -98,6 +103,11 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
             "windows",
             "calendar:windows",
             "List, set or remove named windows: the hours in which jobs may start.",
+        ),
+        Command(
+            "calendars",
+            "calendars:app",
+            "List, set or remove calendars: days on which recurrences make no jobs.",
         ),
         Command(
             "simulate",

@@ -10,18 +10,16 @@ from contextlib import contextmanager
 from typing import Annotated, Final
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, client, settings
 from evsched.cli.queues import missing
-from evsched.config import DEFAULT_QUEUE
+from evsched.cli.usage import UsageError
 from evsched.diagnostics.acl import Role
-from evsched.diagnostics.audit import Audit, OnProgress
-from evsched.diagnostics.broken_recurrences import broken_recurrences
-from evsched.diagnostics.doctor import Doctor
+from evsched.diagnostics.audit import OnProgress
+from evsched.diagnostics.examination import Examined, examine
 from evsched.diagnostics.finding import Finding
-from evsched.diagnostics.standstill import Standstill
-from evsched.errors import StoreRefused
 from evsched.telemetry.printable import escape
 from evsched.transport.senders import BatchingSender
 
@@ -36,6 +34,15 @@ def doctor(
     repair: Annotated[
         bool, Parameter(negative="", help="Repair the problems that can be repaired in only one way.")
     ] = False,
+    watch: Annotated[
+        bool, Parameter(negative="", help="Check again and again, and print what has changed. Ctrl-C ends it.")
+    ] = False,
+    every: Annotated[
+        str | None, Parameter(help="With --watch: how long to wait between two checks, such as 30s. Default: 5m.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, Parameter(help="With --watch: port of the pages /metrics, /healthz and /readyz.")
+    ] = None,
     json: Json = False,
     url: Url = None,
 ) -> int:
@@ -45,18 +52,31 @@ def doctor(
 
     It checks the settings and rights of Redis, that due jobs move, and that every job is in exactly one place.
 
+    With --watch it runs until Ctrl-C or SIGTERM, and the exit code is 0.
+
     Example: evsched doctor --repair
     """
     # The names of queues are checked like those of a dispatcher.
-    config = settings(url, queues=tuple(queue) if queue else None)
-    found, audit = asyncio.run(_examine(config.url, queue or [], role, repair))
+    config = settings(url, queues=tuple(queue) if queue else None, metrics_port=metrics_port)
+    if watch:
+        if repair:
+            raise UsageError("--watch changes nothing: run `evsched doctor --repair` by itself")
+        from evsched.cli.watch import watch_with  # it imports the log
+
+        # Only the flag opens a port: the variable may be a dispatcher's on the same host.
+        watch_with(replace(config, queues=tuple(queue or ()), metrics_port=metrics_port), role, every, json=json)
+        return 0
+    if every is not None or metrics_port is not None:
+        raise UsageError("--every and --metrics-port are for --watch")
+    examined = asyncio.run(_examine(config.url, queue or [], role, repair))
+    found = examined.found
     problems = [finding for finding in found if finding.level != "info"]
     if json:
         output.as_json(found)
     else:
-        queues = len(audit.queues)
-        _print(found, f"{audit.seen} records and entries of {queues} queue{'' if queues == 1 else 's'} checked")
-    unknown = _unknown(config.url, audit.empty)
+        queues = len(examined.queues)
+        _print(found, f"{examined.seen} records and entries of {queues} queue{'' if queues == 1 else 's'} checked")
+    unknown = _unknown(config.url, examined.empty)
     for line in unknown:
         output.note(line)
     return int(bool(problems or unknown))
@@ -68,25 +88,10 @@ def _unknown(url: str, empty: Sequence[str]) -> list[str]:
         return [line for name in empty if (line := missing(redis, name))]
 
 
-async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> tuple[list[Finding], Audit]:
+async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> Examined:
     sender = BatchingSender(url)
     try:
-        doctor = Doctor(url, sender, queues[0] if queues else DEFAULT_QUEUE, repair=repair)
-        found = await doctor.run(role, all_queues=not queues)
-        audit = Audit(sender, queues)
-        if any(finding.check == "cluster" for finding in found):
-            return found, audit
-        try:
-            with _bar() as report:
-                violations = await audit.run(repair=repair, on_progress=report)
-            found += await Standstill(sender, audit.queues).run()
-            found += await broken_recurrences(sender, audit.queues)
-            found += violations
-        except StoreRefused as error:
-            what = f"the queues were not checked: {error}"
-            mend = "use an administrator, or the user `doctor` of redis.conf"
-            found.append(Finding("audit", "warning", what, "Redis", mend))
-        return found, audit
+        return await examine(url, sender, queues, role, repair=repair, show=_bar)
     finally:
         await sender.close()
 

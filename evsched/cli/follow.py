@@ -19,8 +19,9 @@ from evsched.client.client import Client
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.audit import PLACES
+from evsched.diagnostics.explain import Explanation, is_waiting, missing, named_window
 from evsched.diagnostics.explain import explain as explain_job
-from evsched.diagnostics.explain import is_waiting, missing, named_window
+from evsched.diagnostics.explain_recurrence import explain_recurrence
 from evsched.errors import JobDead, JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import JobStatus
@@ -66,7 +67,7 @@ def show(
         if value not in (None, "") and value is not False
     }
     traceback = fields.pop("traceback", "")
-    for name in ("due", "started", "finished"):
+    for name in ("due", "started", "finished", "unknown_since"):
         if name in fields:
             fields[name] = Moment(fields[name])
     for name in ("payload", "progress"):
@@ -82,11 +83,16 @@ def show(
 def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
     """Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.
 
+    Given the name of a recurrence, it explains what the recurrence does next, or why it makes no jobs.
+
     Example: evsched explain report-17
     """
     store = Store(queue)
     with client(url) as redis:
         facts = redis.send(store.explain(job))
+        if facts.status is None and (found := _recurrence(redis, store, job)) is not None:
+            _print(job, found, json)
+            return
         similar = _similar(redis, store, job) if facts.status is None else []
         name = named_window(facts.status)
         window = None
@@ -103,13 +109,40 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     if facts.status is not None and facts.status.place == "ready" and facts.counts.get("workers"):
         pauses = asyncio.run(_pauses(settings(url).url, queue))
     answer = explain_job(job, queue, facts, similar, window, types, dispatchers, pauses)
+    if facts.status is None:
+        if json:
+            output.as_json(answer)
+        raise JobMissing(answer.sentence)
+    _print(job, answer, json)
+
+
+def _print(name: str, answer: Explanation, json: bool) -> None:
     if json:
         output.as_json(answer)
-    if facts.status is None:
-        raise JobMissing(answer.sentence)
-    if not json:
-        table.sentence(f"{job}: {answer.sentence}")
+    else:
+        table.sentence(f"{name}: {answer.sentence}")
         table.fields(answer.facts.items())
+
+
+def _recurrence(redis: SyncClient, store: Store, name: str) -> Explanation | None:
+    """Explain the recurrence of a name; None if there is none. Of an occurrence that is no job, explain its recurrence.
+
+    Raises:
+        JobMissing: it is an occurrence's id.
+    """
+    at = redis.send(store.next_planned(name))
+    owner = name if at is not None else name.rpartition("@")[0]
+    if at is None:
+        at = redis.send(store.next_planned(owner)) if owner else None
+    if at is None:
+        return None
+    with contextlib.suppress(StoreRefused):  # the key of its record or of its requests is of another type
+        fields, requests = redis.send(store.recurrence(owner)), redis.send(store.requests(owner))
+        found = explain_recurrence(owner, store.queue, at, fields, requests, redis.now())
+        if owner != name:
+            raise JobMissing(f"{missing(name, store.queue)}; recurrence {owner}: {found.sentence}")
+        return found
+    return None
 
 
 async def _pauses(url: str, queue: str) -> list[FetchPause | None]:

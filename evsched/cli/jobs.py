@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.options import Json, Queue, Url, check_limit, client
@@ -16,6 +17,7 @@ from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.cli.usage import UsageError
 from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.client.unique import Unique, id_of_arguments
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.jobs.job import OnConflict
@@ -26,6 +28,17 @@ At = Annotated[
     str | None, Parameter(name="--at", help="When it is due: 2030-01-31T09:00, in your time zone, or Unix seconds.")
 ]
 In = Annotated[str | None, Parameter(name="--in", help="How long from now it is due: 250ms, 10s, 5m, 1.5h or 7d.")]
+Arg = Annotated[list[str] | None, Parameter(help="A keyword argument, as NAME=JSON. You can repeat it.", negative="")]
+Timeout = Annotated[
+    str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h. Default: the timeout of the task.")
+]
+One = Annotated[
+    bool,
+    Parameter(negative="", help="Only one job of this task and these arguments may wait or run: see --on-conflict."),
+]
+Within = Annotated[
+    str | None, Parameter(help="With --unique: no second job within 30s, 5m or 1.5h, even if the first has ended.")
+]
 Listed = Literal["schedule", "backlog", "ready", "dead"]
 
 
@@ -36,9 +49,7 @@ def enqueue(
     ] = None,
     /,
     *,
-    arg: Annotated[
-        list[str] | None, Parameter(help="A keyword argument, as NAME=JSON. You can repeat it.", negative="")
-    ] = None,
+    arg: Arg = None,
     after: In = None,
     at: At = None,
     queue: Queue = DEFAULT_QUEUE,
@@ -48,12 +59,12 @@ def enqueue(
     ] = None,
     group: Annotated[str | None, Parameter(help="The group of the job. Groups get equal shares of the queue.")] = None,
     window: Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")] = None,
-    timeout: Annotated[
-        str | None, Parameter(help="How long a run may take: 30s, 5m, 1.5h. Default: the timeout of the task.")
-    ] = None,
+    timeout: Timeout = None,
     on_conflict: Annotated[
         OnConflict | None, Parameter(help="What to do if a job of this id has not ended. Default: refuse.")
     ] = None,
+    unique: One = False,
+    within: Within = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
@@ -65,17 +76,29 @@ def enqueue(
     options = JobOptions(id=id, due=due, delay=delay, priority=priority, group=group, window=window)
     if timeout is not None:
         options["timeout"] = parse_length(timeout)
+    args, kwargs = [argument(text) for text in arguments or ()], keyword_arguments(arg or ())
     try:
+        options["unique"] = _unique(unique, within)
         check_job_options(options)
-        job = new_job(task, [argument(text) for text in arguments or ()], keyword_arguments(arg or ()), options)
+        job = new_job(task, args, kwargs, options)
     except ConfigError as error:
         raise UsageError(str(error)) from None
+    if unique:
+        job = replace(job, id=id_of_arguments(task, args, kwargs))
     with client(url) as redis:
-        (when,) = redis.enqueue(queue, [job], on_conflict)
+        (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
     if json:
         output.as_json({"id": job.id, "queue": queue, "due": when})
     else:
         print(job.id)
+
+
+def _unique(asked: bool, within: str | None) -> Unique | None:
+    if within is None:
+        return Unique() if asked else None
+    if not asked:
+        raise UsageError("--within needs --unique")
+    return Unique(within=parse_length(within))
 
 
 def argument(text: str) -> Any:

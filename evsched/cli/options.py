@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from evsched import config
+from evsched import environment
 from evsched.cli.usage import UsageError
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
@@ -26,6 +26,7 @@ Queues = Annotated[
     list[str] | None,
     Parameter(name="--queue", negative="", help="A queue; repeat the flag for several. Default: all queues."),
 ]
+RecurrenceName = Annotated[str, Parameter(help="The name of the recurrence.")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON with all fields.")]
 Ids = Annotated[list[str] | None, Parameter(help="The ids of the jobs.", negative="")]
 
@@ -52,7 +53,7 @@ def settings(url: str | None = None, **flags: Any) -> Config:
     """
     _warn()
     try:
-        found = config.load(os.environ, url=url, **flags)
+        found = environment.load(os.environ, url=url, **flags)
         address.parse(found.url)
     except ConfigError as error:
         raise UsageError(str(error)) from None
@@ -62,9 +63,9 @@ def settings(url: str | None = None, **flags: Any) -> Config:
 @cache
 def _warn() -> None:
     """Print one line, once, about variables EVSCHED_... that are not settings."""
-    if not (line := config.warning(os.environ)):
+    if not (line := environment.warning(os.environ)):
         return
-    from evsched.process.child_link import LINK  # not at the top: it imports the worker
+    from evsched.process.inherited import LINK
 
     if LINK not in os.environ:  # a child of --processes: its parent has printed the line
         print(f"evsched: warning: {escape(line)}", file=sys.stderr)

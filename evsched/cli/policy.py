@@ -6,13 +6,16 @@ import re
 from typing import Annotated
 
 from cyclopts import Parameter
+from msgspec import structs
 
 from evsched.cli import output
+from evsched.cli.limits import COLUMNS, rows_of
 from evsched.cli.options import Json, Url, client
 from evsched.cli.queues import missing, note_unknown
-from evsched.cli.table import Column, Moment, table
+from evsched.cli.table import table
 from evsched.cli.usage import UsageError
 from evsched.errors import ConfigError, EvschedError
+from evsched.jobs import groups
 from evsched.keys import check_queue
 from evsched.store import limits
 from evsched.store.store import Store
@@ -63,7 +66,13 @@ def limit(
     queue: Q,
     /,
     *,
-    group: Annotated[str | None, Parameter(help="Limit this group instead of the whole queue.")] = None,
+    group: Annotated[
+        str | None,
+        Parameter(
+            help="Limit this group instead of the whole queue. '*': each group that has no such limit of its own."
+        ),
+    ] = None,
+    task: Annotated[str | None, Parameter(help="Limit the jobs of this task, whatever their groups.")] = None,
     concurrency: Annotated[
         str | None, Parameter(help=f"How many jobs may run at the same time, over all workers. {_LIFT}")
     ] = None,
@@ -81,12 +90,16 @@ def limit(
     json: Json = False,
     url: Url = None,
 ) -> int:
-    """Set limits of a queue or of one of its groups, and show all its limits. They apply at once, to all workers.
+    """Set limits of a queue, a group or a task, and show all limits of the queue. They apply at once, to all workers.
 
     Example: evsched limit mail --concurrency 20 --rate 200/s
     """
     asked = {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight}
     try:
+        if task is not None:
+            if group is not None:
+                raise ConfigError("give either --group or --task: a limit holds for one of them")
+            group = groups.of_task(task)
         fields = {
             limits.field(name, group, value): value
             for name, value in ((name, _number(name, text)) for name, text in asked.items() if text is not None)
@@ -100,16 +113,12 @@ def limit(
             present = redis.send(store.limit())
             if not present.queue and not present.groups:
                 raise EvschedError(f"{unknown}; --create sets limits before its first job")
-        found = redis.send(store.limit(fields))
+        found = structs.replace(redis.send(store.limit(fields)), declared=redis.send(store.declared_limits()))
         unknown = 0 if fields else note_unknown(redis, [queue])
     if json:
         output.as_json(found)
         return unknown
-    rows: list[tuple[str, str, object]] = [("", name, f"{value:g}") for name, value in found.queue.items()]
-    rows += [(one, name, f"{value:g}") for one, limited in found.groups.items() for name, value in limited.items()]
-    if found.paused is not None:
-        rows.append(("", "paused since", Moment(found.paused)))
-    table((Column("group", 1), Column("limit"), Column("value")), rows, f"queue {queue} has no limits")
+    table(COLUMNS, rows_of(found), f"queue {queue} has no limits")
     return unknown
 
 

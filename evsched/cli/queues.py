@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, client
 from evsched.cli.table import Column, Moment, table
@@ -13,8 +15,8 @@ from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
+from evsched.store.limits import Limits
 from evsched.store.store import Store
-from evsched.transport.call import Call
 
 T = TypeVar("T")
 
@@ -30,7 +32,10 @@ _QUEUE_COLUMNS = (
     Column("workers", 7),
     Column("next due", 8),
     Column("paused since", 6),
+    Column("limits", 9),
 )
+
+_FIELDS = (*_PLACES, "workers", "next_due", "paused", "limits", "changed_by_hand", "error")
 
 
 def missing(redis: SyncClient, queue: str) -> str | None:
@@ -77,36 +82,45 @@ def _is_listed(redis: SyncClient, queue: str) -> bool:
         return False
 
 
-def _each(
-    redis: SyncClient, named: list[str] | None, call: Callable[[Store], Call[T]]
-) -> list[tuple[str, T | StoreRefused]]:
-    """Ask each queue by itself: one that cannot be read does not hide the others."""
+def each(redis: SyncClient, named: list[str] | None, read: Callable[[Store], T]) -> list[tuple[str, T | StoreRefused]]:
+    """Read each queue by itself: one that cannot be read does not hide the others."""
     found = list[tuple[str, T | StoreRefused]]()
     for name in named or find_queues(redis):
         try:
-            found.append((name, redis.send(call(Store(name)))))
+            found.append((name, read(Store(name))))
         except StoreRefused as error:
             found.append((name, error))
     return found
+
+
+def read_limits(redis: SyncClient, store: Store) -> Limits:
+    """Read the limits of a queue, with those that apps declare."""
+    return structs.replace(redis.send(store.limits()), declared=redis.send(store.declared_limits()))
 
 
 def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.
 
     schedule: not due yet. backlog: due, waiting for its turn or for a limit. ready: a worker may fetch it now.
-    processing: a worker has it. dead: failed, and will not be tried again.
+    processing: a worker has it. dead: failed, and will not be tried again. limits: how many it has; `evsched limits`
+    lists them.
 
     Example: evsched queues
     """
     rows = list[dict[str, Any]]()
     with client(url) as redis:
-        for name, queue_stats in _each(redis, queue, Store.queue_stats):
-            row: dict[str, Any] = {"queue": name, **dict.fromkeys((*_PLACES, "workers", "next_due", "paused", "error"))}
-            if isinstance(queue_stats, StoreRefused):
-                row["error"] = str(queue_stats)
+        for name, found in each(
+            redis, queue, lambda store: (redis.send(store.queue_stats()), read_limits(redis, store))
+        ):
+            row: dict[str, Any] = {"queue": name, **dict.fromkeys(_FIELDS)}
+            if isinstance(found, StoreRefused):
+                row["error"] = str(found)
             else:
+                queue_stats, limits = found
                 row |= {**queue_stats.places, "workers": queue_stats.workers}
                 row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
+                row["limits"] = sum(value is not None for value in limits.fields().values())
+                row["changed_by_hand"] = sum(limits.overruled(field) is not None for field in limits.declared)
             rows.append(row)
         unknown = note_unknown(redis, queue or ())
     refused = {row["queue"]: row["error"] for row in rows if row["error"]}
@@ -118,11 +132,17 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                 row["queue"],
                 *("?" if row["error"] else row[name] for name in (*_PLACES, "workers")),
                 *(Moment(row[name]) for name in ("next_due", "paused")),
+                _count_limits(row["limits"] or 0, row["changed_by_hand"] or 0),
             ]
             for row in rows
         ]
         table(_QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
-    return _report(refused) or unknown
+    return report(refused) or unknown
+
+
+def _count_limits(limits: int, changed: int) -> str:
+    """Return the cell of the column limits, such as "2, 1 changed by hand"."""
+    return f"{limits or ''}" + (f"{', ' if limits else ''}{changed} changed by hand" if changed else "")
 
 
 def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
@@ -134,7 +154,7 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
     """
     rows, refused = list[dict[str, Any]](), dict[str, str]()
     with client(url) as redis:
-        for name, leases in _each(redis, queue, Store.survey):
+        for name, leases in each(redis, queue, lambda store: redis.send(store.survey())):
             if isinstance(leases, StoreRefused):
                 refused[name] = str(leases)
                 continue
@@ -147,10 +167,10 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
         shown = [(row["worker"], row["queue"], row["held"], format_duration(row["lease_left"])) for row in rows]
         columns = (Column("worker"), Column("queue", 1), Column("holds", 2), Column("lease left", 3))
         table(columns, shown, "no workers")
-    return _report(refused) or unknown
+    return report(refused) or unknown
 
 
-def _report(refused: dict[str, str]) -> int:
+def report(refused: dict[str, str]) -> int:
     """Print which queues cannot be read, and why; return the exit code."""
     for name, reason in refused.items():
         output.note(f"queue {name} cannot be read: {reason}")

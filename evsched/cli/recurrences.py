@@ -1,28 +1,37 @@
-"""The commands about recurrences: list, look ahead, make, pause, remove."""
+"""The commands about recurrences: list, look ahead, make, remove.
+
+Those about deploys are in deploys.py, those about pauses in pauses.py, those that run a recurrence by hand in
+requested_runs.py.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
+from evsched.cli.deploys import prune, rollback
 from evsched.cli.jobs import argument
-from evsched.cli.options import Json, Queue, Url, client
+from evsched.cli.kept_recurrences import is_retired, kept, waiting_requests
+from evsched.cli.options import Json, Queue, RecurrenceName, Url, client
+from evsched.cli.pauses import pause, resume
+from evsched.cli.requested_runs import backfill, trigger
 from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
 from evsched.cli.usage import UsageError
 from evsched.client.new_job import JobOptions, check_job_options, new_job
-from evsched.client.sync_client import SyncClient
+from evsched.client.recurrences import read_stored, with_calendars
 from evsched.config import DEFAULT_QUEUE
 from evsched.durations import format_duration
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.look_ahead import read_standing, times_ahead
-from evsched.recurrence.recurrence import Declared, Misfire, Overlap, read_declared, read_recurrence
+from evsched.recurrence.recurrence import Declared, Misfire, Overlap
+from evsched.recurrence.revision import describe_revision
 from evsched.store.store import Store
 
 app = App(
@@ -31,7 +40,6 @@ app = App(
     version=evsched.__version__,
 )
 
-Name = Annotated[str, Parameter(help="The name of the recurrence.")]
 Zone = Annotated[
     str | None,
     Parameter(
@@ -39,8 +47,6 @@ Zone = Annotated[
         "rule, this machine's zone for times."
     ),
 ]
-
-_SLICE = 500
 
 _NEXT_MOST = 1000
 """The most times that are listed: with a window, each takes some 25 us."""
@@ -51,22 +57,13 @@ _COLUMNS = (
     Column("zone", 5),
     Column("next", 1),
     Column("runs", 6),
+    Column("failed", 6),
     Column("missed", 7),
     Column("last", 4),
     Column("finished", 8),
     Column("late", 9),
     Column("state", 2, prose=True),
 )
-
-
-def kept(redis: SyncClient, queue: str) -> list[tuple[str, float, dict[str, bytes]]]:
-    """Return the recurrences of a queue: name, next planned time, record."""
-    store, found = Store(queue), list[tuple[str, float, dict[str, bytes]]]()
-    while True:
-        rows = redis.send(store.recurrences(len(found), _SLICE))
-        found += [(name, at, redis.send(store.recurrence(name))) for name, at in rows]
-        if len(rows) < _SLICE:
-            return found
 
 
 def _text(fields: dict[str, bytes], name: str) -> str | None:
@@ -94,12 +91,22 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
                     "zone": _text(fields, "zone"),
                     "next": at if 0 < at < float("inf") else None,
                     "paused": _number(fields, "paused"),
+                    "paused_until": _number(fields, "paused_until"),
+                    "paused_why": _text(fields, "paused_why"),
                     "runs": whole(fields.get("runs")),
+                    "done": whole(fields.get("done")),
+                    "failed": whole(fields.get("failed")),
+                    "failing": whole(fields.get("failing")),
                     "missed": whole(fields.get("missed")),
+                    "requests": waiting_requests(redis, queue, name, fields),
                     "last_outcome": _text(fields, "last_outcome"),
                     "last_finished": _number(fields, "last_finished"),
                     "last_lateness": _number(fields, "last_lateness"),
                     "declared_by": _text(fields, "owner"),
+                    "revision": None
+                    if (revision := number(fields.get("revision"))) is None
+                    else describe_revision(revision),
+                    "retired": _number(fields, "retired") if is_retired(at, fields) else None,
                     "reason": _text(fields, "reason"),
                 }
             )
@@ -108,18 +115,31 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
         return
     shown = list[tuple[object, ...]]()
     for row in rows:
-        state = row["reason"] or ("paused" if row["paused"] else "" if row["next"] else "over, or about to begin")
+        state = row["reason"] or _state(row)
         late = "" if row["last_lateness"] is None else format_duration(row["last_lateness"])
         next_ = Moment(None if state else row["next"])
         finished = Moment(row["last_finished"] if row["last_outcome"] else None)
-        counts = (row["runs"], row["missed"], row["last_outcome"], finished, late)
+        if row["requests"]:
+            state = "; ".join(filter(None, (state, f"{row['requests']} requested runs wait")))
+        counts = (row["runs"], row["failed"], row["missed"], row["last_outcome"], finished, late)
         shown.append((row["name"], row["rule"], row["zone"] or "UTC", next_, *counts, state))
     table(_COLUMNS, shown, f"queue {queue} has no recurrences")
 
 
+def _state(row: dict[str, Any]) -> str:
+    """Return why a recurrence has no next time, '' = it has one."""
+    paused = ""
+    if row["paused"]:
+        until = f" until {output.moment(row['paused_until'], short=True)}" if row["paused_until"] else ""
+        paused = f"paused{until}" + (f": {row['paused_why']}" if row["paused_why"] else "")
+    if row["retired"]:
+        return "stopped: the code no longer declares it" + (f", and {paused}" if paused else "")
+    return paused or ("" if row["next"] else "over, or about to begin")
+
+
 @app.command(name="next")
 def next_times(
-    name: Name,
+    name: RecurrenceName,
     /,
     *,
     count: Annotated[int, Parameter(name=["--count", "-n"], help=f"How many times to list, 1 to {_NEXT_MOST}.")] = 5,
@@ -138,10 +158,10 @@ def next_times(
         if not fields:
             raise JobMissing(f"{name} is not a recurrence of queue {queue}")
         now = redis.now()
-    try:
-        recurrence = read_recurrence(read_declared(name, fields))
-    except ConfigError as error:  # what is not valid is the record in Redis, not the command line
-        raise EvschedError(str(error)) from None
+        try:
+            recurrence = redis.run(read_stored(Store(queue), name, fields))
+        except ConfigError as error:  # what is not valid is the record in Redis, not the command line
+            raise EvschedError(str(error)) from None
     found = list[dict[str, Any]]()
     standing = read_standing(next_ or 0.0, fields)
     for planned in islice(times_ahead(recurrence, standing, now, now), count):
@@ -150,7 +170,8 @@ def next_times(
     if json:
         output.as_json({"words": recurrence.rule.words(), "times": found})
         return
-    sentence(recurrence.rule.words() + (f"; window {recurrence.window.text}" if recurrence.window else ""))
+    words = recurrence.rule.words() + (", counted from the end of each run" if recurrence.declared.after else "")
+    sentence(words + (f"; window {recurrence.window.text}" if recurrence.window else ""))
     zone = recurrence.rule.zone
     shown = [
         (
@@ -170,7 +191,7 @@ def in_zone(moment: float, zone: Any) -> str:
 
 @app.command
 def add(
-    name: Name,
+    name: RecurrenceName,
     task: Annotated[str, Parameter(help="The name of the task.")],
     arguments: Annotated[
         list[str] | None, Parameter(help="The arguments of the task, each as JSON.", negative="")
@@ -195,6 +216,14 @@ def add(
         Overlap, Parameter(help="What to do with an occurrence that is due while the one before it runs.")
     ] = "skip",
     window: Annotated[str | None, Parameter(help="When its jobs may start: a window, or the name of one.")] = None,
+    after: Annotated[
+        Literal["end"] | None, Parameter(help="Count the interval of --rule 'every ...' from the end of each run.")
+    ] = None,
+    skip: Annotated[
+        str | None,
+        Parameter(help="The calendar on whose days it makes no jobs; several with commas: evsched calendars."),
+    ] = None,
+    pause_after: Annotated[int | None, Parameter(help="Pause it after so many failures in a row.")] = None,
     priority: Annotated[
         int | None, Parameter(help="The priority of its jobs, 0 to 9; higher runs first. Default: 5.")
     ] = None,
@@ -223,40 +252,22 @@ def add(
             misfire=misfire,
             overlap=overlap,
             window=window,
+            after=after,
+            skip=skip,
+            pause_after=pause_after,
         )
-        recurrence = read_recurrence(declared)
+        with client(url) as redis:
+            recurrence = redis.run(with_calendars(Store(queue), declared))
+            paused = "paused" in redis.send(Store(queue).recurrence(name))
+            if next(recurrence.walk(redis.now()), None) is None:
+                raise UsageError(f"recurrence {name} would never recur: no time of its rule is ahead, until its --end")
+            print(f"{name} {redis.declare(queue, declared)}" + (", and stays paused" if paused else ""))
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    with client(url) as redis:
-        if next(recurrence.walk(redis.now()), None) is None:
-            raise UsageError(f"recurrence {name} would never recur: no time of its rule is ahead, until its --end")
-        print(f"{name} {redis.declare(queue, declared)}")
 
 
 @app.command
-def pause(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Pause a recurrence. Times that pass during the pause do not count as missed.
-
-    Example: evsched recurrences pause nightly
-    """
-    with client(url) as redis:
-        redis.send(Store(queue).hold(name, True))
-    print(f"{name} is paused")
-
-
-@app.command
-def resume(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Resume a paused recurrence. Times that have passed are not made up for.
-
-    Example: evsched recurrences resume nightly
-    """
-    with client(url) as redis:
-        redis.send(Store(queue).hold(name, False))
-    print(f"{name} is resumed")
-
-
-@app.command
-def remove(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+def remove(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
     """Delete a recurrence and its scheduled jobs. If the code declares it, the next worker that starts adds it again.
 
     Example: evsched recurrences remove nightly
@@ -264,3 +275,11 @@ def remove(name: Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> N
     with client(url) as redis:
         redis.remove(queue, name)
     print(f"{name} removed")
+
+
+app.command(pause)
+app.command(resume)
+app.command(trigger)
+app.command(backfill)
+app.command(prune)
+app.command(rollback)

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from evsched.cli.options import Url, UrlOrPrivate, settings
 from evsched.cli.settings import takes_settings
 from evsched.cli.usage import UsageError
-from evsched.config import Config
+from evsched.config import Config, variable
+from evsched.environment import as_environment
 from evsched.telemetry import log
 
 Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is: tasks:app is `app` in tasks.py.")]
@@ -44,7 +45,10 @@ def worker(
     ] = False,
     processes: Annotated[
         str | None,
-        Parameter(help="Start this many worker processes: 4; or 2:8, which is 2, and up to 8 when jobs wait."),
+        Parameter(
+            help="Start this many worker processes: 4; or 2:8, which is 2, and up to 8 when jobs wait. With 0:8 none "
+            "runs while there is nothing to do."
+        ),
     ] = None,
     metrics_targets: Annotated[
         Path | None, Parameter(help="With --processes: write the ports of the processes to this file, for Prometheus.")
@@ -56,10 +60,6 @@ def worker(
 
     Example: evsched worker tasks:app --processes 4
     """
-    from evsched.process.locate_app import find_app
-    from evsched.process.scaling import read_span
-    from evsched.process.service import run_worker, run_workers
-
     if processes is None and metrics_targets is not None:
         raise UsageError("--metrics-targets lists the ports of several processes: give --processes too")
     if metrics_targets is not None and config.metrics_port is None:
@@ -67,13 +67,27 @@ def worker(
     if processes is not None and burst:
         raise UsageError("--burst runs in one process: leave --processes out")
     log.configure(config.log_level)
+    of_app = url is None and "EVSCHED_URL" not in os.environ
     if processes is not None:
-        return run_workers(config, read_span(processes), ["worker", module], metrics_targets)
+        return _worker_processes(config, processes, module, metrics_targets, url_of_app=of_app)
+
+    from evsched.process.locate_app import find_app
+    from evsched.process.service import run_worker
+
     app = find_app(module)
-    if url is None and "EVSCHED_URL" not in os.environ:
-        config = replace(config, url=app.url)
-    run_worker(config, app, burst=burst)
+    run_worker(replace(config, url=app.url) if of_app else config, app, burst=burst)
     return 0
+
+
+def _worker_processes(config: Config, processes: str, module: str, targets: Path | None, *, url_of_app: bool) -> int:
+    """Run worker processes. `url_of_app`: each connects to the Redis that its app names, since no other is set."""
+    from evsched.process.parent import run_workers
+    from evsched.process.scaling import read_span
+
+    environment = as_environment(config)
+    if url_of_app:
+        del environment[variable("url")]
+    return run_workers(config, read_span(processes), ["worker", module], environment, targets)
 
 
 @takes_settings

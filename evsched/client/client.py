@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from evsched.client import operations
+from evsched.client import operations, recurrences, requested_runs
 from evsched.client.operations import REPLY_TIMEOUT, Operation, Pause, Send, Step
+from evsched.client.times import unix
+from evsched.client.unique import Unique
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
 from evsched.store.clients import New
+from evsched.store.recurrences import Backfilled
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender, BlockingSender
@@ -52,22 +56,27 @@ class Client:
         """Send a call of the store, again while Redis is away: every script may run twice."""
         return await self.run(operations.send(call))
 
-    async def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> list[float]:
+    async def enqueue(
+        self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None, unique: Unique | None = None
+    ) -> list[float]:
         """Put jobs on a queue's schedule, 1,000 in one round trip; return their dues.
+
+        `unique`: why the jobs have the ids that they have (`unique_id`); None if they are not unique.
 
         Raises:
             JobExists: a job of one of the ids has not ended; then none of its thousand was written. If Redis was away
                 in the middle of the call, it may be the very job that you enqueued.
         """
-        return await self.run(operations.enqueue(self.store(queue), jobs, on_conflict))
+        return await self.run(operations.enqueue(self.store(queue), jobs, on_conflict, unique))
 
     async def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
         """Create a recurrence, or change the one of that name; return which.
 
         Raises:
-            ConfigError: its rule, zone or window is not valid.
+            ConfigError: its rule, zone or window is not valid, a calendar that it skips does not exist, or it is too
+                frequent for the retries of its task.
         """
-        return await self.run(operations.declare(self.store(queue), recurrence))
+        return await self.run(recurrences.declare(self.store(queue), recurrence))
 
     async def remove(self, queue: str, name: str) -> None:
         """Delete a recurrence, with the occurrences that it has on the schedule.
@@ -76,6 +85,27 @@ class Client:
             JobMissing: there is no recurrence of that name.
         """
         await self.send(self.store(queue).remove(name))
+
+    async def trigger(self, queue: str, name: str) -> str:
+        """Run a recurrence once now, or when the runs have ended that it must not overlap with; return the job's id.
+
+        Raises:
+            JobMissing: there is no recurrence of that name, or it is stopped because the code no longer declares it.
+        """
+        job_id, _ = await self.run(requested_runs.trigger(self.store(queue), name))
+        return job_id
+
+    async def backfill(
+        self, queue: str, name: str, since: datetime | float, until: datetime | float | None = None
+    ) -> Backfilled:
+        """Run planned times that have passed, from `since` on and before `until` (None = now), each once.
+
+        Raises:
+            JobMissing: as `trigger`.
+            ConfigError: a time is not valid, or there are more than 10,000 planned times.
+        """
+        span = unix("since", since), math.inf if until is None else unix("until", until)
+        return await self.run(requested_runs.backfill(self.store(queue), name, *span))
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says; None when there is no job of that id."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, cast, get_args
+from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.times import finite_seconds, seconds, unix
@@ -13,7 +13,8 @@ from evsched.jobs import arguments
 from evsched.jobs import options as check
 from evsched.jobs.options import Check
 from evsched.jobs.tasks import Task
-from evsched.recurrence.recurrence import Declared, Misfire, Overlap, check_interval, read_recurrence
+from evsched.recurrence.intervals import check_interval
+from evsched.recurrence.recurrence import Declared, Misfire, Overlap, read_recurrence
 
 
 class RecurringOptions(TypedDict, total=False):
@@ -43,6 +44,12 @@ class RecurringOptions(TypedDict, total=False):
     overlap: Overlap
     """What happens when the occurrence before has not ended: "skip" (the default), "wait" or "allow"."""
     window: str | None
+    after: Literal["end"] | None
+    """Count `every` from the end of each run."""
+    skip: str | None
+    """Make no jobs on the days of a calendar, or of several, with commas between their names."""
+    pause_after: int | None
+    """Pause it after so many failures in a row, until someone resumes it."""
     priority: int | None
     group: str | None
     queue: str | None
@@ -62,6 +69,9 @@ _CHECKS: Final[dict[str, Check]] = {
     "most": check.count,
     "overlap": check.one_of(*get_args(Overlap)),
     "window": check.text,
+    "after": check.one_of("end"),
+    "skip": check.text,
+    "pause_after": check.count,
     "priority": check.priority,
     "group": check.group,
     "queue": check.identifier,
@@ -70,7 +80,19 @@ _CHECKS: Final[dict[str, Check]] = {
 
 _NEVER_NONE: Final = ("zone", "args", "spread", "misfire", "most", "overlap")
 
-_AS_GIVEN: Final = ("zone", "priority", "group", "count", "misfire", "most", "overlap", "window")
+_AS_GIVEN: Final = (
+    "zone",
+    "priority",
+    "group",
+    "count",
+    "misfire",
+    "most",
+    "overlap",
+    "window",
+    "after",
+    "skip",
+    "pause_after",
+)
 """Options that are fields of the declaration, under the same name."""
 
 
@@ -104,9 +126,7 @@ def declared(task: Task, rule: str | None, options: RecurringOptions, payload_ca
         spread=seconds("spread", options.get("spread", 0.0)),
         **{option: value for option, value in cast("dict[str, Any]", options).items() if option in _AS_GIVEN},
     )
-    recurrence = read_recurrence(found)
-    if found.overlap != "allow":
-        check_interval(name, recurrence.rule, task.retry)
+    check_interval(read_recurrence(found), task.retry)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypedDict, get_args
 import msgspec
 
 from evsched.client.times import due_and_delay, finite_seconds, unix
+from evsched.client.unique import Unique
 from evsched.config import PAYLOAD_CAP
 from evsched.errors import ConfigError
 from evsched.jobs import options as check
@@ -50,6 +51,8 @@ class JobOptions(TypedDict, total=False):
     """When the job may start, such as "mon-fri 22:00-06:00 Europe/Berlin", or the name of a window."""
     on_conflict: OnConflict | None
     """What happens when a job of this id has not ended: "replace" or "keep"; else JobExists is raised."""
+    unique: Unique | None
+    """The id is made of the task and its arguments, so that there is one such job at a time, or in some time."""
 
 
 Sending = Callable[[str, str, JobOptions, int | None], AbstractContextManager[JobOptions]]
@@ -57,10 +60,21 @@ Sending = Callable[[str, str, JobOptions, int | None], AbstractContextManager[Jo
 options to enqueue with."""
 
 
+def _retry(name: str, value: Any) -> None:
+    check.retry(name, value)
+    if value.by_exception:
+        raise ConfigError(f"{name}: retry_on and give_up_on belong to a task: give them to @app.task(retry=...)")
+
+
 def _window(name: str, value: Any) -> None:
     check.text(name, value)
     if not WINDOW_NAME.fullmatch(value):
         read_window(value)
+
+
+def _unique(name: str, value: Any) -> None:
+    if not isinstance(value, Unique):
+        raise check.invalid(name, value, "a Unique, such as Unique(within=300)")
 
 
 _CHECKS: Final[dict[str, Check]] = {
@@ -71,15 +85,19 @@ _CHECKS: Final[dict[str, Check]] = {
     "priority": check.priority,
     "group": check.group,
     "timeout": check.length,
-    "retry": check.retry,
+    "retry": _retry,
     "retention": check.length_or_zero,
     "expires": unix,
     "reply": check.flag,
     "meta": check.named,
     "window": _window,
     "on_conflict": check.one_of(*get_args(OnConflict)),
+    "unique": _unique,
 }
 """The check of each of `JobOptions`, by its declared type."""
+
+_RETRY_FIELDS: Final = RetryFields.__struct_fields__
+"""The part of a policy that a payload can have."""
 
 
 def check_job_options(given: JobOptions) -> None:
@@ -87,9 +105,11 @@ def check_job_options(given: JobOptions) -> None:
 
     Raises:
         TypeError: there is no option of that name; the message suggests the nearest.
-        ConfigError: a value is not valid.
+        ConfigError: a value is not valid, or both `id` and `unique` are given.
     """
     check.check_options("using", given, _CHECKS)
+    if given.get("id") is not None and given.get("unique") is not None:
+        raise ConfigError("id and unique: give one of them. The id of a unique job is made of its task and arguments")
 
 
 def random_id() -> str:
@@ -142,7 +162,7 @@ def _shared(options: JobOptions) -> dict[str, Any]:
     given: dict[str, Any] = {name: options.get(name) for name in ("timeout", "retention", "window", "reply", "meta")}
     retry, expires = options.get("retry"), options.get("expires")
     if retry is not None:
-        given["retry"] = RetryFields(**msgspec.structs.asdict(retry))
+        given["retry"] = RetryFields(**{name: getattr(retry, name) for name in _RETRY_FIELDS})
     if expires is not None:
         given["expires"] = unix("expires", expires)
     return {name: value for name, value in given.items() if value is not None}

@@ -11,11 +11,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from evsched.client.times import due_and_delay, seconds
+from evsched.client.unique import Unique
 from evsched.errors import EvschedError, JobDead, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict, decode
 from evsched.store.clients import New
@@ -24,7 +25,7 @@ from evsched.transport.backoff import reconnect_delay
 from evsched.transport.call import Call, T
 
 if TYPE_CHECKING:
-    from evsched.recurrence.recurrence import Declared
+    pass
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -95,22 +96,19 @@ def send(call: Call[T]) -> Operation[T]:
             yield Pause(delay)
 
 
-def enqueue(store: Store, jobs: Sequence[New], on_conflict: OnConflict | None) -> Operation[list[float]]:
+def enqueue(
+    store: Store, jobs: Sequence[New], on_conflict: OnConflict | None, unique: Unique | None = None
+) -> Operation[list[float]]:
     """Put jobs on the schedule, 1,000 in one round trip; return their dues."""
-    dues = list[float]()
+    dues, within = list[float](), None if unique is None else unique.seconds
     for at in range(0, len(jobs), MANY):
         some = jobs[at : at + MANY]
-        call = store.replace(some) if on_conflict == "replace" else store.enqueue(some, keep=on_conflict == "keep")
+        if on_conflict == "replace":
+            call = store.replace(some, within=within)
+        else:
+            call = store.enqueue(some, keep=on_conflict == "keep", within=within)
         dues += yield from send(call)
     return dues
-
-
-def declare(store: Store, recurrence: Declared) -> Operation[Literal["made", "changed", "same"]]:
-    """Create a recurrence, or change the one of that name."""
-    from evsched.recurrence.recurrence import read_recurrence  # calendars take 10 ms to import
-
-    read_recurrence(recurrence)
-    return (yield from send(store.declare(recurrence)))
 
 
 def reschedule(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from evsched.client import operations
 from evsched.client.operations import Operation, Pause, Send, Step
+from evsched.client.unique import Unique
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.store.clients import New
 from evsched.store.server import clock
@@ -52,13 +53,17 @@ class SyncClient:
         """Send a call of the store, as `Client.send`."""
         return self.run(operations.send(call))
 
-    def enqueue(self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None) -> list[float]:
+    def enqueue(
+        self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None, unique: Unique | None = None
+    ) -> list[float]:
         """Put jobs on a queue's schedule, as `Client.enqueue`."""
-        return self.run(operations.enqueue(self.store(queue), jobs, on_conflict))
+        return self.run(operations.enqueue(self.store(queue), jobs, on_conflict, unique))
 
     def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
         """Create or change a recurrence, as `Client.declare`."""
-        return self.run(operations.declare(self.store(queue), recurrence))
+        from evsched.client import recurrences  # calendars take 10 ms to import
+
+        return self.run(recurrences.declare(self.store(queue), recurrence))
 
     def remove(self, queue: str, name: str) -> None:
         """Delete a recurrence, as `Client.remove`."""

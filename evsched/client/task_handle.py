@@ -6,10 +6,13 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from msgspec.structs import replace
+
 from evsched.client.client import Client
 from evsched.client.job_handle import Job, SyncJob
 from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
 from evsched.client.sync_client import SyncClient
+from evsched.client.unique import unique_id
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.tasks import Task
@@ -41,8 +44,7 @@ class Enqueuer(Generic[P, R]):
         self._app = app
         self._task = task
         self._options = options
-        queue = options.get("queue")
-        self._queue = app.queue if queue is None else queue
+        self._queue = options.get("queue") or task.queue or app.queue
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job on the schedule.
@@ -50,12 +52,12 @@ class Enqueuer(Generic[P, R]):
         Raises:
             BadArguments: the task cannot be called with these arguments.
             ConfigError: the payload is too large, or not JSON.
-            JobExists: a job of that id has not ended.
+            JobExists: a job of that id, or the same unique job, has not ended or was enqueued less than `within` ago.
             StoreDown: Redis stayed away for 5 s; the job may have been written.
         """
         with self._sending() as options:
             job = self._new(args, kwargs, options)
-            await self._app.client.enqueue(self._queue, [job], options.get("on_conflict"))
+            await self._app.client.enqueue(self._queue, [job], options.get("on_conflict"), options.get("unique"))
         return Job(job.id, self._queue, self._task.returns, self._app.client)
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[Job[R]]:
@@ -67,7 +69,7 @@ class Enqueuer(Generic[P, R]):
         every = list(calls)
         with self._sending(len(every)) as options:
             jobs = self._new_many(every, options)
-            await self._app.client.enqueue(self._queue, jobs, options.get("on_conflict"))
+            await self._app.client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
         queue, returns, client = self._queue, self._task.returns, self._app.client
         return [Job(job.id, queue, returns, client) for job in jobs]
 
@@ -75,7 +77,7 @@ class Enqueuer(Generic[P, R]):
         """Put a job on the schedule through a client without an event loop."""
         with self._sending() as options:
             job = self._new(args, kwargs, options)
-            client.enqueue(self._queue, [job], options.get("on_conflict"))
+            client.enqueue(self._queue, [job], options.get("on_conflict"), options.get("unique"))
         return SyncJob(job.id, self._queue, self._task.returns, client)
 
     def enqueue_many_sync(
@@ -85,25 +87,33 @@ class Enqueuer(Generic[P, R]):
         every = list(calls)
         with self._sending(len(every)) as options:
             jobs = self._new_many(every, options)
-            client.enqueue(self._queue, jobs, options.get("on_conflict"))
+            client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
         return [SyncJob(job.id, self._queue, self._task.returns, client) for job in jobs]
 
     def _new(self, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions) -> New:
-        job = job_maker(self._task.name, options, self._app.payload_cap)(args, kwargs)
-        check(self._task, args, kwargs, job.payload)
-        return job
+        return self._maker(options)(args, kwargs)
+
+    def _maker(self, options: JobOptions) -> Callable[[Sequence[Any], dict[str, Any]], New]:
+        """Return a function that builds a job from its arguments, and checks them."""
+        task, unique = self._task, options.get("unique")
+        make = job_maker(task.name, options, self._app.payload_cap)
+
+        def checked(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
+            job = make(args, kwargs)
+            check(task, args, kwargs, job.payload)
+            return job if unique is None else replace(job, id=unique_id(task, unique, args, kwargs))
+
+        return checked
 
     def _new_many(self, calls: Iterable[Any], options: JobOptions) -> list[New]:
         jobs = list[New]()
-        make = job_maker(self._task.name, options, self._app.payload_cap)
+        make = self._maker(options)
         for call in calls:
             args, kwargs = (call.args, call.kwargs) if isinstance(call, Arguments) else (call, {})
             try:
                 if not issubclass(type(args), _SEQUENCES):  # a forgotten comma
                     raise BadArguments(f"task {self._task.name}: {repr(args)[:200]} is not a tuple of arguments")
-                job = make(args, kwargs)
-                check(self._task, args, kwargs, job.payload)
-                jobs.append(job)
+                jobs.append(make(args, kwargs))
             except BadArguments as error:
                 raise BadArguments(f"call {len(jobs)}: {error}") from None
         return jobs
@@ -138,7 +148,8 @@ class TaskHandle(Enqueuer[P, R]):
         `due` is an aware datetime or Unix seconds, `delay` a timedelta or seconds from Redis's now; `timeout` and
         `retention` are seconds. With an `id`, a second job of that id fails with JobExists until the first has ended;
         with `on_conflict`, the first one's payload and time are replaced ("replace", with a later due: debounce), or
-        the first is kept and the second is dropped ("keep"). A job does not start outside its `window`, such as
+        the first is kept and the second is dropped ("keep"). With `unique`, the id is made of the task and its
+        arguments; see `Unique`. A job does not start outside its `window`, such as
         "mon-fri 22:00-06:00 Europe/Berlin", or the name of a window that `evsched windows` keeps.
 
         Raises:

@@ -23,13 +23,26 @@ AUDITS: Final = "PTTL job:x"
 WRITES: Final = """
 DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 · HSET job:x field value
 HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
-PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SREM declared:x y
-ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
+PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SMEMBERS declared:x
+SREM declared:x y · ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
+ZUNIONSTORE throttled 1 throttled
 """
 """The commands that the other scripts need in addition."""
 
 _PLACES: Final = ("job:", "reply:", "processing:", "declared:")
-_NAMES: Final = ("arrival", "limits", "ready", "schedule", "backlog", "in_flight", "fair", "dead", "canary")
+_NAMES: Final = (
+    "arrival",
+    "limits",
+    "ready",
+    "schedule",
+    "backlog",
+    "in_flight",
+    "fair",
+    "throttled",
+    "dead",
+    "canary",
+    "starting",
+)
 
 _OWN: Final[dict[Role, str]] = {
     "producer": """
@@ -41,7 +54,8 @@ _OWN: Final[dict[Role, str]] = {
     """,
     "worker": """
         BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}status · INFO server
-        CLIENT ID · CLIENT UNBLOCK 1 · SADD evsched:{}:queues x
+        CLIENT ID · CLIENT UNBLOCK 1 · SADD evsched:{}:queues x · BLMOVE ready ready LEFT LEFT 1
+        SET starting 1 NX PX 1
     """,
     "dispatcher": """
         SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues

@@ -38,6 +38,9 @@ _LEASE: Final = 14.0
 _TYPES: Final = {
     "arrival": "string",
     "canary": "zset",
+    "calendars": "hash",
+    "starting": "string",
+    "tasks": "hash",
     "windows": "hash",
     "schedule": "zset",
     "backlog": "zset",
@@ -48,8 +51,10 @@ _TYPES: Final = {
     "in_flight": "hash",
     "throttled": "zset",
     "fair": "hash",
+    "pauses": "zset",
     "recurrences": "zset",
     "suspects": "hash",
+    "declared_limits": "hash",
 }
 
 _TYPES_OF_MANY: Final = {
@@ -60,10 +65,17 @@ _TYPES_OF_MANY: Final = {
     "processing:": "list",
     "recurrence:": "hash",
     "reply:": "list",
+    "requested:": "zset",
+    "requests:": "zset",
+    "revisions:": "zset",
+    "unique:": "string",
 }
 """The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
 
-PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in ("arrival", "canary", "windows")}
+_OF_NO_JOB: Final = ("arrival", "calendars", "canary", "declared_limits", "pauses", "starting", "tasks", "windows")
+"""The keys of a queue that its jobs do not depend on as a whole."""
+
+PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in _OF_NO_JOB}
 """The keys on which a whole queue depends, with their types."""
 
 OnProgress = Callable[[int, int], None]
@@ -186,7 +198,7 @@ class Audit:
         for (key, name, rest, wanted), kind in zip(checked, kinds, strict=True):
             if kind not in (wanted, "none"):
                 mistyped.add(key)
-                code = "key-type" if b":" in rest or rest in (b"arrival", b"canary", b"windows") else "place-type"
+                code = "key-type" if b":" in rest or text(rest) in _OF_NO_JOB else "place-type"
                 queue = self._queues.setdefault(name, _Queue(name))
                 queue.has_keys = True
                 queue.types.append(Violation(rest, code, f"a {kind}, not a {wanted}"))

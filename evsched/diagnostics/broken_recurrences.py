@@ -1,6 +1,7 @@
-"""Recurrences that cannot recur: a bad rule, an unknown zone, a field that cannot be read, no payload or no record.
+"""Recurrences that do not recur: those that cannot, and those that were paused because their runs failed.
 
-A dispatcher logs such a recurrence once, when it reads it; the doctor reports it for as long as it is broken.
+A recurrence cannot recur if it has a bad rule, an unknown zone, a field that cannot be read, no payload or no record. A
+dispatcher logs it once, when it reads it; the doctor reports it for as long as it is broken.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, Final
 from evsched import keys
 from evsched.diagnostics.finding import Finding
 from evsched.errors import ConfigError, StoreRefused
+from evsched.jobs.untrusted import whole
+from evsched.recurrence.intervals import check_by_policies
 from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -22,6 +25,8 @@ _SLICE: Final = 250
 
 _PAUSE: Final = 2.0
 """Seconds before a recurrence without a record is checked again: a client may write the record after its ZADD."""
+
+_LONGER: Final = "change the recurrence or the policy of its task: until then occurrences are skipped, or wait"
 
 _WRONG_TYPE: Final = "wrongtype"
 """The kind of a refusal that the audit reports, with the key."""
@@ -35,11 +40,17 @@ async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, p
     """
     found, missing = list[Finding](), list[tuple[str, str]]()
     for queue in queues:
+        calendars: dict[str, str] = await _ask(sender, Store(queue).all_calendars()) or {}
+        policies: dict[str, str] = await _ask(sender, Store(queue).all_policies()) or {}
         for name, fields in await _read_all(sender, queue):
             if not fields:
                 missing.append((queue, name))
-            elif reason := _why_not(name, fields):
+            elif "retired" not in fields and (reason := _why_not(name, fields, calendars)):
                 found.append(_describe(queue, name, reason))
+            elif _has_failed(fields):
+                found.append(_describe_failing(queue, name, fields))
+            elif "retired" not in fields and (reason := _too_frequent(name, fields, policies)):
+                found.append(Finding("recurrence-too-frequent", "warning", reason, f"queue {queue}, {name}", _LONGER))
     if missing:
         await asyncio.sleep(pause)
     for queue, name in missing:
@@ -69,11 +80,24 @@ async def _ask(sender: BatchingSender, call: Call[Any]) -> Any:
         return None
 
 
-def _why_not(name: str, fields: dict[str, bytes]) -> str:
+def _why_not(name: str, fields: dict[str, bytes], calendars: dict[str, str]) -> str:
     """Return why a recurrence cannot recur, '' = it can."""
     try:
-        read_recurrence(read_declared(name, fields))
+        read_recurrence(read_declared(name, fields), calendars)
     except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # all but ConfigError: too large for a date
+        return str(error)
+    return ""
+
+
+def _too_frequent(name: str, fields: dict[str, bytes], policies: dict[str, str]) -> str:
+    """Return why the retries of an occurrence may not have ended when the next one is due, '' = they have.
+
+    A recurrence of the code, of the client or of the command line is refused then; but any client may write one, and a
+    task's policy may change.
+    """
+    try:
+        check_by_policies(read_recurrence(read_declared(name, fields)), policies)
+    except ConfigError as error:
         return str(error)
     return ""
 
@@ -86,3 +110,20 @@ def _describe(queue: str, name: str, reason: str) -> Finding:
         f"{name} --queue {queue}"
     )
     return Finding("recurrence-broken", "fault", f"it makes no jobs: {reason}", f"queue {queue}, {name}", mend)
+
+
+def _has_failed(fields: dict[str, bytes]) -> bool:
+    """Return whether a recurrence is paused because of its failures."""
+    most = whole(fields.get("pause_after"))
+    return "paused" in fields and "retired" not in fields and 0 < most <= whole(fields.get("failing"))
+
+
+def _describe_failing(queue: str, name: str, fields: dict[str, bytes]) -> Finding:
+    """Report a recurrence that was paused because its runs failed: someone has to find out why, and resume it."""
+    why, last = (fields.get(field, b"").decode(errors="backslashreplace") for field in ("paused_why", "last_id"))
+    mend = (
+        f"find out why: evsched explain {last} --queue {queue}; then: evsched recurrences resume {name} --queue {queue}"
+    )
+    return Finding(
+        "recurrence-failing", "warning", f"it is paused: {why or 'no reason'}", f"queue {queue}, {name}", mend
+    )

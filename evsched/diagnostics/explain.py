@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.diagnostics.audit import PLACES
+from evsched.diagnostics.explain_gate import in_backlog, origin
 from evsched.durations import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs.job import JobStatus, Requeued
@@ -29,9 +30,13 @@ _RECOVERED: Final = 30.0
 _PAUSES: Final[dict[FetchPause, tuple[str, str]]] = {
     "no process": ("no process of the pool is free", "a process of a worker's pool is free"),
     "lone run": ("a suspect runs alone", "the suspect that runs alone has ended"),
+    "busy loop": ("handlers keep the event loop busy", "a worker's event loop is free"),
     "stopping": ("it stops", "another worker serves this queue"),
 }
 """Why a worker fetches nothing, and when a job starts if it is the same for all workers."""
+
+
+_GIVEN_UP: Final = "and is dead when EVSCHED_UNKNOWN_TASK_GRACE is over (10 minutes by default)"
 
 
 class Explanation(Struct, frozen=True):
@@ -85,7 +90,7 @@ def explain(
         return Explanation(reason, _list_facts(status, facts))
     sentence = {
         "schedule": _in_schedule,
-        "backlog": _in_backlog,
+        "backlog": partial(in_backlog, _no_worker(status, facts)),
         "ready": partial(_in_ready, pauses),
         "processing": partial(_in_processing, dispatchers),
         "finished": _finished,
@@ -131,10 +136,20 @@ def _in_schedule(status: JobStatus, facts: Facts) -> str:
         return f"{status.reason}: it opens in {format_duration(max(wait, 0.0))}"
     if status.reason and status.reason.startswith("its window"):  # "its window 'nights' cannot be read: ..."
         return f"{status.reason}: it is tried again in {format_duration(max(wait, 0.0))}"
+    if status.unknown_since is not None:
+        since = format_duration(max(facts.now - status.unknown_since, 0.0))
+        again = f"it is offered again in {format_duration(max(wait, 0.0))}"
+        return f"no worker has known its task for {since}: {status.reason}; {again}, {_GIVEN_UP}"
     if wait == math.inf:
         return "its due time is +inf: it waits for the previous occurrence to end, or was scheduled for never"
+    if status.snoozes and (status.reason or "").startswith("snoozed "):
+        return f"{status.reason}; due again in {format_duration(max(wait, 0.0))}, and {_times(status.snoozes)} so far"
     again = f"retried after {status.reason}; due again" if status.attempt and status.reason else "due"
     return f"{again} in {format_duration(max(wait, 0.0))}"
+
+
+def _times(snoozes: int) -> str:
+    return "snoozed once" if snoozes == 1 else f"snoozed {snoozes} times"
 
 
 def _outside_window(status: JobStatus, facts: Facts, window: str) -> str | None:
@@ -156,47 +171,6 @@ def _outside_window(status: JobStatus, facts: Facts, window: str) -> str | None:
             f"its window {window} is open now, but was closed when the job was deferred: it is checked again in {due}"
         )
     return f"outside its window {window}: it opens in {format_duration(opens - facts.now)}"
-
-
-def _in_backlog(status: JobStatus, facts: Facts) -> str:
-    limits, counts = facts.limits, facts.counts
-    no_worker = _no_worker(status, facts)
-    if limits.paused is not None:
-        since = format_duration(facts.now - limits.paused)
-        paused = f"the queue has been paused for {since}: resume it with `evsched resume`"
-        return f"{paused}; no worker serves it either" if no_worker else paused
-    if no_worker:
-        return f"due, but {no_worker}"
-    if facts.parked is not None:  # a limit of this group holds the job back
-        return _limited(
-            f"the gate is closed to group {facts.parked}",
-            limits.groups.get(facts.parked, {}),
-            counts.get("in_flight_group", 0),
-            counts.get("opens_group"),
-            facts.now,
-        )
-    most = limits.queue.get("concurrency")
-    if "opens" in counts or (most is not None and counts.get("in_flight", 0) >= most):
-        return _limited("the gate is closed", limits.queue, counts.get("in_flight", 0), counts.get("opens"), facts.now)
-    ahead, groups = counts.get("ahead", 0), counts.get("groups", 1)
-    share = ""
-    if groups > 1:
-        weight = limits.groups.get(status.group or "", {}).get("weight", 1.0)
-        part = f"{weight / max(counts.get('weights', groups), weight):.0%}"
-        gets = f"group {status.group} gets {part}" if status.group else f"jobs without a group get {part}"
-        share = f"; {groups:g} groups share the gate, and {gets}"
-    return f"behind {ahead:g} of {counts.get('waiting', 0):g} jobs in the backlog{share}"
-
-
-def _limited(closed: str, limits: dict[str, float], in_flight: float, opens: float | None, now: float) -> str:
-    """Say which limit holds the job back. `closed`: "the gate is closed", to a group if it is the group's limit."""
-    if opens is not None:
-        wait = format_duration(max(opens - now, 0.0))
-        return f"{closed} by the rate limit {limits.get('rate', 0):g}/s: it opens in {wait}"
-    if in_flight < limits.get("concurrency", 0.0) or "concurrency" not in limits:
-        return f"{closed} no longer: the job passes when a dispatcher checks the group again"
-    most = limits.get("concurrency", 0)
-    return f"{closed} by the concurrency limit: {in_flight:g} of {most:g}"
 
 
 def _in_ready(pauses: Sequence[FetchPause | None], status: JobStatus, facts: Facts) -> str:
@@ -267,6 +241,7 @@ def _list_facts(status: JobStatus, facts: Facts) -> dict[str, str]:
         "reason": status.reason,
         "priority": str(status.priority),
         "attempt": str(status.attempt) if status.attempt else None,
+        "snoozes": str(status.snoozes) if status.snoozes else None,
     }
     found = {name: value for name, value in texts.items() if value is not None}
     for name, moment in (("due", status.due), ("started", status.started), ("finished", status.finished)):
@@ -278,8 +253,10 @@ def _list_facts(status: JobStatus, facts: Facts) -> dict[str, str]:
     for name in ("workers", "ahead", "waiting", "groups", "in_flight", "in_flight_group"):
         if name in facts.counts:
             found[name] = f"{facts.counts[name]:g}"
-    for name, value in facts.limits.queue.items():
-        found[f"limit {name}"] = f"{value:g}"
-    for name, value in facts.limits.groups.get(status.group or "", {}).items():
-        found[f"limit {name} of the group"] = f"{value:g}"
+    limits = facts.limits
+    for name, value in limits.queue.items():
+        found[f"limit {name}"] = f"{value:g}{origin(limits, name)}"
+    for whose, group in (("group", status.group), ("task", status.task and f"task:{status.task}")):
+        for name, (field, value) in (limits.of_group(group) if group else {}).items():
+            found[f"limit {name} of the {whose}"] = f"{value:g}{origin(limits, field)}"
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -21,3 +22,13 @@ class Finding(Struct, frozen=True):
     mend: str
     """The command to type, or a line for redis.conf; empty if there is nothing to do."""
     repaired: bool = False
+
+
+def changes(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings that are new, and those that are gone.
+
+    A finding is the same as before if its check, its level and its place are: what it says may contain figures.
+    """
+    known, found = ({(one.check, one.level, one.where): one for one in part} for part in (before, after))
+    new = [finding for key, finding in found.items() if key not in known]
+    return new, [finding for key, finding in known.items() if key not in found]

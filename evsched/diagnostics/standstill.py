@@ -8,6 +8,7 @@ alive, and the channels on which dispatchers receive their canaries show whether
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -217,7 +218,7 @@ def _held_at_the_gate(queue: str, look: _Look) -> Iterator[_Suspicion]:
             yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
         elif closed:
             what = f"the concurrency limit of group {closed[0]} is 0, so none of its jobs starts"
-            mend = f"evsched limit {queue} --group {closed[0]} --concurrency N; `none` removes the limit"
+            mend = f"evsched limit {queue} --group {shlex.quote(closed[0])} --concurrency N; `none` removes the limit"
             yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
         elif look.waiting and not (look.queue_stats.places["ready"] or limits.queue or limits.groups):
             waiting = _count(look.queue_stats.places["backlog"], "job")

@@ -13,9 +13,11 @@ from typing import Final
 
 from evsched import events
 from evsched.dispatcher.redis_clock import RedisClock
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreRefused
+from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence
 from evsched.runtime.runtime import Runtime
+from evsched.store.dispatchers import Agenda
 from evsched.store.store import Store
 from evsched.transport.call import Call
 
@@ -27,6 +29,12 @@ _SLICE: Final = 25
 
 _REWIND_SLICE: Final = 250
 """Recurrences that one call of `rewind` reads: under 1 ms."""
+
+_WRONG_TYPE: Final = "wrongtype"
+"""The kind of a refusal that concerns the key of the calendars alone."""
+
+_UNREADABLE: Final = (ConfigError, ValueError, ArithmeticError, OSError)
+"""What a record raises that is not valid; all but ConfigError: numbers that are too large for a date."""
 
 
 class Occurrences:
@@ -64,13 +72,17 @@ class Occurrences:
         sent = time.monotonic()
         agenda = await self._runtime.sender.send(store.agenda(AHEAD, _SLICE))
         self._clock.read(agenda.now, sent)
+        calendars = await self._calendars(store, agenda)
+        if agenda.over:
+            await self._end_pauses(store, agenda, calendars)
+            return 0.0
         nearest = float("inf") if agenda.beyond is None else agenda.beyond
         plans, calls = list[tuple[str, Plan]](), list[Call[list[str] | None]]()
         self._report_unreadable(queue, {name for name, _, fields in agenda.rows if not fields})
         for name, seen, fields in agenda.rows:
             if not fields:
                 continue  # its score stays, so it continues when its record exists again
-            plan, reason = self._plan(queue, name, float(seen), agenda.now, fields)
+            plan, reason = self._plan(queue, name, float(seen), agenda.now, fields, calendars)
             plans.append((name, plan))
             calls.append(
                 store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason, now=agenda.now)
@@ -88,7 +100,34 @@ class Occurrences:
             self._runtime.emit(events.Recurred(queue=queue, ids=put))
         if agenda.rows:
             await asyncio.sleep(0)  # due jobs come first
-        return max(nearest - agenda.now - AHEAD, 0.0)
+        rest = nearest - agenda.now - AHEAD
+        return max(rest if agenda.pause_ends is None else min(rest, agenda.pause_ends - agenda.now), 0.0)
+
+    async def _calendars(self, store: Store, agenda: Agenda) -> dict[str, str]:
+        """Read the calendars that the recurrences skip."""
+        if not (names := agenda.calendars):
+            return {}
+        try:
+            return await self._runtime.sender.send(store.calendars(names))
+        except StoreRefused as error:
+            if error.kind != _WRONG_TYPE:
+                raise
+            return {}  # only these recurrences are affected, and are reported
+
+    async def _end_pauses(self, store: Store, agenda: Agenda, calendars: dict[str, str]) -> None:
+        """Have the recurrences recur again whose pause is over, from the end of the pause on."""
+        calls = list[Call[bool]]()
+        for name, seen, fields in agenda.over:
+            try:
+                recurrence = read_recurrence(read_declared(name, fields), calendars)
+                next_ = next(recurrence.walk(just_before(float(seen))), None)
+            except _UNREADABLE:
+                next_ = 0.0  # the next step reports it
+            calls.append(store.unpause(name, seen, next_))
+        done = await self._runtime.sender.send_all(calls)
+        for (name, _, _), over in zip(agenda.over, done, strict=True):
+            if over:
+                self._runtime.emit(events.PauseOver(queue=store.queue, name=name))
 
     def _report_unreadable(self, queue: str, names: set[str]) -> None:
         """Report once each recurrence whose record does not exist or has another type; the others go on."""
@@ -98,16 +137,17 @@ class Occurrences:
         self._unreadable[queue] = names
 
     def _plan(
-        self, queue: str, name: str, next_planned: float, now: float, fields: dict[str, bytes]
+        self,
+        queue: str,
+        name: str,
+        next_planned: float,
+        now: float,
+        fields: dict[str, bytes],
+        calendars: dict[str, str],
     ) -> tuple[Plan, str]:
         """Return what to schedule, and the reason if the record is not valid."""
         try:
-            return read_recurrence(read_declared(name, fields)).plan(next_planned, now, AHEAD), ""
-        except (
-            ConfigError,
-            ValueError,
-            ArithmeticError,
-            OSError,
-        ) as error:  # all but ConfigError: too large for a date
+            return read_recurrence(read_declared(name, fields), calendars).plan(next_planned, now, AHEAD), ""
+        except _UNREADABLE as error:
             self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=str(error)))
             return Plan([], None, 0), str(error)

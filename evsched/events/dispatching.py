@@ -88,6 +88,13 @@ class Rewound(Event, frozen=True, kw_only=True):
     names: list[str]
 
 
+class PauseOver(Event, frozen=True, kw_only=True):
+    """The pause of a recurrence had an end, which has come: it recurs again."""
+
+    queue: str
+    name: str
+
+
 class RecurrenceBroken(Event, frozen=True, kw_only=True):
     """A recurrence's record cannot be read: it does not recur until it is declared again."""
 

@@ -35,6 +35,13 @@ class ChildStarted(Event, frozen=True, kw_only=True):
     pid: int
 
 
+class ChildNotStarted(Event, frozen=True, kw_only=True):
+    """The system could not start a worker process; its parent tries again."""
+
+    number: int
+    reason: str
+
+
 class ChildEnded(Event, frozen=True, kw_only=True):
     number: int
     pid: int
@@ -53,3 +60,45 @@ class ChildKilled(Event, frozen=True, kw_only=True):
 
     number: int
     pid: int = 0
+
+
+class ParentWaits(Event, frozen=True, kw_only=True):
+    """A parent without worker processes waits for jobs."""
+
+    queues: list[str]
+
+
+class ParentWoken(Event, frozen=True, kw_only=True):
+    """Jobs wait, and no worker fetches them: a parent without worker processes starts one."""
+
+    queue: str
+
+
+class Reloading(Event, frozen=True, kw_only=True):
+    """A parent got SIGHUP: it replaces its worker processes, one by one."""
+
+    processes: int
+
+
+class Reloaded(Event, frozen=True, kw_only=True):
+    """All worker processes were replaced."""
+
+    processes: int
+    seconds: float
+
+
+class ReloadFailed(Event, frozen=True, kw_only=True):
+    """A worker process with the new code did not become ready: those that are not replaced yet go on."""
+
+    number: int
+    reason: str
+    replaced: int
+    """How many were replaced before."""
+    processes: int
+
+
+class JobsPutBack(Event, frozen=True, kw_only=True):
+    """The parent put back what the worker processes held that ran here before and died; it has no metrics itself."""
+
+    queue: str
+    count: int

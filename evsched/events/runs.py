@@ -76,14 +76,28 @@ class JobAborted(Event, frozen=True, kw_only=True):
 
 
 class JobDeferred(Event, frozen=True, kw_only=True):
-    """A job cannot begin now: it is scheduled for when its window opens, or for soon when its code is not found."""
+    """A job cannot begin now: it is scheduled for when its window opens, or for soon when its code is not there."""
 
     queue: str
     id: str
     task: str
     due: float
     """When it is judged again, Unix seconds."""
-    cause: Literal["window", "code"] = "window"
+    cause: Literal["window", "code", "task"] = "window"
+    """Its window is closed; the code on disk has no handler for it; the worker's app does not have its task."""
+
+
+class JobSnoozed(Event, frozen=True, kw_only=True):
+    """A handler asked to run later; the attempt does not count."""
+
+    queue: str
+    id: str
+    task: str
+    attempt: int
+    reason: str
+    """For how long or until when, and what the handler says of it."""
+    seconds: float | None = None
+    """How long it ran; None = unknown."""
 
 
 class HandlerNotFound(Event, frozen=True, kw_only=True):
@@ -92,6 +106,16 @@ class HandlerNotFound(Event, frozen=True, kw_only=True):
     queue: str
     task: str
     reason: str
+
+
+class TaskUnknown(Event, frozen=True, kw_only=True):
+    """A worker fetched a job whose task its app does not have. Told once for each task."""
+
+    queue: str
+    task: str
+    reason: str
+    grace: float
+    """Seconds for which such jobs wait for another worker; 0 = they are given up at once."""
 
 
 Cause = Literal["died", "stopped", "busy"]

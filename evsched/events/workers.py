@@ -71,7 +71,27 @@ class RecurrenceDeclared(Event, frozen=True, kw_only=True):
     queue: str
     name: str
     done: str
-    """What was done: made, changed or removed."""
+    """What was done: made, changed or retired."""
+
+
+class LimitDeclared(Event, frozen=True, kw_only=True):
+    """A worker has set or removed a limit, because its declaration in the app's code has changed."""
+
+    queue: str
+    limit: str
+    """concurrency, rate, burst or weight; of a group with `:<group>` behind it."""
+    value: str
+    """The number, or "none" if it was removed."""
+
+
+class RevisionOutdated(Event, frozen=True, kw_only=True):
+    """A worker's app declares an older revision of its recurrences than the one in force, so it changed nothing."""
+
+    queue: str
+    app: str
+    revision: str
+    newest: str
+    """The revision in force: the number that the app gave, or when its declarations were first seen."""
 
 
 class ReadyLeft(Event, frozen=True, kw_only=True):

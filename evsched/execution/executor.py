@@ -8,38 +8,36 @@ Each step is a value. The outcome is data too, and stays with its run: the worke
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Final
 
 import anyio
 from msgspec.structs import replace
 
-from evsched.events import Emit, HandlerNotFound
+from evsched.events import Emit
 from evsched.execution import process_pool
 from evsched.execution.handlers import Handlers
 from evsched.execution.isolation import IsolatedProcess, Isolation, StartIsolated
+from evsched.execution.missing_handlers import MissingHandlers
 from evsched.execution.precautions import patience, precautions_for
-from evsched.execution.prepare import Prepared
+from evsched.execution.prepare import NoTask, Prepared
 from evsched.execution.process_pool import HandlerMissing
 from evsched.execution.program import Program
 from evsched.execution.run import Run
 from evsched.execution.run_lock import RunLock
 from evsched.execution.run_store import NoRunStore, RunStore
-from evsched.execution.verdict import aborted, judge, not_now
+from evsched.execution.unknown_tasks import UnknownTasks
+from evsched.execution.verdict import aborted, judge
 from evsched.execution.window_check import check_window
 from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
-
-_ASK_AGAIN: Final = 1.0
-"""Seconds from one process that looks for a missing handler to the next: each start costs much CPU time."""
 
 
 class Executor:
     """Runs jobs: up to `slots` at a time, and up to `processes` of those whose task has `on="process"`.
 
     `start_isolated` starts a process for one job, which is killed when the job does not stop within `kill_grace`
-    seconds. Without it such a job runs alone in this process.
+    seconds. Without it such a job runs alone in this process. A job whose task the program does not have waits for
+    another worker for `unknown_task_grace` seconds.
     """
 
     def __init__(
@@ -51,6 +49,7 @@ class Executor:
         *,
         start_isolated: StartIsolated | None = None,
         kill_grace: float = 10.0,
+        unknown_task_grace: float = 0.0,
         emit: Emit = lambda event: None,
     ) -> None:
         self._tasks = program.tasks
@@ -58,9 +57,8 @@ class Executor:
         self.handlers = Handlers(program, slots)
         self._isolation = Isolation(start_isolated, self.handlers, slots, kill_grace) if start_isolated else None
         self._processes = anyio.CapacityLimiter(processes)
-        self._emit = emit
-        self._missing: dict[str, tuple[str, float]] = {}
-        """Tasks whose handler a new process did not find: why, and when the next process may look (monotonic clock)."""
+        self._missing = MissingHandlers(emit)
+        self._unknown = UnknownTasks(program.tasks, self._store, unknown_task_grace, emit)
         self._marking = asyncio.Lock()
         self.lock = RunLock(self._on_freed)
         self.freed: list[Callable[[], None]] = []
@@ -98,10 +96,10 @@ class Executor:
             return closed if isinstance(closed, Deferred) else replace(closed, began=False)
         if run.stop_reason is not None:
             return _stopped_before(run, prepared)
-        if self._missing and (prepared.task.on == "process" or run.job.deaths):
-            reason, ask_again = self._missing.get(run.task, ("", 0.0))
-            if time.monotonic() < ask_again:
-                return not_now(run.delivery.redis_now(), reason, "code")
+        if isinstance(prepared, NoTask):
+            return await self._unknown.judge(run, prepared.payload)
+        if (prepared.task.on == "process" or run.job.deaths) and (deferred := self._missing.known(run)):
+            return deferred
         self.handlers.make_current(run, prepared)
         if prepared.task.on == "process" and not self._reserve_process(run):
             return Requeued()
@@ -112,7 +110,7 @@ class Executor:
         except asyncio.CancelledError:  # while it waited to begin
             return _stopped_before(run, prepared)
         except HandlerMissing as error:
-            return self._defer(run, str(error))
+            return self._missing.found_missing(run, str(error))
         finally:
             if prepared.task.on == "process":
                 self._processes.release_on_behalf_of(run)
@@ -174,14 +172,6 @@ class Executor:
         if await self._store.mark(run, "1"):
             open_again()
 
-    def _defer(self, run: Run, reason: str) -> Outcome:
-        """Defer a run that the code on disk has no handler for; report it once for each task and reason."""
-        before, _ = self._missing.get(run.task, ("", 0.0))
-        self._missing[run.task] = reason, time.monotonic() + _ASK_AGAIN
-        if before != reason:
-            self._emit(HandlerNotFound(queue=run.delivery.queue, task=run.task, reason=reason))
-        return not_now(run.delivery.redis_now(), reason, "code")
-
     def _reserve_process(self, run: Run) -> bool:
         try:
             self._processes.acquire_on_behalf_of_nowait(run)
@@ -194,7 +184,7 @@ class Executor:
             freed()
 
 
-def _stopped_before(run: Run, prepared: Prepared) -> Outcome:
+def _stopped_before(run: Run, prepared: Prepared | NoTask) -> Outcome:
     """Return the outcome of a run that was stopped before its handler began.
 
     Raises:

@@ -17,13 +17,15 @@ from evsched import forks
 from evsched.execution import process_pool
 from evsched.execution.failure import Failure, failure_of, message, release, where
 from evsched.execution.prepare import Prepared
-from evsched.execution.process_pool import HandlerFailed, HandlerMissing
+from evsched.execution.process_pool import HandlerFailed, HandlerMissing, ProcessDied
 from evsched.execution.program import Program
 from evsched.execution.run import Run
 from evsched.execution.running_runs import RunningRuns
 from evsched.execution.verdict import Failed
-from evsched.jobs.current_job import CurrentJob, GiveUp, RetryLater, set_current_job
-from evsched.jobs.job import encode
+from evsched.jobs.current_job import CurrentJob, set_current_job
+from evsched.jobs.job import Snoozed, encode, shorten
+from evsched.jobs.retry import kinds_of
+from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Task
 
 
@@ -54,8 +56,8 @@ class Handlers:
         )
         set_current_job(run.current)
 
-    async def call(self, run: Run, prepared: Prepared) -> bytes | Failed:
-        """Call the handler of a run; return its result as JSON, or how it failed.
+    async def call(self, run: Run, prepared: Prepared) -> bytes | Failed | Snoozed:
+        """Call the handler of a run; return its result as JSON, how it failed, or that it snoozes.
 
         Raises:
             asyncio.CancelledError: the run is lost.
@@ -73,9 +75,9 @@ class Handlers:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and run.stop_reason == "lost":
                 raise
-            failed = _failed(error, prepared.task)
+            ended = _ended(error, prepared)
             release(error)
-            return failed
+            return ended
         finally:
             forks.end_child()
             self.end(run)
@@ -138,24 +140,27 @@ def _in_thread(run: Run, task: Task, args: list[Any], kwargs: dict[str, Any]) ->
     except GeneratorExit as error:
         # It would close the coroutines that wait for the thread, where none of them could catch it.
         failure = failure_of(error, task.module)
-        return _Raised(HandlerFailed(failure.reason, failure.traceback))
+        return _Raised(HandlerFailed(failure.reason, failure.traceback, kinds_of(error)))
     except BaseException as error:  # noqa: BLE001 - `_call` raises it
         return _Raised(error)
     finally:
         forks.end_child()
 
 
-def _failed(error: BaseException, task: Task) -> Failed:
-    """Say how a handler failed."""
+def _ended(error: BaseException, prepared: Prepared) -> Failed | Snoozed:
+    """Say how a run ended whose handler raised something."""
+    module = prepared.task.module
     match error:
         case asyncio.CancelledError():
-            return _cancelled(error, task)
+            return _cancelled(error, prepared.task)
         case GiveUp():
-            return Failed(message(error), given_up=True, traceback=failure_of(error, task.module).traceback)
+            return Failed(message(error), given_up=True, traceback=failure_of(error, module).traceback)
         case RetryLater():
             return Failed(message(error), delay=error.delay)
+        case Snooze():
+            return Snoozed(shorten(message(error)), error.delay or 0.0, error.until)
         case _:
-            return _raised(error, task)
+            return _raised(error, prepared)
 
 
 def _cancelled(error: asyncio.CancelledError, task: Task) -> Failed:
@@ -165,8 +170,11 @@ def _cancelled(error: asyncio.CancelledError, task: Task) -> Failed:
     return Failed("the handler was cancelled from inside" + place, traceback=traceback, place=place)
 
 
-def _raised(error: BaseException, task: Task) -> Failed:
-    """Say what a handler raised, and where."""
+def _raised(error: BaseException, prepared: Prepared) -> Failed:
+    """Say what a handler raised, and where, and whether the policy allows another attempt after that."""
+    module, policy, refused = prepared.task.module, prepared.policy, ""
     in_process = isinstance(error, HandlerFailed)
-    failure = Failure(str(error), error.traceback) if in_process else failure_of(error, task.module)
-    return Failed(failure.reason, traceback=failure.traceback, place=where(error, task.module))
+    failure = Failure(str(error), error.traceback) if in_process else failure_of(error, module)
+    if policy.by_exception and not isinstance(error, ProcessDied):
+        refused = policy.refusal(error.kinds if in_process else kinds_of(error))
+    return Failed(failure.reason, traceback=failure.traceback, refused=refused, place=where(error, module))

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from evsched.errors import ConfigError, UnknownTask
+from evsched.errors import ConfigError
 from evsched.jobs.job import Buried, FetchedJob, Payload, decode_payload, shorten
 from evsched.jobs.retry import Retry
-from evsched.jobs.tasks import Task, Tasks
+from evsched.jobs.tasks import DEFAULT_RETENTION, Task, Tasks
 
 
 class Prepared(Struct, frozen=True):
@@ -31,6 +31,16 @@ class Prepared(Struct, frozen=True):
         return self.task.timeout if self.payload.timeout is None else self.payload.timeout
 
 
+class NoTask(Struct, frozen=True):
+    """A job whose task the app does not have. Another worker may have it."""
+
+    payload: Payload
+
+    @property
+    def retention(self) -> float:
+        return DEFAULT_RETENTION if self.payload.retention is None else max(0.0, self.payload.retention)
+
+
 def read_payload(job: FetchedJob) -> Payload | Buried:
     """Read the payload of a job, or return why that cannot be done."""
     try:
@@ -39,25 +49,31 @@ def read_payload(job: FetchedJob) -> Payload | Buried:
         return Buried(shorten(f"the payload is no job: {error}: mend it and schedule it again"), False)
 
 
-def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prepared | Buried:
+def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prepared | NoTask | Buried:
     """Return what is to be run, or why it cannot or must not be. `now` by Redis's clock."""
+    task = tasks.get(payload.task)
+    if task is None:
+        return _expired(payload, now) or NoTask(payload)
     try:
-        task = tasks.find(payload.task)
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)
-    except UnknownTask as error:
-        return Buried(shorten(str(error)), payload.reply)
     except (msgspec.ValidationError, ConfigError, RecursionError) as error:
         return Buried(shorten(f"the arguments do not fit: {error}: mend the payload"), payload.reply)
     if payload.timeout is not None and payload.timeout <= 0:
         wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: mend the payload"
         return Buried(wrong, payload.reply)
-    if payload.expires is not None and now > payload.expires:
-        late = now - payload.expires
-        return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
+    if payload.expires is not None and (expired := _expired(payload, now)):
+        return expired
     if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
         return Buried(_why_spent(job.attempt - 1, policy.attempts), payload.reply)
     return Prepared(payload, task, policy, args, kwargs)
+
+
+def _expired(payload: Payload, now: float) -> Buried | None:
+    if payload.expires is None or now <= payload.expires:
+        return None
+    late = now - payload.expires
+    return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
 
 
 def _why_spent(begun: int, attempts: int) -> str:

@@ -12,24 +12,23 @@ import contextlib
 import importlib
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import reduce
-from io import FileIO, TextIOWrapper
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_process
 from anyio import to_process
 from msgspec import Struct
 
-from evsched import forks
 from evsched.errors import EvschedError
-from evsched.execution import exit_codes, parent_death, progress_socket, shadows
+from evsched.execution import exit_codes, pool_process, progress_socket, shadows
 from evsched.execution.failure import failure_of, message, release
 from evsched.execution.progress_socket import ProgressSender, SocketAddress
-from evsched.jobs.current_job import CurrentJob, GiveUp, Progress, RetryLater, set_current_job
+from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
 from evsched.jobs.job import decode, encode
+from evsched.jobs.retry import kinds_of
+from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 
 Args = TypeVarTuple("Args")
 R = TypeVar("R")
@@ -38,9 +37,11 @@ R = TypeVar("R")
 class HandlerFailed(EvschedError):
     """The handler raised in its process; the message says what and where."""
 
-    def __init__(self, reason: str, traceback: str = "") -> None:
+    def __init__(self, reason: str, traceback: str = "", kinds: frozenset[str] = frozenset()) -> None:
         super().__init__(reason)
         self.traceback = traceback
+        self.kinds = kinds
+        """What `retry.kinds_of` returned for what was raised."""
 
 
 class HandlerMissing(EvschedError):
@@ -68,7 +69,7 @@ async def run(
     """Call a handler in a process of the pool. Cancelling ends the process.
 
     Raises:
-        RetryLater, GiveUp: the handler did.
+        RetryLater, Snooze, GiveUp: the handler did.
         HandlerFailed: it raised something else, or its process died.
         HandlerMissing: the process does not find it.
     """
@@ -80,9 +81,11 @@ async def run(
         return decode(value)
     if kind == "retry":
         raise RetryLater(more, value)
+    if kind == "snooze":
+        raise Snooze(value, more[0], until=more[1])
     if kind == "give up":
         raise GiveUp(value)
-    raise HandlerFailed(value, more)
+    raise HandlerFailed(value, *more)
 
 
 async def ready(module: str, name: str = "") -> None:
@@ -115,7 +118,7 @@ def _cannot_run(problem: str) -> str:
 
 
 def _import(worker: int, module: str, name: str) -> Missing | None:
-    _belong_to(worker)
+    pool_process.belong_to(worker)
     try:
         find_handler(module, name)
     except HandlerMissing as error:
@@ -213,24 +216,26 @@ def _call(
         return "done", encode(getattr(found, "handler", found)(*args, **kwargs)), None
     # Nothing else in this process could report what the handler raised.
     except BaseException as error:  # noqa: BLE001
-        failed = _failed(error, module)
+        ended = _ended(error, module)
         release(error)
-        return failed
+        return ended
 
 
-def _failed(error: BaseException, module: str) -> tuple[str, Any, Any]:
+def _ended(error: BaseException, module: str) -> tuple[str, Any, Any]:
     if isinstance(error, RetryLater):
         return "retry", message(error), error.delay
+    if isinstance(error, Snooze):
+        return "snooze", error.delay, (error.reason, error.until)
     if isinstance(error, GiveUp):
         return "give up", message(error), None
     failure = failure_of(error, module)
-    return "failed", failure.reason, failure.traceback
+    return "failed", failure.reason, (failure.traceback, kinds_of(error))
 
 
 def _call_and_report(
     worker: int, address: SocketAddress, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[Any, Progress | None]:
-    _belong_to(worker)
+    pool_process.belong_to(worker)
     sender = ProgressSender(address)
     try:
         return function(sender.report, *args), sender.end()
@@ -239,54 +244,3 @@ def _call_and_report(
     # Such as what a task of its own raised: anyio would raise it in the worker, and end that.
     except BaseException as error:  # noqa: BLE001
         raise ProcessDied(f"its process ended by {type(error).__name__}: {message(error)}") from None
-
-
-def _belong_to(worker: int) -> None:
-    """Let the worker alone end this process: Ctrl-C and many supervisors signal all processes of a group at once."""
-    parent_death.end_with(worker)
-    _pipes.move()
-    forks.hold(_pipes)
-    forks.separate_children()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Ignored by a function: what the handler starts inherits SIG_IGN, and a function not.
-        signal.signal(number, _ignore)
-
-
-class _Pipes:
-    """The pipes to the worker, which anyio has put in place of standard input and output."""
-
-    def __init__(self) -> None:
-        self._moved = list[int]()
-
-    def move(self) -> None:
-        """Give them numbers that nothing inherits: what a handler runs would write its output into the worker's."""
-        if self._moved:
-            return
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream, mode in ((sys.__stdin__, "rb"), (sys.__stdout__, "wb")):
-            buffer: Any = stream.buffer  # pyright: ignore[reportOptionalMemberAccess]
-            file: FileIO = getattr(buffer, "raw", buffer)
-            before = file.fileno()
-            after = os.dup(before)
-            file.__init__(after, mode, closefd=False)  # the same object, since anyio holds it
-            os.dup2(nowhere, before)
-            self._moved.append(after)
-        os.dup2(nowhere, 2)  # anyio's pipe, which nobody reads
-        os.close(nowhere)
-        # An isolated run redirects 1 and 2: so also for those who have got hold of these streams, such as `logging`.
-        sys.stdout, sys.stderr = _writer(1), _writer(2)
-
-    def descriptors(self) -> Iterable[int]:
-        """Return their descriptors: a forked child that held them would hide the end of its parent."""
-        return self._moved
-
-
-def _writer(number: int) -> TextIOWrapper:
-    return TextIOWrapper(FileIO(number, "w", closefd=False), errors="backslashreplace", write_through=True)
-
-
-_pipes: Final = _Pipes()
-
-
-def _ignore(number: int, frame: object) -> None:
-    pass

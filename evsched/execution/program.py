@@ -8,9 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from evsched.jobs import groups
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.tasks import Tasks
 from evsched.recurrence.recurrence import Declared
+from evsched.recurrence.revision import content_of
+from evsched.store.limits import field
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """Gets the job and what runs it (or the next middleware), and returns the result."""
@@ -32,6 +35,27 @@ class Program(Struct, frozen=True):
     middleware: list[Middleware] = []
     lifespan: Lifespan = no_lifespan
     owner: str = ""
-    """The app's name: the recurrences that it declares are its own."""
+    """The app's name: the recurrences and limits that it declares are its own."""
+    revision: int | None = None
+    """The revision of what it declares, None = counted by Redis."""
     recurrences: list[tuple[str, Declared]] = []
     """(queue, recurrence)."""
+    limits: list[tuple[str, str, float]] = []
+    """(queue, field of the limit, value)."""
+
+    def recurrences_in(self, queue: str) -> list[Declared]:
+        """Return the recurrences that it declares in a queue."""
+        return [one for name, one in self.recurrences if name == queue]
+
+    def limits_in(self, queue: str) -> dict[str, float]:
+        """Return the limits that it declares in a queue, by their fields: those of its tasks hold in every queue."""
+        found = {
+            field("concurrency", groups.of_task(task.name), task.concurrency): float(task.concurrency)
+            for task in self.tasks.values()
+            if task.concurrency is not None
+        }
+        return found | {limit: value for name, limit, value in self.limits if name == queue}
+
+    def content_in(self, queue: str) -> str:
+        """Return the digest of all that it declares in a queue."""
+        return content_of(self.recurrences_in(queue), self.limits_in(queue))

@@ -9,8 +9,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from evsched.execution.prepare import Prepared, prepare, read_payload
+from evsched.execution.prepare import NoTask, Prepared, prepare, read_payload
 from evsched.jobs.current_job import CurrentJob, Progress
+from evsched.jobs.hooks import Hooks
 from evsched.jobs.job import Buried, FetchedJob, Outcome
 from evsched.jobs.tasks import Tasks
 
@@ -49,6 +50,7 @@ class Run:
         "cancellable",
         "current",
         "delivery",
+        "hooks",
         "job",
         "marked",
         "on_begin",
@@ -68,6 +70,8 @@ class Run:
 
         self.task = "?"
         """The name of the task; "?" until the payload is read."""
+        self.hooks: Hooks | None = None
+        """The hooks of the task, if the task is known."""
         self.prepared: Prepared | None = None
         self.current: CurrentJob | None = None
         """What the handler sees of the run."""
@@ -109,7 +113,7 @@ class Run:
         if self.delivery.on_progress is not None:
             self.delivery.on_progress()
 
-    def prepare(self, tasks: Tasks) -> Prepared | Buried:
+    def prepare(self, tasks: Tasks) -> Prepared | NoTask | Buried:
         """Read the payload and find the task; return what can be run, or why nothing can."""
         payload = read_payload(self.job)
         if isinstance(payload, Buried):
@@ -117,7 +121,9 @@ class Run:
         self.task = payload.task
         prepared = prepare(tasks, self.job, payload, self.delivery.redis_now())
         if isinstance(prepared, Prepared):
-            self.prepared = prepared
+            self.prepared, self.hooks = prepared, prepared.task.hooks
+        elif task := tasks.get(payload.task):
+            self.hooks = task.hooks
         return prepared
 
     def end(self, outcome: Outcome | None) -> None:

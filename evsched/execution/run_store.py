@@ -1,17 +1,22 @@
-"""What a run needs of Redis before it begins: the window that its job names, and the mark that it begins."""
+"""What a run needs of Redis before it begins: its window, since when its task is unknown, the mark that it begins."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from evsched.errors import NO_ENTRY, StoreRefused
 from evsched.execution.run import Run
 from evsched.jobs.job import Mark
+from evsched.jobs.untrusted import unknown_since
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
+from evsched.transport.call import Call, T
+
+_UNKNOWN_MOST: Final = 64
+"""Bytes: room for two moments. A longer value is malformed, and is not read."""
 
 
 class RunStore(Protocol):
@@ -19,6 +24,14 @@ class RunStore(Protocol):
 
     async def read_window(self, queue: str, name: str) -> str | None:
         """Return the window that is kept under a name; None = there is none.
+
+        Raises:
+            StoreRefused: it cannot be read.
+        """
+        ...
+
+    async def unknown_since(self, run: Run) -> float | None:
+        """Return since when workers have not known the task of a job, Unix seconds; None = this one is the first.
 
         Raises:
             StoreRefused: it cannot be read.
@@ -37,6 +50,10 @@ class NoRunStore:
         """Return None."""
         return None
 
+    async def unknown_since(self, run: Run) -> float | None:
+        """Return None."""
+        return None
+
     async def mark(self, run: Run, mark: Mark) -> bool:
         """Return True."""
         return True
@@ -50,7 +67,8 @@ class RedisRunStore:
         self._worker = worker
         self._reconnect = Reconnect("worker", runtime.emit)
         self._marking = Reconnects("worker, marking runs", runtime.emit)
-        self._refused = Reconnects("worker, windows", runtime.emit)
+        self._windows = Reconnects("worker, windows", runtime.emit)
+        self._unknown = Reconnects("worker, jobs of unknown tasks", runtime.emit)
         self._reading = dict[tuple[str, str], asyncio.Future[str | None]]()
 
     async def mark(self, run: Run, mark: Mark) -> bool:
@@ -64,7 +82,8 @@ class RedisRunStore:
         """Read a window, as `RunStore.read_window`. Runs that ask for it at the same time share one call."""
         reading = self._reading.get((queue, name))
         if reading is None:
-            reading = self._reading[queue, name] = asyncio.ensure_future(self._read(queue, name))
+            call = Store(queue).window(name)
+            reading = self._reading[queue, name] = asyncio.ensure_future(self._read(self._windows.of(queue), call))
             reading.add_done_callback(partial(self._has_read, queue, name))
         return await asyncio.shield(reading)  # a run that is stopped must not cancel the call of the others
 
@@ -73,19 +92,31 @@ class RedisRunStore:
         if not reading.cancelled():
             reading.exception()  # retrieved here, since all the runs that asked may have been stopped
 
-    async def _read(self, queue: str, name: str) -> str | None:
-        refused, store = self._refused.of(queue), Store(queue)
+    async def unknown_since(self, run: Run) -> float | None:
+        """Read since when a task has not been known, as `RunStore.unknown_since`."""
+        queue, job = run.delivery.queue, run.job
+        store, refused = Store(queue), self._unknown.of(queue)
+        if not 0 < await self._read(refused, store.unknown_size(job.id)) <= _UNKNOWN_MOST:
+            return None
+        return unknown_since(await self._read(refused, store.unknown(job.id)), job.due)
+
+    async def _read(self, refused: Reconnect, call: Call[T]) -> T:
+        """Send a call that only reads; wait while Redis is away.
+
+        Raises:
+            StoreRefused: Redis refuses it, which is reported as a failure of `refused`.
+        """
         error: StoreRefused
         while True:
             async with self._reconnect:
                 try:
-                    window = await self._sender.send(store.window(name))
+                    reply = await self._sender.send(call)
                 except StoreRefused as met:
                     if met.kind in NO_ENTRY:
                         raise
                     error = met
                     break
                 refused.passed()
-                return window
+                return reply
         refused.failed(error)
         raise error

@@ -8,9 +8,20 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evsched.execution.prepare import Prepared
+from evsched.execution.prepare import NoTask, Prepared
 from evsched.execution.run import StopReason
-from evsched.jobs.job import Aborted, Buried, DeferCause, Deferred, Done, FetchedJob, Outcome, Retried, shorten
+from evsched.jobs.job import (
+    Aborted,
+    Buried,
+    DeferCause,
+    Deferred,
+    Done,
+    FetchedJob,
+    Outcome,
+    Retried,
+    Snoozed,
+    shorten,
+)
 from evsched.jobs.retry import least_delay
 
 RESULT_MOST: Final = 1_048_576
@@ -33,6 +44,8 @@ class Failed(Struct, frozen=True):
     killed: bool = False
     """It killed the process in which it was isolated."""
     traceback: str = ""
+    refused: str = ""
+    """Why the policy allows no other attempt after what the handler raised; empty if it does."""
     place: str | None = None
     """Where the handler was, as the end of a reason. None: what it raised asks for a retry or gives up, or it did not
     fail itself; the reason then stays as it is, even after a timeout."""
@@ -41,20 +54,22 @@ class Failed(Struct, frozen=True):
 def judge(
     job: FetchedJob,
     prepared: Prepared,
-    result: bytes | Failed,
+    result: bytes | Failed | Snoozed,
     stop_reason: StopReason | None = None,
     *,
     began: bool = True,
 ) -> Outcome:
-    """Return the outcome of a run. `result`: the JSON that its handler returned, or how it failed.
+    """Return the outcome of a run. `result`: the JSON that its handler returned, how it failed, or that it snoozes.
 
     `began` is False for a run that was stopped while it waited for a process or in a middleware.
     """
     if stop_reason == "cancelled":
         return aborted(prepared, began=began)
+    if isinstance(result, Snoozed):
+        return result
     if isinstance(result, Failed):
         if stop_reason == "timeout" and result.place is not None:
-            result = replace(result, reason=TIMED_OUT + result.place)
+            result = replace(result, reason=TIMED_OUT + result.place, refused="")
         return _judge_failure(job, prepared, result)
     if stop_reason == "timeout":
         return _judge_failure(job, prepared, Failed(TIMED_OUT))
@@ -64,7 +79,7 @@ def judge(
     return Done(result, prepared.retention, prepared.payload.reply)
 
 
-def aborted(prepared: Prepared, *, began: bool = True) -> Aborted:
+def aborted(prepared: Prepared | NoTask, *, began: bool = True) -> Aborted:
     """Return the outcome of a run whose job was cancelled."""
     return Aborted(prepared.retention, prepared.payload.reply, began)
 
@@ -83,8 +98,9 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
     # A suspect may begin more often than its policy allows: another job may have caused the deaths.
     beyond = f"{attempt} ({policy.attempts} are allowed, but workers died that held the job)"
     count = f"{attempt} of {policy.attempts}" if attempt <= policy.attempts else beyond
-    reason = shorten(f"attempt {count}{_doubtful(job, failure)}: {failure.reason}")
-    if attempt >= policy.attempts:
+    refused = f"; not run again: {failure.refused}" if failure.refused else ""
+    reason = shorten(f"attempt {count}{_doubtful(job, failure)}: {failure.reason}{refused}")
+    if attempt >= policy.attempts or refused:
         return Buried(reason, reply, killed=failure.killed, traceback=failure.traceback)
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)

@@ -1,4 +1,4 @@
-"""The job as its handler sees it, and what the handler can ask for: a retry, to give up, to report progress."""
+"""The job as its handler sees it; it can report its progress there."""
 
 from __future__ import annotations
 
@@ -6,42 +6,9 @@ import contextvars
 import logging
 import math
 from collections.abc import Callable, Generator
-from datetime import timedelta
 from typing import Any, Final, Literal
 
 from msgspec import Struct
-
-from evsched.errors import EvschedError
-
-
-class RetryLater(EvschedError):
-    """Raised by a handler: run this job again after `delay` (a timedelta, or seconds), or as its retry policy says.
-
-    The run counts as an attempt: after the last allowed one the job goes to dead.
-
-    Raises:
-        TypeError, ValueError: the delay is not a duration; the attempt fails with that error.
-    """
-
-    def __init__(
-        self, delay: timedelta | float | None = None, reason: str = "the handler asked for another attempt"
-    ) -> None:
-        super().__init__(reason)
-        self.delay = None if delay is None else _length(delay)
-        """Seconds."""
-
-
-class GiveUp(EvschedError):
-    """Raised by a handler: do not run this job again; it goes to dead with this reason."""
-
-
-def _length(delay: timedelta | float) -> float:
-    given: Any = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if not isinstance(given, int | float):
-        raise TypeError(f"RetryLater: the delay is a timedelta or a number of seconds, not {given!r}")
-    if given == math.inf:
-        raise ValueError("RetryLater: the delay is infinite: raise GiveUp for a job that is never to run again")
-    return float(given)
 
 
 class Progress(Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from evsched.jobs.untrusted import number, whole
+from evsched.jobs.untrusted import number, unknown_since, whole
 
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
 PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
@@ -108,12 +108,13 @@ class Aborted(Struct, frozen=True):
     """Whether the run had begun."""
 
 
-DeferCause = Literal["window", "code"]
-"""Why a run did not begin: its window, which is closed or cannot be read; the code on disk, which has no handler."""
+DeferCause = Literal["window", "code", "task"]
+"""Why a run did not begin: its window, which is closed or cannot be read; the code on disk, which has no handler; its
+task, which the worker's app does not have."""
 
 
 class Deferred(Struct, frozen=True):
-    """The run did not begin: the window is closed, or the code is missing. It is due again at `due`, Unix seconds."""
+    """The run did not begin, for one of the causes above. The job is due again at `due`, Unix seconds."""
 
     due: float
     reason: str
@@ -122,6 +123,16 @@ class Deferred(Struct, frozen=True):
     text: str = ""
     """The window that was found under that name."""
     cause: DeferCause = "window"
+    unknown_since: float | None = None
+    """Since when workers have not known the task; None = this one knows it."""
+
+
+class Snoozed(Struct, frozen=True):
+    """The handler asked to run later: at `until`, Unix seconds, or after `delay` seconds. It costs no attempt."""
+
+    reason: str
+    delay: float = 0.0
+    until: float | None = None
 
 
 class Requeued(Struct, frozen=True):
@@ -130,7 +141,7 @@ class Requeued(Struct, frozen=True):
     reason: str = "no process of the pool was free"
 
 
-Outcome = Done | Retried | Buried | Aborted | Deferred | Requeued
+Outcome = Done | Retried | Buried | Aborted | Deferred | Snoozed | Requeued
 
 OnConflict = Literal["replace", "keep"]
 """What happens when a job of the same id has not ended: its payload and due are replaced, or it is kept as it is."""
@@ -179,6 +190,8 @@ class JobStatus(Struct, frozen=True):
     place: Place
     due: float | None = None
     attempt: int = 0
+    snoozes: int = 0
+    """How often its handler has snoozed it."""
     priority: int = 5
     group: str | None = None
     task: str | None = None
@@ -195,6 +208,8 @@ class JobStatus(Struct, frozen=True):
     """The handler's last report: done, total, note."""
     stopping: bool = False
     """Whether its worker was told to stop it."""
+    unknown_since: float | None = None
+    """Since when it has been returned to the schedule by workers that do not know its task. None: it is not."""
 
 
 def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[str, bytes]) -> JobStatus:
@@ -214,12 +229,14 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
     payload = json("payload")
     task = payload.get("task") if isinstance(payload, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     priority = fields.get("priority", b"")
+    due = number(score.encode() if place == "schedule" else fields.get("due"))
     return JobStatus(
         id=job_id,
         queue=queue,
         place=place,
-        due=number(score.encode() if place == "schedule" else fields.get("due")),
+        due=due,
         attempt=whole(fields.get("attempt")),
+        snoozes=whole(fields.get("snoozes")),
         priority=int(priority) if len(priority) == 1 and priority.isdigit() else 5,
         group=string("group"),
         task=task if isinstance(task, str) else None,
@@ -233,4 +250,5 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         payload=payload,
         progress=json("progress"),
         stopping="stop" in fields and "finished" not in fields,
+        unknown_since=unknown_since(fields.get("unknown"), due) if "finished" not in fields else None,
     )

@@ -68,6 +68,11 @@ def group(name: str, value: Any) -> None:
     raise invalid(name, value, "a string of 1 to 200 bytes, without `}`")
 
 
+def number(name: str, value: Any) -> None:
+    if not _is_number(value):
+        raise invalid(name, value, "a number")
+
+
 def length(name: str, value: Any) -> None:
     """Check a number of seconds that may not be 0."""
     if not _is_number(value) or not 0 < value < math.inf:
@@ -82,6 +87,12 @@ def length_or_zero(name: str, value: Any) -> None:
 def count(name: str, value: Any) -> None:
     if not _is_whole(value) or value < 1:
         raise invalid(name, value, "a whole number, 1 or more")
+
+
+def revision(name: str, value: Any) -> None:
+    """Check the revision of an app. Redis and Lua store larger whole numbers inexactly."""
+    if not _is_whole(value) or not 1 <= value <= 2**53:
+        raise invalid(name, value, "a whole number from 1 to 2**53 that grows with each deploy")
 
 
 def retry(name: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import Struct
 
@@ -22,6 +22,10 @@ class Retry(Struct, frozen=True, kw_only=True):
     The delay after attempt n (from 1) is `min(interval * factor^(n-1), max_interval) + random(0..jitter)`, all in
     seconds, and never shorter than `least_delay`. `attempts` counts all runs, including the first and those that a
     crash ended: 1 means that the job is never run again.
+
+    `retry_on` and `give_up_on` are exception classes, as in `except`: a job whose handler raises one of `give_up_on`
+    is not run again, nor, if `retry_on` is given, one whose handler raises anything else than those. They belong to a
+    task: a job's own policy cannot have them. Timeouts, crashes, RetryLater and GiveUp are not affected.
     """
 
     attempts: int = 5
@@ -29,6 +33,9 @@ class Retry(Struct, frozen=True, kw_only=True):
     factor: float = 2.0
     max_interval: float = 3600.0
     jitter: float = 0.5
+    retry_on: tuple[type[BaseException], ...] | None = None
+    """None = all."""
+    give_up_on: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
         wrong = [
@@ -44,8 +51,34 @@ class Retry(Struct, frozen=True, kw_only=True):
             or not least <= value < float("inf")
             or (name == "attempts" and value > ATTEMPTS_MOST)
         ]
+        wrong += [
+            f"{name} is {repr(value)[:200]}, must be a tuple of exception classes, such as (ConnectionError,)"
+            for name, value in (
+                ("retry_on", () if self.retry_on is None else self.retry_on),
+                ("give_up_on", self.give_up_on),
+            )
+            if not _are_exceptions(value)
+        ]
+        if not wrong and self.retry_on:
+            never = [kind.__name__ for kind in self.retry_on if issubclass(kind, self.give_up_on)]
+            wrong += [f"retry_on has {name}, on which give_up_on gives up" for name in never]
         if wrong:
             raise ConfigError("Retry: " + "; ".join(wrong))
+
+    @property
+    def by_exception(self) -> bool:
+        """Whether it depends on what a handler raises if the job is run again."""
+        return self.retry_on is not None or bool(self.give_up_on)
+
+    def refusal(self, kinds: frozenset[str]) -> str:
+        """Return why an exception of these `kinds_of` allows no other attempt; empty if it does."""
+        for kind in self.give_up_on:
+            if _name_of(kind) in kinds:
+                return f"give_up_on has {kind.__name__}"
+        if self.retry_on is None or any(_name_of(kind) in kinds for kind in self.retry_on):
+            return ""
+        names = ", ".join(kind.__name__ for kind in self.retry_on)
+        return f"retry_on has only {names}" if names else "retry_on is empty"
 
     def delay(self, attempt: int) -> float:
         """Return the seconds from the end of this attempt to the next one."""
@@ -67,6 +100,26 @@ class Retry(Struct, frozen=True, kw_only=True):
             return min(self.interval * self.factor ** (attempt - 1), self.max_interval)
         except OverflowError:  # a payload can have any factor, and a float ends at 2^1024
             return self.max_interval if self.interval else 0.0
+
+
+def kinds_of(error: BaseException) -> frozenset[str]:
+    """Return the names of an exception's class and of all that it inherits from.
+
+    Names, since an exception that was raised in another process has its class there.
+    """
+    return frozenset(_name_of(kind) for kind in type(error).__mro__)
+
+
+def _name_of(kind: type) -> str:
+    # `__mp_main__` is what multiprocessing and anyio call the worker's main module in their processes.
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+    return f"{module}.{kind.__qualname__}"
+
+
+def _are_exceptions(value: Any) -> bool:
+    if not isinstance(value, tuple):
+        return False
+    return all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in cast("tuple[Any, ...]", value))
 
 
 def _is_number(value: Any, types: type[int] | tuple[type[int], type[float]]) -> bool:

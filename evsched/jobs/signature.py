@@ -59,6 +59,15 @@ class Signature(Struct, frozen=True):
             return values, {}
         return values, {name: self._bind_named(name, value, taken) for name, value in kwargs.items()}
 
+    def by_position(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the same call with as many arguments as possible passed by position, none of them converted."""
+        values, named = list(args), dict(kwargs)
+        for name in self.order[len(args) :]:
+            if name not in named:
+                break
+            values.append(named.pop(name))
+        return values, named
+
     def _bind_named(self, name: str, value: Any, taken: tuple[str, ...]) -> Any:
         if name in self.named and name in taken:
             raise msgspec.ValidationError(f"{self.task} got {name!r} twice - at `$.kwargs.{name}`")

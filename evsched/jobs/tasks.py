@@ -5,15 +5,18 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from evsched.errors import ConfigError, UnknownTask
+from evsched.jobs import groups
 from evsched.jobs import options as check
+from evsched.jobs.hooks import EndedJob, Hook, Hooks
 from evsched.jobs.job import Payload
 from evsched.jobs.options import Check
+from evsched.jobs.policies import override
 from evsched.jobs.retry import Retry
 from evsched.jobs.signature import Signature, read_signature
 
@@ -22,6 +25,9 @@ DEFAULT_TIMEOUT: Final = 1800.0
 
 DEFAULT_RETENTION: Final = 300.0
 """Seconds: long enough to read a result; at 1,000 jobs/s results take about 100 MB."""
+
+_CONCURRENCY_MOST: Final = 1_000_000
+"""As of every limit, see `store/limits.py`."""
 
 On = Literal["loop", "thread", "process"]
 
@@ -37,6 +43,12 @@ class Task(Struct, frozen=True):
     timeout: float | None
     retention: float
     signature: Signature
+    hooks: Hooks | None = None
+    """The tasks that get a job when one of this task has ended."""
+    queue: str | None = None
+    """Where its jobs go; None = to the queue of the app."""
+    concurrency: int | None = None
+    """How many of its jobs may be in flight in a queue, over all workers; None = no limit."""
 
     @property
     def module(self) -> str:
@@ -62,13 +74,16 @@ class Task(Struct, frozen=True):
         Raises:
             ConfigError: the payload's values are not valid.
         """
-        own = payload.retry
-        if own is None:
-            return self.retry
-        named = {name: getattr(own, name) for name in own.__struct_fields__}
-        return msgspec.structs.replace(
-            self.retry, **{name: value for name, value in named.items() if value is not UNSET}
-        )
+        return override(self.retry, payload.retry)
+
+
+class HookTask(Protocol):
+    """A registered task whose handler takes an EndedJob."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def handler(self) -> Callable[[EndedJob], Any]: ...
 
 
 class TaskOptions(TypedDict, total=False):
@@ -83,6 +98,14 @@ class TaskOptions(TypedDict, total=False):
     """Seconds for which the result is kept, default five minutes; 0 = not at all."""
     on: Literal["thread", "process"] | None
     """Where a plain function runs, default a thread."""
+    on_done: HookTask | None
+    """A task that gets a job for each that is done."""
+    on_dead: HookTask | None
+    """A task that gets a job for each that is dead or expired."""
+    queue: str | None
+    """Where its jobs go, else to the queue of the app."""
+    concurrency: int | None
+    """How many of its jobs may be in flight in a queue, over all workers; None = no limit."""
 
 
 def _printable(name: str, value: Any) -> None:
@@ -97,12 +120,26 @@ def _timeout(name: str, value: Any) -> None:
         raise ConfigError(f"{error}, or None for no limit") from None
 
 
+def _hook(name: str, value: Any) -> None:
+    task: Any = getattr(value, "task", None)
+    if not isinstance(task, Task):
+        raise check.invalid(name, value, "a task of this app, such as a function under @app.task")
+    try:
+        task.bind(Payload(task.name, [msgspec.to_builtins(EndedJob("a", "t", "done", 1))]))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: task {task.name} does not take one argument, an EndedJob: {error}") from None
+
+
 _CHECKS: Final[dict[str, Check]] = {
     "name": _printable,
     "retry": check.retry,
     "timeout": _timeout,
     "retention": check.length_or_zero,
     "on": check.one_of("thread", "process"),
+    "on_done": _hook,
+    "on_dead": _hook,
+    "queue": check.identifier,
+    "concurrency": check.count,
 }
 """The check of each of `TaskOptions`, by its declared type."""
 
@@ -123,8 +160,8 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
     """Make a task of a function, async or plain, with options that `check_task_options` has checked.
 
     Raises:
-        ConfigError: the function has no name that a task may have, or cannot run `on` what is given; or its annotations
-            cannot be read.
+        ConfigError: the function has no name that a task may have, or that a task with a concurrency may have, or
+            cannot run `on` what is given; or its annotations cannot be read.
     """
     name = options.get("name")
     if name is None:
@@ -138,7 +175,25 @@ def define(handler: Callable[..., Any], **options: Unpack[TaskOptions]) -> Task:
         timeout=options.get("timeout", DEFAULT_TIMEOUT),
         retention=options.get("retention", DEFAULT_RETENTION),
         signature=read_signature(name, handler),
+        hooks=_hooks(name, options.get("on_done"), options.get("on_dead")),
+        queue=options.get("queue"),
+        concurrency=_concurrency(name, options.get("concurrency")),
     )
+
+
+def _concurrency(name: str, concurrency: int | None) -> int | None:
+    if concurrency is not None:
+        groups.of_task(name)
+        if concurrency > _CONCURRENCY_MOST:
+            raise ConfigError(f"task {name}: concurrency is {concurrency}, must be from 1 to {_CONCURRENCY_MOST:,}")
+    return concurrency
+
+
+def _hooks(name: str, on_done: HookTask | None, on_dead: HookTask | None) -> Hooks | None:
+    if on_done is None and on_dead is None:
+        return None
+    done, dead = (None if hook is None else Hook(hook.task.name, name) for hook in (on_done, on_dead))
+    return Hooks(done, dead)
 
 
 def _where(name: str, handler: Callable[..., Any], on: str | None) -> On:
@@ -167,23 +222,27 @@ class Tasks(dict[str, Task]):
         """Register a task.
 
         Raises:
-            ConfigError: one of that name is registered already.
+            ConfigError: one of that name is registered already; or a hook is a task of another app.
         """
         if task.name in self:
             raise ConfigError(f"task {task.name!r} is registered twice: give one of them another name=")
+        for hook in (task.hooks.on_done, task.hooks.on_dead) if task.hooks else ():
+            if hook is not None and hook.task not in self:
+                raise ConfigError(f"task {task.name}: its hook {hook.task} is not a task of the same app")
         self[task.name] = task
 
     def find(self, name: str) -> Task:
         """Return the task of that name.
 
         Raises:
-            UnknownTask: there is no such task; the message suggests the nearest.
+            UnknownTask: there is no such task; the message names those that there are, and the nearest.
         """
         task = self.get(name)
         if task is None:
             near = difflib.get_close_matches(name[:200], self, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"this worker has {_list(sorted(self)) or 'none'}."
-            raise UnknownTask(f"unknown task {name[:200]!r}: {hint} Register it with @app.task, or correct the name")
+            hint = f"did you mean {near[0]!r}? This" if near else "this"
+            known = f"{hint} worker has {_list(sorted(self)) or 'none'}"
+            raise UnknownTask(f"unknown task {name[:200]!r}: {known}. Register it with @app.task, or correct the name")
         return task
 
 

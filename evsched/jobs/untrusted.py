@@ -22,3 +22,13 @@ def whole(reply: bytes | None) -> int:
     """Read a count; 0 if it is missing or malformed."""
     found = number(reply) or 0.0
     return int(found) if abs(found) <= _EXACT else 0
+
+
+def unknown_since(field: bytes | None, due: float | None) -> float | None:
+    """Read since when workers have not known a job's task; None if that is not so, or the field is malformed.
+
+    The field `unknown` has that moment, and the due time that the last of these workers gave the job. If the job has
+    another due time now, it has been retried, rescheduled or scheduled again since then, and the field says nothing.
+    """
+    since, _, given = (field or b"").partition(b" ")
+    return number(since) if due is not None and number(given) == due else None

@@ -101,11 +101,12 @@ async def _find_and_call(app: str, run: Run, link: ProcessEnd) -> Outcome:
     except (CannotStart, ConfigError) as error:
         raise HandlerMissing(f"a fresh process cannot import the app: {error}") from None
     prepared = run.prepare(program.tasks)
-    if isinstance(prepared, Buried):
-        if prepared.outcome == "expired":
-            return replace(prepared, began=False)
+    if isinstance(prepared, Buried) and prepared.outcome == "expired":
+        return replace(prepared, began=False)
+    if not isinstance(prepared, Prepared):
         # The worker found the job valid with the code that it runs, so the code on disk is different.
-        raise HandlerMissing(f"the code on disk cannot run it: {prepared.reason}")
+        why = prepared.reason if isinstance(prepared, Buried) else f"it has no task {run.task[:200]!r}"
+        raise HandlerMissing(f"the code on disk cannot run it: {why}")
     try:
         handlers = Handlers(program, threads=1)
         async with program.lifespan() as handlers.state:

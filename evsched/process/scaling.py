@@ -1,4 +1,7 @@
-"""Decides how many worker processes run: between two bounds, more if one is behind, fewer if one is idle. Pure."""
+"""Decides how many worker processes run: between two bounds, more if one is behind, fewer if one is idle. Pure.
+
+If the lower bound is 0, the last process ends too when it is idle; `ready_watch.py` then decides when one starts again.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from evsched.errors import ConfigError
-from evsched.process import child_link
+from evsched.process.reports import Behind, Idle, Report
 
 _APART: Final = 2.0
 """Seconds between the starts of two more processes: the first one needs this time before it fetches jobs."""
@@ -31,8 +34,8 @@ def read_span(text: str) -> Span:
         span = Span(int(low), int(high if colon else low))
     except ValueError:
         span = Span(0, 0)
-    if not 1 <= span.least <= span.most <= 256:
-        raise ConfigError(f"processes {text!r}: a number such as 4, or MIN:MAX such as 2:8, from 1 to 256")
+    if not 0 <= span.least <= span.most <= 256 or not span.most:
+        raise ConfigError(f"processes {text!r}: a number such as 4, 1 to 256, or MIN:MAX such as 2:8 or 0:8")
     return span
 
 
@@ -44,11 +47,11 @@ class Scaling:
         self._last_added = float("-inf")
         """When another process was started, by the monotonic clock."""
 
-    def decide(self, report: bytes, running: int, now: float) -> Literal["add", "end"] | None:
+    def decide(self, report: Report, running: int, now: float) -> Literal["add", "end"] | None:
         """Return what to do about a report of one of `running` processes; "end" is about the one that reports."""
-        if report == child_link.BEHIND and running < self.span.most and now - self._last_added > _APART:
+        if isinstance(report, Behind) and running < self.span.most and now - self._last_added > _APART:
             self._last_added = now
             return "add"
-        if report == child_link.IDLE and running > self.span.least:
+        if isinstance(report, Idle) and running > self.span.least:
             return "end"
         return None

@@ -5,29 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import evsched
 from evsched import forks
 from evsched.app import App
-from evsched.config import Config
+from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics import server_checks
+from evsched.diagnostics.acl import Role
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreRefused
-from evsched.events import DispatcherStarted, Events, HandlersLeft, RedisUnsafe
-from evsched.process.child_link import LINK, METRICS, ChildLink, inherited
+from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack, RedisUnsafe
+from evsched.process.child_link import ChildLink
+from evsched.process.doctor_watch import DoctorWatch, OnChanges
+from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, inherited, put_back
 from evsched.process.isolated_run import start_isolated
-from evsched.process.scaling import Span
-from evsched.process.supervisor import Supervisor
 from evsched.runtime import collector
 from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
-from evsched.runtime.shutdown import Shutdown, bound
+from evsched.runtime.shutdown import Shutdown
 from evsched.store.server import facts, info
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
@@ -78,7 +78,11 @@ class _Process:
         self.link = link
         """The link to the parent; None = there is no parent."""
         self.server = ""
-        self.telemetry = Telemetry(self.runtime, events, evsched.__version__, inherited(METRICS))
+        self.telemetry = Telemetry(
+            self.runtime, events, evsched.__version__, inherited(METRICS), inherited(METRICS_TAKEN)
+        )
+        for queue, count in put_back().items():
+            self.runtime.emit(JobsPutBack(queue=queue, count=count))
 
     async def wait_for_redis(self) -> None:
         """Wait until Redis answers, and find out which server it is.
@@ -138,11 +142,18 @@ def run_dev(config: Config, app: App) -> None:
     _run(config, config.shutdown_grace, lambda process: _both(process, app))
 
 
-def run_workers(config: Config, span: Span, command: Sequence[str], targets: Path | None) -> int:
-    """Run worker processes, whose command line is `command`, until SIGTERM or SIGINT; return the exit code."""
-    emit = Events(log.Log(jobs=config.log_jobs).on_event).emit
-    with Shutdown(bound(config.shutdown_grace), emit) as shutdown:
-        return asyncio.run(Supervisor(config, span, command, emit, shutdown, targets).run())
+def run_doctor(config: Config, role: Role | None, interval: float, on_changes: OnChanges) -> None:
+    """Examine Redis and its queues every `interval` seconds, until SIGTERM or SIGINT."""
+
+    async def work(process: _Process) -> bool:
+        watch = DoctorWatch(process.runtime, role, interval, on_changes)
+        process.telemetry.of_doctor(config.queues[0] if config.queues else DEFAULT_QUEUE, watch.problem)
+        process.runtime.emit(DoctorStarted(interval=interval))
+        # Not by `run_loops`, which would call it a bug that stdout cannot be written.
+        await process.shutdown.request.run_until_made(watch.run())
+        return False
+
+    _run(config, 0.0, work)
 
 
 def _run(config: Config, grace: float, work: _Work) -> None:
@@ -211,13 +222,13 @@ async def _dispatch(process: _Process) -> None:
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
-    queues = list(config.queues or (app.queue,))
+    queues = list(config.queues or app.queues)
     isolated = None if app.origin is None else partial(start_isolated, app.origin)
     worker = Worker(process.runtime, app.program, queues, start_isolated=isolated)
     process.telemetry.of_worker(worker)
     link = None
     if process.link is not None:
-        link = ChildLink(process.link, config.scale_down_after, worker)
+        link = ChildLink(process.link, config, worker)
         process.events.subscribe(link.on_event)
     shutdown.worker = worker
     running = asyncio.ensure_future(worker.run())

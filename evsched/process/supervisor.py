@@ -1,40 +1,32 @@
-"""The parent of worker processes: starts them, restarts those that end, starts more and ends idle ones (`scaling.py`).
+"""The parent of worker processes: how many run (`scaling.py`), with which code (`reload.py`), and how they end.
 
-It has no connection to Redis and does not poll: its children report to it (`child_link.py`).
+It imports no app and does not poll: its children report to it (`reports.py`). It connects to Redis only when a child
+has died (`recovery.py`), and while none runs (`ready_watch.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Final
 
-from evsched.config import Config, as_environment
-from evsched.events import ChildCannotStart, ChildKilled, Emit
-from evsched.process import child_link
+from evsched.config import Config
+from evsched.events import ChildCannotStart, Emit, ParentWaits, ParentWoken
+from evsched.process.children import Children
 from evsched.process.metrics_ports import MetricsPorts
+from evsched.process.ready_watch import ReadyWatch
+from evsched.process.recovery import Recovery
+from evsched.process.reload import Reload
+from evsched.process.reports import Report
 from evsched.process.scaling import Scaling, Span
-from evsched.process.worker_process import WorkerProcess
+from evsched.process.worker_process import Launch, WorkerProcess
+from evsched.runtime.loops import ended_loop
 from evsched.runtime.shutdown import FORCED, Shutdown, bound
-from evsched.transport.backoff import reconnect_delay
-
-_CANNOT_START: Final = (1, 2)
-"""Exit codes of a command that has printed why it cannot start (`cli`). With any other code the next start may work."""
-
-_MARGIN: Final = 1.0
-"""Seconds for a child to end after its own time limit. If it has not ended then, it is suspended or the host hangs."""
-
-_STABLE: Final = 60.0
-"""Seconds after which an end is no longer counted as a failure to start."""
 
 
 class Supervisor:
-    """Keeps `span` worker processes of a command line.
+    """Keeps `span` worker processes.
 
     Raises:
         CannotStart: a metrics port is taken.
@@ -44,23 +36,24 @@ class Supervisor:
         self,
         config: Config,
         span: Span,
-        command: Sequence[str],
+        launch: Launch,
         emit: Emit,
         shutdown: Shutdown,
         targets: Path | None = None,
     ) -> None:
+        self._config = config
         self._scaling = Scaling(span)
         self._emit = emit
         self._shutdown = shutdown
-        self._shutdown_bound = bound(config.shutdown_grace)
         self._ports = MetricsPorts(config, span.most, targets)
-        environment = as_environment(config)
-        self._children = [WorkerProcess(n, command, environment, self._ports.of(n)) for n in range(span.most)]
-        self._keepers: dict[WorkerProcess, asyncio.Task[None]] = {}
-        """The task that starts and restarts each child."""
+
+        def make(number: int, predecessor: asyncio.Future[int] | None) -> WorkerProcess:
+            return WorkerProcess(number, launch, self._ports.of(number), predecessor)
+
+        recovery = Recovery(config, emit)
+        self._children = Children(make, span.most, bound(config.shutdown_grace), recovery, self, emit)
+        self._reload = Reload(self._children, emit)
         self._stop = asyncio.Event()
-        self._ready = False
-        """A child has become ready, so the command line is right."""
         self._code = 0
 
     async def run(self) -> int:
@@ -72,84 +65,79 @@ class Supervisor:
         Raises:
             CannotStart: the targets' file cannot be written.
         """
-        request = self._shutdown.request
+        loop, request = asyncio.get_running_loop(), self._shutdown.request
         request.attach()
-        self._shutdown.kill_children = self._kill
+        self._shutdown.kill_children = self._children.kill
+        self._shutdown.reload = lambda: loop.call_soon_threadsafe(self._reload.ask)
         requested = asyncio.ensure_future(request.wait())
         requested.add_done_callback(lambda _: self._stop.set())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        loops = {"reload": asyncio.ensure_future(self._reload.run())}
+        if self._scaling.span.least == 0:
+            loops["parent"] = asyncio.ensure_future(self._start_when_jobs_wait())
         try:
-            for child in self._children[: self._scaling.span.least]:
-                self._begin(child)
-            await self._stop.wait()
-            for child in self._children:
-                self._end(child)
-            await self._wait_for_children()
+            # The first one runs in any case: it declares recurrences, and reports the app's queues and its Redis.
+            for child in self._children.current[: max(1, self._scaling.span.least)]:
+                self._children.begin(child)
+            await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
+            await self._end(loops)
         finally:
-            requested.cancel()
+            for task in (requested, stopping, *loops.values()):
+                task.cancel()
             self._ports.close()
         return self._code
 
-    async def _wait_for_children(self) -> None:
-        """Wait for the children's end. Kill those that hang; the janitor then puts back the jobs that they held."""
-        keepers = list(self._keepers.values())
-        if keepers:
-            await asyncio.wait(keepers, timeout=self._shutdown_bound + _MARGIN)
-        for child in self._kill():
-            self._emit(ChildKilled(number=child.number, pid=child.pid))
-        await asyncio.gather(*keepers)
+    async def _end(self, loops: dict[str, asyncio.Task[None]]) -> None:
+        """End the children.
 
-    def _kill(self) -> list[WorkerProcess]:
-        """Kill the children that are alive, and return them. For any thread."""
-        alive = [child for child in self._children if child.alive]
-        for child in alive:
-            child.kill()
-        return alive
+        Raises:
+            LoopEnded: this is not because the process was asked to end.
+        """
+        ended = [ended_loop(name, loop) for name, loop in loops.items() if loop.done()]
+        for loop in loops.values():
+            loop.cancel()
+        codes = await self._children.end_all()
+        # -SIGTERM: the signal came before the child handled signals.
+        if any(code not in (0, -signal.SIGTERM) for code in codes):
+            self._code = self._code or FORCED  # keep the code of a first child that could not start
+        if ended:
+            raise ended[0]
 
-    def _begin(self, child: WorkerProcess) -> None:
-        child.wanted = True
-        self._write_targets()
-        keeper = self._keepers.get(child)
-        if keeper is None or keeper.done():
-            self._keepers[child] = asyncio.ensure_future(self._keep(child))
+    async def _start_when_jobs_wait(self) -> None:
+        """Start a child when none is wanted, and jobs wait."""
+        while True:
+            await self._children.none_wanted.wait()
+            if (last := self._children.last_ready) is not None:
+                self._emit(ParentWaits(queues=last.queues))
+                queue = await ReadyWatch(self._config, last.url, self._emit).wait(last.queues)
+                if not self._children.wanted:
+                    self._emit(ParentWoken(queue=queue))
+                    self._children.begin(self._children.current[0])
 
-    def _end(self, child: WorkerProcess) -> None:
-        child.wanted = False
-        self._write_targets()
-        child.terminate()
+    # Called by the children.
 
-    def _write_targets(self) -> None:
-        self._ports.write_targets(child.number for child in self._children if child.wanted)
+    def reported(self, child: WorkerProcess, report: Report) -> None:
+        """Start another child if this one is behind, or end it if it is idle."""
+        if self._stop.is_set():
+            return
+        match self._scaling.decide(report, len(self._children.wanted), time.monotonic()):
+            case "add":
+                self._children.begin(next(one for one in self._children.current if not one.wanted))
+            case "end":
+                self._children.end(child)
+            case None:
+                pass
 
-    async def _keep(self, child: WorkerProcess) -> None:
-        """Run a child as long as it is wanted; start it again when it ends by itself."""
-        failures = 0
-        while child.wanted and not self._stop.is_set():
-            began = time.monotonic()
-            code = await child.run(self._emit, partial(self._on_report, child))
-            if not child.wanted:
-                # -SIGTERM: the signal came before the child handled signals.
-                if self._stop.is_set() and code not in (0, -signal.SIGTERM):
-                    self._code = self._code or FORCED  # keep the code of a first child that could not start
-                return
-            if not self._ready and code in _CANNOT_START:
-                # No child has become ready so far: the others would not start either.
-                self._emit(ChildCannotStart(number=child.number, code=code))
-                self._code = code
-                self._stop.set()
-                return
-            failures = 0 if time.monotonic() - began > _STABLE else failures + 1
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), reconnect_delay(failures) if failures else 0.0)
+    def cannot_start(self, child: WorkerProcess, code: int) -> None:
+        """End, since no other child would start either."""
+        self._emit(ChildCannotStart(number=child.number, code=code))
+        self._code = code
+        self._stop.set()
 
-    def _on_report(self, child: WorkerProcess, report: bytes) -> None:
-        if report == child_link.READY:
-            self._ready = True
-        elif not self._stop.is_set():
-            running = sum(one.wanted for one in self._children)
-            match self._scaling.decide(report, running, time.monotonic()):
-                case "add":
-                    self._begin(next(one for one in self._children if not one.wanted))
-                case "end":
-                    self._end(child)
-                case None:
-                    pass
+    def changed(self) -> None:
+        """Write the list of metrics ports.
+
+        Raises:
+            CannotStart: it cannot be written.
+        """
+        self._ports.write_targets(child.number for child in self._children.wanted)

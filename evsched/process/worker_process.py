@@ -8,27 +8,75 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
-from evsched.events import ChildEnded, ChildStarted, Emit
-from evsched.process import child_link
+import msgspec
+from msgspec import Struct
 
-OnReport = Callable[[bytes], None]
-"""Called with each byte that the process sends (`child_link.py`)."""
+from evsched.events import ChildEnded, ChildNotStarted, ChildStarted, Emit
+from evsched.process import reports
+from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, PUT_BACK
+from evsched.process.reports import Ready, Report
+
+NOT_STARTED: Final = 127
+"""Stands for the exit code of a process that the system could not start, as in a shell."""
+
+OnReport = Callable[[Report], None]
+"""Called with each report of the process."""
+
+
+class Launch(Struct, frozen=True):
+    """How the worker processes of a parent are started."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    """Added to the parent's own."""
+    folder: str | None
+    """Where they run; None = in the parent's working directory."""
+
+
+def working_directory() -> str | None:
+    """Return the name of the working directory as the shell or the unit file gave it; None if it is not known.
+
+    If the name is a symbolic link that a deployment changes, processes that start later run in the new directory.
+    """
+    name = os.environ.get("PWD", "")
+    with contextlib.suppress(OSError):
+        if Path(name).is_absolute() and Path(name).samefile("."):
+            return name
+    return None
 
 
 class WorkerProcess:
-    """The worker process with this number. `run` starts it; after its end, `run` may start it again."""
+    """The worker process with this number. `run` starts it; after its end, `run` may start it again.
+
+    `predecessor`: done when the process that this one replaces has ended for good. Both have the same metrics port, and
+    until then the predecessor answers on it: what it still counts would be lost otherwise.
+    """
 
     def __init__(
-        self, number: int, command: Sequence[str], environment: Mapping[str, str], port: socket.socket | None
+        self,
+        number: int,
+        launch: Launch,
+        port: socket.socket | None,
+        predecessor: asyncio.Future[int] | None = None,
     ) -> None:
         self.number = number
-        self.wanted = False
-        """The process should run."""
-        self._command = command
-        self._environment = environment
+        self.unwanted = asyncio.Event()
+        """The process should not run (any more)."""
+        self.unwanted.set()
+        self.ready: Ready | None = None
+        """What it reported when it was ready; None = it is not ready yet."""
+        self.became_ready = asyncio.Event()
+        """It was ready at least once."""
+        self.put_back = Counter[str]()
+        """How many jobs of its earlier runs were put back, by queue. The next run counts them."""
+        self._launch = launch
         self._port = port
+        self._predecessor = predecessor
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -41,19 +89,36 @@ class WorkerProcess:
         """Whether the process was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def wanted(self) -> bool:
+        """Whether the process should run."""
+        return not self.unwanted.is_set()
+
     async def run(self, emit: Emit, on_report: OnReport) -> int:
-        """Start the process and wait for its end; return its exit code."""
+        """Start the process and wait for its end; return its exit code, NOT_STARTED if it could not be started."""
+        self.ready = None
         ours, theirs = socket.socketpair()
-        inherited = [theirs.fileno()]
-        environment = {**os.environ, **self._environment, child_link.LINK: str(theirs.fileno())}
-        if self._port is not None:
-            inherited.append(self._port.fileno())
-            environment[child_link.METRICS] = str(self._port.fileno())
-        # A group of its own: so Ctrl-C on the terminal reaches the parent alone, which passes it on once.
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "evsched", *self._command, pass_fds=inherited, env=environment, process_group=0
-        )
-        theirs.close()
+        with contextlib.ExitStack() as passed:
+            passed.enter_context(theirs)
+            environment = {**os.environ, **self._launch.environment, LINK: str(theirs.fileno())}
+            environment |= self._pass_port(passed)
+            if self.put_back:
+                environment[PUT_BACK] = msgspec.json.encode(self.put_back).decode()
+                self.put_back.clear()
+            inherited = [int(value) for name, value in environment.items() if name in (LINK, METRICS, METRICS_TAKEN)]
+            try:
+                # A group of its own: so Ctrl-C on the terminal reaches the parent alone, which passes it on once.
+                process = self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "evsched", *self._launch.command),
+                    pass_fds=inherited,
+                    env=environment,
+                    cwd=self._launch.folder,
+                    process_group=0,
+                )
+            except OSError as error:
+                ours.close()
+                emit(ChildNotStarted(number=self.number, reason=str(error)))
+                return NOT_STARTED
         emit(ChildStarted(number=self.number, pid=process.pid))
         if not self.wanted:
             self.terminate()
@@ -64,6 +129,18 @@ class WorkerProcess:
         await asyncio.gather(receiving, return_exceptions=True)
         emit(ChildEnded(number=self.number, pid=process.pid, code=code))
         return code
+
+    def _pass_port(self, passed: contextlib.ExitStack) -> dict[str, str]:
+        """Return the variables that name the sockets of the metrics port."""
+        if self._port is None:
+            return {}
+        named = {METRICS: str(self._port.fileno())}
+        if self._predecessor is not None and not self._predecessor.done():
+            taken, theirs = socket.socketpair()
+            passed.enter_context(theirs)
+            self._predecessor.add_done_callback(lambda _: taken.close())
+            named[METRICS_TAKEN] = str(theirs.fileno())
+        return named
 
     def terminate(self) -> None:
         """Ask the process to end."""
@@ -83,9 +160,10 @@ class WorkerProcess:
 async def _receive(link: socket.socket, on_report: OnReport) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     try:
-        while report := await reader.read(1):
-            on_report(report)
-    except OSError:
+        while line := await reader.readline():
+            if (report := reports.read(line)) is not None:
+                on_report(report)
+    except (OSError, ValueError):  # ValueError: the line is longer than any report
         pass
     finally:
         writer.close()

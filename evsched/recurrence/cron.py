@@ -94,6 +94,13 @@ class Rule(Struct, frozen=True):
             elif (tries := tries + 1) > _GUARD:
                 return
 
+    def walk_from(self, moment: float) -> Iterator[float]:
+        """Yield the times of an interval that is counted from a moment."""
+        moment, step = max(moment, -1.0), 1
+        while (found := moment + step * self.every) < _CALENDAR_ENDS:
+            yield found
+            step += 1
+
     def words(self) -> str:
         """Return the rule in words."""
         if self.cron is None:

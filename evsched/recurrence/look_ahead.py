@@ -9,6 +9,7 @@ from itertools import islice
 from msgspec import Struct
 
 from evsched.jobs.untrusted import number, whole
+from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import Recurrence
 
 
@@ -22,13 +23,17 @@ class Standing(Struct, frozen=True):
     ahead: tuple[float, ...] = ()
     """The planned times of the occurrences that are on the schedule."""
     paused: bool = False
+    until: float | None = None
+    """When its pause ends, in Unix seconds; None = it is not paused, or for good."""
 
 
 def read_standing(next_: float, fields: Mapping[str, bytes]) -> Standing:
     """Read a recurrence's score and record. Malformed values count as absent."""
     planned = (number(id_.rpartition(b"@")[2]) for id_ in fields.get("ahead", b"").split())
     ahead = tuple(sorted(moment for moment in planned if moment is not None))
-    return Standing(next_, whole(fields.get("made")) or 0, ahead, "paused" in fields)
+    paused = "paused" in fields
+    until = number(fields.get("paused_until")) if paused else None
+    return Standing(next_, whole(fields.get("made")) or 0, ahead, paused, until)
 
 
 def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: float) -> Iterator[float]:
@@ -36,14 +41,23 @@ def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: f
 
     For a recurrence with a count, past times are left out, because the record does not say which of them were missed.
     """
+    if standing.until is not None:
+        resumes = just_before(standing.until)
+        now, after = max(now, resumes), max(after, resumes)
     count = recurrence.declared.count
+    if recurrence.declared.after is not None and 0 < standing.next < math.inf:
+        # Counted from the end of runs that are not known yet: from the next planned time on, as if they took no time.
+        left = None if count is None else max(0, count - standing.made)
+        times = recurrence.walk(standing.next - recurrence.rule.every)
+        yield from (planned for planned in islice(times, left) if planned > after)
+        return
     if count is None:
         yield from recurrence.walk(after)
         return
     yield from (planned for planned in standing.ahead if planned > max(now, after))
     if standing.next == math.inf and not standing.paused:
         return  # all its occurrences have been scheduled
-    begin = math.nextafter(standing.next, -math.inf) if 0 < standing.next < math.inf else now
+    begin = just_before(standing.next) if 0 < standing.next < math.inf else now
     for planned in islice(recurrence.walk(begin), max(0, count - standing.made)):
         if planned > after:
             yield planned

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha1
 from typing import Final, Literal, cast
@@ -13,8 +12,17 @@ import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError
-from evsched.jobs.retry import Retry
 from evsched.keys import NAME
+from evsched.recurrence.calendars import (
+    CALENDAR_NAME,
+    Days,
+    begin_after,
+    just_before,
+    last_of,
+    local_day,
+    names_of,
+    read_days,
+)
 from evsched.recurrence.cron import Rule, parse_rule
 from evsched.recurrence.windows import WINDOW_NAME, Window, read_window
 
@@ -35,6 +43,10 @@ _LOOKED: Final = 2000
 
 _CAUGHT_UP: Final = 10_000
 """Missed occurrences that `all` schedules late, at most."""
+
+_LOOK_AGAIN: Final = 60.0
+"""Seconds after which a dispatcher looks whether an occurrence still runs from whose end the next one is counted. Its
+end plans the next one; but a client may have deleted its job."""
 
 _FAR: Final = 1e11
 """Unix seconds, in the year 5138."""
@@ -65,6 +77,12 @@ class Declared(Struct, frozen=True, kw_only=True):
     """How many missed occurrences `all` schedules at a time, the newest ones."""
     overlap: Overlap = "skip"
     window: str | None = None
+    pause_after: int | None = None
+    """Pause it after so many failures in a row."""
+    after: Literal["end"] | None = None
+    """Count the interval from the end of each run, not from 1970."""
+    skip: str | None = None
+    """The names of the calendars on whose days it makes no jobs, separated by commas."""
 
     def fields(self) -> dict[str, str | bytes]:
         """Return the fields of the record; '' means that a value is not set."""
@@ -82,6 +100,9 @@ class Declared(Struct, frozen=True, kw_only=True):
             "most": str(self.most),
             "overlap": self.overlap,
             "window": self.window or "",
+            "pause_after": "" if self.pause_after is None else str(self.pause_after),
+            "skip": self.skip or "",
+            "after": self.after or "",
         }
 
 
@@ -126,16 +147,38 @@ class Recurrence(Struct, frozen=True):
     declared: Declared
     rule: Rule
     window: Window | None
+    closed: Days = ()
+    """The days of its calendars, in the zone of the rule."""
 
     def walk(self, after: float) -> Iterator[float]:
-        """Yield the planned times after a moment."""
+        """Yield the planned times after a moment. Those on closed days are none.
+
+        If they are counted from the end of each run, these are the times for runs that take no time.
+        """
         start, end = self.declared.start, self.declared.end
         if start is not None:
-            after = max(after, math.nextafter(start, -math.inf))
-        for planned in self.rule.walk(after):
+            after = max(after, just_before(start))
+        times = self._walk(after)
+        for planned in times if not self.closed else self._open(times):
             if end is not None and planned > end:
                 return
             yield planned
+
+    def _walk(self, after: float) -> Iterator[float]:
+        return self.rule.walk(after) if self.declared.after is None else self.rule.walk_from(after)
+
+    def _open(self, times: Iterator[float]) -> Iterator[float]:
+        """Yield the times that are on no closed day. A range of closed days is passed over in one step."""
+        zone = self.rule.zone
+        while (planned := next(times, None)) is not None:
+            last = last_of(self.closed, local_day(planned, zone))
+            if last is None:
+                yield planned
+            elif (opens := begin_after(last, zone)) > planned:
+                times = self._walk(just_before(opens))
+
+    def _is_closed(self, planned: float) -> bool:
+        return bool(self.closed) and last_of(self.closed, local_day(planned, self.rule.zone)) is not None
 
     def occurrence(self, planned: float, misfire_grace: float | None = None) -> Occurrence | None:
         """Return the occurrence of a planned time; None if its window does not open within two years."""
@@ -156,9 +199,12 @@ class Recurrence(Struct, frozen=True):
         """
         if next_planned <= 0:
             return Plan([], next(self.walk(now), None), 0)
+        if self.declared.after is not None:
+            return self._plan_one(next_planned, now, ahead)
         put, missed, late, looked = list[Occurrence](), 0, deque[Occurrence](maxlen=self.declared.most), 0
-        planned: float | None = next_planned
         times = self.walk(next_planned)
+        # Its calendar may have changed since it was planned.
+        planned: float | None = next(times, None) if self._is_closed(next_planned) else next_planned
         while planned is not None and planned <= now + ahead and len(put) < _PUT:
             looked += 1
             if looked > _LOOKED:
@@ -176,19 +222,41 @@ class Recurrence(Struct, frozen=True):
         caught_up = {"skip": [], "once": list(late)[-1:], "all": list(late)}[self.declared.misfire]
         return Plan([*caught_up, *put], planned, missed - len(caught_up))
 
+    def _plan_one(self, next_planned: float, now: float, ahead: float) -> Plan:
+        """Plan the one occurrence that is next, and when to look again in case its end is never written.
+
+        `recur` puts it on the schedule unless another is on its way or runs; the end of that one sets the next time.
+        """
+        if self._is_closed(next_planned):
+            return Plan([], next(self.walk(next_planned), None), 0)
+        if self.declared.end is not None and next_planned > self.declared.end:
+            return Plan([], None, 0)
+        if next_planned > now + ahead:
+            return Plan([], next_planned, 0)
+        one = self.occurrence(next_planned)
+        return Plan([] if one is None else [one], max(next_planned, now) + max(self.rule.every, _LOOK_AGAIN), 0)
+
+
+def planned_text(planned: float) -> str:
+    """Return a planned time as it stands in the id of its occurrence: every process writes the same."""
+    return f"{planned:.3f}".rstrip("0").rstrip(".")
+
 
 def occurrence_id(name: str, planned: float) -> str:
     """Return the id of an occurrence: every process computes the same one."""
-    return f"{name}@{planned:.3f}".rstrip("0").rstrip(".")
+    return f"{name}@{planned_text(planned)}"
 
 
-def read_recurrence(declared: Declared) -> Recurrence:
-    """Parse a recurrence's rule and window.
+def read_recurrence(declared: Declared, calendars: Mapping[str, str] | None = None) -> Recurrence:
+    """Parse a recurrence's rule and window, and its calendars, which are given by their names.
+
+    Without `calendars` it is only checked: it knows no closed days.
 
     Raises:
         ConfigError: one of them is not valid; the message names the recurrence and the wrong part.
     """
     try:
+        closed = () if calendars is None else read_days(declared.skip, calendars)
         rule = _rule(declared.rule, declared.zone)
         # A named window is looked up by the worker, which defers jobs that come while it is closed.
         named = declared.window is None or WINDOW_NAME.fullmatch(declared.window)
@@ -197,28 +265,19 @@ def read_recurrence(declared: Declared) -> Recurrence:
         raise ConfigError(f"recurrence {declared.name}: {error}") from None
     if not NAME.fullmatch(declared.name) or len(declared.name) > _NAME_MOST:
         raise ConfigError(f"recurrence {declared.name!r}: a name is 1 to {_NAME_MOST} of A-Z a-z 0-9 . _ : @ -")
-    if declared.most < 1 or (declared.count is not None and declared.count < 1) or declared.spread < 0:
-        raise ConfigError(f"recurrence {declared.name}: most and count are at least 1, spread at least 0")
+    counts = (declared.most, declared.count, declared.pause_after)
+    if any(value is not None and value < 1 for value in counts) or declared.spread < 0:
+        raise ConfigError(f"recurrence {declared.name}: most, count and pause_after are at least 1, spread at least 0")
     # Larger values are mistakes: they would not fit a date, or the memory.
     if declared.most > _CAUGHT_UP or not declared.spread <= _FAR:
         raise ConfigError(f"recurrence {declared.name}: most is at most {_CAUGHT_UP}, spread at most {_FAR:g} s")
     if not all(-_FAR <= moment <= _FAR for moment in (declared.start, declared.end) if moment is not None):
         raise ConfigError(f"recurrence {declared.name}: start and end are Unix seconds, up to {_FAR:g}")
-    return Recurrence(declared, rule, window)
+    if not all(CALENDAR_NAME.fullmatch(calendar) for calendar in names_of(declared.skip)):
+        raise ConfigError(f"recurrence {declared.name}: skip is the name of a calendar, or several with commas")
+    if declared.after is not None and (rule.cron is not None or declared.overlap == "allow"):
+        raise ConfigError(f"recurrence {declared.name}: after='end' needs every=, and an overlap that is not 'allow'")
+    return Recurrence(declared, rule, window, closed)
 
 
 _rule = lru_cache(4096)(parse_rule)
-
-
-def check_interval(name: str, rule: Rule, retry: Retry) -> None:
-    """Refuse a recurrence that can fall due again before the retries of one occurrence have ended.
-
-    Raises:
-        ConfigError: the message has both durations.
-    """
-    shortest, worst = rule.shortest(), retry.worst_case()
-    if retry.attempts > 1 and shortest < worst:  # one attempt has no retries
-        raise ConfigError(
-            f"recurrence {name}: it recurs after {shortest:g} s, and the retries of one occurrence may take {worst:g}"
-            " s: give it fewer or quicker attempts, a longer interval, or overlap='allow'"
-        )

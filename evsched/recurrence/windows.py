@@ -14,7 +14,6 @@ is set back.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 from math import floor
@@ -24,6 +23,7 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct
 
 from evsched.errors import ConfigError
+from evsched.recurrence.calendars import Days, last_of, merge
 from evsched.recurrence.zones import find_zone
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -63,12 +63,12 @@ class Span(Struct, frozen=True):
 
 
 class Window(Struct, frozen=True):
-    """When jobs may start. Make one with `parse_window`. `closed` is sorted and does not overlap."""
+    """When jobs may start. Make one with `parse_window`."""
 
     text: str
     zone: ZoneInfo
     spans: tuple[Span, ...]
-    closed: tuple[tuple[date, date], ...]
+    closed: Days
 
     def is_open(self, moment: float) -> bool:
         """Return whether the window is open at a moment, in Unix seconds."""
@@ -98,8 +98,7 @@ class Window(Struct, frozen=True):
         return False
 
     def _is_closed_on(self, day: date) -> bool:
-        at = bisect_right(self.closed, day, key=_first) - 1
-        return at >= 0 and day <= self.closed[at][1]
+        return last_of(self.closed, day) is not None
 
     def _next_change(self, moment: float, local: datetime, begins: list[list[int]]) -> float:
         """Return when a closed window may open next: when a span begins, the day ends, or the clock changes."""
@@ -152,25 +151,10 @@ def parse_window(text: str) -> Window:
         raise _wrong(text, text, f"it has more than {SPANS} spans or {EXCEPTIONS} exceptions: merge some")
     if zone is None:
         raise _wrong(text, text, "it has no zone: add one such as Europe/Berlin or UTC")
-    return Window(text, find_zone(zone), tuple(spans), _merged(closed))
-
-
-def _first(closed: tuple[date, date]) -> date:
-    return closed[0]
+    return Window(text, find_zone(zone), tuple(spans), merge(closed))
 
 
 read_window = lru_cache(1024)(parse_window)
-
-
-def _merged(closed: list[tuple[date, date]]) -> tuple[tuple[date, date], ...]:
-    """Return the exceptions sorted, with adjacent and overlapping ones merged."""
-    found = list[tuple[date, date]]()
-    for first, last in sorted(closed):
-        if found and first.toordinal() <= found[-1][1].toordinal() + 1:
-            found[-1] = found[-1][0], max(found[-1][1], last)
-        else:
-            found.append((first, last))
-    return tuple(found)
 
 
 def _wrong(text: str, part: str, why: str) -> ConfigError:

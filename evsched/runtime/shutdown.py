@@ -57,18 +57,23 @@ class Shutdown:
     """Use it with `with` around the event loop, in the main thread. Inside the loop, call `request.attach`.
 
     `shutdown_grace`: how long running jobs may go on. `parent`: a socket whose other end the parent process holds; when
-    that end is closed, the process is asked to end. A process with a parent ignores a second signal.
+    that end is closed, the process is asked to end. A process with a parent ignores a second signal. `reloads`: SIGHUP
+    calls `reload`; without it SIGHUP ends the process at once, as the system does by default.
     """
 
-    def __init__(self, shutdown_grace: float, emit: Emit, parent: socket.socket | None = None) -> None:
+    def __init__(
+        self, shutdown_grace: float, emit: Emit, parent: socket.socket | None = None, *, reloads: bool = False
+    ) -> None:
         self.request = StopRequest()
         self.worker: Drainable | None = None
         self.kill_children: Callable[[], object] | None = None
         """Called in the thread before a second signal ends the process."""
+        self.reload: Callable[[], object] | None = None
+        """Called in the thread at SIGHUP."""
         self._grace = shutdown_grace
         self._emit = emit
         self._parent = parent
-        self._signals = StopSignals()
+        self._signals = StopSignals(reloads=reloads)
         self._thread = threading.Thread(target=self._run, name="evsched-shutdown", daemon=True)
         self._ends_now = False
         """The thread is ending the process."""
@@ -99,7 +104,9 @@ class Shutdown:
 
     def _run(self) -> None:
         try:
-            self._signals.wait(self._parent)
+            while not self._signals.wait(self._parent):
+                if self.reload is not None:
+                    self.reload()
             self.request.make()
             if self.worker is not None:
                 self.worker.fetch_no_more()

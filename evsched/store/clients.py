@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evsched import keys
 from evsched.jobs.job import JobStatus, Place, read_status
 from evsched.jobs.untrusted import number
-from evsched.store.limits import Limits, read_limits
+from evsched.store.limits import Limits, read_declared, read_limits
 from evsched.store.queue import Queue, as_fields, as_moment
 from evsched.transport.call import Call, Word, raw, text, texts
 
@@ -53,6 +53,10 @@ def _new_words(jobs: Iterable[New]) -> list[Word]:
     return words
 
 
+def _length(within: float | None) -> str:
+    return "" if within is None else repr(float(within))
+
+
 def _dues(reply: list[bytes]) -> list[float]:
     return [float(due) for due in reply]
 
@@ -64,19 +68,28 @@ def _place(reply: bytes) -> Place:
 class Clients(Queue):
     """The calls about jobs by their ids; see `store.py`."""
 
-    def enqueue(self, jobs: Iterable[New], *, keep: bool = False, now: float | None = None) -> Call[list[float]]:
+    def enqueue(
+        self, jobs: Iterable[New], *, keep: bool = False, within: float | None = None, now: float | None = None
+    ) -> Call[list[float]]:
         """Put at most 1,000 jobs on the schedule; the reply is their dues.
 
-        `keep`: if a job of the same id has not ended, it is kept, and the reply has its due.
+        `keep`: if a job of the same id has not ended, it is kept, and the reply has its due. `within`: the jobs are
+        unique; their ids are taken for so many seconds from now, 0 = as long as they wait or run.
 
         Raises (when sent):
-            JobExists: a job of one of the ids has not ended; then none was written.
+            JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
         """
-        return self._verb("enqueue", _dues, self._stamp(now), "keep" if keep else "", *_new_words(jobs))
+        conflict = "keep" if keep else ""
+        return self._verb("enqueue", _dues, self._stamp(now), conflict, _length(within), *_new_words(jobs))
 
-    def replace(self, jobs: Iterable[New], *, now: float | None = None) -> Call[list[float]]:
-        """Put at most 1,000 jobs on the schedule, replacing jobs of the same ids; the reply is their dues."""
-        return self._verb("replace", _dues, self._stamp(now), *_new_words(jobs))
+    def replace(
+        self, jobs: Iterable[New], *, within: float | None = None, now: float | None = None
+    ) -> Call[list[float]]:
+        """Put at most 1,000 jobs on the schedule, replacing jobs of the same ids; the reply is their dues.
+
+        `within`: as of `enqueue`. While an id is taken, its job is replaced only if it waits.
+        """
+        return self._verb("replace", _dues, self._stamp(now), _length(within), *_new_words(jobs))
 
     def cancel(self, job_id: str, *, now: float | None = None) -> Call[Place]:
         """Delete a waiting job, or tell its worker to stop it; the reply is the place where it was.
@@ -130,14 +143,14 @@ class Clients(Queue):
         """Read the facts about why a job has not run yet, at the same moment."""
 
         def facts(reply: list[Any]) -> Facts:
-            moment, place, score, flat, limits, named = reply
+            moment, place, score, flat, limits, declared, named = reply
             fields = as_fields(flat)
             figures = {text(named[i]): named[i + 1] for i in range(0, len(named), 2)}
             holder, parked = figures.pop("holder", None), fields.get("parked")
             return Facts(
                 float(moment),
                 read_status(self.queue, job_id, _place(place), text(score), fields) if place else None,
-                read_limits(limits),
+                structs.replace(read_limits(limits), declared=read_declared(declared)),
                 None if parked is None else text(parked),
                 {name: found for name, value in figures.items() if (found := number(value)) is not None},
                 None if holder is None else text(holder),

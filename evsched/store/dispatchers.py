@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.untrusted import number
-from evsched.store.queue import Queue, as_fields, as_pairs
+from evsched.recurrence.calendars import names_of
+from evsched.store.queue import Queue, as_bool, as_fields, as_pairs
 from evsched.transport.call import Call, Word, text, texts
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ class Agenda(Struct, frozen=True):
     """The next planned time after those, in Unix seconds."""
     rows: list[tuple[str, bytes, dict[str, bytes]]]
     """(name, score as it is stored, record)."""
+    pause_ends: float | None
+    """When the next pause of a recurrence ends, in Unix seconds."""
+    over: list[tuple[str, bytes, dict[str, bytes]]]
+    """The pauses that are over: (name, end as it is stored, record)."""
+
+    @property
+    def calendars(self) -> list[str]:
+        """The names of the calendars that these recurrences skip."""
+        return sorted({name for *_, fields in (*self.rows, *self.over) for name in names_of(fields.get("skip"))})
 
 
 _MEMBER_MOST: Final = 1 << 20
@@ -116,6 +126,14 @@ class Dispatchers(Queue):
             )
         return self._verb("recur", ids, *words)
 
+    def unpause(self, name: str, seen: bytes, next_: float | None) -> Call[bool]:
+        """End a pause whose time is over; the reply is False when it was resumed or paused again.
+
+        `seen`: the end of the pause as it was read. `next_`: the first planned time from then on, None = none, 0 = the
+        first one from now on.
+        """
+        return self._verb("unpause", as_bool, name, seen, "+inf" if next_ is None else repr(next_))
+
     def rewind(self, ahead: float, offset: int, limit: int, *, now: float | None = None) -> Call[tuple[int, list[str]]]:
         """Restart recurrences from now that a clock which was ahead has advanced more than `ahead` seconds too far.
 
@@ -143,11 +161,19 @@ class Dispatchers(Queue):
         return Call(("EXISTS", *places), bool)
 
     def agenda(self, ahead: float, limit: int, *, now: float | None = None) -> Call[Agenda]:
-        """Read the recurrences whose next planned time is at most `ahead` seconds from now."""
+        """Read the recurrences whose next planned time is at most `ahead` seconds away, and pauses that are over."""
+
+        def with_records(rows: list[Any]) -> list[tuple[str, bytes, dict[str, bytes]]]:
+            return [(text(rows[i]), rows[i + 1], as_fields(rows[i + 2])) for i in range(0, len(rows), 3)]
 
         def read(reply: list[Any]) -> Agenda:
-            moment, beyond, rows = reply
-            due = [(text(rows[i]), rows[i + 1], as_fields(rows[i + 2])) for i in range(0, len(rows), 3)]
-            return Agenda(float(moment), float(beyond) if beyond else None, due)
+            moment, beyond, rows, ends, over = reply
+            return Agenda(
+                float(moment),
+                float(beyond) if beyond else None,
+                with_records(rows),
+                float(ends) if ends else None,
+                with_records(over),
+            )
 
         return self._verb("agenda", read, self._stamp(now), ahead, limit)

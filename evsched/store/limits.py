@@ -1,8 +1,9 @@
 """The limits that an operator sets on a queue's gate.
 
-A limit holds for the queue or for one of its groups. `concurrency` is how many jobs may be in flight, `rate` how many
-may start in a second, and `burst` how many may start at once after a pause. `weight` is a group's share in fair
-queueing, 1 by default.
+A limit holds for the queue, for one of its groups, or for each group that has none of its own (the group `*`). The
+limits of a task are those of the group `task:<task>`, to which all its jobs belong, besides their own groups.
+`concurrency` is how many jobs may be in flight, `rate` how many may start in a second, and `burst` how many may start
+at once after a pause. `weight` is a group's share in fair queueing, 1 by default.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched.errors import ConfigError
-from evsched.jobs import options
+from evsched.jobs import groups, options
 from evsched.transport.call import text
 
 _RANGES: Final = {
@@ -24,6 +25,13 @@ _RANGES: Final = {
 _WHOLE: Final = ("concurrency", "burst")
 
 
+class DeclaredLimit(Struct, frozen=True):
+    """A limit that an app declares in its code."""
+
+    value: float
+    app: str
+
+
 class Limits(Struct, frozen=True):
     """The limits of a queue; what is not there is not limited."""
 
@@ -33,6 +41,33 @@ class Limits(Struct, frozen=True):
     """concurrency, rate, burst."""
     groups: dict[str, dict[str, float]] = {}
     """concurrency, rate, burst and weight, by group."""
+    declared: dict[str, DeclaredLimit] = {}
+    """By the field of the limit, if it was read: what the code declares, whatever was set since."""
+
+    def of_group(self, group: str) -> dict[str, tuple[str, float]]:
+        """Return the limits that hold for a group: its own, and those of each group that has none of its own.
+
+        By name, each with the field that it comes from.
+        """
+        own, each = self.groups.get(group, {}), self.groups.get(groups.EACH, {})
+        found = {name: (f"{name}:{group}", value) for name, value in own.items()}
+        if not groups.is_made(group):
+            for name, value in each.items():
+                if name != "burst" or "rate" not in own:  # a burst belongs to the rate that is set with it
+                    found.setdefault(name, (f"{name}:{groups.EACH}", value))
+        return found
+
+    def fields(self) -> dict[str, float | None]:
+        """Return all limits by their fields, with those that are declared and were removed by hand, as None."""
+        found: dict[str, float | None] = dict(self.queue)
+        for group, limited in self.groups.items():
+            found |= {f"{name}:{group}": value for name, value in limited.items()}
+        return found | {field: None for field in self.declared if field not in found}
+
+    def overruled(self, field: str) -> DeclaredLimit | None:
+        """Return what the code declares of a limit, if it was changed by hand since."""
+        declared = self.declared.get(field)
+        return declared if declared and self.fields().get(field) != declared.value else None
 
 
 def field(name: str, group: str | None, value: float | None) -> str:
@@ -47,6 +82,10 @@ def field(name: str, group: str | None, value: float | None) -> str:
         )
     if group is not None:
         options.group("group", group)
+    if name == "weight" and group is not None and (group == groups.EACH or groups.is_made(group)):
+        raise ConfigError("weight compares a group of jobs with the others: name one, such as alice")
+    if value is not None:
+        options.number(name, value)
     least, most = _RANGES[name]
     if value is not None and not least <= value <= most:
         raise ConfigError(f"{name} is {value:g}: must be from {least:g} to {most:g}")
@@ -57,7 +96,7 @@ def field(name: str, group: str | None, value: float | None) -> str:
 
 def read_limits(reply: list[Any]) -> Limits:
     """Read the hash `limits`. A value that is not a number limits nothing, and is left out."""
-    paused, queue, groups = None, dict[str, float](), dict[str, dict[str, float]]()
+    paused, queue, by_group = None, dict[str, float](), dict[str, dict[str, float]]()
     for at in range(0, len(reply), 2):
         name, colon, group = text(reply[at]).partition(":")
         try:
@@ -67,7 +106,24 @@ def read_limits(reply: list[Any]) -> Limits:
         if name == "paused":
             paused = value
         elif name in _RANGES and colon:
-            groups.setdefault(group, {})[name] = value
+            by_group.setdefault(group, {})[name] = value
         elif name in _RANGES:
             queue[name] = value
-    return Limits(paused, queue, groups)
+    return Limits(paused, queue, by_group)
+
+
+def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
+    """Read the hash `declared_limits`. What is not a number and the name of an app is left out."""
+    found = dict[str, DeclaredLimit]()
+    for at in range(0, len(reply), 2):
+        value, _, app = text(reply[at + 1]).partition(" ")
+        try:
+            found[text(reply[at])] = DeclaredLimit(float(value), app)
+        except ValueError:
+            continue
+    return found
+
+
+def as_limit(value: float) -> str:
+    """Return a limit as text. A declared one is compared by its text."""
+    return f"{value:.12g}"

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.untrusted import number
-from evsched.store.limits import Limits, read_limits
-from evsched.store.queue import Queue
+from evsched.store.limits import DeclaredLimit, Limits, as_limit, read_declared, read_limits
+from evsched.store.queue import Queue, as_pairs, as_revision
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -51,8 +51,27 @@ class Operators(Queue):
         """Set limits by their field names (`store/limits.py`), None removes one; the reply is all limits."""
         words: list[Word] = [self._stamp(now)]
         for name, value in (limits or {}).items():
-            words += (name, "" if value is None else f"{value:.12g}")
+            words += (name, "" if value is None else as_limit(value))
         return self._verb("limit", read_limits, *words)
+
+    def declare_limits(
+        self, owner: str, revision: float, limits: Mapping[str, float], *, now: float | None = None
+    ) -> Call[dict[str, str] | None]:
+        """Set the limits that an app declares, all that it does, where the declaration has changed.
+
+        `revision`: what `register` replied. The reply is what was set, by field, "" if a limit was removed; None if the
+        app has registered a newer revision, so nothing was set.
+        """
+
+        def read(reply: list[bytes] | None) -> dict[str, str] | None:
+            return None if reply is None else dict(as_pairs(reply))
+
+        words = [word for name, value in limits.items() for word in (name, as_limit(value))]
+        return self._verb("declare_limits", read, self._stamp(now), owner, as_revision(revision), *words)
+
+    def declared_limits(self) -> Call[dict[str, DeclaredLimit]]:
+        """Read the limits that apps declare, by their fields."""
+        return Call(("HGETALL", self._root + "declared_limits"), read_declared)
 
     def limits(self) -> Call[Limits]:
         """Read all limits, without a script."""

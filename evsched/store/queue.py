@@ -14,12 +14,20 @@ def as_moment(unix: float | None) -> str:
     return "" if unix is None else f"{unix:.6f}"
 
 
+def as_revision(revision: float | None) -> str:
+    return "" if revision is None else f"{revision:.0f}"
+
+
 def as_pairs(flat: list[bytes]) -> list[tuple[str, str]]:
     return [(text(flat[i]), text(flat[i + 1])) for i in range(0, len(flat), 2)]
 
 
 def as_fields(flat: list[bytes]) -> dict[str, bytes]:
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+
+
+def as_bool(reply: bytes) -> bool:
+    return reply == b"1"
 
 
 class Queue:

@@ -2,26 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from evsched.store.queue import Queue, as_fields
+from msgspec import Struct
+
+from evsched.store.queue import Queue, as_bool, as_fields, as_moment, as_revision
 from evsched.transport.call import Call, raw, text, texts
 
 if TYPE_CHECKING:
     from evsched.recurrence.recurrence import Declared
 
+Change = Literal["made", "changed", "same", "older"]
+"""What `declare` did. "older": nothing, since the app has registered a newer revision."""
+
+
+def as_texts(reply: list[bytes]) -> dict[str, str]:
+    return {name: text(value) for name, value in as_fields(reply).items()}
+
+
+class Registered(Struct, frozen=True):
+    """What one `register` found."""
+
+    revision: float
+    newest: float
+    """The newest revision of the app; if it is not this one, older revisions change nothing."""
+    declared: list[str]
+    """The names of the recurrences that the app declares so far."""
+
+
+class Backfilled(Struct, frozen=True):
+    """What became of planned times that were to be backfilled."""
+
+    requested: int = 0
+    """How many get a job now."""
+    known: int = 0
+    """How many were requested before, or have a job."""
+    later: int = 0
+    """How many a dispatcher is still to make."""
+    left_out: int = 0
+    """How many were left out, because too many wait."""
+    waiting: int = 0
+    """How many requested runs wait for others to end."""
+
 
 class Recurrences(Queue):
     """The calls about recurrences and windows by their names; see `store.py`."""
 
-    def declare(self, recurrence: Declared, owner: str = "") -> Call[Literal["made", "changed", "same"]]:
-        """Create a recurrence, or change it; the reply says which. `owner`: the app that declares it in its code."""
+    def register(
+        self,
+        owner: str,
+        content: str,
+        *,
+        given: int | None = None,
+        known: float | None = None,
+        now: float | None = None,
+    ) -> Call[Registered]:
+        """Give what an app declares in its code a revision; from then on, older revisions of the app change nothing.
 
-        def read(reply: bytes) -> Literal["made", "changed", "same"]:
-            return cast(Literal["made", "changed", "same"], text(reply))
+        `content`: the digest of what it declares in this queue. `given`: the revision that the app gives, None = that
+        of the content, or a new one. `known`: the revision that this content had before Redis lost its data.
+        """
+
+        def read(reply: list[Any]) -> Registered:
+            return Registered(float(reply[0]), float(reply[1]), texts(reply[2]))
+
+        return self._verb("register", read, self._stamp(now), owner, content, as_revision(given), as_revision(known))
+
+    def declare(self, recurrence: Declared, owner: str = "", revision: float | None = None) -> Call[Change]:
+        """Create a recurrence, or change it; the reply says which.
+
+        `owner`: the app that declares it in its code. `revision`: what `register` replied; None = older than any.
+        """
+
+        def read(reply: bytes) -> Change:
+            return cast(Change, text(reply))
 
         words = [word for pair in recurrence.fields().items() for word in pair]
-        return self._verb("declare", read, recurrence.name, owner, *words)
+        return self._verb("declare", read, recurrence.name, owner, as_revision(revision), *words)
+
+    def retire(
+        self, name: str, owner: str, revision: float, *, now: float | None = None
+    ) -> Call[Literal["retired", "gone", "older"]]:
+        """Stop a recurrence that its app no longer declares, and keep its record until it is pruned."""
+
+        def read(reply: bytes) -> Literal["retired", "gone", "older"]:
+            return cast(Literal["retired", "gone", "older"], text(reply))
+
+        return self._verb("retire", read, self._stamp(now), name, owner, as_revision(revision))
+
+    def prune(self, name: str) -> Call[bool]:
+        """Delete a recurrence that is retired; the reply is False when it is not, or not any more."""
+        return self._verb("prune", as_bool, name)
 
     def remove(self, name: str) -> Call[Any]:
         """Delete a recurrence, with the occurrences that it has on the schedule.
@@ -31,17 +103,47 @@ class Recurrences(Queue):
         """
         return self._verb("remove", raw, name)
 
-    def hold(self, name: str, paused: bool, *, now: float | None = None) -> Call[Any]:
-        """Pause a recurrence, or resume it from now on.
+    def hold(
+        self, name: str, paused: bool, *, until: float | None = None, why: str = "", now: float | None = None
+    ) -> Call[bool]:
+        """Pause a recurrence, or resume it from now on; the reply is False when it does not recur since it is retired.
+
+        `until`: Unix seconds at which the pause ends by itself; None = it does not. `why`: what `recurrences` shows.
 
         Raises (when sent):
             JobMissing: there is no recurrence of that name.
         """
-        return self._verb("hold", raw, self._stamp(now), name, "1" if paused else "")
+        return self._verb("hold", as_bool, self._stamp(now), name, "1" if paused else "", as_moment(until), why)
 
-    def declared(self, owner: str) -> Call[list[str]]:
-        """Read the names of the recurrences that an app declares in its code."""
-        return Call(("SMEMBERS", f"{self._root}declared:{owner}"), texts)
+    def trigger(self, name: str, planned: str, *, now: float | None = None) -> Call[bool]:
+        """Run a recurrence once, as soon as its overlap policy allows; the reply is False if it has to wait for that.
+
+        `planned`: Redis's clock, as it stands in the id of the run.
+
+        Raises (when sent):
+            JobMissing: there is no recurrence of that name, or it is retired.
+        """
+        return self._verb("trigger", as_bool, self._stamp(now), name, planned)
+
+    def backfill(self, name: str, planned: Sequence[str], *, now: float | None = None) -> Call[Backfilled]:
+        """Run planned times that have passed, each once; at most 250 in a call.
+
+        Raises (when sent):
+            JobMissing: there is no recurrence of that name, or it is retired.
+        """
+
+        def read(reply: list[int]) -> Backfilled:
+            return Backfilled(*reply)
+
+        return self._verb("backfill", read, self._stamp(now), name, *planned)
+
+    def requests(self, name: str) -> Call[int]:
+        """Count the requested runs that wait."""
+        return Call(("ZCARD", f"{self._root}requests:{name}"), int)
+
+    def forget_revisions(self, owner: str) -> Call[int]:
+        """Forget the revisions of an app: at their next heartbeats its workers register and declare anew."""
+        return Call(("DEL", f"{self._root}revisions:{owner}"), int)
 
     def recurrences(self, start: int, count: int) -> Call[list[tuple[str, float]]]:
         """Read a slice of the recurrences with their next planned times, in that order."""
@@ -63,6 +165,44 @@ class Recurrences(Queue):
         """Read a recurrence's record."""
         return Call(("HGETALL", f"{self._root}recurrence:{name}"), as_fields)
 
+    def calendars(self, names: Sequence[str]) -> Call[dict[str, str]]:
+        """Read some calendars, one at least; those that do not exist are left out."""
+        return self._some("calendars", names)
+
+    def _some(self, key: str, names: Sequence[str]) -> Call[dict[str, str]]:
+        def read(reply: list[bytes | None]) -> dict[str, str]:
+            return {name: text(value) for name, value in zip(names, reply, strict=True) if value is not None}
+
+        return Call(("HMGET", self._root + key, *names), read)
+
+    def all_calendars(self) -> Call[dict[str, str]]:
+        """Read all calendars."""
+        return Call(("HGETALL", f"{self._root}calendars"), as_texts)
+
+    def set_calendar(self, name: str, days: str | None) -> Call[int]:
+        """Store a calendar, None deletes it; the reply is 1 if it was added or deleted.
+
+        Then call `replan` for the recurrences that name it.
+        """
+        key = f"{self._root}calendars"
+        return Call(("HDEL", key, name) if days is None else ("HSET", key, name, days), int)
+
+    def policies(self, tasks: Sequence[str]) -> Call[dict[str, str]]:
+        """Read the retry policies of tasks, one at least; those that no worker has written are left out."""
+        return self._some("tasks", tasks)
+
+    def all_policies(self) -> Call[dict[str, str]]:
+        """Read the retry policies of all tasks."""
+        return Call(("HGETALL", f"{self._root}tasks"), as_texts)
+
+    def set_policies(self, policies: Mapping[str, str]) -> Call[int]:
+        """Write the retry policies of tasks, one at least, for those who make recurrences without the tasks' code."""
+        return Call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
+
+    def replan(self, name: str, *, now: float | None = None) -> Call[bool]:
+        """Plan a recurrence anew, because its calendar was changed; the reply is False if it does not recur."""
+        return self._verb("replan", as_bool, self._stamp(now), name)
+
     def window(self, name: str) -> Call[str | None]:
         """Read a named window."""
 
@@ -73,11 +213,7 @@ class Recurrences(Queue):
 
     def windows(self) -> Call[dict[str, str]]:
         """Read all named windows."""
-
-        def read(reply: list[bytes]) -> dict[str, str]:
-            return {name: text(value) for name, value in as_fields(reply).items()}
-
-        return Call(("HGETALL", f"{self._root}windows"), read)
+        return Call(("HGETALL", f"{self._root}windows"), as_texts)
 
     def reopen(self, window: str, *, limit: int = 250, now: float | None = None) -> Call[tuple[int, int]]:
         """Make jobs due that wait for a named window; the reply: how many, and how many still have to be looked at.

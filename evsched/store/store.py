@@ -7,7 +7,9 @@ The methods are grouped in files by their callers:
 
     clients.py       enqueue, replace, cancel, reschedule, revive, drop; how one job is doing
     dispatchers.py   dispatch; the recurrences that fall due; leases
-    workers.py       fetch, start, heartbeat, progress, and the verbs that end runs (`end_runs`)
+    workers.py       fetch, start, begin, heartbeat
+    run_ends.py      progress, and the verbs that end runs (`end_runs`)
+    parents.py       what a parent of worker processes asks while none runs
     recurrences.py   declare, change and read recurrences and windows
     operators.py     limits, pauses, and what the queue holds
     audits.py        what `evsched doctor` finds and repairs
@@ -20,13 +22,15 @@ from evsched.store.audits import Audits
 from evsched.store.clients import Clients
 from evsched.store.dispatchers import Dispatchers
 from evsched.store.operators import Operators
+from evsched.store.parents import Parents
 from evsched.store.recurrences import Recurrences
+from evsched.store.run_ends import RunEnds
 from evsched.store.workers import Workers
 
 __all__ = ["Store"]
 
 
-class Store(Clients, Workers, Dispatchers, Recurrences, Operators, Audits):
+class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Operators, Audits):
     """The calls of one queue. `clock`: a test's clock, instead of Redis's own.
 
     Raises:

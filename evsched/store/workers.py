@@ -1,17 +1,16 @@
-"""What workers call: fetch, start, heartbeat, and the verb that ends a run with each outcome."""
+"""What workers call: fetch, start, begin, heartbeat, and some reads. How runs end is in `run_ends.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
-from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Outcome, Requeued, Retried, encode
-from evsched.store.queue import Queue, as_pairs
+from evsched.jobs.job import FetchedJob, Mark
+from evsched.store.queue import Queue, as_bool, as_pairs
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -27,33 +26,17 @@ class Fetched(Struct, frozen=True):
     buried: list[tuple[str, str]]
 
 
-class PutBack(Struct, frozen=True):
-    """What one `requeue` did."""
+class Renewed(Struct, frozen=True):
+    """What one `heartbeat` found."""
 
-    rest: Literal["moved", "more", "all"]
-    """Whether the worker holds more. "moved": its lease has changed, and nothing was done."""
-    ids: list[str]
-    """The jobs that were put back."""
-    cancelled: list[str]
-    """The jobs that were told to stop, and ended as cancelled."""
-
-
-class EndedRun(Protocol):
-    """What `end_runs` needs to know of a run."""
-
-    @property
-    def job(self) -> FetchedJob: ...
-
-    @property
-    def outcome(self) -> Outcome | None: ...
-
-    @property
-    def progress(self) -> Progress | None:
-        """What the handler reported last, if it is not written yet."""
-        ...
-
-
-R = TypeVar("R", bound=EndedRun)
+    kept: bool
+    """The lease was still there, or was begun."""
+    held: int
+    """How many jobs the worker's list holds."""
+    stops: list[str]
+    """Which of them are to stop."""
+    declared: bool
+    """False: Redis has lost what the worker's app declared, or it is to be declared anew."""
 
 
 class Workers(Queue):
@@ -85,7 +68,7 @@ class Workers(Queue):
     ) -> Call[Fetched]:
         """Count the attempts of the jobs that BLMOVE moved, move more until `hold` are held, and hand them all out.
 
-        Jobs whose payloads do not fit in one reply are left for the next call.
+        Jobs beyond the worker's share, and those whose payloads do not fit in one reply, are left for the next call.
         """
 
         def fetch(reply: list[Any]) -> Fetched:
@@ -111,134 +94,43 @@ class Workers(Queue):
             words += (job.id, job.attempt, mark)
         return self._verb("begin", texts, *words)
 
-    def end_runs(self, worker: str, ended: Iterable[R]) -> list[tuple[Call[list[str]], list[R]]]:
-        """Return the calls that write the outcomes of runs, each with the runs that it ends: one call for each kind.
-
-        The reply to each is the ids of the runs that were lost.
-        """
-        kinds: dict[type[Outcome], list[R]] = {}
-        reported = list[tuple[FetchedJob, Progress]]()
-        for run in ended:
-            if run.outcome is not None:
-                kinds.setdefault(type(run.outcome), []).append(run)
-            if run.progress is not None:
-                reported.append((run.job, run.progress))
-        calls = [
-            (_ENDS[kind](self, worker, [(run.job, run.outcome) for run in runs]), runs) for kind, runs in kinds.items()
-        ]
-        # First: the script accepts the progress of a run only while the worker holds it.
-        return [(_losing_none(self.progress(worker, reported)), []), *calls] if reported else calls
-
-    def complete(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Done]], *, now: float | None = None
-    ) -> Call[list[str]]:
-        """End runs that are done; the reply is the ids of those that were lost."""
-        words: list[Word] = [self._stamp(now), worker]
-        for job, done in runs:
-            words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
-        return self._verb("complete", texts, *words)
-
-    def retry(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Retried]], *, now: float | None = None
-    ) -> Call[list[str]]:
-        """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
-        words: list[Word] = [self._stamp(now), worker]
-        for job, retried in runs:
-            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
-            words += ("1" if retried.killed else "", retried.traceback)
-        return self._verb("retry", texts, *words)
-
-    def bury(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Buried]], *, now: float | None = None
-    ) -> Call[list[str]]:
-        """Give jobs up; the reply is the ids of those that were lost."""
-        words: list[Word] = [self._stamp(now), worker]
-        for job, buried in runs:
-            words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
-            words += ("killed" if buried.killed else "" if buried.began else "never", buried.traceback)
-        return self._verb("bury", texts, *words)
-
-    def defer(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Deferred]], *, now: float | None = None
-    ) -> Call[list[str]]:
-        """Put jobs back on the schedule that may not start now; the reply is the ids of those that were lost."""
-        words: list[Word] = [self._stamp(now), worker]
-        for job, deferred in runs:
-            words += (job.id, job.attempt, repr(deferred.due), deferred.reason, deferred.window, deferred.text)
-        return self._verb("defer", texts, *words)
-
-    def abort(
-        self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]], *, now: float | None = None
-    ) -> Call[list[str]]:
-        """End runs whose jobs were cancelled; the reply is the ids of those that were lost."""
-        words: list[Word] = [self._stamp(now), worker]
-        for job, aborted in runs:
-            words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
-            words.append("1" if aborted.began else "")
-        return self._verb("abort", texts, *words)
-
-    def requeue_runs(self, worker: str, runs: Sequence[tuple[FetchedJob, Requeued]]) -> Call[list[str]]:
-        """Put jobs back to the front of ready that could not begin here."""
-        reason, ids = runs[0][1].reason, [job.id for job, _ in runs]
-        return _losing_none(self.requeue(worker, reason, ids=ids))
-
-    def requeue(
+    def heartbeat(
         self,
         worker: str,
-        reason: str,
+        lease: float,
         *,
-        ids: Sequence[str] = (),
-        lease: bytes = b"",
-        limit: int = 250,
+        fresh: bool = False,
+        declared: tuple[str, str] = ("", ""),
         now: float | None = None,
-    ) -> Call[PutBack]:
-        """Put what a worker holds back to the front of ready. `lease`: only if that still is its lease."""
+    ) -> Call[Renewed]:
+        """Renew a lease, or begin one. `declared`: the app and the content that the worker has registered."""
 
-        def put(reply: list[Any]) -> PutBack:
-            return PutBack(cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1]), texts(reply[2]))
+        def renewed(reply: list[Any]) -> Renewed:
+            return Renewed(as_bool(reply[0]), reply[1], texts(reply[2]), as_bool(reply[3]))
 
-        return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
+        return self._verb("heartbeat", renewed, self._stamp(now), worker, lease, "1" if fresh else "", *declared)
 
-    def heartbeat(
-        self, worker: str, lease: float, *, fresh: bool = False, now: float | None = None
-    ) -> Call[tuple[bool, int, list[str]]]:
-        """Renew a lease, or begin one.
+    def unknown_size(self, job_id: str) -> Call[int]:
+        """Read how many bytes the field `unknown` of a record has, 0 = none: a producer may have written it."""
+        return Call(("HSTRLEN", f"{self._root}job:{job_id}", "unknown"), int)
 
-        The reply: whether it was still there, how many jobs the worker's list holds, and which of them are to stop.
-        """
-
-        def kept(reply: list[Any]) -> tuple[bool, int, list[str]]:
-            return reply[0] == b"1", reply[1], texts(reply[2])
-
-        return self._verb("heartbeat", kept, self._stamp(now), worker, lease, "1" if fresh else "")
-
-    def progress(self, worker: str, runs: Iterable[tuple[FetchedJob, Progress]]) -> Call[int]:
-        """Write how far runs are; the reply is how many of them were still this worker's."""
-        words: list[Word] = [worker]
-        for job, progress in runs:
-            words += (job.id, job.attempt, encode(progress))
-        return self._verb("progress", int, *words)
+    def unknown(self, job_id: str) -> Call[bytes | None]:
+        """Read the field of a record that says since when workers have not known the task; see `unknown_since`."""
+        return Call(("HGET", f"{self._root}job:{job_id}", "unknown"), raw)
 
     def held(self, worker: str) -> Call[list[str]]:
         """Read the ids in a worker's list."""
         return Call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
 
+    def started(self, worker: str, job_id: str) -> Call[float]:
+        """Read when a worker has last started a job, in Unix seconds; 0 = it has not, or has handed it on."""
+
+        def moment(reply: list[bytes | None]) -> float:
+            holder, started = reply
+            return float(started or 0) if holder == worker.encode() else 0.0
+
+        return Call(("HMGET", keys.job(self.queue, job_id), "worker", "started"), moment)
+
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
         """Answer a status request; the reply is how many received it."""
         return Call(("PUBLISH", channel, status), int)
-
-
-_ENDS: Final[dict[type[Outcome], Callable[[Workers, str, Any], Call[list[str]]]]] = {
-    Done: Workers.complete,
-    Retried: Workers.retry,
-    Buried: Workers.bury,
-    Aborted: Workers.abort,
-    Deferred: Workers.defer,
-    Requeued: Workers.requeue_runs,
-}
-"""The verb that ends a run with each outcome."""
-
-
-def _losing_none(call: Call[Any]) -> Call[list[str]]:
-    """Return a call that reports no run as lost, whatever its reply is."""
-    return Call(call.words, lambda _: [], call.script)

@@ -18,6 +18,7 @@ _logger: Final = logging.getLogger("evsched")
 
 _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.DispatcherStarted: (logging.INFO, "dispatcher started on {server}, queues: {queues}"),
+    events.DoctorStarted: (logging.INFO, "doctor started: it checks now, and again {interval:g} s after each check"),
     events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
     events.QueueFound: (logging.INFO, "queue {queue} found"),
     events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
@@ -30,14 +31,29 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
         logging.ERROR,
         "task {task} of {queue} cannot begin: {reason}: fix the code, or restart the worker; its jobs are tried again",
     ),
+    events.TaskUnknown: (
+        logging.WARNING,
+        "queue {queue}: {reason}; its jobs wait up to {grace:g} s for a worker that knows it",
+    ),
     events.JobDeferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
+    events.JobSnoozed: (logging.INFO, "job {id} of {queue}, task {task}, is {reason}"),
     events.RecurrenceDeclared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
+    events.LimitDeclared: (logging.INFO, "queue {queue}: limit {limit} is {value} now, as the code declares"),
+    events.RevisionOutdated: (
+        logging.WARNING,
+        (
+            "queue {queue}: app {app} declares revision {revision} of its recurrences and limits, but the newer "
+            "{newest} stays in force. If you rolled back on purpose: evsched recurrences rollback --queue {queue} "
+            "--app {app}"
+        ),
+    ),
     events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
     events.ClockJumped: (logging.ERROR, "Redis's clock jumped by {seconds:+.1f} s: due times follow it"),
     events.Rewound: (
         logging.WARNING,
         "queue {queue}: {names} continue from now; a clock that was ahead and is set back had advanced them",
     ),
+    events.PauseOver: (logging.INFO, "queue {queue}: recurrence {name} recurs again, its pause is over"),
     events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} makes no jobs: {reason}"),
     events.JobsRequeued: (logging.WARNING, "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"),
     events.RunLost: (
@@ -75,6 +91,10 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     ),
     events.HandlersLeft: (logging.WARNING, "ended {processes} processes that handlers had started and left"),
     events.ChildStarted: (logging.INFO, "worker process {number} started: pid {pid}"),
+    events.ChildNotStarted: (
+        logging.ERROR,
+        "worker process {number} could not be started: {reason}; it is tried again",
+    ),
     events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
     events.ChildCannotStart: (
         logging.ERROR,
@@ -82,7 +102,18 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     ),
     events.ChildKilled: (
         logging.ERROR,
-        "worker process {number}, pid {pid}, hung and was killed: its jobs start elsewhere when its lease ends",
+        "worker process {number}, pid {pid}, hung and was killed: its jobs return to ready",
+    ),
+    events.ParentWaits: (logging.INFO, "no worker process runs: one starts when a job of {queues} waits"),
+    events.ParentWoken: (logging.INFO, "jobs of queue {queue} wait: a worker process starts"),
+    events.Reloading: (logging.INFO, "reload: {processes} worker processes are replaced one by one"),
+    events.Reloaded: (logging.INFO, "reload: {processes} worker processes run the new code, after {seconds:.1f} s"),
+    events.ReloadFailed: (
+        logging.ERROR,
+        (
+            "reload failed after {replaced} of {processes}: the new worker process {number} {reason}. "
+            "The others go on with the old code. Read the lines above, correct the code and send SIGHUP again"
+        ),
     ),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
     events.RedisDown: (logging.ERROR, "Redis {is_down}, as {who} found: {reason}"),
@@ -128,8 +159,8 @@ class Log:
         level, line = _LINES.get(type(event), (0, ""))
         if isinstance(event, events.JobsRequeued) and event.cause == "busy":
             level = logging.DEBUG  # another worker fetches it at once: no action is needed
-        if isinstance(event, events.JobDeferred) and event.cause == "code":
-            level = logging.DEBUG  # HandlerNotFound was logged, once for all of them
+        if isinstance(event, events.JobDeferred) and event.cause != "window":
+            level = logging.DEBUG  # HandlerNotFound or TaskUnknown was logged, once for all of them
         if not self._is_news(event) or not line or not _logger.isEnabledFor(level):
             return
         if isinstance(event, events.RedisUp):

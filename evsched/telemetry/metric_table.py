@@ -25,11 +25,17 @@ COUNTERS: Final = (
     Metric("jobs_started", "Runs started.", ("queue", "task")),
     Metric(
         "jobs_finished",
-        "Runs ended, by outcome: done, retry, dead, expired, cancelled, deferred or lost.",
+        "Runs ended, by outcome: done, retry, dead, expired, cancelled, deferred, snoozed or lost.",
         ("queue", "task", "outcome"),
     ),
     Metric(
         "jobs_requeued", "Jobs returned to ready because their worker died, stopped or was busy.", ("queue", "reason")
+    ),
+    Metric(
+        "jobs_deferred",
+        "Jobs returned to the schedule because they could not begin: their window is closed, the code on disk has no"
+        " handler for them, or the worker does not know their task.",
+        ("queue", "cause"),
     ),
     Metric("wakeups", "Times that a dispatcher checked a schedule, by what woke it.", ("reason",)),
     Metric(
@@ -83,6 +89,7 @@ GAUGES: Final = (
         "1 = Redis serves all loops of this process and, for a dispatcher, answered this scrape; a refused command does"
         " not count. While it is 0, a dispatcher may leave out the metrics of queues.",
     ),
+    Metric("doctor_findings", "Faults and warnings that `evsched doctor --watch` found last.", ("check", "level")),
     Metric("worker_slots", "Slots of this worker, busy or free.", ("state",)),
     Metric("build_info", "Always 1; the label is the version.", ("version",)),
     # Prometheus sees no increase in what a new process counts before its first scrape: alert rules correct for it.

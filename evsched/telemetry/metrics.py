@@ -70,16 +70,19 @@ class Metrics:
             events.JobBuried: lambda event: self._ended(event, event.outcome),
             events.JobAborted: lambda event: self._ended(event, "cancelled"),
             events.JobDeferred: self._on_deferred,
+            events.JobSnoozed: lambda event: self._ended(event, "snoozed"),
             events.RunLost: self._on_lost_run,
             events.JobsRequeued: lambda event: self._count(
                 "jobs_requeued", event.queue, event.cause, by=len(event.ids)
             ),
+            events.JobsPutBack: lambda event: self._count("jobs_requeued", event.queue, "died", by=event.count),
             events.Missed: lambda event: self._count("recurrences_missed", event.queue, by=event.count),
             events.RecurrenceBroken: lambda event: self._count("recurrences_broken", event.queue),
             events.ClockJumped: lambda event: self._tally(
                 "redis_clock_jumps", "ahead" if event.seconds > 0 else "back"
             ),
             events.LeaseLost: lambda event: self._count("leases_lost", event.queue),
+            events.Examined: self._on_examined,
             events.RedisFailed: lambda event: self._tally("redis_errors", event.kind),
             events.RedisDown: lambda event: self.set_up(event.who, False),
             events.RedisUp: lambda event: self.set_up(event.who, True),
@@ -186,7 +189,9 @@ class Metrics:
         for task, seconds in zip(event.tasks, event.seconds, strict=True):
             self._histograms["run_seconds"].observe((queue, self._task(task)), (seconds,))
 
-    def _ended(self, event: events.Retrying | events.JobBuried | events.JobAborted, outcome: str) -> None:
+    def _ended(
+        self, event: events.Retrying | events.JobBuried | events.JobAborted | events.JobSnoozed, outcome: str
+    ) -> None:
         task = self._task(event.task)
         self._count("jobs_finished", event.queue, task, outcome)
         if event.seconds is not None:
@@ -194,6 +199,13 @@ class Metrics:
 
     def _on_deferred(self, event: events.JobDeferred) -> None:
         self._count("jobs_finished", event.queue, self._task(event.task), "deferred")
+        self._count("jobs_deferred", event.queue, event.cause)
+
+    def _on_examined(self, event: events.Examined) -> None:
+        gauge = self.gauges["doctor_findings"]
+        gauge.clear()
+        for (check, level), count in Tally(zip(event.checks, event.levels, strict=True)).items():
+            gauge.labels(check, level).set(count)
 
     def _on_lost_run(self, event: events.RunLost) -> None:
         self._count("jobs_finished", event.queue, self._task(event.task), "lost")

@@ -5,6 +5,7 @@ One process has one registry and one port, whatever loops it runs. Without a por
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -25,10 +26,20 @@ from evsched.worker.worker import Worker
 class Telemetry:
     """Use `async with` for the life of a process, and register the loops that run in it by `of_...`."""
 
-    def __init__(self, runtime: Runtime, events: Events, version: str, listening: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        events: Events,
+        version: str,
+        listening: socket.socket | None = None,
+        taken: socket.socket | None = None,
+    ) -> None:
         self._runtime = runtime
         self._listening = listening
         """A socket that already listens, instead of a port."""
+        self._taken = taken
+        """While its other end is open, another process answers on that socket."""
+        self._adopting: asyncio.Task[None] | None = None
         self._metrics = Metrics(version)
         self._readiness = Readiness(runtime.sender)
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
@@ -64,6 +75,10 @@ class Telemetry:
         self._readiness.watch(lambda: worker.pulses)
         self._readiness.require(next(iter(worker.consumers)), worker.problem)
 
+    def of_doctor(self, queue: str, problem: Callable[[], str | None]) -> None:
+        """Report whether a doctor that watches can examine Redis. `queue`: any that may be read."""
+        self._readiness.require(queue, problem)
+
     async def __aenter__(self) -> Telemetry:
         """Listen, if a port is set.
 
@@ -71,8 +86,10 @@ class Telemetry:
             ConfigError: the port is taken.
         """
         config = self._runtime.config
-        if self._listening is not None:
-            self._runtime.emit(Listening(url=await self._http_server.adopt(self._listening)))
+        if self._listening is not None and self._taken is not None:
+            self._adopting = asyncio.ensure_future(self._adopt_when_free(self._listening, self._taken))
+        elif self._listening is not None:
+            await self._adopt(self._listening)
         elif config.metrics_port is not None:
             url = await self._http_server.open(config.metrics_host, config.metrics_port)
             self._runtime.emit(Listening(url=url))
@@ -81,7 +98,20 @@ class Telemetry:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._adopting is not None:
+            self._adopting.cancel()
+            await asyncio.gather(self._adopting, return_exceptions=True)
         await self._http_server.close()
+
+    async def _adopt(self, listening: socket.socket) -> None:
+        self._runtime.emit(Listening(url=await self._http_server.adopt(listening)))
+
+    async def _adopt_when_free(self, listening: socket.socket, taken: socket.socket) -> None:
+        """Listen when the process that this one replaces has ended: until then it answers, with what it counts."""
+        taken.setblocking(False)
+        await asyncio.get_running_loop().sock_recv(taken, 1)  # empty when the other end is closed; nothing is sent
+        taken.close()
+        await self._adopt(listening)
 
     async def _refresh(self) -> None:
         for refresh in self._refreshes:

@@ -10,7 +10,7 @@ If a reply is lost, its jobs are in the worker's list without the worker's knowl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from evsched import events
 from evsched.errors import StoreError
@@ -130,15 +130,19 @@ class QueueConsumer:
             StoreDown, StoreRefused: what was not written stays, for the next exchange.
         """
         if self._lost.suspected:
+            for run in await self._lost.drop_written():
+                self._report_ended([run])
             await self._lost.find()
             self._demand.more = True
         await self._progress.settle()
+        if self._exchange.finished:
+            return  # `hand_back` writes what has ended by now
         ended, fetched = self.held.begin_exchange(self._exchange.limit)
         if any(type(run.outcome) is Requeued for run in ended):
             self._demand.narrow()
         if ended and self._fetcher.full:
             self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
-        room = self._demand.reserve(self._exchange.limit)
+        room = self._demand.reserve(self._exchange.limit, len(fetched))
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
         result = await self._exchange.send(ended, fetched, hold)
         runs = self._take_over(result, fetched, room)
@@ -177,6 +181,8 @@ class QueueConsumer:
         self._demand.more = reply.more
         held_some = bool(self.held.runs)
         runs = self.held.add(reply.jobs, self._starter.delivery(reply, sent))
+        if runs:
+            self._demand.handed_out()
         if runs and not held_some:
             self._attend()
         return runs
@@ -184,10 +190,13 @@ class QueueConsumer:
     def _go_on(self, result: Exchanged, runs: list[Run]) -> None:
         """Report the ends that an exchange has written, and begin the new runs."""
         for ended, lost in result.written:
-            for event in events_of(self.served.queue, self.served.worker, ended, lost):
-                self.served.runtime.emit(event)
+            self._report_ended(ended, lost)
         if result.started is not None:
             self._starter.start(result.started, runs)
+
+    def _report_ended(self, ended: list[Run], lost: Sequence[str] = ()) -> None:
+        for event in events_of(self.served.queue, self.served.worker, ended, lost):
+            self.served.runtime.emit(event)
 
     # Called by the fetcher and by the executor.
 
@@ -244,6 +253,8 @@ class QueueConsumer:
         Raises:
             StoreDown, StoreRefused
         """
+        # The last exchange travels on another connection. If it arrived later, jobs that have ended would run again.
+        await self._exchange.finish()
         return await hand_back.hand_back(self.served, self.held)
 
     def hand_back_from_thread(self, sender: SyncSender, reason: str, hang: Hang | None, emit: Emit) -> int:

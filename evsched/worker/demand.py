@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final, Literal
 
 from evsched.execution.executor import Executor
+from evsched.worker.begin_limit import BeginLimit
 from evsched.worker.slots import Share
 
 WIDEST: Final = 999
-"""Jobs that one start may hand out."""
+"""Jobs that a worker may hold in one queue: `start` moves no more at once."""
 
 _WORTH_A_CALL: Final = 64
 """Jobs for which a call is worth its own cost: a start that has slots for fewer takes all of them."""
 
-_BEGIN_WITHIN: Final = 0.01
-"""Seconds in which the jobs of one start should begin. A job that becomes due meanwhile begins after them, even if its
-priority is higher."""
-
-FetchPause = Literal["no process", "lone run", "stopping"]
+FetchPause = Literal["no process", "lone run", "busy loop", "stopping"]
 """Why a consumer fetches nothing, however many slots are free: all processes of the pool are busy, a suspect runs alone
-in this worker, or the worker stops."""
+in this worker, handlers keep its event loop busy, or the worker stops."""
 
 
 class Demand:
@@ -34,20 +32,30 @@ class Demand:
         """Ready may hold more: ask without blocking. At the start it may."""
         self.closed = False
         """No more jobs are fetched. Set from any thread."""
-        self._width = WIDEST
-        """How many to fetch at the most: fewer after some took long to begin, or found no process of the pool free."""
         self._waits = False
         """No process of the pool was free: nothing is fetched until one is."""
+        self._begin_limit = BeginLimit()
 
-    def reserve(self, limit: int) -> int:
-        """Take the free slots that are this queue's, `limit` at the most; return how many."""
-        wants = self.more and self.not_fetching is None
+    def reserve(self, limit: int, fetched: int = 0) -> int:
+        """Take free slots that are this queue's, for `limit` jobs at the most; return how many.
+
+        `fetched` jobs have a slot already, and begin together with the others.
+        """
+        wants = self.more and self._closed_by is None
         self.share.want(wants)
-        return self.share.reserve(min(self._width, self._half, limit)) if wants else 0
+        if not wants:
+            return 0
+        room = max(0, self._begin_limit.room(time.monotonic()) - fetched)
+        return self.share.reserve(min(room, self._half, limit))
 
     @property
     def not_fetching(self) -> FetchPause | None:
         """Why nothing is fetched now, however many slots are free; None = jobs are fetched when there is a slot."""
+        slow = self.more and self._begin_limit.is_slow(time.monotonic())
+        return self._closed_by or ("busy loop" if slow else None)
+
+    @property
+    def _closed_by(self) -> FetchPause | None:
         if self.closed:
             return "stopping"
         if self._waits:
@@ -57,10 +65,10 @@ class Demand:
     def asks_again(self) -> bool:
         """Return whether to ask at once for more jobs.
 
-        If not, the consumer is woken when it may have a slot.
+        If not, the consumer is woken when it may have a slot, or when the jobs that it was handed have begun.
         """
         if self.more:
-            return self.share.wants and self.share.turns > 0
+            return self.share.wants and self.share.turns > 0 and not self._begin_limit.waits
         self.share.want(False)
         return False
 
@@ -71,16 +79,22 @@ class Demand:
 
     def narrow(self) -> None:
         """Fetch no more than can begin: jobs came back that found no process of the pool free."""
-        self._width = max(1, self._executor.free_processes)
+        self._begin_limit.lower(max(1, self._executor.free_processes))
         self._waits = self._executor.free_processes == 0
         self.more = True
 
-    def begun(self, count: int, seconds: float) -> None:
-        """Note how long it took until so many jobs, which were handed out together, had begun."""
-        if seconds > _BEGIN_WITHIN:
-            self._width = max(1, int(count * _BEGIN_WITHIN / seconds))
-        else:
-            self._width = min(2 * self._width, WIDEST)
+    def handed_out(self) -> None:
+        """Note that jobs were handed out, which are to begin together; `begun` must follow."""
+        self._begin_limit.handed_out()
+
+    def begun(self, count: int, seconds: float) -> bool:
+        """Note how long it took until so many jobs, which were handed out together, had begun.
+
+        Return whether to ask for jobs now, since that was put off until these had begun.
+        """
+        put_off = self._begin_limit.waits
+        self._begin_limit.begun(count, seconds, time.monotonic())
+        return put_off and self.more
 
     def freed(self) -> bool:
         """Note that a process of the pool is free; return whether to ask for jobs."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -16,6 +17,9 @@ from evsched.store.workers import Fetched
 from evsched.transport.call import Call
 from evsched.transport.senders import DirectSender
 from evsched.worker.served_queue import ServedQueue
+
+_FINISH: Final = 1.0
+"""Seconds to wait for the last exchange. If its reply is not there by then, its connection is most likely dead."""
 
 
 class Exchanged(Struct):
@@ -39,6 +43,10 @@ class Exchange:
         self._served = served
         self._direct = DirectSender(served.runtime.config.url)
         self._batch = Batch(served.runtime.config.batch)
+        self._sending = asyncio.Lock()
+        """Held while an exchange is under way."""
+        self.finished = False
+        """No other exchange is to be begun: the worker hands back what it holds."""
 
     @property
     def limit(self) -> int:
@@ -60,7 +68,8 @@ class Exchange:
             return result
         # Decided by the number of ends, not of free slots: `start` asks for all of those even when it gets one job.
         timed = self._batch.worth_timing(len(ended))
-        replies = await self._attempt([clock(), *calls, clock()] if timed else calls)
+        async with self._sending:
+            replies = await self._attempt([clock(), *calls, clock()] if timed else calls)
         if timed:
             self._note_cost(writes, replies)
             replies = replies[1:-1]
@@ -75,6 +84,13 @@ class Exchange:
         elif hold:
             result.started = replies[-1]
         return result
+
+    async def finish(self) -> None:
+        """Have no other exchange begun, and wait a second at most for the one that is under way."""
+        self.finished = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FINISH), self._sending:
+                pass
 
     async def close(self) -> None:
         """Cut the connection."""

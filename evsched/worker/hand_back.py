@@ -12,7 +12,7 @@ from typing import Any
 from evsched import events
 from evsched.events import Emit
 from evsched.execution.hang import Hang
-from evsched.store.workers import PutBack
+from evsched.store.run_ends import PutBack
 from evsched.transport.call import Call
 from evsched.transport.senders import SyncSender
 from evsched.worker.held_runs import HeldRuns

@@ -32,6 +32,14 @@ class HeartbeatListener(Protocol):
         """Note that the lease had ended. The worker has a new one."""
         ...
 
+    def declared(self, queue: str) -> tuple[str, str]:
+        """Return the app and the digest of what it has declared there, or twice '' if it has not yet."""
+        ...
+
+    def undeclared(self, queue: str) -> None:
+        """Note that what the worker's app declared there is to be declared again."""
+        ...
+
     def counted(self, queue: str, count: int) -> None:
         """Note how many jobs the worker's list holds."""
         ...
@@ -141,13 +149,15 @@ class Heartbeat(threading.Thread):
             StoreDown, StoreRefused
         """
         lease = self._config.lease if self._short else self._config.idle_lease
-        kept, held, cancelled = self._sender.send(store.heartbeat(self._worker, lease))
-        if not kept:
+        found = self._sender.send(store.heartbeat(self._worker, lease, declared=self._listener.declared(store.queue)))
+        if not found.kept:
             self._listener.lease_lost(store.queue)
             self._sender.send(store.heartbeat(self._worker, lease, fresh=True))
-        self._listener.counted(store.queue, held)
-        if cancelled:
-            self._listener.cancelled(store.queue, cancelled)
+        if not found.declared:
+            self._listener.undeclared(store.queue)
+        self._listener.counted(store.queue, found.held)
+        if found.stops:
+            self._listener.cancelled(store.queue, found.stops)
 
     def _interval(self) -> float:
         return self._config.heartbeat if self._soon or self._short else self._config.idle_heartbeat

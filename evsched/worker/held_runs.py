@@ -74,6 +74,11 @@ class HeldRuns:
             if self.runs.get(run.job.id) is run:
                 del self.runs[run.job.id]
 
+    def drop(self, written: list[Run]) -> None:
+        """Drop runs that are in `ended`, but whose end turned out to be written."""
+        self.ended = [run for run in self.ended if run not in written]
+        self.forget(written)
+
     def cancel(self, job_id: str) -> bool:
         """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before.
 

@@ -10,6 +10,7 @@ from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
 from evsched.worker.drain import Drain
+from evsched.worker.queue_setup import QueueSetup
 from evsched.worker.status_reporter import StatusReporter
 
 
@@ -32,13 +33,16 @@ class OnControl:
 class OnHeartbeat:
     """A HeartbeatListener, called in the heartbeat's thread.
 
-    It passes the calls on to the event loop, except `busy` and `end_if_stuck`: these must also work while a handler
-    blocks the event loop.
+    It passes the calls on to the event loop, except `busy`, `declared` and `end_if_stuck`: these must also work while a
+    handler blocks the event loop.
     """
 
-    def __init__(self, emit: Emit, consumers: Mapping[str, QueueConsumer], control: Control, drain: Drain) -> None:
+    def __init__(
+        self, emit: Emit, consumers: Mapping[str, QueueConsumer], setup: QueueSetup, control: Control, drain: Drain
+    ) -> None:
         self._emit = emit
         self._consumers = consumers
+        self._setup = setup
         self._control = control
         self._drain = drain
         self._loop = asyncio.get_running_loop()
@@ -52,6 +56,14 @@ class OnHeartbeat:
     def lease_lost(self, queue: str) -> None:
         """Drop what is held there."""
         self._loop.call_soon_threadsafe(self._consumers[queue].lose)
+
+    def declared(self, queue: str) -> tuple[str, str]:
+        """Return the app and the digest of what it has declared."""
+        return self._setup.declared(queue)
+
+    def undeclared(self, queue: str) -> None:
+        """Declare again."""
+        self._loop.call_soon_threadsafe(self._setup.declare_again, queue)
 
     def counted(self, queue: str, count: int) -> None:
         """Compare the count with what is known."""

@@ -1,14 +1,21 @@
-"""Lost replies: how a worker finds the jobs in its list that it does not know of.
+"""Lost replies: how a worker finds the jobs in its list that it does not know of, and the ends that are written.
 
 If the reply to a BLMOVE or a `start` is lost, the jobs that it named stay in the worker's list in Redis, where nobody
 runs them. So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was
 asked for, and when heartbeats count more jobs than are known.
+
+If the reply to the end of a run is lost, the end is sent again, and finds the run gone. But the job's id may have been
+scheduled again, dispatched, and started by the same exchange, as a run with the same number. The repeated end would end
+that one. So before an end is repeated, the record is asked when its job was started last.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
+from evsched.errors import StoreRefused
+from evsched.execution.run import Run
 from evsched.store.workers import Fetched
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.served_queue import ServedQueue
@@ -29,6 +36,26 @@ class LostReplies:
         """Look at what `start` did of the jobs that it was asked for: those that it left out may not have fitted."""
         if asked and not self._held.runs.keys() >= {*asked} - {job_id for job_id, _ in reply.buried}:
             self.suspected = True
+
+    async def drop_written(self) -> list[Run]:
+        """Drop and return the ended runs whose jobs this worker has started again since: their ends are written.
+
+        Raises:
+            StoreDown
+        """
+        ended = list(self._held.ended)  # others end meanwhile
+        again = await asyncio.gather(*(self._started_again(run) for run in ended))
+        written = [run for run, was in zip(ended, again, strict=True) if was]
+        self._held.drop(written)
+        return written
+
+    async def _started_again(self, run: Run) -> bool:
+        served = self._served
+        try:
+            started = await served.runtime.sender.send(served.store.started(served.worker, run.job.id))
+        except StoreRefused:
+            return False  # its key is not a hash any more, and the end will say so
+        return started > run.delivery.now
 
     async def find(self) -> None:
         """Read the list. Start the jobs that are not known, as far as there are slots, and hand back the others.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from evsched import events
 from evsched.events import Event
 from evsched.execution.run import Run
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed
 
 
 def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str] = ()) -> list[Event]:
@@ -70,6 +70,10 @@ def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
             return events.JobAborted(queue=queue, id=job.id, task=task, attempt=job.attempt, seconds=took)
         case Deferred(due=due, cause=cause):
             return events.JobDeferred(queue=queue, id=job.id, task=task, due=due, cause=cause)
+        case Snoozed(reason=reason):
+            return events.JobSnoozed(
+                queue=queue, id=job.id, task=task, attempt=job.attempt, reason=reason, seconds=took
+            )
         case Requeued(reason=reason):
             return _requeued(queue, worker, [run], reason)
 

@@ -1,8 +1,9 @@
 """The setup of a worker's queues: what is written to Redis for each before jobs are fetched from it.
 
-The queue is added to the set of all queues, the recurrences that the app declares are written, and the worker's lease
-begins. If Redis refuses that for a queue, it is tried again while the others are served. While Redis's memory is full
-it refuses none of this but the set, and a worker starts without that: its jobs free memory.
+The queue is added to the set of all queues, the recurrences and limits that the app declares are written, and the
+worker's lease begins. If Redis refuses that for a queue, it is tried again while the others are served. While Redis's
+memory is full it refuses none of this but the set, and a worker starts without that: its jobs free memory. If a
+heartbeat finds that Redis has lost what was declared, it is written again.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from evsched import events
-from evsched.errors import NO_ENTRY, JobMissing, StoreError, StoreRefused
+from evsched.errors import StoreError, StoreRefused
 from evsched.execution.program import Program
+from evsched.jobs.policies import write_policy
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.store.store import Store
+from evsched.transport.call import Call
+from evsched.worker.declarations import Declarations
 
 _SELDOM: Final = 10
 """Safety caps between two writes of the set of all queues: an idle worker sends few commands."""
@@ -29,11 +33,15 @@ class QueueSetup:
 
     def __init__(self, runtime: Runtime, program: Program, worker: str) -> None:
         self._runtime = runtime
-        self._program = program
+        self._declarations = Declarations(runtime, program)
         self._worker = worker
+        self._policies = {name: write_policy(task.retry) for name, task in program.tasks.items()}
         self._reconnect = Reconnect("worker", runtime.emit)
         self._refused = Reconnects("worker", runtime.emit)
         self._done = set[str]()
+        self._undeclared = set[str]()
+        """The queues of which Redis has lost what was declared."""
+        self._lost = asyncio.Event()
 
     def is_done(self, store: Store) -> bool:
         """Return whether jobs may be fetched from a queue."""
@@ -53,59 +61,87 @@ class QueueSetup:
 
     async def _set_up(self, store: Store) -> float:
         """Set up a queue; return 0, or the seconds after which to try again since Redis refuses it."""
-        lease, refused = self._runtime.config.idle_lease, self._refused.of(store.queue)
+        lease = self._runtime.config.idle_lease
         while not self.is_done(store):
             async with self._reconnect:
-                try:
-                    await self._announce(store)
-                    await self._declare(store)
-                    await self._runtime.sender.send(store.heartbeat(self._worker, lease, fresh=True))
-                except StoreRefused as error:
-                    if error.kind in NO_ENTRY:
-                        raise
-                    return refused.failed(error)
-                refused.passed()
+                if wait := await self._write(store, store.heartbeat(self._worker, lease, fresh=True)):
+                    return wait
                 self._done.add(store.queue)
+        return 0.0
+
+    async def _write(self, store: Store, *last: Call[Any]) -> float:
+        """Announce the queue, write what the app declares, and send the last call; return 0, or the wait as `_set_up`.
+
+        Raises:
+            StoreDown
+            StoreRefused: the error concerns the whole connection.
+        """
+        refused = self._refused.of(store.queue)
+        try:
+            await self._announce(store)
+            await self._declarations.write(store)
+            await self._runtime.sender.send_all(last)
+        except StoreRefused as error:
+            return refused.refused(error)
+        refused.passed()
         return 0.0
 
     async def _announce(self, store: Store) -> None:
         """Let dispatchers find the queue: at once by a message, or later in the set of all queues.
 
+        Also write the retry policies of the tasks, for those who make recurrences of them without their code.
+
         Raises:
             StoreDown, StoreRefused
         """
         await self._runtime.sender.send(store.wake())
-        await self._add_to_set(store.queue)
+        await self._try(server.add_queues([store.queue]))
+        if self._policies:
+            await self._try(store.set_policies(self._policies))
 
-    async def keep_in_set(self) -> None:
-        """Keep the queues that are set up in the set of all queues, which may be flushed or lost, until cancelled.
+    def declared(self, queue: str) -> tuple[str, str]:
+        """Return the app and the digest of what it declared, twice '' if the queue is not set up. For any thread."""
+        return self._declarations.declared(queue) if queue in self._done else ("", "")
 
-        Dispatchers do the same for the queues that they know, so this is for queues that no dispatcher serves. Redis
-        neither writes nor replicates an SADD of what the set contains.
+    def declare_again(self, queue: str) -> None:
+        """Have `keep` declare again what the app declares in a queue."""
+        self._undeclared.add(queue)
+        self._lost.set()
+
+    async def keep(self) -> None:
+        """Write again what Redis has lost, until cancelled.
+
+        The queues that are set up are kept in the set of all queues. Dispatchers do the same for the queues that they
+        know, so this is for queues that no dispatcher serves. Redis neither writes nor replicates an SADD of what the
+        set contains.
         """
+        seldom = _SELDOM * self._runtime.config.safety_cap
+        wait = seldom
         while True:
-            await asyncio.sleep(_SELDOM * self._runtime.config.safety_cap)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._lost.wait()
+            self._lost.clear()
             if self._done:
                 with contextlib.suppress(StoreError):  # the other loops report it
-                    await self._add_to_set(*sorted(self._done))
+                    await self._try(server.add_queues(sorted(self._done)))
+            waits = [await self._declare_lost(queue) for queue in sorted(self._undeclared)]
+            wait = min(filter(None, waits), default=seldom)
 
-    async def _add_to_set(self, *queues: str) -> None:
+    async def _declare_lost(self, queue: str) -> float:
+        """Write again what the app declares in a queue; return 0, or the wait as `_set_up`."""
+        while queue in self._undeclared:
+            async with self._reconnect:
+                if wait := await self._write(Store(queue)):
+                    return wait
+                self._undeclared.discard(queue)
+        return 0.0
+
+    async def _try(self, call: Call[Any]) -> None:
+        """Write what a worker can do without."""
         try:
-            await self._runtime.sender.send(server.add_queues(queues))
+            await self._runtime.sender.send(call)
         except StoreError as error:
             if not server.may_wait(error):
                 raise
             self._runtime.emit(events.RedisFailed(kind=error.kind))
-
-    async def _declare(self, store: Store) -> None:
-        """Make the app's recurrences in Redis those that it declares; leave those of other apps alone."""
-        own = [one for queue, one in self._program.recurrences if queue == store.queue]
-        known = await self._runtime.sender.send(store.declared(self._program.owner))
-        for one in own:
-            done = await self._runtime.sender.send(store.declare(one, self._program.owner))
-            if done != "same":
-                self._runtime.emit(events.RecurrenceDeclared(queue=store.queue, name=one.name, done=done))
-        for name in set(known).difference(one.name for one in own):
-            with contextlib.suppress(JobMissing):  # another worker was quicker
-                await self._runtime.sender.send(store.remove(name))
-                self._runtime.emit(events.RecurrenceDeclared(queue=store.queue, name=name, done="removed"))

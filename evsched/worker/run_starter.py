@@ -18,7 +18,7 @@ from evsched.worker.served_queue import ServedQueue
 
 
 class RunStarter:
-    """Runs each job in an asyncio task of its own. Calls `on_end()` once a run that has ended is in `held.ended`."""
+    """Runs each job in an asyncio task of its own. Calls `wake()` when there is something to exchange."""
 
     def __init__(
         self,
@@ -27,14 +27,14 @@ class RunStarter:
         held: HeldRuns,
         demand: Demand,
         progress: ProgressWriter,
-        on_end: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self._served = served
         self._executor = executor
         self._held = held
         self._demand = demand
         self._progress = progress
-        self._on_end = on_end
+        self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._left_some = False
         """The last reply left jobs in ready, and that was reported."""
@@ -67,7 +67,7 @@ class RunStarter:
         finally:
             self._demand.share.end(time.monotonic() - run.delivery.sent)
             self._held.end(run)
-            self._on_end()
+            self._wake()
 
     def _report(self, runs: list[Run], handed_out: float) -> None:
         """Report the runs that have begun. The event loop calls this after the first step of each.
@@ -75,7 +75,8 @@ class RunStarter:
         A run that still waits is reported when it begins. A run that is returned, because there was no room for it, is
         not reported.
         """
-        self._demand.begun(len(runs), time.monotonic() - handed_out)
+        if self._demand.begun(len(runs), time.monotonic() - handed_out):
+            self._wake()
         begun = list[Run]()
         for run in runs:
             if run.began or run.work is None:  # it runs, or has ended

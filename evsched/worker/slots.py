@@ -145,8 +145,6 @@ class Slots:
         self._woken = False
         if self.free <= 0:
             return 0
-        if len(self._shares) == 1:
-            return self.free
         if self._turns is None:
             self._turns = self._deal()
         if share in self._turns:
@@ -154,8 +152,10 @@ class Slots:
         return self._deal(share)[share]
 
     def _deal(self, *also: Share) -> dict[Share, int]:
-        """Deal the free slots, each to the share that is charged least: to those that want some, and to these."""
+        """Deal the free slots to the shares that want some and to `also`, each slot to the one charged least."""
         takers = dict.fromkeys((*also, *(share for share in self._shares if share.wants)), 0)
+        if len(takers) == 1:
+            return dict.fromkeys(takers, self.free)
         nearest = [(share.tag(1), n, share) for n, share in enumerate(takers)]
         heapq.heapify(nearest)
         for _ in range(self.free if takers else 0):

@@ -62,6 +62,7 @@ class Worker:
             RedisRunStore(runtime, self.id),
             start_isolated=start_isolated,
             kill_grace=config.kill_grace,
+            unknown_task_grace=config.unknown_task_grace,
             emit=emit,
         )
         self._setup = QueueSetup(runtime, program, self.id)
@@ -77,7 +78,7 @@ class Worker:
         )
         self._control = Control(runtime, self.id, queues, OnControl(self.consumers, self._status))
         self._drain = Drain(runtime, self.id, self.consumers, executor.handlers.running)
-        self._on_heartbeat = OnHeartbeat(emit, self.consumers, self._control, self._drain)
+        self._on_heartbeat = OnHeartbeat(emit, self.consumers, self._setup, self._control, self._drain)
         self._heartbeat = Heartbeat(config, self.id, [Store(queue) for queue in queues], self._on_heartbeat)
         shared, slots = (
             structs.replace(runtime, emit=Events(self._status.on_event, emit).emit),
@@ -107,10 +108,10 @@ class Worker:
             asyncio.ensure_future(self._serve(consumer)) for consumer in self.consumers.values()
         ]
         control = asyncio.ensure_future(self._control.run())
-        announcing = asyncio.ensure_future(self._setup.keep_in_set())
+        setup = asyncio.ensure_future(self._setup.keep())
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
-            loops = {"heartbeat": self._on_heartbeat.failure, "control": control, "set of queues": announcing}
+            loops = {"heartbeat": self._on_heartbeat.failure, "control": control, "setup of queues": setup}
             loops |= {f"queue {queue}": loop for queue, loop in zip(self.consumers, running, strict=True)}
             await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
             # A loop ends by itself only by an error of ours, except for a consumer that fetches no more.
@@ -126,7 +127,7 @@ class Worker:
         finally:
             await self._end_heartbeat()
             self._status.close()
-            tasks = stopping, control, announcing, *running
+            tasks = stopping, control, setup, *running
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

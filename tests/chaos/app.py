@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from evsched import App, Retry, current_job
+from evsched import App, EndedJob, GiveUp, Retry, current_job
 
 app = App(queue="chaos")
 
@@ -57,6 +57,22 @@ async def harmless(seconds: float = 0.0) -> None:
     note("end")
 
 
+def compute_for(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+@app.task
+async def compute(seconds: float) -> None:
+    compute_for(seconds)
+
+
+@app.task
+def compute_in_thread(seconds: float) -> None:
+    compute_for(seconds)
+
+
 @app.task
 async def lateness() -> float:
     return current_job().lateness
@@ -65,3 +81,25 @@ async def lateness() -> float:
 @app.task(retry=Retry(attempts=20, interval=0.1, jitter=0))
 async def occurrence() -> None:
     note("start")
+
+
+@app.task
+async def ended(job: EndedJob) -> None:
+    note(f"{job.outcome}:{job.id}")
+
+
+@app.task(retry=Retry(attempts=20, interval=0.01, factor=1, jitter=0), on_done=ended, on_dead=ended)
+async def end(seconds: float, dies: bool) -> None:
+    """End at a moment that the test knows, and kills at."""
+    await asyncio.sleep(seconds)
+    note("end")
+    if dies:
+        raise GiveUp("it was to die")
+
+
+@app.task(retry=Retry(attempts=20))
+async def once() -> None:
+    """Note the planned time, which each of the unique jobs has of its own: when it was enqueued."""
+    note(f"start:{current_job().planned:.6f}")
+    await asyncio.sleep(0.3)
+    note(f"end:{current_job().planned:.6f}")

@@ -17,11 +17,19 @@ LEASE = 15.0
 
 
 @pytest.mark.timeout(240)
-def test_a_concurrency_limit_holds_over_three_workers_one_of_which_is_killed(fleet: Fleet, client: SyncClient) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [{"concurrency": LIMIT}, {"concurrency:task:work": LIMIT, "concurrency:*": LIMIT - 1}],
+    ids=["queue", "task"],
+)
+def test_a_concurrency_limit_holds_over_three_workers_one_of_which_is_killed(
+    fleet: Fleet, client: SyncClient, limits: dict[str, float]
+) -> None:
     fleet.start("dispatcher")
     workers = [fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10") for _ in range(3)]
-    client.send(Store("chaos").limit({"concurrency": LIMIT}))
-    client.enqueue("chaos", [new_job("work", (0.2,), {}, JobOptions(id=f"k{n}")) for n in range(JOBS)])
+    client.send(Store("chaos").limit(limits))
+    options = [JobOptions(id=f"k{n}", group="abc"[n % 3]) for n in range(JOBS)]
+    client.enqueue("chaos", [new_job("work", (0.2,), {}, option) for option in options])
     end = time.monotonic() + 10
     # The victim is a worker that holds some of the five.
     while len(held := [pid for what, _, _, pid, _ in fleet.lines() if what == "start"]) < 40:

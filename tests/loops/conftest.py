@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from evsched import App
+from evsched import App, current_job
 from evsched.config import Config
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.finding import Finding
@@ -25,6 +25,15 @@ def config(server: EmbeddedRedis, queue: str) -> Config:
 @pytest.fixture
 def app(queue: str) -> App:
     return App(queue=queue)
+
+
+@pytest.fixture
+def lateness(app: App) -> None:
+    """Give the app a task that returns how late its job began."""
+
+    @app.task
+    async def lateness() -> float:  # pyright: ignore[reportUnusedFunction]
+        return current_job().lateness
 
 
 @pytest.fixture

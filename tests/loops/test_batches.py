@@ -12,6 +12,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from evsched.worker import begin_limit
 from tests.support.system import System, system
 
 MANY = 1_500
@@ -31,6 +32,13 @@ def app(queue: str) -> App:
 @pytest.fixture
 def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_size, "BUDGET", -1.0)
+
+
+@pytest.fixture
+def jobs_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first job, a worker fetches as many as it has slots for."""
+    monkeypatch.setattr(begin_limit, "BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(begin_limit, "GROWTH", 999)
 
 
 async def enqueue_due(url: str, queue: str) -> None:
@@ -57,7 +65,7 @@ async def test_a_dispatcher_moves_fewer_jobs_in_a_step(server: EmbeddedRedis, qu
         assert sizes[-2] == batch_size.LEAST
 
 
-@pytest.mark.usefixtures("every_call_is_too_long")
+@pytest.mark.usefixtures("every_call_is_too_long", "jobs_begin_at_once")
 async def test_a_worker_starts_and_ends_fewer_jobs_in_a_call(server: EmbeddedRedis, queue: str, app: App) -> None:
     await enqueue_due(server.url, queue)
     async with system(Config(url=server.url, queues=(queue,), concurrency=500), app, workers=0) as running:

@@ -21,7 +21,7 @@ from evsched.store import batch_size
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.worker import demand
+from evsched.worker import begin_limit
 from tests.support.system import System, system
 
 MANY = 2_000
@@ -40,7 +40,7 @@ PER_JOB = {
 def no_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches stay as large as they may be, however slow the machine is."""
     monkeypatch.setattr(batch_size, "BUDGET", float("inf"))
-    monkeypatch.setattr(demand, "_BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(begin_limit, "BEGIN_WITHIN", float("inf"))
 
 
 @pytest.fixture

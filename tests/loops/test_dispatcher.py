@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, current_job, events
+from evsched import App, events
 from evsched.config import Config
 from evsched.store.clients import New
 from evsched.store.server import set_notification_flags
@@ -15,16 +15,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from tests.support.proxy import Proxy
 from tests.support.system import system
 
-
-@pytest.fixture
-def app(queue: str) -> App:
-    app = App(queue=queue)
-
-    @app.task
-    async def lateness() -> float:
-        return current_job().lateness
-
-    return app
+pytestmark = pytest.mark.usefixtures("lateness")
 
 
 def inline(queue: str, name: str, due: float = 0) -> tuple[str, float, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from evsched import App, current_job, events
+from evsched import App, events
 from evsched.config import Config
 from evsched.dispatcher.flood import Flood
 from evsched.transport.connection import Subscription
@@ -21,29 +21,7 @@ from tests.support.system import system
 
 NEVER = float("inf")
 
-
-@pytest.fixture
-def app(queue: str) -> App:
-    app = App(queue=queue)
-
-    @app.task
-    async def lateness() -> float:
-        return current_job().lateness
-
-    return app
-
-
-@pytest.fixture
-def own() -> Generator[EmbeddedRedis]:
-    with EmbeddedRedis() as server:
-        yield server
-
-
-@pytest.fixture
-def client(own: EmbeddedRedis) -> Generator[Any]:
-    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
-    yield client
-    client.close()
+pytestmark = pytest.mark.usefixtures("lateness")
 
 
 def schedule(queue: str) -> str:

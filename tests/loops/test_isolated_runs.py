@@ -84,6 +84,15 @@ async def test_a_handler_that_does_not_yield_is_killed_after_the_kill_grace(
     assert retried.reason == "attempt 1 of 2: timeout: it ran longer than its limit and did not yield"
 
 
+async def test_a_handler_may_snooze(config: Config, app: App, queue: str, raw: Any) -> None:
+    async with system(config, app) as running:
+        suspect(raw, queue, "snooze_once")
+        snoozed = await running.recorder.wait(events.JobSnoozed)
+        await running.recorder.wait(events.Completed)
+    assert snoozed.reason == "snoozed for 10 ms: not yet"
+    assert raw.hget(f"evsched:{{{queue}}}:job:a", "result") == b"1"
+
+
 async def test_what_a_handler_prints_and_logs_is_the_workers_output(
     config: Config, app: App, queue: str, raw: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

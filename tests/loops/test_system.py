@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evsched import App, GiveUp, JobDead, JobExists, JobMissing, Retry, RetryLater, current_job, events
+from evsched import App, GiveUp, JobDead, JobExists, JobMissing, Retry, RetryLater, Snooze, current_job, events
 from evsched.config import Config
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
@@ -101,6 +101,38 @@ async def test_a_handler_may_retry_later_or_give_up(config: Config, app: App) ->
         assert await (await later.enqueue()).result(PATIENCE) == 2
         with pytest.raises(JobDead, match="the account is closed"):
             await (await never.enqueue()).result(PATIENCE)
+
+
+async def test_a_job_may_snooze_more_often_than_it_has_attempts(config: Config, app: App) -> None:
+    seen = list[tuple[int, str]]()
+
+    @app.task(retry=Retry(attempts=1))
+    async def poll() -> int:
+        seen.append((current_job().attempt, current_job().idempotency_key))
+        if len(seen) <= 3:
+            raise Snooze(0.01, "not ready")
+        return len(seen)
+
+    async with system(config, app) as running:
+        job = await poll.enqueue()
+        assert await job.result(PATIENCE) == 4
+        assert [event.reason for event in running.recorder.of(events.JobSnoozed)] == [
+            "snoozed for 10 ms: not ready"
+        ] * 3
+        status = await job.status()
+    assert set(seen) == {seen[0]}
+    assert (seen[0][0], status.snoozes, status.reason) == (1, 3, None)
+
+
+async def test_a_job_that_snoozes_expires_all_the_same(config: Config, app: App) -> None:
+    @app.task
+    async def poll() -> None:
+        raise Snooze(until=datetime.now(UTC) + timedelta(milliseconds=10))
+
+    async with system(config, app):
+        job = await poll.using(expires=datetime.now(UTC) + timedelta(seconds=0.2)).enqueue()
+        with pytest.raises(JobDead, match="expired"):
+            await job.result(PATIENCE)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])

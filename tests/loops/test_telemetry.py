@@ -123,7 +123,7 @@ async def test_five_thousand_unknown_tasks_make_only_one_series_for_each_metric(
     @app.task
     async def known() -> None: ...
 
-    many = replace(config, concurrency=250)
+    many = replace(config, concurrency=250, unknown_task_grace=0.0)
     async with system(many, app, workers=0) as running, served(running) as url:
         running.work()
         members = {f'{{"task":"made-up-{n}","id":"{n}"}}': 0 for n in range(5000)}

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from evsched import App, ConfigError, GiveUp, JobDead, JobExists, Retry, RetryLater, current_job, events
+from evsched import App, ConfigError, GiveUp, JobDead, JobExists, Retry, RetryLater, Snooze, Unique, current_job, events
 from evsched.config import Config
 from evsched.tracing import trace
 from tests.support import heavy
@@ -103,6 +103,20 @@ async def test_a_run_is_linked_to_its_enqueue_and_begins_a_trace(
     assert scope.name == "evsched"
 
 
+async def test_a_unique_job_keeps_its_id_when_it_is_traced(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    once = noop.using(unique=Unique(within=3600), on_conflict="keep")
+    async with system(config, app):
+        first, second = await once.enqueue(), await once.enqueue()
+        await first.result(PATIENCE)
+    assert first.id == second.id
+    # The id is made of arguments that are checked within the span.
+    assert ["messaging.message.id" in attributes(span) for span in spans.named("enqueue noop")] == [False, False]
+    assert attributes(spans.one("run noop"))["messaging.message.id"] == first.id
+
+
 async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, app: App, spans: Traced) -> None:
     @app.task(retry=Retry(attempts=2, interval=0.01, jitter=0))
     async def fail() -> None:
@@ -121,24 +135,34 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, a
         (StatusCode.ERROR, "no luck"),
         (StatusCode.ERROR, "the account is closed"),
     ]
-    assert [attributes(run)["error.type"] for run in runs] == ["ValueError", "evsched.jobs.current_job.GiveUp"]
+    assert [attributes(run)["error.type"] for run in runs] == ["ValueError", "evsched.jobs.steering.GiveUp"]
     assert [[event.name for event in run.events] for run in runs] == [["exception"]] * 2
     assert (runs[0].events[0].attributes or {})["exception.message"] == "no luck"
 
 
-async def test_retry_later_is_no_error(config: Config, app: App, spans: Traced) -> None:
+@pytest.mark.parametrize(
+    ("raised", "attribute", "reason"),
+    [
+        (RetryLater(0.01, "not yet"), "evsched.retry_later", "not yet"),
+        (Snooze(0.01, "not yet"), "evsched.snooze", "snoozed for 10 ms: not yet"),
+    ],
+    ids=["RetryLater", "Snooze"],
+)
+async def test_to_ask_for_another_run_is_no_error(
+    config: Config, app: App, spans: Traced, raised: Exception, attribute: str, reason: str
+) -> None:
     @app.task
     async def wait() -> None:
-        if current_job().attempt == 1:
-            raise RetryLater(0.01, "not yet")
+        if current_job().due == current_job().planned:
+            raise raised
 
     async with system(config, app):
         await (await wait.enqueue()).result(PATIENCE)
     first, second = spans.named("run wait")
     assert first.status.status_code is StatusCode.UNSET
-    assert attributes(first)["evsched.retry_later"] == "not yet"
+    assert attributes(first)[attribute] == reason
     assert not first.events
-    assert "evsched.retry_later" not in attributes(second)
+    assert attribute not in attributes(second)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "thread"])

@@ -113,7 +113,7 @@ def test_cancel_stops_a_running_job_and_reschedule_refuses_it(send: Send, store:
         assert subscription.get_message(timeout=PATIENCE)["data"] == b"a"
     before["job:a"]["stop"] = "1"
     assert state() == before
-    assert send(store.heartbeat("w", 15, now=NOW))[2] == ["a"]
+    assert send(store.heartbeat("w", 15, now=NOW)).stops == ["a"]
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])

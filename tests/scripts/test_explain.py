@@ -9,7 +9,7 @@ import pytest
 
 from evsched.diagnostics.audit import PLACES
 from evsched.diagnostics.explain import explain
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeued, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeued, Retried, Snoozed
 from evsched.store import server
 from evsched.store.clients import New
 from evsched.store.store import Store
@@ -64,6 +64,15 @@ def retried(scene: Scene) -> None:
     scene.send(scene.store.retry("w", [(scene.run(), Retried(30, "attempt 1 of 5: ValueError: no luck"))], now=NOW))
 
 
+def snoozed(scene: Scene) -> None:
+    scene.send(scene.store.snooze("w", [(scene.run(), Snoozed("snoozed for 30.0 s: no file", 30.0))], now=NOW))
+
+
+def snoozed_often(scene: Scene) -> None:
+    snoozed(scene)
+    scene.raw.hset(f"evsched:{{{scene.store.queue}}}:job:a", "snoozes", 12)
+
+
 def without_worker(scene: Scene) -> None:
     scene.due(*(f"x{n:02}" for n in range(16)), "a")
 
@@ -91,6 +100,12 @@ def full_group(scene: Scene) -> None:
     scene.limit(concurrency_alice=2)
     scene.due("01", "02", "03", "a", group="alice")
     scene.send(scene.store.start("w", (), hold=99, lease=15, now=NOW))
+
+
+def declared(scene: Scene) -> None:
+    scene.send(scene.store.declare_limits("shop", 1, {"concurrency:*": 3}, now=NOW))
+    full_group(scene)
+    scene.send(scene.store.limit({"concurrency:alice": None}, now=NOW))
 
 
 def slow(scene: Scene) -> None:
@@ -162,6 +177,8 @@ TABLE = [
     (far, "due in 3m 00s"),
     (overdue, "due 60.0 s ago and still on the schedule: no dispatcher serves this queue"),
     (awaited, "its record is missing: HSET its payload within 2 s of the ZADD"),
+    (snoozed, "snoozed for 30.0 s: no file; due again in 30.0 s, and snoozed once so far"),
+    (snoozed_often, "snoozed for 30.0 s: no file; due again in 30.0 s, and snoozed 12 times so far"),
     (retried, "retried after attempt 1 of 5: ValueError: no luck; due again in 30.0 s"),
     (without_worker, "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`"),
     (
@@ -175,6 +192,10 @@ TABLE = [
     ),
     (full, "the gate is closed by the concurrency limit: 5 of 5"),
     (full_group, "the gate is closed to group alice by the concurrency limit: 2 of 2"),
+    (
+        declared,
+        "the gate is closed to group alice by the concurrency limit: 3 of 3 (declared by app shop)",
+    ),
     (slow, "the gate is closed by the rate limit 0.1/s: it opens in 10.0 s"),
     (slow_group, "the gate is closed to group alice by the rate limit 0.1/s: it opens in 10.0 s"),
     (behind, "behind 10 of 26 jobs in the backlog; 2 groups share the gate, and group alice gets 75%"),
@@ -229,6 +250,13 @@ SLOT = "ready, behind 1 more: it starts when a worker has a free slot"
             (
                 "ready, behind 1 more: it starts when a process of a worker's pool is free; until then no worker "
                 "fetches jobs of this queue"
+            ),
+        ),
+        (
+            ["busy loop"],
+            (
+                "ready, behind 1 more: it starts when a worker's event loop is free; until then no worker fetches "
+                "jobs of this queue"
             ),
         ),
         (["no process", None], f"{SLOT}; 1 of 2 workers fetches none now, because no process of the pool is free"),

@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError
 
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.audits import Violation
 from evsched.store.clients import New
@@ -143,6 +143,7 @@ ENDS: dict[str, tuple[Callable[[Store], Callable[..., Any]], Outcome]] = {
     "bury": (lambda store: store.bury, Buried("x", False)),
     "abort": (lambda store: store.abort, Aborted(300.0, False)),
     "defer": (lambda store: store.defer, Deferred(NOW + 9, "x")),
+    "snooze": (lambda store: store.snooze, Snoozed("x", 1.0)),
 }
 
 
@@ -164,7 +165,7 @@ def test_fields_written_into_the_record_of_a_run_do_not_stop_its_end(
         again = send(store.start("w", lost, hold=5, lease=15, now=NOW)).jobs
         assert send(verb(store)("w", [(again[0], outcome)], now=NOW)) == []
     assert "processing:w" not in state()
-    assert len(work(send, store, 12)) >= {"retry": 4, "defer": 4}.get(end, 0)
+    assert len(work(send, store, 12)) >= {"retry": 4, "defer": 4, "snooze": 4}.get(end, 0)
 
 
 @pytest.mark.parametrize("died", [False, True], ids=["stops", "died"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -163,6 +164,32 @@ def test_a_group_whose_opening_time_is_far_ahead_since_the_clock_was_set_back_is
     assert state()["throttled"] == {"alice": 0.0}
     assert send(store.dispatch(limit=9, cap=1000, now=NOW - 3600)).sleep < 1
     assert len(fetch(send, store, now=NOW - 3600)) == 1
+
+
+def test_each_group_without_a_limit_of_its_own_has_the_default(send: Send, store: Store, state: State) -> None:
+    send(store.limit({"concurrency:*": 2, "concurrency:bob": 3, "weight:carol": 2}, now=NOW))
+    for group in ("alice", "bob", "carol", "@recurring"):
+        due(send, store, names(5, group.strip("@")[0]), group=group)
+    due(send, store, names(5, "x"))
+    passed = Counter(job.id[0] for job in fetch(send, store))
+    assert passed == {"a": 2, "b": 3, "c": 2, "r": 5, "x": 5}
+    sentence = explain("a004", store.queue, send(store.explain("a004", now=NOW))).sentence
+    assert sentence == "the gate is closed to group alice by the concurrency limit: 2 of 2"
+    send(store.limit({"concurrency:*": 4}, now=NOW))
+    assert sorted(state()["ready"]) == ["a002", "a003", "c002", "c003"]
+    send(store.limit({"concurrency:*": None}, now=NOW))
+    assert {job.id[0] for job in fetch(send, store)} == {"a", "c"}
+    assert list(state()["throttled"]) == ["bob"]
+
+
+def test_the_default_rate_is_each_groups_own_and_its_burst_belongs_to_it(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.limit({"rate:*": 10, "burst:*": 3, "rate:bob": 40}, now=NOW))
+    for group in ("alice", "bob"):
+        due(send, store, names(9, group[0]), group=group)
+    assert Counter(job.id[0] for job in fetch(send, store)) == {"a": 3, "b": 4}  # bob's burst is a tenth of his rate
+    assert Counter(job.id[0] for job in fetch(send, store, now=NOW + 0.1001)) == {"a": 1, "b": 4}
 
 
 def test_a_group_has_its_own_rate(send: Send, store: Store, state: State) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -80,6 +80,7 @@ ENDS: dict[str, Callable[[Store, FetchedJob], Call[Any]]] = {
     "bury": lambda store, run: store.bury("w", [(run, Buried("x", True))], now=NOW),
     "abort": lambda store, run: store.abort("w", [(run, Aborted(300.0, True))], now=NOW),
     "defer": lambda store, run: store.defer("w", [(run, Deferred(NOW + 9, "x"))], now=NOW),
+    "snooze": lambda store, run: store.snooze("w", [(run, Snoozed("x", 1.0))], now=NOW),
     "begin": lambda store, run: store.begin("w", [(run, "1")]),
     "progress": lambda store, run: store.progress("w", [(run, Progress(1, 2))]),
 }

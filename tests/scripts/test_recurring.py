@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Misfire, Occurrence, Overlap
 from evsched.store.store import Store
+from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State
 
 NAME = "r"
@@ -189,6 +191,38 @@ def test_a_changed_recurrence_removes_its_scheduled_occurrences(send: Send, stor
     assert send(store.declare(Declared(name=NAME, rule="0 9 * * *", payload=b'{"task":"t"}'))) == "same"
 
 
+WAITS: dict[str, tuple[Callable[[Store], Callable[..., Any]], Outcome]] = {
+    "retried": (lambda store: store.retry, Retried(60, "no")),
+    "snoozed": (lambda store: store.snooze, Snoozed("no file", 60)),
+    "of an unknown task": (lambda store: store.defer, Deferred(NOW + 60, "x", unknown_since=NOW)),
+}
+CHANGES: dict[str, Callable[[Store], Call[Any]]] = {
+    "changed": lambda store: store.declare(Declared(name=NAME, rule="@daily", payload=b'{"task":"t"}')),
+    "paused": lambda store: store.hold(NAME, True),
+    "removed": lambda store: store.remove(NAME),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("waits", WAITS)
+def test_an_occurrence_that_was_due_is_not_removed_while_it_waits_to_run_again(
+    send: Send, store: Store, state: State, waits: str, change: str
+) -> None:
+    first, second = put(send, store, NOW, NOW + 600)
+    dispatch(send, store, NOW)
+    (job,) = fetch(send, store, NOW)
+    verb, outcome = WAITS[waits]
+    assert send(verb(store)("w", [(job, outcome)], now=NOW)) == []
+    assert state()["schedule"].keys() == {first, second}
+    send(CHANGES[change](store))
+    assert state()["schedule"].keys() == {first}
+    assert f"job:{second}" not in state()
+    dispatch(send, store, NOW + 60)
+    (job,) = fetch(send, store, NOW + 60)
+    send(store.complete("w", [(job, DONE)], now=NOW + 60))
+    assert state()[f"job:{first}"]["outcome"] == "done"
+
+
 def test_a_removed_recurrence_leaves_only_its_due_occurrences(send: Send, store: Store, state: State) -> None:
     first, _ = put(send, store, NOW, NOW + 60)
     dispatch(send, store, NOW)
@@ -247,3 +281,42 @@ def test_a_recurrence_that_ended_by_a_clock_ahead_recurs_again(send: Send, store
     send(store.recur(NAME, b"0", [], next_=None, now=NOW + 3600))
     assert send(store.rewind(AHEAD, 0, 10, now=NOW)) == (1, [NAME])
     assert state()["recurrences"] == {NAME: 0.0}
+
+
+# A calendar that was changed.
+
+
+def test_a_recurrence_whose_calendar_was_changed_is_planned_anew(send: Send, store: Store, state: State) -> None:
+    first, second = put(send, store, NOW, NOW + 10)
+    dispatch(send, store, NOW)
+    assert send(store.replan(NAME, now=NOW))
+    after = state()
+    assert (after["recurrences"], after["ready"], record(state)["made"]) == ({NAME: 0}, [first], "1")
+    assert f"job:{second}" not in after
+    assert send(store.replan(NAME, now=NOW))
+    assert state() == after
+
+
+@pytest.mark.parametrize("why", ["paused", "retired", "overdue", "gone"])
+def test_a_recurrence_that_does_not_recur_or_is_overdue_is_not_planned_anew(
+    send: Send, store: Store, state: State, why: str
+) -> None:
+    revision = send(store.register("app", "content", now=NOW)).revision
+    send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}'), "app", revision))
+    send(store.recur(NAME, b"0", [], next_=NOW + 60, now=NOW))
+    if why == "paused":
+        send(store.hold(NAME, True, until=NOW + 99, now=NOW))
+    elif why == "retired":
+        send(store.retire(NAME, "app", revision, now=NOW))
+    elif why == "gone":
+        send(store.remove(NAME))
+    before = state()
+    assert send(store.replan(NAME, now=NOW + 61)) is (why == "overdue")
+    assert state() == before
+
+
+def test_a_recurrence_that_was_stopped_for_want_of_its_calendar_goes_on(send: Send, store: Store, state: State) -> None:
+    send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', skip="holidays")))
+    send(store.recur(NAME, b"0", [], next_=None, reason="there is no calendar holidays", now=NOW))
+    assert send(store.replan(NAME, now=NOW))
+    assert state()["recurrences"] == {NAME: 0}

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from evsched.errors import StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.clients import New
+from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
-from evsched.store.workers import PutBack
+from evsched.store.workers import Renewed
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
@@ -251,10 +252,10 @@ def test_a_job_in_two_lists_runs_in_one(run: FetchedJob, send: Send, store: Stor
 
 
 def test_a_heartbeat_renews_a_lease_and_reports_when_there_is_none(send: Send, store: Store, state: State) -> None:
-    assert send(store.heartbeat("w", 15, now=NOW)) == (False, 0, [])
+    assert send(store.heartbeat("w", 15, now=NOW)) == Renewed(False, 0, [], True)
     assert state() == {}
-    assert send(store.heartbeat("w", 15, fresh=True, now=NOW)) == (True, 0, [])
-    assert send(store.heartbeat("w", 15, now=NOW + 5)) == (True, 0, [])
+    assert send(store.heartbeat("w", 15, fresh=True, now=NOW)) == Renewed(True, 0, [], True)
+    assert send(store.heartbeat("w", 15, now=NOW + 5)) == Renewed(True, 0, [], True)
     assert state() == {"leases": {"w": NOW + 20}}
 
 
@@ -288,7 +289,7 @@ def test_when_memory_is_full_work_goes_on_and_new_work_is_refused() -> None:
         assert sender.send(store.complete("w", [(a, DONE)])) == []
         assert sender.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []
         assert sender.send(store.bury("w", [(c, Buried("x", False))])) == []
-        assert sender.send(store.heartbeat("w", 15)) == (True, 1, [])
+        assert sender.send(store.heartbeat("w", 15)) == Renewed(True, 1, [], True)
         assert sender.send(store.requeue("w", "x")) == PutBack("all", ["d"], [])
         assert snapshot(raw, "full")["ready"] == ["d"]
         sender.close()

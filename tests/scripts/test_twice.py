@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from evsched.errors import JobExists, JobMissing
-from evsched.jobs.job import Buried, Done, FetchedJob, Retried
+from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
 from evsched.store.clients import New
+from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
-from evsched.store.workers import PutBack
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State
 
@@ -46,6 +46,17 @@ def test_the_second_end_of_a_run_is_lost(send: Send, store: Store, state: State,
     before = state()
     assert [send(call) for call in calls] == [["a"], ["b"], ["c"]]
     assert state() == before
+
+
+def test_the_second_snooze_of_a_run_is_lost_and_not_counted(
+    send: Send, store: Store, state: State, runs: list[FetchedJob]
+) -> None:
+    call = store.snooze("w", [(run, Snoozed("x", 9.0)) for run in runs], now=NOW)
+    assert send(call) == []
+    before = state()
+    assert send(call) == ["a", "b", "c"]
+    assert state() == before
+    assert before["job:a"]["snoozes"] == "1"
 
 
 def test_a_run_that_is_named_twice_in_one_call_ends_once(

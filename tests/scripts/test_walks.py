@@ -7,17 +7,18 @@ import os
 import random
 import secrets
 from collections import Counter
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import redis
 
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, OnConflict, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Retried, Snoozed
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
+from tests.support.gate import split, task_of
 from tests.support.model import Model
 from tests.support.snapshot import snapshot
 
@@ -40,7 +41,7 @@ WEIGHTS = {
     "cancel": 2,
     "reschedule": 1,
     "revive_or_drop": 2,
-    "limit": 1,
+    "limit": 3,
     "pause": 0.4,
     "resume": 1,
 }
@@ -53,7 +54,17 @@ LIMITS: dict[str, list[float | None]] = {
     "rate:b": [None, 1, 60],
     "burst:b": [None, 3],
     "weight:a": [None, 2, 0.5],
+    "concurrency:*": [None, None, None, 2],
+    "rate:*": [None, None, 50],
+    "burst:*": [None, 2],
+    "concurrency:task:slow": [None, 1, 1, 2],
+    "rate:task:slow": [None, None, None, 20],
 }
+GROUPS = ("a", "b", "task:slow")
+
+
+def payload_of(job: str) -> bytes:
+    return f'{{"args":[],"task":"{task_of(job)}"}}'.encode()
 
 
 class Walk:
@@ -91,16 +102,19 @@ class Walk:
     def enqueue(self) -> None:
         due = self.now + self.pick.choice([0, 0, 1, 5])
         priority, group = self.pick.choice([5, 5, 9]), self.pick.choice(["", "a", "b"])
-        conflict: OnConflict | None = self.pick.choice([None, None, None, "keep", "replace"])
+        conflict: Literal["keep", "replace", "unique"] | None = self.pick.choice(
+            [None, None, None, "keep", "replace", "unique"]
+        )
         for job in self.pick.sample(IDS, self.pick.randint(1, 25)):
             if conflict and self.fetched(job):
                 continue
-            new = New(job, b'{"task":"t"}', priority=priority, group=group, due=due)
+            new = New(job, payload_of(job), priority=priority, group=group, due=due)
             try:
                 if conflict == "replace":
                     self.send(self.store.replace([new], now=self.now))
                 else:
-                    self.send(self.store.enqueue([new], keep=conflict == "keep", now=self.now))
+                    within = 0.0 if conflict == "unique" else None
+                    self.send(self.store.enqueue([new], keep=conflict == "keep", within=within, now=self.now))
                 written = True
             except JobExists:
                 written = False
@@ -110,7 +124,7 @@ class Walk:
         job, due = self.recent(), self.now + self.pick.choice([0, 2])
         if self.fetched(job):
             return
-        self.raw.hset(f"{self.root}job:{job}", "payload", '{"task":"t"}')
+        self.raw.hset(f"{self.root}job:{job}", "payload", payload_of(job))
         self.raw.persist(f"{self.root}job:{job}")
         self.raw.zadd(f"{self.root}schedule", {job: due})
         self.model.schedule_raw(job, due)
@@ -154,7 +168,7 @@ class Walk:
         worker, job = self.pick.choice(self.runs[-9:])
         if self.pick.random() < 0.1:
             worker = self.pick.choice(WORKERS)
-        end = self.pick.choice(["complete", "complete", "retry", "bury", "abort", "defer"])
+        end = self.pick.choice(["complete", "complete", "retry", "bury", "abort", "defer", "snooze"])
         if end == "complete":
             lost = self.send(self.store.complete(worker, [(job, Done(b"1", 1000, False))], now=self.now))
             own = self.model.complete(worker, job.id, job.attempt, self.now)
@@ -165,6 +179,9 @@ class Walk:
         elif end == "defer":
             lost = self.send(self.store.defer(worker, [(job, Deferred(self.now + 2, "x"))], now=self.now))
             own = self.model.defer(worker, job.id, job.attempt, self.now + 2, self.now)
+        elif end == "snooze":
+            lost = self.send(self.store.snooze(worker, [(job, Snoozed("x", 2.0))], now=self.now))
+            own = self.model.snooze(worker, job.id, job.attempt, self.now + 2, self.now)
         elif end == "abort":
             lost = self.send(self.store.abort(worker, [(job, Aborted(1000, False))], now=self.now))
             own = self.model.abort(worker, job.id, job.attempt, self.now)
@@ -256,11 +273,12 @@ class Walk:
         assert set(state.get("dead", {})) == model.dead
         for worker in WORKERS:
             assert state.get(f"processing:{worker}", []) == model.processing.get(worker, [])
+        assert set(state.get("leases", {})) == model.leases
         assert state.get("throttled", {}) == model.throttled
         turns = {f"passed:{p}": v for p, v in model.passed.items()}
         turns |= {f"last:{p}:{group}": v for (p, group), v in model.last.items()}
         assert {field: float(v) for field, v in state.get("fair", {}).items() if float(v)} == turns
-        for group in ("a", "b"):
+        for group in GROUPS:
             assert state.get(f"backlog:{group}", {}) == model.sides.get(group, {})
         records = {name[4:]: fields for name, fields in state.items() if name.startswith("job:")}
         assert records.keys() == model.jobs.keys()
@@ -285,8 +303,14 @@ class Walk:
         groups = {job: group for job, group in counters.items() if job[0] not in "*#"}
         assert groups.keys() == in_flight
         assert counters["*"] == str(len(in_flight))
-        assert {k[1:]: int(v) for k, v in counters.items() if k[0] == "#"} == Counter(groups.values())
+        assert groups == self.model.in_flight
+        counted = Counter(group for groups in groups.values() for group in split(groups))
+        assert {k[1:]: int(v) for k, v in counters.items() if k[0] == "#"} == counted
         self.done["counted"] += limited
+        self.done["counted twice"] += any("}" in of for of in groups.values())
+        self.done["held by its task"] += any(
+            self.model.jobs[job].group for job in self.model.sides.get("task:slow", ())
+        )
 
     def the_limits_hold(self) -> None:
         """No more jobs pass than a limit allows; those that passed before it was set stay in flight."""
@@ -300,9 +324,8 @@ class Walk:
         assert not self.model.backlog or self.model.ready or held or self.model.limits
         for group, side in self.model.sides.items():
             # If no end of a job will open the group, it has a time at which it opens.
-            in_flight = [name for name in (self.model.in_flight or {}).values() if name == group]
             assert side
-            assert in_flight or self.model.throttled[group] < math.inf or not self.model.limits
+            assert self.model.count_in(group) or self.model.throttled[group] < math.inf or not self.model.limits
 
     def no_job_waits_in_two_places(self) -> None:
         waiting = Counter([*self.model.backlog, *self.model.ready, *(j for s in self.model.sides.values() for j in s)])
@@ -315,7 +338,7 @@ class Walk:
         leased = {lease.worker for lease in self.send(store.survey(now=self.now))}
         strays = [worker for worker in WORKERS if self.model.processing.get(worker) and worker not in leased]
         found = self.send(store.audit([job.encode() for job in IDS], strays=strays, now=self.now))
-        for place in (*lists, "backlog:a", "backlog:b"):
+        for place in (*lists, *(f"backlog:{group}" for group in GROUPS)):
             _, ids = self.send(store.members(place.encode(), 0, 250))
             found += self.send(store.audit(ids, met=place.encode(), strays=strays, now=self.now))
         found += self.send(store.recount([group.encode() for group in self.model.sides], strays=strays))
@@ -357,7 +380,10 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
         "bury, own",
         "abort, own",
         "defer, own",
+        "snooze, own",
         "counted",
+        "counted twice",
+        "held by its task",
         "it died",
         "it hands back",
         "a suspect is handed out",

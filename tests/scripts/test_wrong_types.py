@@ -10,12 +10,12 @@ import pytest
 
 from evsched.errors import JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.audits import Violation
 from evsched.store.clients import New
+from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
-from evsched.store.workers import PutBack
 from evsched.transport.call import Call
 from evsched.transport.scripts import folder
 from tests.scripts.conftest import NOW, Send, State
@@ -63,7 +63,15 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
     send(store.start("v", (), hold=1, lease=99, now=NOW))
     send(store.declare(Declared(name="r", payload=b'{"task":"t"}', rule="@hourly")))
     send(store.recur("r", b"0", [Occurrence("r@1", NOW - 1, NOW - 1, None)], next_=NOW + 9))
+    send(store.register("app", "content", given=1, now=NOW))
+    send(store.declare(Declared(name="retired", payload=b'{"task":"t"}', rule="@hourly"), "app", 1))
+    send(store.retire("retired", "app", 1, now=NOW))
+    send(store.declare(Declared(name="kept", payload=b'{"task":"t"}', rule="@hourly"), "app", 1))
     send(store.enqueue([New("scheduled", due, due=NOW - 1)], now=NOW))
+    for planned in (NOW - 99, NOW - 98):
+        send(store.backfill("r", [f"{planned:.0f}"], now=NOW))
+    send(store.declare(Declared(name="paused", payload=b'{"task":"t"}', rule="@hourly")))
+    send(store.hold("paused", True, until=NOW - 5, now=NOW - 9))
     send(store.set_window("night", "22:00-06:00"))
     raw.rpush(f"evsched:{{{store.queue}}}:reply:running", "{}")
     raw.zadd(f"evsched:{{{store.queue}}}:canary", {"": 0})
@@ -78,12 +86,14 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "ask": lambda store, runs: store.ask("r1"),
     "audit": lambda store, runs: store.audit([b"running", b"g1", b"r3", b"scheduled", b"dead"], now=NOW),
     "heartbeat": lambda store, runs: store.heartbeat("w", 99, now=NOW),
+    "backfill": lambda store, runs: store.backfill("r", [f"{NOW - 97:.0f}"], now=NOW),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.bury("w", [(runs[RUN], Buried("x", True))], now=NOW),
     "cancel": lambda store, runs: store.cancel("r4", now=NOW),
     "queue_stats": lambda store, runs: store.queue_stats(now=NOW),
     "complete": lambda store, runs: store.complete("w", [(runs[RUN], DONE)], now=NOW),
-    "declare": lambda store, runs: store.declare(Declared(name="r", payload=b"{}", rule="@daily"), "app"),
+    "declare": lambda store, runs: store.declare(Declared(name="r", payload=b"{}", rule="@daily"), "app", 1),
+    "declare_limits": lambda store, runs: store.declare_limits("app", 1, {"rate": 9, "concurrency:g": 2}, now=NOW),
     "defer": lambda store, runs: store.defer("w", [(runs[RUN], Deferred(NOW + 1, "x"))], now=NOW),
     "dispatch": lambda store, runs: store.dispatch(limit=100, cap=1000, canary="c", now=NOW),
     "drop": lambda store, runs: store.drop(["dead"]),
@@ -96,27 +106,48 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
         [Violation(b"", "in_flight", "", b""), Violation(b"g", "stranded", "", b"")], now=NOW
     ),
     "pause": lambda store, runs: store.pause(now=NOW),
+    "prune": lambda store, runs: store.prune("retired"),
     "progress": lambda store, runs: store.progress("w", [(runs[RUN], Progress(1, 2, ""))]),
     "recount": lambda store, runs: store.recount([b"g"]),
     "recur": lambda store, runs: store.recur("r", str(int(NOW + 9)).encode(), [OCCURRENCE], next_=NOW + 99),
+    "register": lambda store, runs: store.register("app", "content", now=NOW),
     "remove": lambda store, runs: store.remove("r"),
     "reopen": lambda store, runs: store.reopen("night", now=NOW),
     "replace": lambda store, runs: store.replace([New("r5", b"{}", due=NOW), New("n1", b"{}", due=NOW)], now=NOW),
     "requeue": lambda store, runs: store.requeue("w", "x", now=NOW),
+    "replan": lambda store, runs: store.replan("r", now=NOW),
     "reschedule": lambda store, runs: store.reschedule("g1", NOW, now=NOW),
     "resume": lambda store, runs: store.resume(now=NOW),
+    "retire": lambda store, runs: store.retire("retired", "app", 1, now=NOW),
     "retry": lambda store, runs: store.retry("w", [(runs[RUN], Retried(1.0, "x"))], now=NOW),
     "revive": lambda store, runs: store.revive(["dead"], now=NOW),
     "rewind": lambda store, runs: store.rewind(9, 0, 9, now=NOW - 9999),
+    "snooze": lambda store, runs: store.snooze("w", [(runs[RUN], Snoozed("x", 1.0))], now=NOW),
     "start": lambda store, runs: store.start("w", [RUN], hold=5, lease=99, now=NOW),
     "survey": lambda store, runs: store.survey(now=NOW),
+    "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),
+    "trigger": lambda store, runs: store.trigger("r", f"{NOW:.6f}", now=NOW),
 }
 
 WHOLE = ["schedule", "backlog", "ready", "processing:w", "dead", "leases", "limits", "in_flight", "throttled", "fair"]
-NAMED = ["processing:v", "backlog:g", "arrival", "arrival:g", "recurrence:r", "reply:running", "canary", "windows"]
+NAMED = [
+    "processing:v",
+    "backlog:g",
+    "arrival",
+    "arrival:g",
+    "recurrence:r",
+    "reply:running",
+    "canary",
+    "windows",
+    "pauses",
+]
+REQUESTS = ["requests:r", "requested:r"]
+OF_APP = ["declared:app", "revisions:app", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "look", "explain", "enqueue", "revive", "drop"}
-OF_RECURRENCES = {"agenda", "declare", "hold", "recur", "remove", "rewind"}
+OF_APPS = {"declare", "declare_limits", "register", "retire"}
+OF_REQUESTS = {"trigger", "backfill", "replan", "unpause"}
+OF_RECURRENCES = {"agenda", "hold", "recur", "remove", "rewind", "prune"} | OF_APPS | OF_REQUESTS
 
 
 def test_the_calls_cover_every_verb() -> None:
@@ -130,7 +161,7 @@ def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
     """Either the verb is refused by the type and writes nothing, or it succeeds. After the repair every job runs."""
     root = f"evsched:{{{store.queue}}}:"
     dumped = {key: raw.dump(key) for key in raw.scan_iter(match=root + "*", count=1000)}
-    for name in [*WHOLE, *NAMED, "recurrences", *JOBS]:
+    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, "recurrences", *JOBS]:
         pipe = raw.pipeline()
         pipe.delete(*raw.keys(root + "*"))
         for key, value in dumped.items():
@@ -152,6 +183,9 @@ def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
             assert (after, raw.type(key)) == before, f"{verb} wrote something before {name} stopped it"
             allowed = name in WHOLE or (name in JOBS and verb in OF_ONE)
             allowed = allowed or (verb in OF_RECURRENCES and name == "recurrences")
+            allowed = allowed or (verb in OF_RECURRENCES and name in OF_APP)
+            allowed = allowed or (verb == "unpause" and name == "pauses")
+            allowed = allowed or (verb in ("trigger", "backfill") and name in REQUESTS)
             assert allowed or (verb in OF_RECURRENCES - {"agenda"} and name == "recurrence:r"), name
         raw.delete(key)
         if kept is not None:
@@ -183,7 +217,7 @@ def run_all(send: Send, store: Store, name: str) -> None:
     send(store.resume(now=NOW))
     for worker in "wv":
         send(store.requeue(worker, "x", now=NOW))
-    for n in range(3):
+    for n in range(6):  # a requested run brings the next when it ends
         now = NOW + 9999 + 9 * n
         send(store.dispatch(limit=100, cap=1000, now=now))
         jobs = send(store.start("u", (), hold=100, lease=99, now=now)).jobs

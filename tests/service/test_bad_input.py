@@ -29,7 +29,9 @@ async def running(server: EmbeddedRedis, queue: str) -> AsyncGenerator[System]:
     async def lateness() -> float:
         return current_job().lateness
 
-    async with system(Config(url=server.url, queues=(queue,), payload_cap=256 * 1024), app) as found:
+    async with system(
+        Config(url=server.url, queues=(queue,), payload_cap=256 * 1024, unknown_task_grace=0.0), app
+    ) as found:
         yield found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     for job in ("a", "b", "c"):
         cli.run("enqueue", "nothing", "--id", job, *of)
-    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
+    assert cli.run("worker", "tasks:app", "--burst", "--unknown-task-grace", "0", *of).returncode == 0
     rows = cli.json("dead", *of)
     assert sorted(row["id"] for row in rows) == ["a", "b", "c"]
     assert "unknown task 'nothing'" in rows[0]["reason"]
@@ -118,6 +119,20 @@ def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
     assert cli.run("dead", "drop", "--all", *of).stdout == "0 dropped\n"
     missing = cli.run("dead", "revive", "a", *of)
     assert (missing.returncode, missing.stderr) == (1, "evsched: a is not dead\n")
+
+
+def test_a_job_that_waits_for_a_worker_that_knows_its_task_is_explained(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    cli.run("enqueue", "ad", "--id", "a", *of)
+    assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
+    shown = dict(line.split(maxsplit=1) for line in cli.run("show", "a", *of).stdout.splitlines())
+    assert shown["place"] == "schedule"
+    assert re.match(r"\d{4}-\d\d-\d\d", shown["unknown_since"]), "a date, not a number"
+    sentence = cli.run("explain", "a", *of).stdout
+    # It may be due already: no dispatcher runs.
+    assert "unknown task 'ad': did you mean 'add'?" in sentence
+    found = cli.run("doctor", *of)
+    assert (found.returncode, "unknown-task: 1 job waits for a worker" in found.stdout) == (1, True)
 
 
 @pytest.mark.parametrize(("flags", "environment"), [(("--log-jobs",), {}), ((), {"EVSCHED_LOG_JOBS": "1"}), ((), {})])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evsched import keys
+from evsched.client.unique import id_of_arguments
+from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 
@@ -41,6 +45,13 @@ def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
     return Cli(server.url, tmp_path)
 
 
+@pytest.fixture
+def sender(server: EmbeddedRedis) -> Generator[SyncSender]:
+    sender = SyncSender(server.url)
+    yield sender
+    sender.close()
+
+
 def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
     cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
     assert cli.terminal(80, "limit", queue) == f"queue {queue} has no limits\n"
@@ -48,12 +59,54 @@ def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
         "paused": None,
         "queue": {"concurrency": 5.0, "rate": 1.5},
         "groups": {},
+        "declared": {},
     }
     shown = cli.json("limit", queue, "--group", "alice", "--rate", "10/s", "--burst", "3", "--weight", "2")
     assert shown["groups"] == {"alice": {"rate": 10.0, "burst": 3.0, "weight": 2.0}}
     table = cli.run("limit", queue, "--concurrency", "none").stdout
     assert "concurrency" not in table
     assert "alice" in table
+    assert cli.json("limit", queue, "--group", "*", "--concurrency", "2")["groups"]["*"] == {"concurrency": 2.0}
+    assert cli.json("limit", queue, "--task", "noop", "--rate", "5/s")["groups"]["task:noop"] == {"rate": 5.0}
+    refusals = {("--group", "*", "--weight", "2"): "name one", ("--task", "a", "--group", "b"): "either"}
+    for words, why in (refusals | {("--task", "a}b", "--rate", "1"): "without `}`"}).items():
+        refused = cli.run("limit", queue, *words)
+        assert (refused.returncode, why in refused.stderr) == (2, True), refused.stderr
+
+
+def test_what_the_code_declares_is_shown_beside_what_was_changed_by_hand(
+    cli: Cli, queue: str, sender: SyncSender
+) -> None:
+    store, of = Store(queue), ("--queue", queue)
+    sender.send(store.declare_limits("shop", 1, {"concurrency": 2, "rate:alice": 5, "burst:alice": 2}))
+    assert cli.run("limits", *of).returncode == 0
+    assert cli.run("limit", queue, "--concurrency", "1").returncode == 0
+    assert cli.run("limit", queue, "--group", "alice", "--burst", "none").returncode == 0
+    columns, *rows = (line.split("\t") for line in cli.run("limits", *of).stdout.splitlines())
+    assert columns == ["queue", "group", "limit", "value", "in the code"]
+    assert rows == [
+        [queue, "", "concurrency", "1", "2 in app shop, changed by hand"],
+        [queue, "alice", "rate", "5", "5 in app shop"],
+        [queue, "alice", "burst", "none", "2 in app shop, changed by hand"],
+    ]
+    assert [line.split("\t", 1)[1] for line in cli.run("limits", *of).stdout.splitlines()] == cli.run(
+        "limit", queue
+    ).stdout.splitlines()
+    shown = cli.json("limits", *of)
+    assert shown[0] == {
+        "queue": queue, "group": None, "limit": "concurrency", "value": 1.0, "declared": 2.0, "app": "shop"
+    }  # fmt: skip
+    (row,) = cli.json("queues", *of)
+    assert (row["limits"], row["changed_by_hand"]) == (2, 2)
+    assert cli.run("queues", *of).stdout.splitlines()[1].endswith("\t2, 2 changed by hand")
+    for job in ("one", "two"):
+        assert cli.run("enqueue", "noop", "--id", job, *of).returncode == 0
+    sender.send(store.heartbeat("w", 99, fresh=True))
+    sender.send(store.dispatch(limit=9, cap=999))
+    sentence = "the gate is closed by the concurrency limit: 1 of 1 (changed by hand; app shop declares 2)"
+    explained = cli.json("explain", "two", *of)
+    assert explained["sentence"] == sentence
+    assert explained["facts"]["limit concurrency"] == "1 (changed by hand; app shop declares 2)"
 
 
 def test_a_paused_queue_starts_no_job_until_it_is_resumed(cli: Cli, queue: str) -> None:
@@ -146,6 +199,25 @@ def test_on_conflict_keeps_or_replaces_a_waiting_job(cli: Cli, queue: str) -> No
     kept = cli.json("enqueue", "noop", "--on-conflict", "keep", *of)
     replaced = cli.json("enqueue", "noop", "--in", "3h", "--on-conflict", "replace", *of)
     assert replaced["due"] - kept["due"] == pytest.approx(7200, abs=60)
+
+
+def test_a_unique_job_is_met_however_it_was_enqueued(cli: Cli, queue: str) -> None:
+    of = ("enqueue", "noop", "1", "--arg", 'b={"d":2,"c":[]}', "--queue", queue, "--in", "1h", "--unique")
+    job = cli.run(*of, "--within", "5m").stdout.strip()
+    assert job == id_of_arguments("noop", [1], {"b": {"c": [], "d": 2}})
+    assert f"{job} has not ended yet" in cli.run(*of).stderr
+    assert cli.run(*of, "--on-conflict", "keep").stdout.strip() == job
+    cli.run("cancel", job, "--queue", queue)
+    assert cli.json(*of, "--on-conflict", "replace")["id"] == job
+    for wrong, words in (
+        (("--id", "a"), "id and unique: give one of them"),
+        (("--within", "0s"), "Unique: within is 0.0: give"),
+        (("--within", "soon"), "is not a duration"),
+    ):
+        refused = cli.run(*of, *wrong)
+        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+    refused = cli.run("enqueue", "noop", "--within", "5m")
+    assert (refused.returncode, "--within needs --unique" in refused.stderr) == (2, True)
 
 
 def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> None:

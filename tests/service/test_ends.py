@@ -94,8 +94,9 @@ def started(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log
             child.kill()
 
 
-def schedule(raw: Any, queue: str, task: str, *ids: str) -> None:
-    raw.zadd(f"evsched:{{{queue}}}:schedule", {f'{{"task":"{task}","id":"{job}"}}': n for n, job in enumerate(ids)})
+def schedule(raw: Any, queue: str, task: str, *ids: str, due: int = 0) -> None:
+    members = {f'{{"task":"{task}","id":"{job}"}}': due + n for n, job in enumerate(ids)}
+    raw.zadd(f"evsched:{{{queue}}}:schedule", members)
 
 
 def wait_for(cli: Cli, word: str) -> None:
@@ -222,7 +223,8 @@ def test_a_worker_without_a_valid_password_ends_with_code_0_on_sigterm(cli: Cli)
 
 def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue: str, raw: Any) -> None:
     with cli.running("dispatcher", until="NotificationsProven"), started(cli, *PARENT) as (child, log):
-        schedule(raw, queue, "block", "one", "two")
+        schedule(raw, queue, "hold", "other")
+        schedule(raw, queue, "block", "one", due=1)
         wait_for(cli, "began")
         child.send_signal(signal.SIGTERM)
         blocked = log.until("WorkerBlocked")

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 
 from evsched import App
+from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
 from evsched.transport.server_binary import Kind, find_server
 from tests.support.cli import Cli, Log, terminate
 from tests.support.prometheus import PROGRAM, Prometheus
@@ -109,6 +111,13 @@ async def load(url: str, seconds: float) -> None:
     await app.close()
 
 
+def lose_a_job(url: str) -> None:
+    """Write the record of a job that is in no place."""
+    sender = SyncSender(url)
+    sender.send(Call(("HSET", "evsched:{default}:job:lost", "payload", "{}", "due", "5"), raw))
+    sender.close()
+
+
 def queries() -> dict[str, list[str]]:
     """Return the queries of the panels, by dashboard and title."""
     found = dict[str, list[str]]()
@@ -134,12 +143,15 @@ async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Pat
     assert cli.run("recurrences", "add", "nightly", "report", "--rule", "every 1").returncode == 0
     dispatcher, dispatches = start(cli, "dispatcher")
     worker, works = start(cli, "worker", "tasks:app", "--concurrency", "32")
-    targets = {"evsched-dispatcher": dispatches, "evsched-worker": works}
+    doctor, examines = start(cli, "doctor", "--watch", "--every", "0.1s")
+    targets = {"evsched-dispatcher": dispatches, "evsched-worker": works, "evsched-doctor": examines}
     began = time.time()
     try:
         async with Prometheus(tmp_path, targets, GRAFANA / "prometheus/alerts.yml") as prometheus:
             await prometheus.until('up{job="evsched-worker"} == 1 and on () up{job="evsched-dispatcher"} == 1')
             await load(redis.url, SECONDS / 2)
+            lose_a_job(redis.url)
+            await prometheus.until('evsched_doctor_findings{check="orphan"} == 1')
             assert cli.run("pause", "default").returncode == 0
             await prometheus.until("evsched_queue_paused == 1")
             assert cli.run("resume", "default").returncode == 0
@@ -170,7 +182,7 @@ async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Pat
             if PICTURE:
                 await write_picture(prometheus, Path(PICTURE), began, to)
     finally:
-        assert [terminate(child) for child in (worker, dispatcher)] == [0, 0]
+        assert [terminate(child) for child in (worker, dispatcher, doctor)] == [0, 0, 0]
 
 
 def rules() -> list[str]:

@@ -255,8 +255,8 @@ def test_the_command_reports_a_standstill_and_nothing_once_the_system_works(
         assert "not-dispatched" not in done.stdout
         assert "fault   no-worker: 2677 due jobs waiting, the first was due " in done.stdout
         with cli.running("worker", "tasks:app", until="WorkerStarted"):
-            while sum(
-                raw.llen(key) if b"ready" in key else raw.zcard(key) for key in raw.scan_iter(f"*{{{queue}}}:[br]*")
+            while raw.llen(f"evsched:{{{queue}}}:ready") + sum(
+                raw.zcard(key) for key in raw.scan_iter(f"*{{{queue}}}:backlog*")
             ):
                 pass
             done = cli.run("doctor", "--queue", queue)

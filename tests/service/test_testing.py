@@ -9,8 +9,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from evsched import App, ConfigError, Retry, current_job
+from evsched import App, ConfigError, EndedJob, JobExists, Retry, Snooze, Unique, current_job
 from evsched.jobs.job import Done
+from evsched.store.store import Store
 from evsched.testing import Clock, clock, evsched_app, evsched_server
 from evsched.transport.embedded import EmbeddedRedis
 
@@ -41,6 +42,17 @@ async def remind(name: str, fail: int = 0) -> str:
 async def again(times: int) -> None:
     if times:
         await again.using(delay=60).enqueue(times - 1)
+
+
+@app.task
+async def note(ended: EndedJob) -> str:
+    return f"{ended.task} is {ended.outcome}"
+
+
+@app.task(on_done=note, on_dead=note)
+async def poll(ready: int) -> None:
+    if current_job().due < current_job().planned + ready:
+        raise Snooze(60)
 
 
 @app.task
@@ -107,6 +119,33 @@ async def test_occurrences_that_are_spread_recur(evsched_server: EmbeddedRedis) 
     clock.close()
 
 
+async def test_calendars_pauses_and_intervals_after_the_end_follow_the_clock(evsched_server: EmbeddedRedis) -> None:
+    calendar, store = App(), Store("default")
+
+    @calendar.recurring("0 9 * * *", skip="holidays")
+    @calendar.task
+    async def daily() -> None: ...
+
+    @calendar.recurring(every=3600, after="end")
+    @calendar.task
+    async def hourly() -> None: ...
+
+    clock = Clock(calendar, evsched_server.url)
+    closed = datetime.fromtimestamp(clock.now + 86400, UTC).date()
+    await calendar.client.send(store.set_calendar("holidays", f"{closed}"))
+    await clock.advance(seconds=1)
+    until = clock.now + 86400
+    await calendar.client.send(store.hold("hourly", True, until=until))
+    runs = await clock.advance(days=3)
+    days = [datetime.fromtimestamp(run.at, UTC).date() for run in runs if run.task == "daily"]
+    assert len(days) == 2
+    assert closed not in days
+    hours = [round(run.at - until) for run in runs if run.task == "hourly"]
+    assert hours == list(range(3600, 2 * 86400 + 1, 3600))
+    await calendar.close()
+    clock.close()
+
+
 async def test_a_due_between_two_microseconds_is_reached(clock: Clock) -> None:
     dues = [clock.now + 60 + n / 4e6 for n in range(1, 9)]
     for due in dues:
@@ -136,6 +175,21 @@ async def test_limits_are_enforced(clock: Clock) -> None:
     assert [round(run.at - began, 3) for run in await clock.advance(minutes=1)] == [0, 1, 2, 3, 4]
 
 
+async def test_limits_in_code_hold_in_the_queue_that_they_name(evsched_server: EmbeddedRedis) -> None:
+    shop = App()
+    shop.limit("mail", rate=1, burst=1)
+    send = shop.task(name="send", queue="mail")(remind.handler)
+    clock = Clock(shop, evsched_server.url)
+    began = clock.now
+    await send.enqueue_many([(f"n{n}",) for n in range(3)])
+    assert [(run.queue, round(run.at - began, 3)) for run in await clock.advance(minutes=1)] == [
+        ("mail", 0),
+        ("mail", 1),
+        ("mail", 2),
+    ]
+    clock.close()
+
+
 async def test_a_job_that_schedules_itself_for_now_is_found(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evsched.testing._MOST", 50)
     await forever.enqueue()
@@ -149,3 +203,29 @@ async def test_progress_is_kept_as_in_production(clock: Clock) -> None:
     assert (await job.status()).progress == {"done": 1, "total": 3, "note": "bob"}
     await clock.advance(seconds=60)
     assert (await job.status()).progress == {"done": 2, "total": 3, "note": "bob"}
+
+
+async def test_a_job_may_snooze_and_its_hook_runs_when_it_has_ended(clock: Clock) -> None:
+    await poll.enqueue(180)
+    ran = await clock.advance(hours=1)
+    assert [(run.task, run.at - ran[0].at) for run in ran] == [
+        ("poll", 0),
+        ("poll", 60),
+        ("poll", 120),
+        ("poll", 180),
+        ("note", 180),
+    ]
+    outcome = ran[-1].outcome
+    assert isinstance(outcome, Done)
+    assert outcome.result == b'"poll is done"'
+
+
+async def test_the_clock_ends_the_time_in_which_a_job_is_unique(clock: Clock) -> None:
+    once = remind.using(unique=Unique(within=timedelta(hours=1)))
+    await once.enqueue("bob")
+    assert len(await clock.advance(minutes=59)) == 1
+    with pytest.raises(JobExists, match="free again in 60 s"):
+        await once.enqueue("bob")
+    assert await clock.advance(minutes=1) == []
+    await once.enqueue("bob")
+    assert len(await clock.advance()) == 1

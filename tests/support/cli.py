@@ -153,12 +153,22 @@ class Terminal:
         return printed.decode().replace("\r\n", "\n")
 
 
+def _read_line(line: str) -> dict[str, Any]:
+    """Read a line of a log; one that is no JSON is what a command prints when it cannot start."""
+    return json.loads(line) if line.startswith("{") else {"message": line}
+
+
 class Log:
     """The log of a service, line by line."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         self._child = child
         self.lines: list[dict[str, Any]] = []
+
+    def rest(self) -> None:
+        """Read what is left of the log of a service that has ended."""
+        assert self._child.stderr is not None
+        self.lines += map(_read_line, self._child.stderr)
 
     def until(
         self, event: str, *others: str, count: int = 1, where: Callable[[dict[str, Any]], bool] = lambda line: True
@@ -169,7 +179,7 @@ class Log:
         while len(found := [line for line in self.lines if line.get("event") in names and where(line)]) < count:
             line = self._child.stderr.readline()
             assert line, f"the service ended; its log was {self.lines}"
-            self.lines.append(json.loads(line))
+            self.lines.append(_read_line(line))
         return found[count - 1]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from evsched import App, GiveUp, Retry, RetryLater
+from evsched import App, GiveUp, Retry, RetryLater, Snooze
 
 app = App()
 
@@ -44,6 +44,11 @@ def gives_up() -> None:
 def asks_for_a_retry() -> None:
     blob = hold()
     raise RetryLater(1.0, str(id(blob)))
+
+
+def snoozes() -> None:
+    blob = hold()
+    raise Snooze(1.0, str(id(blob)))
 
 
 def exits() -> None:
@@ -86,6 +91,7 @@ PLAIN: list[Callable[[], None]] = [
     raises,
     gives_up,
     asks_for_a_retry,
+    snoozes,
     exits,
     ends_a_generator,
     ends_an_iteration,

@@ -1,4 +1,4 @@
-"""The gate in plain Python: a second version of _limits.lua, _fair.lua and _gate.lua, to compare them with."""
+"""The gate in plain Python: a second version of _limits, _in_flight, _fair and _gate.lua, to compare them with."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ READY_AHEAD = 16
 STRIDE = 1e12
 PACKET, BURST = 0.05, 0.1
 REOPENED = 20
+AT_ONCE = 32
+
+
+def task_of(job: str) -> str:
+    """Return the task of a job: every second one is of a task that the walks limit."""
+    return "slow" if sum(job.encode()) % 2 else "quick"
+
+
+def split(groups: str) -> list[str]:
+    return groups.split("}")
 
 
 @dataclass
@@ -47,12 +57,14 @@ class Gate:
     backlog: dict[str, float] = field(default_factory=dict[str, float])
     ready: list[str] = field(default_factory=list[str])
     processing: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    leases: set[str] = field(default_factory=set[str])
     dead: set[str] = field(default_factory=set[str])
     jobs: dict[str, Record] = field(default_factory=dict[str, Record])
     passed: dict[int, float] = field(default_factory=dict[int, float])
     last: dict[tuple[int, str], float] = field(default_factory=dict[tuple[int, str], float])
     limits: dict[str, float] = field(default_factory=dict[str, float])
     in_flight: dict[str, str] | None = None
+    """id -> its groups."""
     sides: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     throttled: dict[str, float] = field(default_factory=dict[str, float])
     arrivals: dict[str, float] = field(default_factory=dict[str, float])
@@ -69,14 +81,24 @@ class Gate:
         if not self.backlog and not self.throttled:
             self.passed, self.last = {}, {}
 
-    def enter(self, job: str, group: str) -> None:
+    def groups_of(self, job: str) -> str:
+        own = self.jobs[job].group if job in self.jobs else ""
+        task = f"task:{task_of(job)}"
+        limited = f"concurrency:{task}" in self.limits or f"rate:{task}" in self.limits
+        return "}".join(group for group in (own, task if limited and job in self.jobs else "") if group)
+
+    def count_in(self, group: str) -> int:
+        return sum(group in split(groups) for groups in (self.in_flight or {}).values())
+
+    def enter(self, job: str) -> None:
         if self.in_flight is not None:
-            self.in_flight.setdefault(job, group)
+            self.in_flight.setdefault(job, self.groups_of(job))
 
     def leave(self, job: str) -> None:
-        group = self.in_flight.pop(job, None) if self.in_flight is not None else None
-        if group in self.throttled:
-            self.throttled[group] = 0
+        groups = self.in_flight.pop(job, None) if self.in_flight is not None else None
+        for group in split(groups) if groups is not None else ():
+            if group in self.throttled:
+                self.throttled[group] = 0
 
     def arrival(self, key: str, rate: float, most: float, now: float) -> float:
         arrival = self.arrivals.get(key, 0)
@@ -90,19 +112,37 @@ class Gate:
         return (free, None) if free >= packet else (0, arrival - (most - packet) / rate)
 
     def spend(self, key: str, rate: float, burst: float | None, count: int, now: float) -> None:
-        arrival = self.arrival(key, rate, max(1.0, burst or rate * BURST), now) + count / rate
+        arrival = max(now, self.arrival(key, rate, max(1.0, burst or rate * BURST), now) + count / rate)
         self.arrivals[key] = float(f"{arrival:.6f}")
+
+    def of_group(self, name: str, group: str) -> float | None:
+        each = None if group.startswith("task:") else self.limits.get(f"{name}:*")
+        return self.limits.get(f"{name}:{group}", each)
+
+    def rate_of(self, group: str) -> tuple[float | None, float | None]:
+        own = f"rate:{group}" in self.limits
+        burst = self.limits.get(f"burst:{group}") if own else self.of_group("burst", group)
+        return self.of_group("rate", group), burst
 
     def rule(self, group: str, now: float) -> Rule:
         if group not in self.rules:
-            most = self.limits.get(f"concurrency:{group}", math.inf)
-            rate, burst = self.limits.get(f"rate:{group}"), self.limits.get(f"burst:{group}")
-            in_flight = [name for name in (self.in_flight or {}).values() if name == group]
-            rule = self.rules[group] = Rule(most - len(in_flight), rate, burst)
+            most, (rate, burst) = self.of_group("concurrency", group), self.rate_of(group)
+            room = math.inf if most is None else most - self.count_in(group)
+            rule = self.rules[group] = Rule(room, rate, burst)
             if rate:
                 free, rule.opens = self.tokens(group, rate, burst, now)
                 rule.room = min(rule.room, free)
         return self.rules[group]
+
+    def refund(self, groups: str, now: float) -> None:
+        """Give back what a job that does not begin took off the rates."""
+        if rate := self.limits.get("rate"):
+            self.spend("", rate, self.limits.get("burst"), -1, now)
+        for group in split(groups) if self.grouped and groups else ():
+            rate, burst = self.rate_of(group)
+            if rate:
+                self.spend(group, rate, burst, -1, now)
+            self.rules.pop(group, None)
 
     def spend_rule(self, group: str, count: int, now: float) -> None:
         rule = self.rules[group]
@@ -124,25 +164,29 @@ class Gate:
             )
             self.tidy(group)
 
-    def passing(self, room: float, now: float) -> int:
-        """Let the first jobs pass, set aside those that their group holds back; return how many passed."""
-        passed, spent = list[float](), dict[str, int]()
-        for order, job in sorted((order, job) for job, order in self.backlog.items()):
+    def passing(self, room: float, now: float) -> tuple[int, int]:
+        """Let the first jobs pass, set aside those that a group holds back; return how many passed and were seen."""
+        passed, spent, looked = list[float](), dict[str, int](), 0
+        front = sorted((order, job) for job, order in self.backlog.items())
+        for order, job in front[: int(room + AT_ONCE if self.grouped else room)]:
             if len(passed) == room:
                 break
-            group = self.jobs[job].group
-            rule = self.rule(group, now) if self.grouped and group else None
+            looked += 1
             del self.backlog[job]
-            if rule is not None and rule.room < 1:
-                self.spend_rule(group, spent.pop(group, 0), now)
-                self.sides.setdefault(group, {})[job] = order
-                self.jobs[job].parked = group
-                self.throttled.setdefault(group, rule.opens or math.inf)
+            groups = self.groups_of(job)
+            ruled = split(groups) if self.grouped and groups else []
+            closed = next((group for group in ruled if self.rule(group, now).room < 1), None)
+            if closed is not None:
+                self.spend_rule(closed, spent.pop(closed, 0), now)
+                self.sides.setdefault(closed, {})[job] = order
+                self.jobs[job].parked = closed
+                self.throttled.setdefault(closed, self.rule(closed, now).opens or math.inf)
                 continue
             self.ready.append(job)
             passed.append(order)
-            self.enter(job, group)
-            if rule is not None:
+            self.enter(job)
+            for group in ruled:
+                rule = self.rule(group, now)
                 rule.room -= 1
                 if rule.rate is not None:
                     spent[group] = spent.get(group, 0) + 1
@@ -152,14 +196,14 @@ class Gate:
             priority = -math.floor(order / STRIDE)
             self.passed[priority] = max(self.passed.get(priority, 0), order % STRIDE)
         self.tidy()
-        return len(passed)
+        return len(passed), looked
 
     def admit(self, asked: int, now: float) -> None:
         if "concurrency" in self.limits or self.grouped:
             if self.in_flight is None:
                 self.in_flight = {}
                 for job in [*self.ready, *(job for held in self.processing.values() for job in held)]:
-                    self.enter(job, self.jobs[job].group if job in self.jobs else "")
+                    self.enter(job)
         else:
             self.in_flight = None
         if "paused" in self.limits:
@@ -171,9 +215,14 @@ class Gate:
             room = min(room, self.tokens("", rate, burst, now)[0])
         if room <= 0:
             return
-        if self.grouped or self.throttled:
-            self.reopen(room, now)
-        passed = self.passing(room, now)
+        passed, by_group = 0, self.grouped or self.throttled
+        while True:
+            if by_group:
+                self.reopen(room - passed, now)
+            went, saw = self.passing(room - passed, now)
+            passed += went
+            if not saw or passed >= room:
+                break
         if rate and passed:
             self.spend("", rate, burst, passed, now)
 

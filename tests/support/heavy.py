@@ -8,10 +8,11 @@ import fcntl
 import logging
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
-from evsched import App, GiveUp, Retry, RetryLater, current_job
+from evsched import App, EndedJob, GiveUp, Retry, RetryLater, Snooze, current_job
 
 app = App()
 
@@ -19,6 +20,11 @@ app = App()
 @app.task(on="process")
 def double(number: int) -> int:
     return 2 * number
+
+
+@app.task(on="process")
+def describe(ended: EndedJob) -> str:
+    return f"{ended.id} of {ended.task} is {ended.outcome}: {ended.result}"
 
 
 @app.task(on="process")
@@ -103,6 +109,20 @@ async def hang_without_limit(path: str) -> None:
     await _hang(path)
 
 
+@app.task(retry=Retry(attempts=2))
+def hang_in_thread(_: str) -> None:
+    job = current_job()
+    job.progress(1)
+    while not job.cancelled:
+        threading.Event().wait(0.01)
+
+
+@app.task(on="process", retry=Retry(attempts=2))
+def hang_in_process(_: str) -> None:
+    current_job().progress(1)
+    threading.Event().wait(60)
+
+
 async def _hang(path: str) -> None:
     """Write down how it is stopped."""
     file = Path(path)
@@ -121,6 +141,13 @@ async def do_not_yield() -> None:
     while True:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
+
+
+@app.task
+async def snooze_once() -> int:
+    if current_job().due == current_job().planned:
+        raise Snooze(0.01, "not yet")
+    return current_job().attempt
 
 
 @app.task

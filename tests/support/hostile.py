@@ -23,7 +23,7 @@ _RULES: Final = re.search(r"^# user producer (.*)$", CONF.read_text(encoding="ut
 
 FIELDS: Final = (
     b"payload priority group due attempt worker started reason outcome result finished planned again awaited parked "
-    b"stop recurrence misfire_grace reply progress member begun suspect traceback"
+    b"stop recurrence misfire_grace reply progress member begun suspect traceback snoozes unknown"
 ).split()
 """Every field that a script or a worker reads in a job's record, the contract's first."""
 
@@ -193,7 +193,7 @@ WAYS: Final[dict[str, Callable[[str], list[Command]]]] = {
     "reply": _job(reply=b"1"),
     "priority-pattern": _job(priority=b".-.-.-.-.-.-.-.-.-"),
     "misfire_grace-text": _job(misfire_grace=b"abc", recurrence=b"r", planned=b"0x10"),
-    "internals-text": _job(begun=b"abc", suspect=b"abc", traceback=b"\xff", started=b"abc"),
+    "internals-text": _job(begun=b"abc", suspect=b"abc", traceback=b"\xff", started=b"abc", snoozes=b"-1e9"),
     "suspect-most": _job(suspect=b"999 999"),
     "suspect-huge": _job(suspect=b"1e308 1e308"),
     "not-utf8": _job(reason=b"\xff\xfe", worker=b"\xff", group=b"\xff\xfe", planned=b"\xff", attempt=b"\xff"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tests.support.gate import STRIDE, Gate, Record
 
 NEWEST = 16
+SHARE_LEAST, BEYOND = 4, 0.25
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +35,10 @@ class Model(Gate):
     def enqueue(self, job: str, due: float, priority: int, group: str, conflict: str, now: float) -> bool:
         record = self.jobs.get(job)
         if record and (job in self.dead or not record.finished or job in self.schedule):
+            if conflict == "unique" and job in self.dead and job not in self.schedule:
+                self.dead.discard(job)
+                self.jobs[job], self.schedule[job] = Record(priority, group), due
+                return True
             if conflict != "replace":
                 return conflict == "keep"
             self.remove_waiting(job)
@@ -97,28 +103,42 @@ class Model(Gate):
 
     @verb
     def limit(self, name: str, value: float | None, now: float) -> None:
+        before = {kept for kept in self.limits if ":task:" in kept}
         self.limits.pop(name, None)
         if value is not None:
             self.limits[name] = value
         group = name.partition(":")[2]
-        if group in self.throttled:
-            self.throttled[group] = 0
+        if group.startswith("task:") and value is not None and not before:
+            self.in_flight = None  # counted anew
+        for held in self.throttled:
+            if group in (held, "*"):
+                self.throttled[held] = 0
         self.admit(0, now)
 
     # The verbs of the workers.
 
     def fetch(self, worker: str) -> str | None:
+        self.leases.add(worker)
         if not self.ready:
             return None
         job = self.ready.pop(0)
         self.processing.setdefault(worker, []).append(job)
         return job
 
+    def share(self, held: int, most: int) -> int:
+        """Return how many of `most` jobs a worker may take that holds `held`."""
+        waiting, workers = len(self.ready) + len(self.backlog), len(self.leases)
+        if most <= SHARE_LEAST or workers < 2 or waiting >= most * workers:
+            return most
+        everything = waiting + sum(len(self.processing.get(worker, [])) for worker in self.leases)
+        part = max(math.ceil(everything / workers) - held, math.ceil(BEYOND * waiting / workers))
+        return min(most, max(part, SHARE_LEAST))
+
     @verb
     def start(self, worker: str, fetched: list[str], hold: int, now: float) -> list[tuple[str, int]]:
         held = self.processing.setdefault(worker, [])
         ids = [job for job in fetched if job in held]
-        more = hold - len(held)
+        more = self.share(len(held), hold - len(held))
         if more > 0:
             self.admit(more, now)
             moved, self.ready = self.ready[:more], self.ready[more:]
@@ -154,6 +174,8 @@ class Model(Gate):
             if record.worker != worker:
                 record.attempt, record.worker = record.attempt + 1, worker
             started.append((job, record.attempt))
+        if held:
+            self.leases.add(worker)
         return started
 
     def _own(self, worker: str, job: str, attempt: int) -> bool:
@@ -203,7 +225,9 @@ class Model(Gate):
         self.admit(0, now)
         return own
 
-    def _send_back(self, worker: str, job: str, attempt: int, at: float, now: float, *, counts: bool) -> bool:
+    def _send_back(
+        self, worker: str, job: str, attempt: int, at: float, now: float, *, counts: bool, began: bool = True
+    ) -> bool:
         own = self._own(worker, job, attempt)
         if own and self.jobs[job].stop:
             self._abort(job)
@@ -215,6 +239,8 @@ class Model(Gate):
             record.worker = record.begun = None
             record.attempt = max(0, record.attempt - (not counts))
             self._end(worker, job)
+            if not began:
+                self.refund(self.groups_of(job), now)
         self.admit(0, now)
         return own
 
@@ -242,6 +268,12 @@ class Model(Gate):
 
     @verb
     def defer(self, worker: str, job: str, attempt: int, at: float, now: float) -> bool:
+        return self._send_back(worker, job, attempt, at, now, counts=False, began=False)
+
+    @verb
+    def snooze(self, worker: str, job: str, attempt: int, at: float, now: float) -> bool:
+        if self._own(worker, job, attempt):
+            self.jobs[job].deaths = self.jobs[job].doubts = 0
         return self._send_back(worker, job, attempt, at, now, counts=False)
 
     @verb
@@ -290,12 +322,14 @@ class Model(Gate):
                     back.insert(0, job)
                 else:
                     self.ready.insert(0, job)
-                    self.enter(job, record.group)
+                    self.enter(job)
                 if holder is not None:
                     self._cut_short(record, died=died)
             held.remove(job)
         self.return_to_backlog(back)
         self.admit(0, now)
+        if not held:
+            self.leases.discard(worker)
 
     @verb
     def cancel(self, job: str, now: float) -> str:

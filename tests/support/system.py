@@ -36,11 +36,12 @@ class System:
         self._working: list[asyncio.Task[None]] = []
         self._dispatching: list[asyncio.Task[None]] = []
 
-    def work(self) -> Worker:
-        """Start one more worker."""
-        queues = list(self.config.queues or (self.app.queue,))
-        isolated = None if self.app.origin is None else partial(start_isolated, self.app.origin)
-        worker = Worker(self.runtime, self.app.program, queues, start_isolated=isolated)
+    def work(self, app: App | None = None) -> Worker:
+        """Start one more worker, of another app if one is given."""
+        app = app or self.app
+        queues = list(self.config.queues or self.app.queues)
+        isolated = None if app.origin is None else partial(start_isolated, app.origin)
+        worker = Worker(self.runtime, app.program, queues, start_isolated=isolated)
         self.workers.append(worker)
         self._working.append(asyncio.create_task(worker.run()))
         return worker

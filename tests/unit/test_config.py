@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.config import RANGES, SETTINGS, Config, as_environment, load, warning
+from evsched.config import RANGES, SETTINGS, Config
+from evsched.environment import as_environment, load, warning
 from evsched.errors import ConfigError
 
 
@@ -95,7 +96,7 @@ def test_every_number_has_a_range(name: str) -> None:
         *(
             (name, "0")
             for name in RANGES
-            if name not in ("shutdown_grace", "kill_grace", "scale_down_after", "metrics_port")
+            if name not in ("shutdown_grace", "kill_grace", "unknown_task_grace", "scale_down_after", "metrics_port")
         ),
         ("payload_cap", "-5"),
     ],

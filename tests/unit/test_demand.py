@@ -9,8 +9,16 @@ from evsched.worker.demand import Demand
 from evsched.worker.slots import Slots
 
 
-def demand(slots: int) -> Demand:
-    return Demand(Slots(slots).join(1.0, lambda: None), Executor(Program(Tasks()), slots, processes=1))
+def demand(slots: int, quick: int = 999) -> Demand:
+    """Return the demand of a worker in which so many jobs have begun at once."""
+    wanted = Demand(Slots(slots).join(1.0, lambda: None), Executor(Program(Tasks()), slots, processes=1))
+    begin(wanted, quick, 0.0)
+    return wanted
+
+
+def begin(wanted: Demand, count: int, seconds: float) -> bool:
+    wanted.handed_out()
+    return wanted.begun(count, seconds)
 
 
 async def test_it_asks_for_the_free_slots_until_ready_is_empty_and_then_blocks() -> None:
@@ -40,21 +48,35 @@ async def test_a_closed_demand_asks_for_nothing() -> None:
 
 
 async def test_after_jobs_came_back_it_asks_for_few_and_then_for_more_each_time() -> None:
-    wanted = demand(8)
+    wanted = demand(32)
     wanted.narrow()
-    assert wanted.reserve(9) == 1
-    wanted.begun(1, 0.0)
-    assert wanted.reserve(9) == 2
-    wanted.begun(2, 0.0)
-    assert wanted.reserve(9) == 4
+    for count in (1, 4, 16):
+        assert wanted.reserve(99) == count
+        begin(wanted, count, 0.0)
 
 
 async def test_it_asks_for_as_many_jobs_as_begin_in_a_hundredth_of_a_second() -> None:
     wanted = demand(100)
-    wanted.begun(100, 0.5)
+    begin(wanted, 100, 0.5)
     assert wanted.reserve(99) == 2
-    wanted.begun(2, 5.0)
+    begin(wanted, 2, 5.0)
     assert wanted.reserve(99) == 1
+
+
+async def test_a_job_that_was_fetched_is_one_of_those_that_begin_together() -> None:
+    assert (demand(8, quick=1).reserve(9, fetched=1), demand(8, quick=1).reserve(9, fetched=5)) == (3, 0)
+
+
+async def test_while_jobs_of_unknown_length_begin_nothing_is_asked_for_and_then_it_is() -> None:
+    wanted = Demand(Slots(8).join(1.0, lambda: None), Executor(Program(Tasks()), 8))
+    assert wanted.reserve(9) == 1
+    wanted.handed_out()
+    assert (wanted.asks_again(), wanted.reserve(9)) == (False, 0)
+    assert wanted.begun(1, 0.001)
+    assert (wanted.asks_again(), wanted.reserve(9)) == (True, 4)
+    wanted.handed_out()
+    assert (wanted.asks_again(), wanted.reserve(9)) == (True, 3)
+    assert not wanted.begun(4, 0.001)
 
 
 async def test_it_leaves_half_of_many_slots_for_the_next_start() -> None:
@@ -69,6 +91,10 @@ async def test_it_says_why_it_fetches_nothing() -> None:
     assert (wanted.not_fetching, wanted.reserve(9)) == ("no process", 0)
     wanted.freed()
     assert wanted.not_fetching is None
+    begin(wanted, 1, 0.1)
+    assert (wanted.not_fetching, wanted.reserve(9)) == ("busy loop", 1)
+    wanted.more = False
+    assert wanted.not_fetching is None
     async with executor.lock.alone(1.0):
         assert wanted.not_fetching == "lone run"
     wanted.closed = True
@@ -78,6 +104,7 @@ async def test_it_says_why_it_fetches_nothing() -> None:
 async def test_while_a_run_is_alone_nothing_is_asked_for() -> None:
     executor = Executor(Program(Tasks()), 2)
     wanted = Demand(Slots(2).join(1.0, lambda: None), executor)
+    begin(wanted, 1, 0.0)
     executor.freed.append(lambda: opened.append(wanted.freed()))
     opened = list[bool]()
     async with executor.lock.alone(1.0):

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,15 +18,21 @@ from evsched.execution.failure import Stack, stack_of
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
 from evsched.execution.verdict import RESULT_MOST
-from evsched.jobs.current_job import CurrentJob, RetryLater, current_job
-from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried, encode
+from evsched.jobs.current_job import CurrentJob, current_job
+from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried, Snoozed, encode
 from evsched.jobs.retry import Retry
+from evsched.jobs.steering import RetryLater, Snooze
 from evsched.jobs.tasks import Tasks, define
+from tests.support import heavy
+
+USUAL = Retry(attempts=9, jitter=0)
 
 
-async def run(handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1) -> Outcome:
+async def run(
+    handler: Any, payload: bytes = b'{"task":"t"}', attempt: int = 1, *, on: Any = None, retry: Retry = USUAL
+) -> Outcome:
     tasks = Tasks()
-    tasks.add(define(handler, name="t", retry=Retry(attempts=9, jitter=0)))
+    tasks.add(define(handler, name="t", on=on, retry=retry))
     found = Run(FetchedJob("a", attempt, 1.0, payload), Delivery("q", 1.0, time.monotonic()))
     found.work = asyncio.ensure_future(Executor(Program(tasks), 1).run(found))
     await found.work
@@ -61,6 +67,76 @@ async def test_whatever_a_handler_raises_is_a_failed_attempt(error: BaseExceptio
     assert outcome.reason.startswith(f"attempt 1 of 9: {type(error).__name__}")
 
 
+class Refused(ValueError):
+    pass
+
+
+def charge_card(how: str) -> None:
+    raise {"refused": Refused, "fail": ValueError, "away": ConnectionResetError, "odd": Odd, "exit": GeneratorExit}[
+        how
+    ]("no luck")
+
+
+async def charge_card_in_loop(how: str) -> None:
+    charge_card(how)
+
+
+BY_EXCEPTION = [
+    ("fail", Retry(), ""),
+    ("fail", Retry(give_up_on=(Refused,)), ""),
+    ("fail", Retry(give_up_on=(LookupError, ValueError)), "give_up_on has ValueError"),
+    ("refused", Retry(give_up_on=(ValueError,)), "give_up_on has ValueError"),
+    ("away", Retry(retry_on=(TimeoutError, ConnectionError)), ""),
+    ("fail", Retry(retry_on=(TimeoutError, ConnectionError)), "retry_on has only TimeoutError, ConnectionError"),
+    ("fail", Retry(retry_on=()), "retry_on is empty"),
+    ("fail", Retry(retry_on=(ValueError,), give_up_on=(Refused,)), ""),
+    ("refused", Retry(retry_on=(ValueError,), give_up_on=(Refused,)), "give_up_on has Refused"),
+    ("odd", Retry(retry_on=(Exception,)), "retry_on has only Exception"),
+    ("exit", Retry(retry_on=(Exception,)), "retry_on has only Exception"),
+    ("exit", Retry(retry_on=(GeneratorExit,)), ""),
+]
+
+
+@pytest.mark.parametrize(("how", "policy", "refused"), BY_EXCEPTION)
+@pytest.mark.parametrize("on", ["loop", "thread", "process"])
+async def test_a_policy_retries_or_gives_up_by_what_the_handler_raised(
+    on: Any, how: str, policy: Retry, refused: str
+) -> None:
+    handler = charge_card_in_loop if on == "loop" else charge_card
+    payload = encode({"task": "t", "args": [how], "retry": {"attempts": 5}})
+    outcome = await run(handler, payload, on=None if on == "loop" else on, retry=policy)
+    assert isinstance(outcome, Buried if refused else Retried)
+    assert outcome.reason.startswith("attempt 1 of 5: ")
+    assert "in charge_card)" in outcome.reason
+    assert outcome.reason.partition("; not run again: ")[2] == refused
+    assert "in charge_card" in outcome.traceback
+
+
+@pytest.mark.parametrize("policy", [Retry(retry_on=()), Retry(give_up_on=(BaseException,))])
+async def test_a_policy_by_exception_does_not_decide_about_timeouts_and_what_a_handler_asks_for(policy: Retry) -> None:
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    async def wait_and_fail() -> None:
+        try:
+            await wait()
+        finally:
+            raise ValueError("cut short")
+
+    async def later() -> None:
+        raise RetryLater(5)
+
+    assert isinstance(await run(wait, b'{"task":"t","timeout":0.01}', retry=policy), Retried)
+    assert isinstance(await run(wait_and_fail, b'{"task":"t","timeout":0.01}', retry=policy), Retried)
+    assert isinstance(await run(later, retry=policy), Retried)
+
+
+async def test_a_policy_by_exception_does_not_decide_about_a_process_that_dies() -> None:
+    payload = encode({"task": "t", "args": ["die"]})
+    outcome = await run(heavy.steer.handler, payload, on="process", retry=Retry(retry_on=()))
+    assert isinstance(outcome, Retried)
+
+
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
@@ -77,6 +153,30 @@ async def test_an_invalid_delay_is_a_failed_attempt(asked: Any, reason: str) -> 
     outcome = await run(later)
     assert isinstance(outcome, Retried)
     assert outcome.reason.startswith(f"attempt 1 of 9: {reason}")
+
+
+class Busy(RetryLater):
+    def __init__(self) -> None:
+        pass
+
+
+class Missing(Snooze):
+    def __init__(self) -> None:
+        pass
+
+
+def steer_by_a_subclass(how: str) -> None:
+    raise Busy if how == "busy" else Missing
+
+
+@pytest.mark.parametrize("on", ["thread", "process"])
+async def test_a_subclass_steers_even_if_it_does_not_call_the_constructor(on: Any) -> None:
+    outcome = await run(steer_by_a_subclass, b'{"task":"t","args":["busy"]}', on=on)
+    assert isinstance(outcome, Retried)
+    assert outcome.delay == USUAL.interval
+    outcome = await run(steer_by_a_subclass, b'{"task":"t","args":["missing"]}', on=on)
+    assert isinstance(outcome, Snoozed)
+    assert (outcome.delay, outcome.until) == (0.0, None)
 
 
 @pytest.mark.parametrize("figures", [(object(),), (1, 2j), ("1",), (math.nan,), (1, math.inf)])
@@ -132,6 +232,61 @@ async def test_a_delay_that_a_handler_asks_for_is_clamped_to_what_redis_accepts(
         raise RetryLater(asked)
 
     assert await run(later) == Retried(delay, "attempt 1 of 9: the handler asked for another attempt")
+
+
+def wait_for_file(how: str) -> None:
+    asked: dict[str, Any] = {
+        "delay": lambda: Snooze(60),
+        "timedelta": lambda: Snooze(timedelta(minutes=1), "no file"),
+        "past": lambda: Snooze(-5),
+        "until": lambda: Snooze(until=datetime(2030, 1, 1, tzinfo=UTC), reason="no file"),
+        "unix": lambda: Snooze(until=1893456000),
+    }
+    raise asked[how]()
+
+
+async def wait_for_file_in_loop(how: str) -> None:
+    wait_for_file(how)
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [
+        ("delay", Snoozed("snoozed for 60.0 s", 60.0)),
+        ("timedelta", Snoozed("snoozed for 60.0 s: no file", 60.0)),
+        ("past", Snoozed("snoozed for 0 ms", 0.0)),
+        ("until", Snoozed("snoozed until 2030-01-01T00:00:00Z: no file", until=1893456000.0)),
+        ("unix", Snoozed("snoozed until 2030-01-01T00:00:00Z", until=1893456000.0)),
+    ],
+)
+@pytest.mark.parametrize("on", ["loop", "thread", "process"])
+async def test_a_handler_may_snooze_also_in_its_last_attempt(on: Any, how: str, outcome: Outcome) -> None:
+    handler = wait_for_file_in_loop if on == "loop" else wait_for_file
+    payload = encode({"task": "t", "args": [how]})
+    for attempts in (9, 1):
+        assert await run(handler, payload, on=None if on == "loop" else on, retry=Retry(attempts=attempts)) == outcome
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, "TypeError: Snooze: give either a delay or until="),
+        ({"delay": 1, "until": 2}, "TypeError: Snooze: give either a delay or until="),
+        ({"delay": "5"}, "TypeError: Snooze: the delay is a timedelta or a number of seconds, not '5'"),
+        ({"delay": math.inf}, "ValueError: Snooze: the delay is infinite"),
+        ({"delay": math.nan}, "ValueError: Snooze: the delay is nan, not a number of seconds up to 1e+10"),
+        ({"until": 1e11}, "ValueError: Snooze: until is 1e+11, not a number of seconds up to 1e+10"),
+        ({"until": datetime(2030, 1, 1)}, "TypeError: Snooze: until is an aware datetime or Unix seconds"),  # noqa: DTZ001
+        ({"until": "tomorrow"}, "TypeError: Snooze: until is an aware datetime or Unix seconds, not 'tomorrow'"),
+    ],
+)
+async def test_an_invalid_snooze_is_a_failed_attempt(asked: Any, reason: str) -> None:
+    async def snooze() -> None:
+        raise Snooze(**asked)
+
+    outcome = await run(snooze)
+    assert isinstance(outcome, Retried)
+    assert outcome.reason.startswith(f"attempt 1 of 9: {reason}")
 
 
 @pytest.mark.parametrize("timeout", ["0", "-0.0", "-1"])

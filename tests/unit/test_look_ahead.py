@@ -30,6 +30,9 @@ def ahead(standing: Standing, count: int | None, after: float = NOW) -> list[flo
         (Standing(math.inf, made=1, paused=True), 2, [10]),
         (Standing(0.0, made=7), 2, []),
         (Standing(1e308), 2, []),
+        (Standing(math.inf, paused=True, until=NOW + 29.5), None, [30, 40, 50, 60, 70]),
+        (Standing(math.inf, made=1, paused=True, until=NOW + 29.5), 3, [30, 40]),
+        (Standing(math.inf, paused=True, until=NOW - 99), None, [10, 20, 30, 40, 50]),
     ],
 )
 def test_it_lists_as_many_times_as_the_count_leaves(
@@ -46,3 +49,11 @@ def test_a_standing_is_read_from_score_and_record() -> None:
     fields = {"made": b"3", "ahead": b"r@1900000010 r@1900000005.5 nonsense", "paused": b"1"}
     assert read_standing(7.0, fields) == Standing(7.0, 3, (1900000005.5, 1900000010.0), True)
     assert read_standing(7.0, {"made": b"many"}) == Standing(7.0)
+
+
+def test_times_that_are_counted_from_ends_are_those_of_runs_that_take_no_time() -> None:
+    declared = Declared(name="r", rule="every 10", payload=b"{}", after="end", count=3)
+    times = times_ahead(read_recurrence(declared), Standing(NOW + 4, made=1), NOW, NOW)
+    assert list(times) == [NOW + 4, NOW + 14]
+    times = times_ahead(read_recurrence(declared), Standing(0.0, made=1), NOW, NOW)
+    assert list(times) == [NOW + 10, NOW + 20]

@@ -19,12 +19,19 @@ NOT_COUNTED = {
         events.CallAccepted,
         events.HandlerNotFound,
         events.Listening,
+        events.DoctorStarted,
         events.NotificationsMissing,
         events.NotificationsProven,
+        events.ParentWaits,
+        events.ParentWoken,
+        events.PauseOver,
         events.RecurrenceDeclared,
+        events.LimitDeclared,
         events.RedisUnsafe,
+        events.RevisionOutdated,
         events.Rewound,
         events.SubscriptionLost,
+        events.TaskUnknown,
         events.WorkerDraining,
         events.WorkerStopped,
     },
@@ -32,10 +39,14 @@ NOT_COUNTED = {
         events.ChildCannotStart,
         events.ChildEnded,
         events.ChildKilled,
+        events.ChildNotStarted,
         events.ChildStarted,
         events.EndedAtOnce,
         events.EndedByForce,
         events.HandlersLeft,
+        events.ReloadFailed,
+        events.Reloaded,
+        events.Reloading,
         events.WorkerBlocked,
         events.WorkerStuck,
     },
@@ -107,6 +118,8 @@ def test_runs_are_counted_by_queue_task_and_outcome() -> None:
     metrics.on_event(events.JobBuried(queue="q", id="e", task="mail", attempt=1, reason="too late", outcome="expired"))
     metrics.on_event(events.JobAborted(queue="q", id="f", task="mail", attempt=1, seconds=4.0))
     metrics.on_event(events.JobDeferred(queue="q", id="g", task="mail", due=1.0))
+    metrics.on_event(events.JobDeferred(queue="q", id="i", task="mial", due=1.0, cause="task"))
+    metrics.on_event(events.JobSnoozed(queue="q", id="j", task="mail", attempt=1, reason="snoozed", seconds=0.5))
     metrics.on_event(events.RunLost(queue="q", worker="w", id="h", task="mail", attempt=1))
     scraped = page(metrics)
     assert scraped("jobs_started_total", queue="q", task="mail") == 1
@@ -114,7 +127,7 @@ def test_runs_are_counted_by_queue_task_and_outcome() -> None:
     finished = {
         (task, outcome): scraped("jobs_finished_total", queue="q", task=task, outcome=outcome)
         for task in ("mail", "report", "__other__")
-        for outcome in ("done", "retry", "dead", "expired", "cancelled", "deferred", "lost")
+        for outcome in ("done", "retry", "dead", "expired", "cancelled", "deferred", "snoozed", "lost")
     }
     assert {key for key, count in finished.items() if count} == {
         ("mail", "done"),
@@ -124,10 +137,14 @@ def test_runs_are_counted_by_queue_task_and_outcome() -> None:
         ("mail", "expired"),
         ("mail", "cancelled"),
         ("mail", "deferred"),
+        ("__other__", "deferred"),
+        ("mail", "snoozed"),
         ("mail", "lost"),
     }
-    assert scraped("run_seconds_count", queue="q", task="mail") == 3  # a handler ran
-    assert math.isclose(scraped("run_seconds_sum", queue="q", task="mail") or 0, 4.5)
+    causes = {cause: scraped("jobs_deferred_total", queue="q", cause=cause) for cause in ("window", "code", "task")}
+    assert causes == {"window": 1, "code": None, "task": 1}
+    assert scraped("run_seconds_count", queue="q", task="mail") == 4  # a handler ran
+    assert math.isclose(scraped("run_seconds_sum", queue="q", task="mail") or 0, 5.0)
     assert scraped("start_lateness_seconds_bucket", queue="q", le="0.001") == 1
     assert scraped("start_lateness_seconds_bucket", queue="q", le="0.005") == 2
     assert scraped("start_lateness_seconds_count", queue="q") == 3
@@ -200,3 +217,15 @@ def test_queues_beyond_the_limit_share_one_series() -> None:
     scraped = page(metrics)
     assert len(scraped.labels("jobs_dispatched_total", "queue")) == QUEUES + 1
     assert scraped("jobs_dispatched_total", queue="__other__") == 5000 - QUEUES
+
+
+def test_the_findings_of_the_doctor_are_those_of_its_last_check() -> None:
+    metrics = with_worker("mail")
+    metrics.on_event(events.Examined(checks=["orphan", "clock", "orphan"], levels=["fault", "warning", "fault"]))
+    scraped = page(metrics)
+    assert scraped("doctor_findings", check="orphan", level="fault") == 2
+    assert scraped("doctor_findings", check="clock", level="warning") == 1
+    metrics.on_event(events.Examined(checks=["clock"], levels=["warning"]))
+    scraped = page(metrics)
+    assert scraped("doctor_findings", check="orphan", level="fault") is None
+    assert scraped("doctor_findings", check="clock", level="warning") == 1

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from evsched import App
+from evsched import App, Retry
 from evsched.client.new_job import JobOptions, new_job
 from evsched.errors import ConfigError
 from evsched.jobs.job import Payload
@@ -44,6 +44,8 @@ A_TIME = "give an aware datetime, or Unix seconds"
         ({"retention": -1}, "retention is -1"),
         ({"retention": timedelta(1)}, "retention is datetime.timedelta.*: give a number of seconds, 0 or more"),
         ({"retry": 5}, "retry is 5: give a Retry"),
+        ({"retry": Retry(retry_on=(OSError,))}, "retry_on and give_up_on belong to a task"),
+        ({"retry": Retry(give_up_on=(OSError,))}, r"give them to @app.task\(retry=...\)"),
         ({"reply": "x"}, "reply is 'x': give True or False"),
         ({"reply": 1}, "reply is 1: give True or False"),
         ({"meta": [1]}, r"meta is \[1\]: give a dict"),
@@ -67,6 +69,7 @@ A_TIME = "give an aware datetime, or Unix seconds"
         ({"due": datetime(2030, 1, 1)}, "a datetime with a time zone"),  # noqa: DTZ001 - that is the mistake
         ({"on_conflict": "repalce"}, "on_conflict is 'repalce', did you mean 'replace'[?]"),
         ({"on_conflict": "x"}, "on_conflict is 'x': give 'replace' or 'keep'"),
+        ({"unique": True}, "unique is True: give a Unique, such as Unique"),
         ({"on_conflict": True}, "on_conflict is True: give 'replace' or 'keep'"),
     ],
 )
@@ -137,3 +140,14 @@ def test_an_option_that_does_not_exist_is_refused_with_the_nearest_name(call: st
     callers: dict[str, Any] = {"using": app.task(lambda: None).using, "task": app.task, "recurring": app.recurring}
     with pytest.raises(TypeError, match=rf"{call}\(\) takes no option '{option}', did you mean '{near}'\?"):
         callers[call](**{option: 3})
+
+
+@pytest.mark.parametrize("revision", [0, -1, 1.5, "7", True, 2**53 + 1])
+def test_a_revision_that_is_not_valid_is_refused_with_what_to_give(revision: Any) -> None:
+    with pytest.raises(ConfigError, match=r"revision is .*: give a whole number from 1 to 2\*\*53"):
+        App("redis://localhost:1/0", revision=revision)
+
+
+def test_the_revision_of_an_app_is_part_of_its_program() -> None:
+    assert App("redis://localhost:1/0").program.revision is None
+    assert App("redis://localhost:1/0", revision=2**53).program.revision == 2**53

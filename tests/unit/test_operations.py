@@ -9,6 +9,7 @@ import pytest
 
 from evsched.client import operations
 from evsched.client.operations import MANY, Operation, Pause, Send, Step, Wait
+from evsched.client.unique import Unique
 from evsched.errors import JobDead, JobExists, JobMissing, StoreDown
 from evsched.store.clients import New
 from evsched.store.store import Store
@@ -56,9 +57,10 @@ def test_a_refusal_is_raised_at_once() -> None:
 
 
 @pytest.mark.parametrize(("on_conflict", "verb"), [(None, "enqueue"), ("keep", "enqueue"), ("replace", "replace")])
-def test_many_jobs_are_sent_in_slices(on_conflict: Any, verb: str) -> None:
+@pytest.mark.parametrize("unique", [None, Unique(within=5)])
+def test_many_jobs_are_sent_in_slices(on_conflict: Any, verb: str, unique: Unique | None) -> None:
     jobs = [New(f"j{n}", b"{}") for n in range(2 * MANY + 1)]
-    dues, steps = run(operations.enqueue(STORE, jobs, on_conflict), [[1.0] * MANY, [2.0] * MANY, [3.0]])
+    dues, steps = run(operations.enqueue(STORE, jobs, on_conflict, unique), [[1.0] * MANY, [2.0] * MANY, [3.0]])
     assert dues == [1.0] * MANY + [2.0] * MANY + [3.0]
     assert kinds(steps) == [verb] * 3
 

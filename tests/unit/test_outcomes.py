@@ -11,7 +11,8 @@ from evsched import events
 from evsched.events import Event
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Requeued, Retried
+from evsched.jobs.hooks import Hook, Hooks
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Requeued, Retried, Snoozed
 from evsched.store.store import Store
 from evsched.worker.outcomes import event_of, events_of
 
@@ -32,6 +33,11 @@ CASES: list[tuple[Outcome, str, Event]] = [
     ),
     (ABORTED, "abort", events.JobAborted(queue="q", id="a", task="t", attempt=3, seconds=0.5)),
     (DEFERRED, "defer", events.JobDeferred(queue="q", id="a", task="t", due=9.0)),
+    (
+        Snoozed("snoozed for 9.0 s", 9.0),
+        "snooze",
+        events.JobSnoozed(queue="q", id="a", task="t", attempt=3, reason="snoozed for 9.0 s", seconds=0.5),
+    ),
     (
         REQUEUED,
         "requeue",
@@ -69,6 +75,24 @@ def test_runs_of_one_kind_share_a_call_and_progress_goes_first() -> None:
         ("retry", [failed]),
     ]
     assert calls[0][0].read(1) == []
+
+
+def test_runs_share_a_call_if_their_ends_call_the_same_hook() -> None:
+    plain, pay, refund = None, Hooks(Hook("t", "pay"), Hook("u", "pay")), Hooks(on_dead=Hook("u", "refund"))
+    runs = list[Run]()
+    for hooks in (plain, pay, refund, pay):
+        for outcome in (DONE, RETRIED, BURIED):
+            runs.append(ended_run(outcome, f"j{len(runs)}"))
+            runs[-1].hooks = hooks
+    calls = [(call.name, len(ended)) for call, ended in Store("q").end_runs("w", runs)]
+    assert calls == [
+        ("complete", 2),
+        ("retry", 4),
+        ("bury", 1),
+        ("complete", 2),
+        ("bury", 2),
+        ("bury", 1),
+    ]
 
 
 def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -> None:

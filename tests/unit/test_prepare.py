@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evsched.execution.prepare import Prepared, prepare, read_payload
+from evsched.execution.prepare import NoTask, Prepared, prepare, read_payload
 from evsched.execution.window_check import judge_window
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Outcome, Payload
 from evsched.jobs.retry import Retry
@@ -19,7 +19,7 @@ def tasks() -> Tasks:
     return found
 
 
-def prepared(payload: bytes, attempt: int = 1, deaths: int = 0, now: float = 100.0) -> Prepared | Buried:
+def prepared(payload: bytes, attempt: int = 1, deaths: int = 0, now: float = 100.0) -> Prepared | NoTask | Buried:
     job = FetchedJob("a", attempt, 1.0, payload, 1.0, deaths)
     read = read_payload(job)
     return read if isinstance(read, Buried) else prepare(tasks(), job, read, now)
@@ -38,7 +38,6 @@ def test_the_payload_overrides_the_task() -> None:
     ("payload", "attempt", "deaths", "reason"),
     [
         (b'{"task":', 1, 0, "the payload is no job: "),
-        (b'{"task":"pya","args":[5]}', 1, 0, "pya"),
         (b'{"task":"pay","args":["x"]}', 1, 0, "the arguments do not fit: "),
         (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
         (b'{"task":"pay","args":[5]}', 3, 0, "the last of its 2 attempts began and never ended"),
@@ -64,6 +63,18 @@ def test_a_job_expires_by_the_clock_that_is_given(now: float, expired: bool) -> 
     assert isinstance(outcome, Buried) is expired
     if isinstance(outcome, Buried):
         assert outcome == Buried("expired 0.5 s before a worker could start it", True, "expired")
+
+
+def test_a_task_that_is_unknown_is_no_fault_of_the_job() -> None:
+    outcome = prepared(b'{"task":"pya","args":["x"],"timeout":0,"retention":9}', attempt=7)
+    assert isinstance(outcome, NoTask)
+    assert (outcome.payload.task, outcome.retention) == ("pya", 9.0)
+
+
+def test_a_job_whose_task_is_unknown_expires() -> None:
+    assert prepared(b'{"task":"pya","expires":99.5}') == Buried(
+        "expired 0.5 s before a worker could start it", False, "expired"
+    )
 
 
 @pytest.mark.parametrize(

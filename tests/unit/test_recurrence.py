@@ -230,3 +230,34 @@ def test_an_invalid_record_is_refused_and_the_error_names_the_field(fields: dict
 def test_an_occurrence_in_a_window_that_never_opens_again_is_not_planned() -> None:
     late = recurrence(window="09:00-17:00 UTC; not 1970-01-01..2040-01-01")
     assert late.plan(60.0, 50.0, 600.0).put == []
+
+
+# Counted from the end of each run.
+
+
+def after_end(rule: str = "every 30", **more: Any) -> Recurrence:
+    return read_recurrence(Declared(name="r", rule=rule, payload=b"{}", after="end", **more))
+
+
+def test_an_interval_that_is_counted_from_the_end_begins_now() -> None:
+    assert after_end().plan(0, 1000.5, 15) == Plan([], 1030.5, 0)
+    assert after_end(start=5000).plan(0, 1000.5, 15).next == pytest.approx(5030)
+
+
+def test_of_what_is_counted_from_the_end_one_is_planned_and_none_is_missed() -> None:
+    assert after_end().plan(1030.0, 1000.0, 15) == Plan([], 1030.0, 0)
+    plan = after_end().plan(1030.0, 1020.0, 15)
+    assert ([one.id for one in plan.put], plan.next, plan.missed) == (["r@1030"], 1090.0, 0)
+    late = after_end().plan(1030.0, 9000.0, 15)
+    assert ([(one.id, one.misfire_grace) for one in late.put], late.next, late.missed) == (
+        [("r@1030", None)],
+        9060.0,
+        0,
+    )
+    assert after_end(end=1029.0).plan(1030.0, 1030.0, 15) == Plan([], None, 0)
+
+
+@pytest.mark.parametrize("more", [{"rule": "@daily"}, {"overlap": "allow"}])
+def test_what_cannot_be_counted_from_the_end_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="after='end' needs every="):
+        after_end(**more)

@@ -29,11 +29,25 @@ def test_a_delay_doubles_up_to_its_bound_with_jitter_on_top() -> None:
         {"attempts": True},
         {"interval": "1"},
         {"factor": None},
+        {"retry_on": ConnectionError},
+        {"retry_on": ""},
+        {"retry_on": ("ConnectionError",)},
+        {"retry_on": (ConnectionError(),)},
+        {"give_up_on": [ValueError]},
+        {"give_up_on": (ValueError, int)},
+        {"give_up_on": None},
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(field))):
         Retry(**field)
+
+
+def test_a_class_on_which_the_policy_gives_up_cannot_be_retried() -> None:
+    Retry(retry_on=(OSError,), give_up_on=(FileNotFoundError,))
+    for give_up_on in ((OSError,), (FileNotFoundError,)):
+        with pytest.raises(ConfigError, match="retry_on has FileNotFoundError, on which give_up_on gives up"):
+            Retry(retry_on=(ConnectionError, FileNotFoundError), give_up_on=give_up_on)
 
 
 @pytest.mark.parametrize(

@@ -5,30 +5,32 @@ from __future__ import annotations
 import pytest
 
 from evsched.errors import ConfigError
-from evsched.process.child_link import BEHIND, IDLE
+from evsched.process.reports import Behind, Idle
 from evsched.process.scaling import Scaling, Span, read_span
 
 
-@pytest.mark.parametrize(("text", "span"), [("4", Span(4, 4)), ("2:8", Span(2, 8)), ("1:1", Span(1, 1))])
+@pytest.mark.parametrize(
+    ("text", "span"), [("4", Span(4, 4)), ("2:8", Span(2, 8)), ("1:1", Span(1, 1)), ("0:8", Span(0, 8))]
+)
 def test_a_number_of_processes_is_one_number_or_two(text: str, span: Span) -> None:
     assert read_span(text) == span
 
 
-@pytest.mark.parametrize("text", ["", "0", "8:2", "a", ":", "1:", "-1", "1:257", "1:1000", "1:2:3"])
+@pytest.mark.parametrize("text", ["", "0", "0:0", "8:2", "a", ":", "1:", "-1", "1:257", "1:1000", "1:2:3"])
 def test_a_malformed_number_of_processes_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="a number such as 4, or MIN:MAX such as 2:8"):
+    with pytest.raises(ConfigError, match="a number such as 4, 1 to 256, or MIN:MAX such as 2:8 or 0:8"):
         read_span(text)
 
 
 def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_maximum() -> None:
     scaling = Scaling(Span(1, 3))
-    assert scaling.decide(BEHIND, 1, 0.0) == "add"
-    assert scaling.decide(BEHIND, 2, 1.0) is None  # the newest one has had no time to fetch
-    assert scaling.decide(BEHIND, 2, 2.5) == "add"
-    assert scaling.decide(BEHIND, 3, 9.0) is None
+    assert scaling.decide(Behind(), 1, 0.0) == "add"
+    assert scaling.decide(Behind(), 2, 1.0) is None  # the newest one has had no time to fetch
+    assert scaling.decide(Behind(), 2, 2.5) == "add"
+    assert scaling.decide(Behind(), 3, 9.0) is None
 
 
 def test_an_idle_process_ends_if_more_than_the_minimum_are_running() -> None:
     scaling = Scaling(Span(1, 3))
-    assert scaling.decide(IDLE, 2, 0.0) == "end"
-    assert scaling.decide(IDLE, 1, 0.0) is None
+    assert scaling.decide(Idle(), 2, 0.0) == "end"
+    assert scaling.decide(Idle(), 1, 0.0) is None

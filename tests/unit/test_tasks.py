@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from evsched import App, EndedJob
 from evsched.errors import ConfigError, UnknownTask
+from evsched.jobs.hooks import Hook, Hooks
 from evsched.jobs.job import Payload, RetryFields, decode_payload
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import DEFAULT_RETENTION, DEFAULT_TIMEOUT, TaskOptions, Tasks, check_task_options, define
@@ -21,6 +23,9 @@ class Address(msgspec.Struct):
 
 async def deliver(to: Address, /, weight: float = 1.0, *, express: bool = False) -> int:
     return len(to.street) + int(weight) + express
+
+
+async def nothing() -> None: ...
 
 
 def anything(*values: int, **named: str) -> None: ...
@@ -98,12 +103,69 @@ def test_the_error_for_each_misfit_names_the_argument(
         ({"name": "x" * 201}, "1 to 200"),
         ({"name": ""}, "1 to 200"),
         ({"name": 5}, "name is 5: give 1 to 200"),
+        ({"concurrency": 0}, "concurrency is 0: give a whole number, 1 or more"),
+        ({"concurrency": 2.5}, "concurrency is 2.5: give a whole number"),
+        ({"queue": "a b"}, "queue is 'a b': give 1 to 200 of"),
         ({"on": "proces"}, "on is 'proces', did you mean 'process'[?]"),
+        ({"on_dead": "alert"}, "on_dead is 'alert': give a task of this app, such as a function under @app.task"),
+        ({"on_done": deliver}, "on_done is <function deliver"),
+        ({"on_done": App().task(deliver)}, "on_done: task deliver does not take one argument, an EndedJob: Object"),
+        ({"on_done": App().task(nothing)}, "takes 0 arguments, got 1"),
     ],
 )
 def test_an_option_that_is_not_valid_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_task_options(TaskOptions(**options))
+
+
+def test_a_task_with_a_concurrency_has_a_name_that_a_group_may_have() -> None:
+    assert define(deliver, name="a}b").concurrency is None
+    for name in ("a}b", "x" * 196):
+        with pytest.raises(ConfigError, match="to have limits, it needs a name of at most 195 bytes, without `}`"):
+            define(deliver, name=name, concurrency=1)
+    with pytest.raises(ConfigError, match="concurrency is 1000001, must be from 1 to 1,000,000"):
+        define(deliver, concurrency=1_000_001)
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ({}, "declares nothing"),
+        ({"rate": "5/s"}, "rate is '5/s': give a number"),
+        ({"rate": 0}, "rate is 0: must be from"),
+        ({"concurrency": 1.5}, "concurrency is 1.5: must be a whole number"),
+        ({"concurrency": True}, "concurrency is True: give a number"),
+        ({"weight": 2}, "weight is the share of a group"),
+        ({"weight": 2, "group": "*"}, "weight compares a group"),
+        ({"weight": 2, "group": "task:t"}, "weight compares a group"),
+        ({"rate": 2, "group": "a}b"}, "group is 'a}b'"),
+        ({"rate": 2, "group": "alice"}, "limit rate:alice of queue default is declared twice"),
+    ],
+)
+def test_a_limit_in_code_that_is_not_valid_is_refused(limit: dict[str, Any], words: str) -> None:
+    app = App()
+    app.limit(group="alice", rate=5)
+    app.limit("other", group="alice", rate=5)
+    with pytest.raises(ConfigError, match=words):
+        app.limit(**limit)
+    assert app.program.limits == [("default", "rate:alice", 5), ("other", "rate:alice", 5)]
+
+
+def test_a_hook_is_a_task_of_the_same_app_that_takes_the_ended_job() -> None:
+    app, other = App(), App()
+
+    @app.task
+    async def alert(ended: EndedJob) -> None: ...
+
+    @app.task
+    async def note(ended: Any, more: int = 0) -> None: ...
+
+    task = app.task(name="pay", on_done=note, on_dead=alert)(deliver).task
+    assert task.hooks == Hooks(Hook("note", "pay"), Hook("alert", "pay"))
+    assert app.task(name="refund", on_dead=alert)(deliver).task.hooks == Hooks(None, Hook("alert", "refund"))
+    assert app.task(name="look", on_dead=None)(deliver).task.hooks is None
+    with pytest.raises(ConfigError, match="task pay: its hook alert is not a task of the same app"):
+        other.task(name="pay", on_dead=alert)(deliver)
 
 
 def test_annotations_that_cannot_be_read_are_refused() -> None:

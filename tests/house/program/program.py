@@ -8,7 +8,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID
 
-from evsched import App, Arguments, CurrentJob, Job, JobStatus, Retry, RetryLater, SyncJob, TaskHandle, current_job
+from evsched import (
+    App,
+    Arguments,
+    CurrentJob,
+    EndedJob,
+    Job,
+    JobStatus,
+    Retry,
+    RetryLater,
+    Snooze,
+    SyncJob,
+    TaskHandle,
+    Unique,
+    current_job,
+)
 from evsched.testing import Clock, Ran
 
 
@@ -35,6 +49,12 @@ def index(page: UUID, *, deep: bool = False) -> list[float]:
 
 
 @app.task
+async def alert(ended: EndedJob) -> None:
+    assert_type(ended.reason, str | None)
+    raise Snooze(timedelta(minutes=1), "chat is away") if ended.attempts else Snooze(until=datetime.now(UTC))
+
+
+@app.task(on_dead=alert, on_done=alert, retry=Retry(retry_on=(ConnectionError,), give_up_on=(ValueError, KeyError)))
 def ping() -> None: ...
 
 
@@ -60,6 +80,10 @@ async def all_of(task: TaskHandle[[str, str], int]) -> Job[int]:
     return await task.enqueue("bob", "hi")
 
 
+def receiver_of(to: str, subject: str = "") -> str:
+    return to
+
+
 async def enqueued() -> None:
     job = await send_mail.enqueue("bob", subject="hi")
     assert_type(job, Job[int])
@@ -70,6 +94,8 @@ async def enqueued() -> None:
     assert_type(await (await report.enqueue()).result(), str)
     assert_type(await (await remind.using(delay=10, id="x").enqueue("bob")).result(), bool)
     await send_mail.using(due=datetime.now(UTC), expires=1.5, on_conflict="keep").enqueue("bob")
+    await send_mail.using(unique=Unique()).enqueue("bob")
+    await send_mail.using(unique=Unique(by=receiver_of, within=timedelta(hours=1))).enqueue("bob")
     await send_mail.using(queue="typed", timeout=5, retry=Retry(attempts=1), retention=0, window="nights").enqueue(
         "bob"
     )
@@ -90,6 +116,8 @@ async def enqueued() -> None:
     await remind.using(priority=1).enqueue(1)  # refused
     send_mail.using(delay="10 s")  # refused
     send_mail.using(on_conflict="drop")  # refused
+    send_mail.using(unique=Unique(by="arguments"))  # refused
+    send_mail.using(unique=True)  # refused
     send_mail.using(prioriti=3)  # refused
     send_mail.using(priority="high")  # refused
     send_mail.using(10)  # refused
@@ -148,6 +176,12 @@ async def tested(clock: Clock) -> None:
 def declared() -> None:
     app.recurring("@daily", start=datetime.now(UTC), count=3, spread=timedelta(minutes=5), misfire="all", most=5)
     app.task(name="other", timeout=None, retention=0, on="process")
+    app.task(name="few", queue="slow", concurrency=3)
+    app.limit("slow", rate=0.5, burst=2)
+    app.limit(group="*", concurrency=2)
+    app.limit(concurrency="2")  # refused
+    app.limit(rates=5)  # refused
+    app.task(concurrency="3")  # refused
     app.recurring(5)  # refused
     app.recurring("@daily", zon="UTC")  # refused
     app.recurring("@daily", zone=5)  # refused
@@ -158,5 +192,11 @@ def declared() -> None:
     app.task(timeout="30")  # refused
     app.task(3)  # refused
     Retry(attempts="5")  # refused
+    app.task(on_done=alert, on_dead=None)
+    app.task(on_dead=ping)  # refused
+    app.task(on_dead="alert")  # refused
+    Retry(give_up_on=ValueError)  # refused
+    Retry(retry_on=("ValueError",))  # refused
+    Snooze("1m")  # refused
     given: Arguments[[]] = ping.arguments()
     assert_type(given.args, tuple[Any, ...])

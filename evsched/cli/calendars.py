@@ -1,0 +1,122 @@
+"""The commands about calendars: days on which recurrences make no jobs."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+import evsched
+from evsched.cli import ics, output
+from evsched.cli.kept_recurrences import kept
+from evsched.cli.options import Json, Queue, Url, client
+from evsched.cli.table import Column, table
+from evsched.cli.usage import UsageError
+from evsched.client.sync_client import SyncClient
+from evsched.config import DEFAULT_QUEUE
+from evsched.errors import ConfigError, EvschedError, JobMissing
+from evsched.recurrence.calendars import CALENDAR_NAME, Days, format_calendar, names_of, parse_calendar
+from evsched.store.store import Store
+
+app = App(
+    name="calendars",
+    help="List, set or remove calendars: days on which recurrences make no jobs.",
+    version=evsched.__version__,
+)
+
+_Name = Annotated[str, Parameter(help="The name by which recurrences refer to the calendar.")]
+
+_YEARS_MOST = 50
+
+
+@app.default
+@app.command(name="list")
+def list_calendars(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
+    """List the calendars of a queue: how many days each has, the next of them, and the last.
+
+    Example: evsched calendars --queue reports
+    """
+    with client(url) as redis:
+        found, today = redis.send(Store(queue).all_calendars()), _today(redis)
+    if json:
+        output.as_json(found)
+        return
+    shown = list[tuple[str, object, object, object, str]]()
+    for name, text in sorted(found.items()):
+        try:
+            days = parse_calendar(text)
+        except ConfigError as error:
+            shown.append((name, None, None, None, f"not valid: {error}"))
+            continue
+        ahead = next((max(first, today) for first, last in days if last >= today), None)
+        last = days[-1][1] if days else None
+        shown.append((name, _count(days), ahead, last, "" if ahead else "no day is ahead: set it from a newer file"))
+    columns = (Column("name"), Column("days", 3), Column("next", 1), Column("last", 2), Column("note", 4, prose=True))
+    table(columns, shown, f"queue {queue} has no calendars")
+
+
+def _today(redis: SyncClient) -> date:
+    return datetime.fromtimestamp(redis.now()).astimezone().date()
+
+
+def _count(days: Days) -> int:
+    return sum((last - first).days + 1 for first, last in days)
+
+
+@app.command(name="set")
+def set_calendar(
+    name: _Name,
+    file: Annotated[Path, Parameter(help="An iCalendar file (.ics).")],
+    /,
+    *,
+    years: Annotated[
+        int, Parameter(help=f"How many years ahead repeated events are written out, 1 to {_YEARS_MOST}.")
+    ] = 10,
+    queue: Queue = DEFAULT_QUEUE,
+    url: Url = None,
+) -> None:
+    """Create or change a calendar: the whole days of the events in a file, from last year on.
+
+    A change applies at once. Events that do not last whole days are left out.
+
+    Example: evsched calendars set de-holidays holidays.ics
+    """
+    if not CALENDAR_NAME.fullmatch(name):
+        raise UsageError(f"calendar name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
+    if not 1 <= years <= _YEARS_MOST:
+        raise UsageError(f"--years is {years}: from 1 to {_YEARS_MOST}")
+    with client(url) as redis:
+        year = _today(redis).year
+        try:
+            found = ics.read_file(file, date(year - 1, 1, 1), date(year + years, 12, 31))
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+        if not found.days:
+            raise UsageError(f"{file} has no event that lasts whole days, from {year - 1} to {year + years}")
+        redis.send(Store(queue).set_calendar(name, format_calendar(found.days)))
+        planned = [other for other in _users(redis, queue, name) if redis.send(Store(queue).replan(other))]
+    said = f"{name} has {_count(found.days)} days from {found.days[0][0]} to {found.days[-1][1]}"
+    if found.left_out:
+        said += f"; {found.left_out} events that do not last whole days were left out"
+    print(said + (f"; {len(planned)} recurrences are planned anew" if planned else ""))
+
+
+@app.command(name="remove")
+def remove_calendar(name: _Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Delete a calendar that no recurrence refers to.
+
+    Example: evsched calendars remove de-holidays
+    """
+    with client(url) as redis:
+        if users := _users(redis, queue, name):
+            raise EvschedError(f"calendar {name} is in use by {', '.join(users[:5])}: change those first")
+        if not redis.send(Store(queue).set_calendar(name, None)):
+            raise JobMissing(f"queue {queue} has no calendar {name}")
+    print(f"{name} removed")
+
+
+def _users(redis: SyncClient, queue: str, name: str) -> list[str]:
+    """Return the recurrences that skip the days of a calendar."""
+    return [other for other, _, fields in kept(redis, queue) if name in names_of(fields.get("skip"))]

@@ -1,0 +1,60 @@
+"""The command that lists limits, and the rows of its table, which `limit` prints too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evsched.cli import output
+from evsched.cli.options import Json, Queues, Url, client
+from evsched.cli.queues import each, note_unknown, read_limits, report
+from evsched.cli.table import Column, Moment, table
+from evsched.errors import StoreRefused
+from evsched.store.limits import Limits
+
+COLUMNS = (Column("group", 1), Column("limit"), Column("value"), Column("in the code", 2))
+
+
+def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
+    """Return the rows of a queue, by COLUMNS."""
+    rows = list[tuple[str, str, object, str]]()
+    for field, value in found.fields().items():
+        name, _, group = field.partition(":")
+        rows.append((group, name, "none" if value is None else f"{value:g}", _in_code(found, field)))
+    if found.paused is not None:
+        rows.append(("", "paused since", Moment(found.paused), ""))
+    return rows
+
+
+def _in_code(found: Limits, field: str) -> str:
+    declared = found.declared.get(field)
+    if declared is None:
+        return ""
+    changed = ", changed by hand" if found.overruled(field) else ""
+    return f"{declared.value:g} in app {declared.app}{changed}"
+
+
+def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
+    """List the limits of each queue, and what the code of the apps declares. Exit code 1: as `evsched queues`.
+
+    A limit that was changed by hand stays so until its declaration in the code changes.
+
+    Example: evsched limits --queue mail
+    """
+    rows, listed, refused = list[tuple[str, str, str, object, str]](), list[dict[str, Any]](), dict[str, str]()
+    with client(url) as redis:
+        for name, found in each(redis, queue, lambda store: read_limits(redis, store)):
+            if isinstance(found, StoreRefused):
+                refused[name] = str(found)
+                continue
+            rows += [(name, *row) for row in rows_of(found)]
+            for field, value in found.fields().items():
+                limit, _, group = field.partition(":")
+                declared = found.declared.get(field)
+                of_code = {"declared": declared and declared.value, "app": declared and declared.app}
+                listed.append({"queue": name, "group": group or None, "limit": limit, "value": value, **of_code})
+        unknown = note_unknown(redis, queue or ())
+    if json:
+        output.as_json(listed)
+    else:
+        table((Column("queue"), *COLUMNS), rows, "no limits")
+    return report(refused) or unknown

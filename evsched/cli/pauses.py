@@ -1,0 +1,59 @@
+"""The commands that pause a recurrence, and resume it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from evsched.cli import output
+from evsched.cli.options import Queue, RecurrenceName, Url, client
+from evsched.cli.time_args import parse_time
+from evsched.cli.usage import UsageError
+from evsched.config import DEFAULT_QUEUE
+from evsched.errors import ConfigError
+from evsched.store.store import Store
+
+_WHY_MOST = 500
+"""Characters of a reason."""
+
+
+def pause(
+    name: RecurrenceName,
+    /,
+    *,
+    until: Annotated[
+        str | None, Parameter(help="When the pause ends by itself: 2030-01-31T09:00. Default: when you resume it.")
+    ] = None,
+    why: Annotated[str, Parameter(help="A sentence for whoever looks at it later.")] = "",
+    zone: Annotated[
+        str | None, Parameter(help="The time zone of --until, if it has no offset. Default: this machine's.")
+    ] = None,
+    queue: Queue = DEFAULT_QUEUE,
+    url: Url = None,
+) -> None:
+    """Pause a recurrence. Times that pass during the pause do not count as missed.
+
+    Example: evsched recurrences pause nightly --until 2030-01-31T09:00 --why "the warehouse moves"
+    """
+    if len(why) > _WHY_MOST:
+        raise UsageError(f"--why has {len(why)} characters: at most {_WHY_MOST}")
+    try:
+        ends = None if until is None else parse_time(until, zone)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    with client(url) as redis:
+        if ends is not None and ends <= redis.now():
+            raise UsageError(f"--until: {output.moment(ends)} has passed")
+        redis.send(Store(queue).hold(name, True, until=ends, why=why))
+    print(f"{name} is paused" + ("" if ends is None else f" until {output.moment(ends, short=True)}"))
+
+
+def resume(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Resume a paused recurrence. Times that have passed are not made up for.
+
+    Example: evsched recurrences resume nightly
+    """
+    with client(url) as redis:
+        recurs = redis.send(Store(queue).hold(name, False))
+    print(f"{name} is resumed" + ("" if recurs else ", and stays stopped: the code no longer declares it"))

@@ -1,0 +1,66 @@
+"""Operations that request runs of a recurrence: one now, or one for each planned time of a span that has passed."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+from msgspec.structs import astuple
+
+from evsched.client.operations import Operation, send
+from evsched.client.recurrences import read_stored
+from evsched.errors import ConfigError, JobMissing
+from evsched.recurrence.calendars import just_before
+from evsched.recurrence.recurrence import planned_text
+from evsched.store.recurrences import Backfilled
+from evsched.store.server import clock
+from evsched.store.store import Store
+
+BACKFILL_MOST: Final = 10_000
+"""Planned times of one backfill, at most: about 2 MB of Redis's memory."""
+
+_SLICE: Final = 250
+"""Planned times that one call requests: about 1 ms of Redis's time."""
+
+
+def trigger(store: Store, name: str) -> Operation[tuple[str, bool]]:
+    """Run a recurrence once now; return the id of the run, and whether it is due now or waits for another to end."""
+    now = yield from send(clock())
+    planned = f"{now:.6f}"  # not rounded to milliseconds: two operators may trigger it in the same one
+    begun = yield from send(store.trigger(name, planned))
+    return f"{name}@{planned}", begun
+
+
+def planned_between(store: Store, name: str, since: float, until: float) -> Operation[list[float]]:
+    """Return the planned times of a recurrence from `since` on, before `until` and up to now.
+
+    Raises:
+        ConfigError: there are more than 10,000, or its record is not valid.
+        JobMissing: there is no recurrence of that name.
+    """
+    fields = yield from send(store.recurrence(name))
+    if not fields:
+        raise JobMissing(f"{name} is no recurrence of queue {store.queue}")
+    recurrence = yield from read_stored(store, name, fields)
+    if recurrence.declared.after is not None:
+        raise ConfigError(f"{name} has no planned times that have passed: it is counted from the end of each run")
+    now = yield from send(clock())
+    found = list[float]()
+    for planned in islice(recurrence.walk(just_before(since)), BACKFILL_MOST + 1):
+        if planned >= until or planned > now:
+            return found
+        found.append(planned)
+    if len(found) > BACKFILL_MOST:
+        raise ConfigError(f"more than {BACKFILL_MOST} planned times of {name}: backfill a shorter span")
+    return found
+
+
+def backfill(store: Store, name: str, since: float, until: float) -> Operation[Backfilled]:
+    """Run the planned times of a span that has passed, each once, however often it is asked for; return the counts."""
+    times = yield from planned_between(store, name, since, until)
+    found = Backfilled()
+    for at in range(0, len(times), _SLICE):
+        some = yield from send(store.backfill(name, [planned_text(planned) for planned in times[at : at + _SLICE]]))
+        counts = [a + b for a, b in zip(astuple(found)[:-1], astuple(some)[:-1], strict=True)]
+        found = Backfilled(*counts, waiting=some.waiting)
+    return found

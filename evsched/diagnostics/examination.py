@@ -1,0 +1,69 @@
+"""An examination: all checks of the doctor, of Redis and of its queues, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from msgspec import Struct
+
+from evsched.config import DEFAULT_QUEUE
+from evsched.diagnostics.acl import Role
+from evsched.diagnostics.audit import Audit, OnProgress
+from evsched.diagnostics.broken_recurrences import broken_recurrences
+from evsched.diagnostics.doctor import Doctor
+from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.standstill import Standstill
+from evsched.diagnostics.unknown_tasks import unknown_tasks
+from evsched.errors import StoreRefused
+from evsched.transport.senders import BatchingSender
+
+ShowProgress = Callable[[], AbstractContextManager[OnProgress]]
+"""Shows the progress of the audit while its context is open."""
+
+
+class Examined(Struct, frozen=True):
+    """The result of an examination."""
+
+    found: list[Finding]
+    queues: list[str]
+    empty: list[str]
+    """The named queues that have no key."""
+    seen: int
+    """How many records and entries of places were checked."""
+
+
+def _show_nothing() -> AbstractContextManager[OnProgress]:
+    return nullcontext(lambda done, total: None)
+
+
+async def examine(
+    url: str,
+    sender: BatchingSender,
+    queues: Sequence[str] = (),
+    role: Role | None = None,
+    *,
+    repair: bool = False,
+    show: ShowProgress = _show_nothing,
+) -> Examined:
+    """Check Redis, and the queues that are named, or all of them.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    doctor = Doctor(url, sender, queues[0] if queues else DEFAULT_QUEUE, repair=repair)
+    found = await doctor.run(role, all_queues=not queues)
+    audit = Audit(sender, queues)
+    try:
+        if not any(finding.check == "cluster" for finding in found):
+            with show() as report:
+                violations = await audit.run(repair=repair, on_progress=report)
+            found += await Standstill(sender, audit.queues).run()
+            found += await unknown_tasks(sender, audit.queues)
+            found += await broken_recurrences(sender, audit.queues)
+            found += violations
+    except StoreRefused as error:
+        what = f"the queues were not checked: {error}"
+        mend = "use an administrator, or the user `doctor` of redis.conf"
+        found.append(Finding("audit", "warning", what, "Redis", mend))
+    return Examined(found, audit.queues, audit.empty, audit.seen)

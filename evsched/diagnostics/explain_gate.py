@@ -1,0 +1,67 @@
+"""Explains why a job waits at the gate: a pause, a limit, or its turn. Pure."""
+
+from __future__ import annotations
+
+from evsched.durations import format_duration
+from evsched.jobs import groups
+from evsched.jobs.job import JobStatus
+from evsched.store.clients import Facts
+from evsched.store.limits import Limits
+
+
+def in_backlog(no_worker: str | None, status: JobStatus, facts: Facts) -> str:
+    """Say what a job in the backlog waits for. `no_worker`: the sentence that no worker serves the queue, if so."""
+    limits, counts = facts.limits, facts.counts
+    if limits.paused is not None:
+        since = format_duration(facts.now - limits.paused)
+        paused = f"the queue has been paused for {since}: resume it with `evsched resume`"
+        return f"{paused}; no worker serves it either" if no_worker else paused
+    if no_worker:
+        return f"due, but {no_worker}"
+    if facts.parked is not None:  # a limit of this group holds the job back
+        return _limited(
+            f"the gate is closed to {groups.describe(facts.parked)}",
+            facts,
+            limits.of_group(facts.parked),
+            counts.get("in_flight_group", 0),
+            counts.get("opens_group"),
+        )
+    most = limits.queue.get("concurrency")
+    if "opens" in counts or (most is not None and counts.get("in_flight", 0) >= most):
+        own = {name: (name, value) for name, value in limits.queue.items()}
+        return _limited("the gate is closed", facts, own, counts.get("in_flight", 0), counts.get("opens"))
+    ahead, sharing = counts.get("ahead", 0), counts.get("groups", 1)
+    share = ""
+    if sharing > 1:
+        weight = limits.groups.get(status.group or "", {}).get("weight", 1.0)
+        part = f"{weight / max(counts.get('weights', sharing), weight):.0%}"
+        gets = f"group {status.group} gets {part}" if status.group else f"jobs without a group get {part}"
+        share = f"; {sharing:g} groups share the gate, and {gets}"
+    return f"behind {ahead:g} of {counts.get('waiting', 0):g} jobs in the backlog{share}"
+
+
+def _limited(
+    closed: str, facts: Facts, limits: dict[str, tuple[str, float]], in_flight: float, opens: float | None
+) -> str:
+    """Say which limit holds the job back. `closed`: "the gate is closed", to a group if it is the group's limit.
+
+    `limits`: those that hold, with the fields that they come from.
+    """
+    if opens is not None:
+        field, rate = limits.get("rate", ("rate", 0.0))
+        wait = format_duration(max(opens - facts.now, 0.0))
+        return f"{closed} by the rate limit {rate:g}/s{origin(facts.limits, field)}: it opens in {wait}"
+    field, most = limits.get("concurrency", ("", 0.0))
+    if in_flight < most or not field:
+        return f"{closed} no longer: the job passes when a dispatcher checks the group again"
+    return f"{closed} by the concurrency limit: {in_flight:g} of {most:g}{origin(facts.limits, field)}"
+
+
+def origin(limits: Limits, field: str) -> str:
+    """Say where a limit comes from, if an app declares it: from the app's code, or from a change by hand since."""
+    declared = limits.declared.get(field)
+    if declared is None:
+        return ""
+    if limits.overruled(field):
+        return f" (changed by hand; app {declared.app} declares {declared.value:g})"
+    return f" (declared by app {declared.app})"

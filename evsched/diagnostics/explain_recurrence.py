@@ -1,0 +1,71 @@
+"""Explains what a recurrence does next, or why it makes no jobs. Pure: the caller reads its record from Redis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from evsched.diagnostics.explain import Explanation
+from evsched.durations import format_duration
+from evsched.jobs.untrusted import number, whole
+
+_OVERDUE = 30.0
+"""Seconds after its planned time within which a dispatcher that serves the queue has moved a recurrence on."""
+
+
+def explain_recurrence(
+    name: str, queue: str, next_: float, fields: Mapping[str, bytes], requests: int, now: float
+) -> Explanation:
+    """Explain what a recurrence does next. `next_`: its score. `requests`: how many requested runs wait."""
+    sentence = _why_not(name, queue, fields, now) or _when(next_, now)
+    if fields.get("after") == b"end" and 0 < next_ < math.inf:
+        sentence += ", or counted from the end of the run that is under way"
+    if requests:
+        sentence += f"; {requests} requested runs wait" if requests > 1 else "; 1 requested run waits"
+    return Explanation(sentence, _list_facts(fields, now))
+
+
+def _text(fields: Mapping[str, bytes], field: str) -> str:
+    return fields.get(field, b"").decode(errors="backslashreplace")
+
+
+def _why_not(name: str, queue: str, fields: Mapping[str, bytes], now: float) -> str:
+    """Return why a recurrence makes no jobs, '' = it does."""
+    if not fields:
+        return "it makes no jobs: it has no record"
+    if "retired" in fields:
+        return "stopped: the code no longer declares it" + (f"; {_paused(fields, now)}" if "paused" in fields else "")
+    if "paused" in fields:
+        return f"{_paused(fields, now)}; resume it with `evsched recurrences resume {name} --queue {queue}`"
+    return f"it makes no jobs: {_text(fields, 'reason')}" if "reason" in fields else ""
+
+
+def _paused(fields: Mapping[str, bytes], now: float) -> str:
+    since, until = number(fields.get("paused")), number(fields.get("paused_until"))
+    sentence = "paused" if since is None else f"paused for {format_duration(max(now - since, 0.0))}"
+    if until is not None:
+        sentence += f", and for {format_duration(max(until - now, 0.0))} more"
+    return f"{sentence}: {_text(fields, 'paused_why')}" if "paused_why" in fields else sentence
+
+
+def _when(next_: float, now: float) -> str:
+    if next_ <= 0:
+        return "it is about to begin: a dispatcher plans its next occurrence"
+    if next_ == math.inf:
+        return "it is over: its end or its count is reached, or its rule has no more times"
+    if next_ < now - _OVERDUE:
+        late = format_duration(now - next_)
+        return f"its next occurrence was planned {late} ago: no dispatcher serves this queue"
+    return f"its next occurrence is planned in {format_duration(max(next_ - now, 0.0))}"
+
+
+def _list_facts(fields: Mapping[str, bytes], now: float) -> dict[str, str]:
+    found = {field: _text(fields, field) for field in ("rule", "zone", "overlap", "misfire") if field in fields}
+    found.update(
+        {field: str(whole(fields[field])) for field in ("runs", "done", "failed", "missed") if field in fields}
+    )
+    if "last_id" in fields:
+        ended = number(fields.get("last_finished"))
+        ago = "" if ended is None else f", {format_duration(max(now - ended, 0.0))} ago"
+        found["last run"] = f"{_text(fields, 'last_id')}: {_text(fields, 'last_outcome')}{ago}"
+    return found

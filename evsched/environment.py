@@ -1,0 +1,105 @@
+"""The settings in a process's environment and flags: read from there, checked, and written for its children."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from evsched.config import LOG_LEVELS, RANGES, SETTINGS, Config, out_of_range, variable
+from evsched.errors import ConfigError
+from evsched.weights import join_weights, split_weights
+
+_KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
+"""The variables that Kubernetes makes for each Service of a namespace, such as EVSCHED_REDIS_SERVICE_HOST."""
+
+_NAMED_MOST: Final = 8
+"""The most variables that a warning names."""
+
+_AT: Final = re.compile(r"(.*) - at `\$\.(\w+).*`", re.DOTALL)
+"""A message of msgspec: what is wrong, and in which field."""
+
+
+def load(environment: Mapping[str, str], **flags: Any) -> Config:
+    """Return the settings: flags that are not None, else the environment, else the defaults.
+
+    A variable that is not a setting is ignored; `warning` names it.
+
+    Raises:
+        ConfigError: a value does not fit; the message names it.
+    """
+    values: dict[str, Any] = {}
+    for name, value in _variables(environment):
+        if _is_setting(name, value):
+            values[name.lower()] = tuple(value.split(",")) if name.lower() == "queues" else value
+    values.update({name: value for name, value in flags.items() if value is not None})
+    if isinstance(level := values.get("log_level"), str):
+        values["log_level"] = level.upper()
+    if "queues" in values:
+        values["queues"], values["weights"] = split_weights(values["queues"])
+    try:
+        return msgspec.convert(values, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_misfit(error, values)) from None
+
+
+def _misfit(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
+    """Return the message about a value that is not of its setting's type."""
+    found = _AT.fullmatch(str(error))
+    if not found:
+        return f"setting: {error}"
+    words, name = found.groups()
+    given = f"{values.get(name)!r:.60}"
+    if name == "log_level":
+        words = f"one of {', '.join(LOG_LEVELS)}"
+    elif words.startswith("Expected `bool`"):
+        words = "give true or false"
+    return out_of_range(name, given) if name in RANGES else f"{variable(name)} is {given}: {words}"
+
+
+def warning(environment: Mapping[str, str]) -> str | None:
+    """Return one line about the variables EVSCHED_* that are not settings, None when there are none."""
+    strange = sorted((name, value) for name, value in _variables(environment) if not _is_setting(name, value))
+    if not strange:
+        return None
+    named, linked = list[str](), 0
+    for name, value in strange:
+        if _KUBERNETES.fullmatch(name) or _is_link(name, value):
+            linked += 1
+            continue
+        near = difflib.get_close_matches(name.lower(), SETTINGS, n=1)
+        named.append(f"EVSCHED_{name}" + (f" (did you mean {variable(near[0])}?)" if near else ""))
+    if len(named) > _NAMED_MOST:
+        named[_NAMED_MOST:] = [f"{len(named) - _NAMED_MOST} more"]
+    if linked:
+        named.append(f"{linked} that Kubernetes sets for a Service (enableServiceLinks: false leaves them out)")
+    return f"these variables are not settings of evsched, and are ignored: {', '.join(named)}"
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, value in environment.items():
+        # EVSCHED_TEST_... are read by the tests.
+        if name.startswith("EVSCHED_") and not name.startswith("EVSCHED_TEST_"):
+            yield name.removeprefix("EVSCHED_"), value
+
+
+def _is_setting(name: str, value: str) -> bool:
+    return name.lower() in SETTINGS and not _is_link(name, value)
+
+
+def _is_link(name: str, value: str) -> bool:
+    # A Service named evsched-metrics makes EVSCHED_METRICS_PORT=tcp://10.0.0.1:9090.
+    return name.endswith("PORT") and "://" in value
+
+
+def as_environment(config: Config) -> dict[str, str]:
+    """Return the environment from which `load` reads these settings. Defaults too: they win over variables."""
+    queues = ",".join(join_weights(config.queues, config.weights))
+    return {
+        variable(name): queues if name == "queues" else str(value)
+        for name in SETTINGS
+        if (value := getattr(config, name)) not in (None, ())
+    }

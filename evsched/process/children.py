@@ -1,0 +1,195 @@
+"""The worker processes of a parent: each runs as long as it is wanted, and is started again when it ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from evsched.events import ChildKilled, Emit
+from evsched.process.recovery import Recovery
+from evsched.process.reports import Ready, Report
+from evsched.process.worker_process import NOT_STARTED, WorkerProcess
+from evsched.transport.backoff import reconnect_delay
+
+_CANNOT_START: Final = (1, 2)
+"""Exit codes of a command that has printed why it cannot start (`cli`). With any other code the next start may work."""
+
+_MARGIN: Final = 1.0
+"""Seconds for a child to end after its own time limit. If it has not ended then, it is suspended or the host hangs."""
+
+_STABLE: Final = 60.0
+"""Seconds after which an end is no longer counted as a failure to start."""
+
+_COUNTED: Final = 0.5
+"""Seconds for which a restart waits until the jobs of the process that died are put back, so that the new process
+counts them. While Redis is away that takes longer; then the process after it counts them."""
+
+_READY_WITHIN: Final = 300.0
+"""Seconds that a replacement has until it is ready: an app may load a large model."""
+
+Make = Callable[[int, asyncio.Future[int] | None], WorkerProcess]
+"""Makes a worker process with a number; given what is done when its predecessor has ended for good."""
+
+
+class ChildrenListener(Protocol):
+    """What follows from what children do."""
+
+    def reported(self, child: WorkerProcess, report: Report) -> None:
+        """Handle a report of a child that is ready."""
+        ...
+
+    def cannot_start(self, child: WorkerProcess, code: int) -> None:
+        """Handle the exit of a child before any child was ready: the others would not start either."""
+        ...
+
+    def changed(self) -> None:
+        """Handle a change of which children are wanted."""
+        ...
+
+
+class Children:
+    """Up to `count` worker processes, of which none runs at first.
+
+    `bound`: within so many seconds a process ends that is asked to.
+    """
+
+    def __init__(
+        self, make: Make, count: int, bound: float, recovery: Recovery, listener: ChildrenListener, emit: Emit
+    ) -> None:
+        self.current = [make(number, None) for number in range(count)]
+        """By their numbers. Processes that are being replaced, or that replace one, are not all among them."""
+        self.last_ready: Ready | None = None
+        """The last report of a child that was ready; None = none ever was, so the command line may be wrong."""
+        self.none_wanted = asyncio.Event()
+        """A child was ready, and now none is wanted."""
+        self._make = make
+        self._bound = bound + _MARGIN
+        self._recovery = recovery
+        self._listener = listener
+        self._emit = emit
+        self._keepers: dict[WorkerProcess, asyncio.Task[int]] = {}
+        """The task that starts and restarts each child; its result is the last exit code."""
+
+    @property
+    def wanted(self) -> list[WorkerProcess]:
+        """The children that should run."""
+        return [child for child in self.current if child.wanted]
+
+    def begin(self, child: WorkerProcess) -> None:
+        """Have a child run."""
+        self._want(child, True)
+        keeper = self._keepers.get(child)
+        if keeper is None or keeper.done():
+            self._keepers[child] = asyncio.ensure_future(self._keep(child, proven=True))
+
+    def end(self, child: WorkerProcess) -> None:
+        """Ask a child to end, and do not start it again."""
+        self._want(child, False)
+        child.terminate()
+
+    async def end_all(self) -> list[int]:
+        """End all, and kill those that hang; return the exit codes of those that ran."""
+        running = {child: keeper for child, keeper in self._keepers.items() if not keeper.done()}
+        for child in running:
+            self.end(child)
+        if running:
+            await asyncio.wait(running.values(), timeout=self._bound)
+        for child in self.kill():
+            self._emit(ChildKilled(number=child.number, pid=child.pid))
+        return await asyncio.gather(*running.values())
+
+    def kill(self) -> list[WorkerProcess]:
+        """Kill the children that are alive, and return them. For any thread."""
+        alive = [child for child in list(self._keepers) if child.alive]
+        for child in alive:
+            child.kill()
+        return alive
+
+    async def replace(self, old: WorkerProcess, abandon: asyncio.Event) -> str | None:
+        """Start a process in the place of `old`, and end `old` when the new one is ready; return when it has ended.
+
+        If the new one does not become ready, or `abandon` is set before it is, `old` stays; return why. None = it is
+        replaced.
+        """
+        new = self._make(old.number, self._keepers.get(old))
+        new.unwanted.clear()
+        keeper = self._keepers[new] = asyncio.ensure_future(self._keep(new, proven=False))
+        await _first(new.became_ready, abandon, keeper)
+        if new.ready is None:
+            reason = _describe(keeper.result()) if keeper.done() else f"was not ready after {_READY_WITHIN:g} s"
+            await self._dismiss(new)
+            return reason
+        new.put_back = old.put_back
+        self.current[old.number] = new
+        await self._dismiss(old)
+        return None
+
+    async def _dismiss(self, child: WorkerProcess) -> None:
+        """End a child for good, and kill it if it hangs."""
+        self.end(child)
+        if (keeper := self._keepers.get(child)) is None:
+            return
+        await asyncio.wait([keeper], timeout=self._bound)
+        if child.alive:
+            child.kill()
+            self._emit(ChildKilled(number=child.number, pid=child.pid))
+        await asyncio.wait([keeper])
+        del self._keepers[child]
+
+    def _want(self, child: WorkerProcess, wanted: bool) -> None:
+        (child.unwanted.clear if wanted else child.unwanted.set)()
+        (self.none_wanted.set if self.last_ready is not None and not self.wanted else self.none_wanted.clear)()
+        self._listener.changed()
+
+    async def _keep(self, child: WorkerProcess, *, proven: bool) -> int:
+        """Run a child as long as it is wanted; start it again when it ends by itself. Return the exit code.
+
+        A child that is not `proven` is not started again if it ends before it was ready once.
+        """
+        failures = 0
+        while True:
+            began = time.monotonic()
+            code = await child.run(self._emit, partial(self._on_report, child))
+            await self._recover(child, code)
+            proven = proven or child.ready is not None
+            if not child.wanted or not proven:
+                return code
+            if self.last_ready is None and code in _CANNOT_START:
+                self._listener.cannot_start(child, code)
+                return code
+            failures = 0 if time.monotonic() - began > _STABLE else failures + 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.unwanted.wait(), reconnect_delay(failures) if failures else 0.0)
+            if not child.wanted:
+                return 0
+
+    async def _recover(self, child: WorkerProcess, code: int) -> None:
+        """Put back what a process held that has died. One that has ended in order has done so itself."""
+        if child.ready is not None and code != 0:
+            recovering = self._recovery.begin(child.ready, code, child.put_back)
+            await asyncio.wait([recovering], timeout=_COUNTED)
+
+    def _on_report(self, child: WorkerProcess, report: Report) -> None:
+        if isinstance(report, Ready):
+            child.ready = self.last_ready = report
+            child.became_ready.set()
+        elif child.wanted and self.current[child.number] is child:
+            self._listener.reported(child, report)
+
+
+async def _first(ready: asyncio.Event, abandon: asyncio.Event, keeper: asyncio.Task[int]) -> None:
+    """Wait for the first of these, at most as long as a replacement has."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in (ready, abandon)]
+    try:
+        await asyncio.wait([*waiting, keeper], timeout=_READY_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            one.cancel()
+
+
+def _describe(code: int) -> str:
+    return "could not be started" if code == NOT_STARTED else f"ended with {code}"

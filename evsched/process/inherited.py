@@ -1,0 +1,37 @@
+"""What a process inherits from the one that started it, in environment variables: descriptors of sockets, counts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+import msgspec
+
+LINK: Final = "_EVSCHED_LINK_FD"
+"""The end of the link to the parent: the process reports on it, and stops when the other end is closed."""
+
+METRICS: Final = "_EVSCHED_METRICS_FD"
+"""The socket of the metrics port, which already listens."""
+
+METRICS_TAKEN: Final = "_EVSCHED_METRICS_TAKEN_FD"
+"""A socket whose other end is closed when another process no longer answers on the metrics port; absent = none does."""
+
+PUT_BACK: Final = "_EVSCHED_PUT_BACK"
+"""How many jobs of the processes that ran here before the parent put back, by queue, as JSON; absent = none."""
+
+
+def inherited(name: str) -> socket.socket | None:
+    """Return a socket that the parent passed to this process; None = it passed none. It is not passed on further."""
+    number = os.environ.pop(name, None)
+    if number is None:
+        return None
+    passed = socket.socket(fileno=int(number))
+    passed.set_inheritable(False)
+    return passed
+
+
+def put_back() -> dict[str, int]:
+    """Return how many jobs the parent put back, by queue. Processes that this one starts do not see it."""
+    text = os.environ.pop(PUT_BACK, None)
+    return {} if text is None else msgspec.json.decode(text, type=dict[str, int])

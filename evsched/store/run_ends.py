@@ -1,0 +1,204 @@
+"""How runs end: the verb for each outcome, and what goes with it: hooks, and the last progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
+
+from msgspec import Struct
+
+from evsched.jobs.current_job import Progress
+from evsched.jobs.hooks import Hook, Hooks
+from evsched.jobs.job import (
+    Aborted,
+    Buried,
+    Deferred,
+    Done,
+    FetchedJob,
+    Outcome,
+    Requeued,
+    Retried,
+    Snoozed,
+    encode,
+)
+from evsched.store.queue import Queue
+from evsched.transport.call import Call, Word, text, texts
+
+
+class PutBack(Struct, frozen=True):
+    """What one `requeue` did."""
+
+    rest: Literal["moved", "more", "all"]
+    """Whether the worker holds more. "moved": its lease has changed, and nothing was done."""
+    ids: list[str]
+    """The jobs that were put back."""
+    cancelled: list[str]
+    """The jobs that were told to stop, and ended as cancelled."""
+
+
+class EndedRun(Protocol):
+    """What `end_runs` needs to know of a run."""
+
+    @property
+    def job(self) -> FetchedJob: ...
+
+    @property
+    def outcome(self) -> Outcome | None: ...
+
+    @property
+    def hooks(self) -> Hooks | None:
+        """The hooks of its task, if it has any."""
+        ...
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the handler reported last, if it is not written yet."""
+        ...
+
+
+R = TypeVar("R", bound=EndedRun)
+
+
+class RunEnds(Queue):
+    """The calls that end the runs of a worker."""
+
+    def end_runs(self, worker: str, ended: Iterable[R]) -> list[tuple[Call[list[str]], list[R]]]:
+        """Return the calls that write the outcomes of runs, each with the runs that it ends.
+
+        There is one call for each kind of outcome, and for each hook that such outcomes call. The reply to each is the
+        ids of the runs that were lost.
+        """
+        kinds: dict[tuple[type[Outcome], Hook | None], list[R]] = {}
+        reported = list[tuple[FetchedJob, Progress]]()
+        for run in ended:
+            if run.outcome is not None:
+                hook = None if run.hooks is None else run.hooks.after(run.outcome)
+                kinds.setdefault((type(run.outcome), hook), []).append(run)
+            if run.progress is not None:
+                reported.append((run.job, run.progress))
+        calls = list[tuple[Call[list[str]], list[R]]]()
+        for (kind, hook), runs in kinds.items():
+            rows = [(run.job, run.outcome) for run in runs]
+            verb = _ENDS[kind]
+            calls.append((verb(self, worker, rows) if hook is None else verb(self, worker, rows, hook), runs))
+        # First: the script accepts the progress of a run only while the worker holds it.
+        return [(_losing_none(self.progress(worker, reported)), []), *calls] if reported else calls
+
+    def progress(self, worker: str, runs: Iterable[tuple[FetchedJob, Progress]]) -> Call[int]:
+        """Write how far runs are; the reply is how many of them were still this worker's."""
+        words: list[Word] = [worker]
+        for job, progress in runs:
+            words += (job.id, job.attempt, encode(progress))
+        return self._verb("progress", int, *words)
+
+    def complete(
+        self,
+        worker: str,
+        runs: Iterable[tuple[FetchedJob, Done]],
+        hook: Hook | None = None,
+        *,
+        now: float | None = None,
+    ) -> Call[list[str]]:
+        """End runs that are done, all with the same hook; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker, *_words(hook)]
+        for job, done in runs:
+            words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
+        return self._verb("complete", texts, *words)
+
+    def retry(
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Retried]], *, now: float | None = None
+    ) -> Call[list[str]]:
+        """Put failed jobs back on the schedule; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, retried in runs:
+            words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
+            words += ("1" if retried.killed else "", retried.traceback)
+        return self._verb("retry", texts, *words)
+
+    def bury(
+        self,
+        worker: str,
+        runs: Iterable[tuple[FetchedJob, Buried]],
+        hook: Hook | None = None,
+        *,
+        now: float | None = None,
+    ) -> Call[list[str]]:
+        """Give jobs up, all with the same hook; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker, *_words(hook)]
+        for job, buried in runs:
+            words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
+            words += ("killed" if buried.killed else "" if buried.began else "never", buried.traceback)
+        return self._verb("bury", texts, *words)
+
+    def defer(
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Deferred]], *, now: float | None = None
+    ) -> Call[list[str]]:
+        """Put jobs back on the schedule that may not start now; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, deferred in runs:
+            words += (job.id, job.attempt, repr(deferred.due), deferred.reason, deferred.window, deferred.text)
+            words.append("" if deferred.unknown_since is None else repr(deferred.unknown_since))
+        return self._verb("defer", texts, *words)
+
+    def snooze(
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Snoozed]], *, now: float | None = None
+    ) -> Call[list[str]]:
+        """Put jobs back on the schedule whose handlers asked for it; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, snoozed in runs:
+            due = "" if snoozed.until is None else f"{snoozed.until:.6f}"
+            words += (job.id, job.attempt, due, f"{snoozed.delay:.6f}", snoozed.reason)
+        return self._verb("snooze", texts, *words)
+
+    def abort(
+        self, worker: str, runs: Iterable[tuple[FetchedJob, Aborted]], *, now: float | None = None
+    ) -> Call[list[str]]:
+        """End runs whose jobs were cancelled; the reply is the ids of those that were lost."""
+        words: list[Word] = [self._stamp(now), worker]
+        for job, aborted in runs:
+            words += (job.id, job.attempt, f"{aborted.retention:g}", "1" if aborted.reply else "")
+            words.append("1" if aborted.began else "")
+        return self._verb("abort", texts, *words)
+
+    def requeue_runs(self, worker: str, runs: Sequence[tuple[FetchedJob, Requeued]]) -> Call[list[str]]:
+        """Put jobs back to the front of ready that could not begin here."""
+        reason, ids = runs[0][1].reason, [job.id for job, _ in runs]
+        return _losing_none(self.requeue(worker, reason, ids=ids))
+
+    def requeue(
+        self,
+        worker: str,
+        reason: str,
+        *,
+        ids: Sequence[str] = (),
+        lease: bytes = b"",
+        limit: int = 250,
+        now: float | None = None,
+    ) -> Call[PutBack]:
+        """Put what a worker holds back to the front of ready. `lease`: only if that still is its lease."""
+
+        def put(reply: list[Any]) -> PutBack:
+            return PutBack(cast(Literal["moved", "more", "all"], text(reply[0])), texts(reply[1]), texts(reply[2]))
+
+        return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
+
+
+_ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]]]]] = {
+    Done: RunEnds.complete,
+    Retried: RunEnds.retry,
+    Buried: RunEnds.bury,
+    Aborted: RunEnds.abort,
+    Deferred: RunEnds.defer,
+    Snoozed: RunEnds.snooze,
+    Requeued: RunEnds.requeue_runs,
+}
+"""The verb that ends a run with each outcome."""
+
+
+def _words(hook: Hook | None) -> tuple[str, str]:
+    return ("", "") if hook is None else (hook.task, hook.of)
+
+
+def _losing_none(call: Call[Any]) -> Call[list[str]]:
+    """Return a call that reports no run as lost, whatever its reply is."""
+    return Call(call.words, lambda _: [], call.script)

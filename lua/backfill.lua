@@ -1,0 +1,50 @@
+#!lua
+-- backfill: planned times that have passed -> schedule, due now, each once, however often it is asked for. Unless the
+-- recurrence allows overlap, one after another.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        name      of the recurrence
+-- ROWS   planned   Unix seconds, in order
+-- REPLY  how many are requested now; how many were requested before, or have a job; how many have not come yet, or are
+--        the dispatchers' to make, because the recurrence was not moved on past them; how many were left out, because
+--        so many wait already; how many wait
+-- FAILS  MISSING   no recurrence has that name, or it is retired
+-- TWICE  the second call finds all of them requested
+-- USES   clock, recurrence, expect, fail, requests_of, requested_of, rows, request, REQUESTS_MOST, REQUESTS_AT_ONCE,
+--        begin_requests_if_free
+--
+-- Which planned times ran in their time is not known for longer than their records are kept.
+
+local now, name = unpack(ARGV, 1, 2)
+now = clock(now)
+local requests = requests_of(name)
+
+expect('ZCARD', schedule, recurrences, requests, requested_of(name))
+expect('HLEN', recurrence(name))
+local next = tonumber(redis.call('ZSCORE', recurrences, name) or '')
+if not next then
+  return fail('MISSING', name .. ' is no recurrence of this queue')
+elseif redis.call('HEXISTS', recurrence(name), 'retired') == 1 then
+  return fail('MISSING', name .. ' is stopped: the code no longer declares it')
+end
+
+local waiting = redis.call('ZCARD', requests)
+-- What waits already brings the next when it ends.
+local at_once = waiting == 0 and REQUESTS_AT_ONCE or 1
+local made, known, later, left_out = 0, 0, 0, 0
+for planned in rows(3, 1) do
+  local moment = tonumber(planned)
+  if moment > now or (next > 0 and moment >= next) then
+    later = later + 1
+  elseif waiting + made >= REQUESTS_MOST then
+    left_out = left_out + 1
+  elseif request(name, planned, moment) then
+    made = made + 1
+  else
+    known = known + 1
+  end
+end
+redis.call('ZREMRANGEBYRANK', requested_of(name), 0, -1 - REQUESTS_MOST)
+begin_requests_if_free(name, at_once, now)
+return { made, known, later, left_out, redis.call('ZCARD', requests) }

@@ -1,0 +1,39 @@
+#!lua flags=allow-oom
+-- register: moves nothing. Gives what an app declares in its code a revision. From then on, older revisions change
+-- nothing.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        owner     the app
+--        content   digest of all that it declares in this queue
+--        given     its revision, '' = the one that this content has, or else a new one
+--        known     the revision that the caller had before Redis lost its data, '' = it had none
+-- REPLY  the revision; the newest revision of the app; the names of the recurrences that it declares so far
+-- FAILS  none
+-- TWICE  the second call finds the same
+-- USES   clock, expect, declared_by, revisions_of, newest_of
+--
+-- A new content gets a revision that is higher than all that are known: the time minus 1e11. Being the time, it is also
+-- higher than those that Redis had before it lost its data. Being negative, it is lower than any that an app gives,
+-- which are 1 or more; only after a given one, it is that plus 1.
+
+local now, owner, content, given, known = unpack(ARGV, 1, 5)
+now = clock(now)
+local declared, revisions = declared_by(owner), revisions_of(owner)
+
+-- How many contents are remembered, the newest ones: about 100 bytes each. One that is older counts as new.
+local CONTENTS_MOST = 100
+
+expect('ZCARD', schedule, recurrences, revisions)
+expect('SCARD', declared)
+local revision = tonumber(given)
+if not revision then
+  local seen = tonumber(redis.call('ZSCORE', revisions, content) or '') or -math.huge
+  revision = math.max(seen, tonumber(known) or -math.huge)
+  if revision == -math.huge then
+    revision = math.max(math.floor(now) - 1e11, newest_of(owner) + 1)
+  end
+end
+redis.call('ZADD', revisions, 'GT', string.format('%.0f', revision), content)
+redis.call('ZREMRANGEBYRANK', revisions, 0, -1 - CONTENTS_MOST)
+return { string.format('%.0f', revision), string.format('%.0f', newest_of(owner)), redis.call('SMEMBERS', declared) }

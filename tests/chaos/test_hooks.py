@@ -1,0 +1,117 @@
+"""kill -9 at the ends of runs: each job that ends has called its hook, and called it once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+
+from evsched.client.new_job import JobOptions, new_job
+from evsched.client.sync_client import SyncClient
+from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.finding import Finding
+from evsched.transport.senders import BatchingSender
+from tests.chaos.conftest import Fleet
+
+SHORT = {"EVSCHED_LEASE": "1.5", "EVSCHED_HEARTBEAT": "0.3"}
+KILLS = 50
+WORKERS = 4
+JOBS = 6000
+
+
+@pytest.fixture(autouse=True)
+def the_server_is_empty(raw: Any) -> None:
+    raw.flushdb()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(4))
+def test_fifty_kills_at_the_ends_of_runs(fleet: Fleet, client: SyncClient, raw: Any, seed: int) -> None:
+    """Four seeds: two hundred kills."""
+    rng = random.Random(seed)
+    children = [fleet.start("dispatcher", **SHORT) for _ in range(2)]
+    workers = [start_worker(fleet) for _ in range(WORKERS)]
+    jobs = [
+        new_job("end", (rng.uniform(0, 0.2), rng.random() < 0.5), {}, JobOptions(id=f"e{n}", retention=600))
+        for n in range(JOBS)
+    ]
+    client.enqueue("chaos", jobs)
+    killed = 0
+    while killed < KILLS:
+        victim = rng.randrange(WORKERS)
+        # In the instant after the handler has ended; the worker writes the end within a millisecond.
+        wait_for_an_end(fleet, workers[victim].pid)
+        time.sleep(rng.choice([0, 0, 0.0005, 0.001, 0.002]))
+        workers[victim].kill()
+        workers[victim].wait()
+        workers[victim] = start_worker(fleet)
+        killed += 1
+        if killed % 10 == 0:  # a dispatcher too
+            children[0].kill()
+            children[0].wait()
+            children[0] = fleet.start("dispatcher", **SHORT)
+    wait_until_idle(raw)
+
+    told = defaultdict[str, set[str]](set)
+    outcomes = Counter[str]()
+    ends = Counter[str]()
+    for what, job, *_ in fleet.lines():
+        if what == "end":
+            ends[job] += 1
+        else:
+            outcome, _, ended = what.partition(":")
+            told[ended].add(job)
+            assert job.startswith(f"{ended}.{outcome}.")
+    for job in jobs:
+        outcome = raw.hget(f"evsched:{{chaos}}:job:{job.id}", "outcome")
+        outcomes[outcome.decode()] += 1
+        (hooked,) = told.pop(job.id)
+        assert hooked.startswith(f"{job.id}.{outcome.decode()}.")
+    assert not told
+    assert findings(fleet.url) == []
+    again = sum(count - 1 for count in ends.values())
+    print(f"{killed} kills; {dict(outcomes)}; {again} runs had ended and were run again, as their end was not written")
+    assert again  # some kills came between the end of a handler and its write
+
+
+def start_worker(fleet: Fleet) -> Any:
+    return fleet.start("worker", "tests.chaos.app:app", "--concurrency", "10", **SHORT)
+
+
+def wait_for_an_end(fleet: Fleet, pid: int) -> None:
+    """Wait until a handler of this worker has just ended."""
+    until, read = time.monotonic() + 30, fleet.oracle.stat().st_size
+    needle = f" {pid} ".encode()
+    with fleet.oracle.open("rb") as file:
+        file.seek(read)
+        while time.monotonic() < until:
+            if any(line.startswith(b"end ") and needle in line for line in file.readlines()):
+                return
+    raise AssertionError("no handler of this worker ends: there are too few jobs")
+
+
+def wait_until_idle(raw: Any) -> None:
+    """Wait until every job has ended, those of the hooks too."""
+    until = time.monotonic() + 120
+    while any(
+        key.rpartition(b":")[2] in (b"schedule", b"backlog", b"ready") or b":processing:" in key
+        for key in raw.keys("evsched:{chaos}:*")
+        if b":job:" not in key
+    ):
+        assert time.monotonic() < until, "jobs were lost, or hang"
+        time.sleep(0.2)
+
+
+def findings(url: str) -> list[Finding]:
+    async def audit() -> list[Finding]:
+        sender = BatchingSender(url)
+        try:
+            return await Audit(sender, ["chaos"]).run()
+        finally:
+            await sender.close()
+
+    return asyncio.run(audit())

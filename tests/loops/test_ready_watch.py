@@ -1,0 +1,123 @@
+"""A parent without worker processes is woken by a job that no worker fetches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evsched import events
+from evsched.config import Config
+from evsched.process.ready_watch import ReadyWatch
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.call import Call, text
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+from tests.support.patience import PATIENCE
+from tests.support.recorder import Recorder
+
+pytestmark = pytest.mark.anyio
+
+
+async def put(sender: BatchingSender, store: Store, job: str) -> None:
+    await sender.send(store.enqueue([New(job, b'{"task":"t"}')]))
+    await sender.send(store.dispatch(limit=10, cap=1000))
+
+
+def watch(config: Config, recorder: Recorder, *queues: str) -> asyncio.Task[str]:
+    return asyncio.ensure_future(ReadyWatch(config, config.url, recorder).wait(queues))
+
+
+async def blocked(sender: BatchingSender, count: int) -> None:
+    """Wait until so many clients block in Redis, which sends no event about it."""
+    info = Call(("INFO", "clients"), text)
+    async with asyncio.timeout(PATIENCE):
+        while f"blocked_clients:{count}\r" not in await sender.send(info):
+            pass
+
+
+async def never(task: asyncio.Task[str], seconds: float = 0.3) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.shield(task)
+
+
+async def test_a_job_of_any_of_its_queues_wakes_a_parent_and_stays_where_it_is(
+    config: Config, sender: BatchingSender, queue: str, recorder: Recorder, raw: Any
+) -> None:
+    second = Store(f"{queue}-2")
+    watching = watch(config, recorder, queue, second.queue)
+    await blocked(sender, 2)
+    await put(sender, second, "a")
+    assert await asyncio.wait_for(watching, 10) == second.queue
+    assert await sender.send(second.line(10)) == ["a"]
+
+
+async def test_a_job_that_a_worker_fetches_wakes_no_parent(
+    config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
+) -> None:
+    watching, worker = watch(config, recorder, store.queue), BatchingSender(config.url)
+    await blocked(sender, 1)
+    fetching = asyncio.ensure_future(worker.send(store.fetch("w", 10)))
+    await blocked(sender, 2)
+    await put(sender, store, "a")
+    assert await fetching == "a"
+    await never(watching)
+    await put(sender, store, "b")
+    await asyncio.wait_for(watching, 10)
+    await worker.close()
+    await sender.send(store.requeue("w", "test"))
+
+
+async def test_one_job_starts_a_process_of_one_parent(
+    config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
+) -> None:
+    watching = {watch(config, recorder, store.queue) for _ in range(5)}
+    await blocked(sender, 5)
+    await put(sender, store, "a")
+    done, others = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+    assert len(done) == 1
+    await sender.send(store.start("w", (), hold=1, lease=60))  # the process that it starts fetches the job
+    done, others = await asyncio.wait(others, timeout=0.3)
+    assert len(done) == 0
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await sender.send(store.requeue("w", "test"))
+
+
+async def test_a_claim_that_does_not_end_keeps_a_parent_only_for_a_while(
+    config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evsched.process.ready_watch._CLAIM", 0.01)
+    raw.set(f"evsched:{{{store.queue}}}:starting", "1")  # Redis's clock was set back, so it does not expire
+    await put(sender, store, "a")
+    assert await asyncio.wait_for(watch(config, recorder, store.queue), 10) == store.queue
+
+
+async def test_a_parent_whose_connections_are_cut_is_woken_all_the_same(
+    own: EmbeddedRedis, client: Any, config: Config, queue: str, recorder: Recorder
+) -> None:
+    sender, store = BatchingSender(own.url), Store(queue)
+    watching = watch(replace(config, url=own.url), recorder, queue)
+    await blocked(sender, 1)
+    client.client_kill_filter(_type="normal", skipme=True)
+    await recorder.wait(events.RedisFailed)
+    await sender.close()  # it was cut too
+    await put(sender, store, "a")
+    await asyncio.wait_for(watching, 10)
+    await sender.close()
+
+
+async def test_a_parent_is_woken_although_the_memory_of_redis_is_full(
+    own: EmbeddedRedis, client: Any, config: Config, queue: str, recorder: Recorder
+) -> None:
+    sender = BatchingSender(own.url)
+    await put(sender, Store(queue), "a")
+    client.config_set("maxmemory", 1)
+    await asyncio.wait_for(watch(replace(config, url=own.url), recorder, queue), 10)
+    client.config_set("maxmemory", 0)
+    await sender.close()

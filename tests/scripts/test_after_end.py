@@ -1,0 +1,157 @@
+"""Recurrences that count their interval from the end of each run, script by script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched.jobs.job import Buried, Done, FetchedJob, Retried
+from evsched.recurrence.recurrence import Declared, Occurrence, read_declared, read_recurrence
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
+
+NAME = "r"
+EVERY = 30.0
+INF = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def declared(send: Send, store: Store) -> None:
+    send(store.declare(Declared(name=NAME, rule="every 30", payload=b'{"task":"t"}', after="end")))
+
+
+def step(send: Send, store: Store, now: float) -> list[str]:
+    """Do as a dispatcher does at that time; return the ids that it put on the schedule."""
+    put = list[str]()
+    agenda = send(store.agenda(15, 9, now=now))
+    for name, seen, fields in agenda.rows:
+        plan = read_recurrence(read_declared(name, fields)).plan(float(seen), now, 15)
+        put += send(store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, now=now)) or []
+    return put
+
+
+def fetch(send: Send, store: Store, now: float) -> FetchedJob:
+    send(store.dispatch(limit=9, cap=1000, now=now))
+    (job,) = send(store.start("w", (), hold=9, lease=99, now=now)).jobs
+    return job
+
+
+def complete(send: Send, store: Store, job: FetchedJob, now: float) -> None:
+    assert send(store.complete("w", [(job, Done(b"null", 0, False))], now=now)) == []
+
+
+def first_run(send: Send, store: Store) -> FetchedJob:
+    """Run the first occurrence, an interval after the declaration."""
+    assert step(send, store, NOW) == []
+    assert send(store.next_planned(NAME)) == NOW + EVERY
+    assert step(send, store, NOW + EVERY - 15) == [f"{NAME}@{NOW + EVERY:.0f}"]
+    return fetch(send, store, NOW + EVERY)
+
+
+@pytest.mark.parametrize("seconds", [1.5, 300])
+def test_the_next_run_is_an_interval_after_the_end_of_the_one_before(
+    send: Send, store: Store, state: State, seconds: float
+) -> None:
+    job = first_run(send, store)
+    end = NOW + EVERY + seconds
+    complete(send, store, job, end)
+    assert state()["recurrences"] == {NAME: end + EVERY}
+    assert step(send, store, end + EVERY - 15.1) == []
+    (job_id,) = step(send, store, end + EVERY - 14.9)
+    assert state()["schedule"] == {job_id: end + EVERY}
+    assert job_id == f"{NAME}@{end + EVERY:.3f}".rstrip("0").rstrip(".")
+
+
+def test_while_it_runs_no_other_is_made_however_long_it_takes(send: Send, store: Store, state: State) -> None:
+    job = first_run(send, store)
+    looks = 0
+    for second in range(0, 600, 5):
+        before = send(store.next_planned(NAME))
+        assert step(send, store, NOW + EVERY + second) == []
+        looks += send(store.next_planned(NAME)) != before
+    assert looks <= 600 / 60 + 1  # it does not poll
+    assert "missed" not in state()[f"recurrence:{NAME}"]
+    complete(send, store, job, NOW + 700)
+    assert state()["recurrences"] == {NAME: NOW + 700 + EVERY}
+
+
+@pytest.mark.parametrize("how", ["bury", "cancel"])
+def test_every_end_counts(send: Send, store: Store, state: State, how: str) -> None:
+    if how == "bury":
+        send(store.bury("w", [(first_run(send, store), Buried("no", False))], now=NOW + 50))
+    else:
+        step(send, store, NOW)
+        step(send, store, NOW + EVERY)
+        send(store.cancel(f"{NAME}@{NOW + EVERY:.0f}", now=NOW + 50))
+    assert state()["recurrences"] == {NAME: NOW + 50 + EVERY}
+
+
+def test_a_retry_is_no_end(send: Send, store: Store, state: State) -> None:
+    job = first_run(send, store)
+    before = state()["recurrences"]
+    send(store.retry("w", [(job, Retried(5, "no"))], now=NOW + 40))
+    assert state()["recurrences"] == before
+    complete(send, store, fetch(send, store, NOW + 45), NOW + 50)
+    assert state()["recurrences"] == {NAME: NOW + 50 + EVERY}
+
+
+def test_it_goes_on_when_a_client_deletes_the_job(send: Send, store: Store, raw: Any) -> None:
+    """As docs/protocol.md says how to cancel, or because an older worker ended the run."""
+    step(send, store, NOW)
+    (job_id,) = step(send, store, NOW + EVERY)
+    raw.zrem(f"evsched:{{{store.queue}}}:schedule", job_id)
+    raw.delete(f"evsched:{{{store.queue}}}:job:{job_id}")
+    assert step(send, store, NOW + EVERY + 44) == []
+    assert step(send, store, NOW + EVERY + 46) == [f"{NAME}@{NOW + EVERY + 60:.0f}"]
+
+
+def test_a_run_by_hand_moves_the_next_one_unless_that_is_on_the_schedule(
+    send: Send, store: Store, state: State
+) -> None:
+    step(send, store, NOW)
+    send(store.trigger(NAME, f"{NOW + 1:.6f}", now=NOW + 1))
+    complete(send, store, fetch(send, store, NOW + 1), NOW + 2)
+    assert state()["recurrences"] == {NAME: NOW + 2 + EVERY}
+    (job_id,) = step(send, store, NOW + 2 + EVERY - 15)
+    send(store.trigger(NAME, f"{NOW + 18:.6f}", now=NOW + 18))
+    complete(send, store, fetch(send, store, NOW + 18), NOW + 19)
+    assert state()["schedule"] == {job_id: NOW + 2 + EVERY}
+    assert send(store.next_planned(NAME)) == NOW + 2 + EVERY + 60
+
+
+@pytest.mark.parametrize("how", ["paused", "retired", "removed", "its count is reached"])
+def test_the_end_of_a_run_starts_nothing_that_stands_still(send: Send, store: Store, state: State, how: str) -> None:
+    if how == "its count is reached":
+        send(store.declare(Declared(name=NAME, rule="every 30", payload=b'{"task":"t"}', after="end", count=1)))
+    elif how == "retired":
+        revision = send(store.register("app", "content", now=NOW)).revision
+        one = Declared(name=NAME, rule="every 30", payload=b'{"task":"t"}', after="end")
+        send(store.declare(one, "app", revision))
+    job = first_run(send, store)
+    if how == "paused":
+        send(store.hold(NAME, True, now=NOW + 40))
+    elif how == "retired":
+        found = send(store.register("app", "other", now=NOW + 40))
+        send(store.retire(NAME, "app", found.revision, now=NOW + 40))
+    elif how == "removed":
+        send(store.remove(NAME))
+    complete(send, store, job, NOW + 50)
+    assert state().get("recurrences", {}) == ({} if how == "removed" else {NAME: INF})
+
+
+@pytest.mark.parametrize("rule", ["@daily", "every", "every 1e3", "every 0x10", "", "every 30 30"])
+def test_a_rule_that_has_no_interval_stops_no_end(send: Send, store: Store, state: State, raw: Any, rule: str) -> None:
+    job = first_run(send, store)
+    raw.hset(f"evsched:{{{store.queue}}}:recurrence:{NAME}", "rule", rule)
+    before = state()["recurrences"]
+    complete(send, store, job, NOW + 50)
+    assert state()["recurrences"] == before
+
+
+def test_an_older_dispatcher_runs_it_by_the_interval_alone(send: Send, store: Store) -> None:
+    """Its plan knows nothing of ends: it makes an occurrence each 30 s, which `recur` refuses while one runs."""
+    first_run(send, store)
+    seen = f"{send(store.next_planned(NAME)):.0f}".encode()
+    at = NOW + 90
+    assert send(store.recur(NAME, seen, [Occurrence(f"{NAME}@{at:.0f}", at, at, 5)], next_=at + 30, now=at)) == []

@@ -1,0 +1,112 @@
+"""The limits that apps declare: set when a declaration changes, and otherwise left as an operator has set them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched.errors import StoreRefused
+from evsched.jobs.job import Done
+from evsched.store.clients import New
+from evsched.store.limits import DeclaredLimit, Limits
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
+from tests.support.patience import PATIENCE
+
+
+def declare(send: Send, store: Store, limits: dict[str, float], revision: float = 1, app: str = "app") -> Any:
+    """Declare as a worker does that starts; return what was set."""
+    send(store.register(app, str(limits), given=int(revision), now=NOW))
+    return send(store.declare_limits(app, revision, limits, now=NOW))
+
+
+def test_limits_are_set_when_their_declaration_is_new_has_changed_or_is_gone(send: Send, store: Store) -> None:
+    assert declare(send, store, {"concurrency": 5, "rate:alice": 0.5}) == {"concurrency": "5", "rate:alice": "0.5"}
+    assert declare(send, store, {"concurrency": 5, "rate:alice": 0.5}) == {}
+    assert declare(send, store, {"concurrency": 6}) == {"concurrency": "6", "rate:alice": ""}
+    assert send(store.limits()) == Limits(queue={"concurrency": 6})
+    assert send(store.declared_limits()) == {"concurrency": DeclaredLimit(6, "app")}
+    assert declare(send, store, {}) == {"concurrency": ""}
+    assert (send(store.limits()), send(store.declared_limits())) == (Limits(), {})
+
+
+def test_a_change_by_hand_is_kept_until_the_declaration_changes(send: Send, store: Store) -> None:
+    declare(send, store, {"concurrency": 5, "rate": 7})
+    send(store.limit({"concurrency": 9, "rate": None}, now=NOW))
+    assert declare(send, store, {"concurrency": 5, "rate": 7}, revision=2) == {}
+    found = send(store.limits())
+    assert found == Limits(queue={"concurrency": 9})
+    assert declare(send, store, {"concurrency": 6, "rate": 7}, revision=3) == {"concurrency": "6"}
+    assert declare(send, store, {}, revision=4) == {"concurrency": "", "rate": ""}
+
+
+def test_what_nobody_declares_is_left_alone_until_somebody_does(send: Send, store: Store) -> None:
+    send(store.limit({"concurrency": 9, "weight:alice": 2}, now=NOW))
+    assert declare(send, store, {"rate": 5}) == {"rate": "5"}
+    assert send(store.limits()).queue == {"concurrency": 9, "rate": 5}
+    assert declare(send, store, {"rate": 5, "concurrency": 3}) == {"concurrency": "3"}
+    assert declare(send, store, {}) == {"rate": "", "concurrency": ""}
+    assert send(store.limits()).groups == {"alice": {"weight": 2}}
+
+
+def test_a_revision_that_is_older_changes_nothing(send: Send, store: Store, state: State) -> None:
+    declare(send, store, {"concurrency": 5}, revision=2)
+    before = state()
+    send(store.register("app", "old", given=1, now=NOW))
+    assert send(store.declare_limits("app", 1, {"concurrency": 4, "rate": 3}, now=NOW)) is None
+    assert send(store.declare_limits("app", 1, {}, now=NOW)) is None
+    after = state()
+    assert after.pop("revisions:app") != before.pop("revisions:app")
+    assert after == before
+
+
+def test_apps_leave_each_others_limits_alone_unless_they_declare_the_same(send: Send, store: Store) -> None:
+    declare(send, store, {"concurrency": 5, "rate": 5}, app="one")
+    assert declare(send, store, {"burst": 2, "rate": 6}, app="other") == {"burst": "2", "rate": "6"}
+    assert declare(send, store, {}, app="one") == {"concurrency": ""}
+    assert send(store.limits()).queue == {"burst": 2, "rate": 6}
+
+
+def test_the_jobs_that_the_limits_now_allow_pass_at_once_and_dispatchers_are_told(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    declare(send, store, {"concurrency": 2, "concurrency:task:slow": 1})
+    send(store.enqueue([New(f"j{n}", b'{"task":"slow"}', due=NOW) for n in range(9)]))
+    send(store.dispatch(limit=99, cap=99, now=NOW))
+    assert (state()["ready"], state()["limits"]["tasks"]) == (["j0"], "slow")
+    with raw.pubsub() as gate:
+        gate.subscribe(f"evsched:{{{store.queue}}}:gate")
+        gate.get_message(timeout=PATIENCE)
+        declare(send, store, {"concurrency": 3})
+        assert gate.get_message(timeout=PATIENCE) is not None
+    assert state()["ready"] == ["j0", "j1", "j2"]
+    assert "tasks" not in state()["limits"]
+    (job, *_) = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
+    send(store.complete("w", [(job, Done(b"1", 0, False))], now=NOW))
+    assert state()["ready"] == ["j3"]
+
+
+@pytest.mark.parametrize("text", ["", "5", "many app", " app", "5  app"])
+def test_what_a_hand_wrote_among_the_declarations_is_replaced_or_ignored(
+    send: Send, store: Store, state: State, raw: Any, text: str
+) -> None:
+    raw.hset(f"evsched:{{{store.queue}}}:declared_limits", "rate", text)
+    send(store.declared_limits())
+    assert declare(send, store, {"rate": 5}) == {"rate": "5"}
+    assert state()["declared_limits"] == {"rate": "5 app"}
+
+
+@pytest.mark.parametrize("key", ["declared_limits", "limits", "backlog", "ready"])
+def test_a_key_of_a_wrong_type_refuses_it_before_it_writes(
+    send: Send, store: Store, state: State, raw: Any, key: str
+) -> None:
+    send(store.register("app", "a", given=1, now=NOW))
+    raw.set(f"evsched:{{{store.queue}}}:{key}", "x")
+    before = state()
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        send(store.declare_limits("app", 1, {"rate": 5}, now=NOW))
+    assert state() == before
+    if key == "declared_limits":  # explain shows the rest
+        send(store.enqueue([New("a", b"{}", due=NOW)]))
+        assert send(store.explain("a")).limits.declared == {}

@@ -1,0 +1,89 @@
+"""defer: a run that cannot begin uses up nothing, and its job comes back. `test_reopen.py` has more about windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from evsched.jobs.job import Deferred, FetchedJob, Retried
+from evsched.store.clients import New
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State, status_of
+
+UNKNOWN = Deferred(NOW + 5.123456789, "unknown task 't'", cause="task", unknown_since=NOW - 60.5)
+
+
+def fetch(send: Send, store: Store, now: float = NOW, **more: Any) -> list[FetchedJob]:
+    send(store.dispatch(limit=99, cap=1000, now=now))
+    return send(store.start("w", (), hold=99, lease=15, now=now)).jobs
+
+
+@pytest.fixture
+def run(send: Send, store: Store) -> FetchedJob:
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
+    return fetch(send, store)[0]
+
+
+def test_a_job_of_an_unknown_task_comes_back_with_since_when_it_is_unknown(
+    send: Send, store: Store, run: FetchedJob, state: State
+) -> None:
+    assert send(store.defer("w", [(run, UNKNOWN)], now=NOW)) == []
+    status = status_of(send, store, "a")
+    assert (status.place, status.due, status.attempt) == ("schedule", UNKNOWN.due, 0)
+    assert (status.reason, status.unknown_since) == (UNKNOWN.reason, UNKNOWN.unknown_since)
+    (again,) = fetch(send, store, NOW + 6)
+    assert (again.due, again.planned) == (UNKNOWN.due, NOW)
+    assert status_of(send, store, "a").unknown_since == UNKNOWN.unknown_since
+    assert send(store.unknown("a")) == b"1899999939.5 1900000005.1234567"
+    assert send(store.defer("w", [(again, UNKNOWN)], now=NOW + 6)) == []
+    before = state()
+    assert send(store.defer("w", [(again, UNKNOWN)], now=NOW + 6)) == ["a"]  # a second call finds the run lost
+    assert state() == before
+
+
+@pytest.mark.parametrize("how", ["retried", "rescheduled", "by ZADD", "deferred for its window"])
+def test_a_job_that_has_another_due_time_is_not_unknown_any_more(
+    send: Send, store: Store, run: FetchedJob, raw: Any, how: str
+) -> None:
+    send(store.defer("w", [(run, UNKNOWN)], now=NOW))
+    if how == "rescheduled":
+        send(store.reschedule("a", NOW + 9, now=NOW))
+    elif how == "by ZADD":
+        raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 9}, xx=True)
+    else:
+        (again,) = fetch(send, store, NOW + 6)
+        if how == "retried":
+            send(store.retry("w", [(again, Retried(0.0, "no luck"))], now=NOW + 6))
+        else:
+            send(store.defer("w", [(again, Deferred(NOW + 60, "closed"))], now=NOW + 6))
+    assert status_of(send, store, "a").unknown_since is None
+
+
+LIMITS = [{"rate": 1.0}, {"rate:g": 1.0}, {"rate": 1.0, "rate:g": 1.0, "concurrency:g": 1.0}]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_a_job_that_does_not_begin_takes_nothing_off_the_rates(
+    send: Send, store: Store, limits: dict[str, float]
+) -> None:
+    send(store.limit({**limits, "burst": 1.0, "burst:g": 1.0}, now=NOW))
+    send(store.enqueue([New(name, b'{"task":"t"}', due=NOW - 1, group="g") for name in "abc"], now=NOW))
+    for name in "ab":
+        (run,) = fetch(send, store)
+        assert run.id == name
+        assert send(store.defer("w", [(run, replace(UNKNOWN, due=NOW + 60))], now=NOW)) == []
+    (last,) = fetch(send, store)
+    assert last.id == "c"
+    send(store.enqueue([New("d", b'{"task":"t"}', due=NOW - 1, group="g")], now=NOW))
+    assert fetch(send, store) == []  # no more is given back than was taken
+
+
+def test_what_is_given_back_after_a_while_is_no_advance(send: Send, store: Store) -> None:
+    send(store.limit({"rate": 0.001, "burst": 1.0}, now=NOW))
+    send(store.enqueue([New(name, b'{"task":"t"}', due=NOW - 1) for name in "abc"], now=NOW))
+    (run,) = fetch(send, store)
+    later = NOW + 5000
+    assert send(store.defer("w", [(run, replace(UNKNOWN, due=later + 60))], now=later)) == []
+    assert [job.id for job in fetch(send, store, later)] == ["b"]

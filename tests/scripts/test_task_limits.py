@@ -1,0 +1,171 @@
+"""The limits of tasks: a job counts in the group of its task as well, whoever scheduled it, and in its own group."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from evsched.diagnostics.explain import explain
+from evsched.jobs.job import Done
+from evsched.store.clients import New
+from evsched.store.limits import Limits
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
+
+DONE = Done(b"null", 60, False)
+LIMIT = "concurrency:task:slow"
+
+
+def payload(task: Any, size: int = 0) -> bytes:
+    return json.dumps({"args": ["x" * size], "task": task}, separators=(",", ":")).encode()
+
+
+def due(send: Send, store: Store, jobs: dict[str, bytes], **options: Any) -> float:
+    """Bring jobs to the gate; return how long a dispatcher may sleep then."""
+    send(store.enqueue([New(name, text, due=NOW, **options) for name, text in jobs.items()]))
+    return send(store.dispatch(limit=999, cap=300_000, now=NOW)).sleep
+
+
+def start(send: Send, store: Store, worker: str = "w") -> dict[str, Any]:
+    return {job.id: job for job in send(store.start(worker, (), hold=99, lease=15, now=NOW)).jobs}
+
+
+def test_no_more_jobs_of_a_task_pass_than_its_concurrency_and_each_end_lets_one_more(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.limit({LIMIT: 2}, now=NOW))
+    due(send, store, {f"s{n}": payload("slow") for n in range(5)} | {f"q{n}": payload("quick") for n in range(3)})
+    jobs = start(send, store)
+    assert sorted(jobs) == ["q0", "q1", "q2", "s0", "s1"]
+    assert start(send, store) == {}
+    assert explain("s4", store.queue, send(store.explain("s4", now=NOW))).sentence == (
+        "the gate is closed to task slow by the concurrency limit: 2 of 2"
+    )
+    assert send(store.complete("w", [(jobs["s0"], DONE), (jobs["q0"], DONE)], now=NOW)) == []
+    assert list(start(send, store)) == ["s2"]
+    send(store.limit({LIMIT: None}, now=NOW))
+    assert list(start(send, store)) == ["s3", "s4"]
+    assert not {"limits", "throttled", "in_flight", "backlog:task:slow"} & state().keys()
+
+
+def test_a_job_counts_in_its_own_group_and_in_that_of_its_task(send: Send, store: Store, state: State) -> None:
+    """Each limit lets two pass, and a job needs both: a job that one of them lets go may be held by the other."""
+    send(store.limit({LIMIT: 2, "concurrency:*": 2}, now=NOW))
+    for group in ("alice", "bob"):
+        due(send, store, {f"{group}-slow{n}": payload("slow") for n in range(3)}, group=group)
+        due(send, store, {f"{group}-quick{n}": payload("quick") for n in range(2)}, group=group)
+    first = start(send, store)
+    assert sorted(first) == ["alice-slow0", "alice-slow1", "bob-quick0", "bob-quick1"]
+    counts = state()["in_flight"]
+    assert {name: counts[f"#{name}"] for name in ("alice", "bob", "task:slow")} == {
+        "alice": "2",
+        "bob": "2",
+        "task:slow": "2",
+    }
+    # Alice has room again, and her quick job takes it at once: her third slow job does not block it.
+    send(store.limit({LIMIT: 1}, now=NOW))
+    send(store.complete("w", [(first["alice-slow0"], DONE)], now=NOW))
+    assert state()["ready"] == ["alice-quick0"]
+    start(send, store)
+    # The task has room again, alice has none: bob's slow job takes it once bob has room.
+    send(store.limit({LIMIT: 2}, now=NOW))
+    assert start(send, store) == {}
+    send(store.complete("w", [(first["bob-quick0"], DONE)], now=NOW))
+    assert list(start(send, store)) == ["bob-slow0"]
+    assert send(store.recount()) == []
+
+
+def test_whatever_ends_or_comes_first_all_jobs_of_limited_groups_and_tasks_run(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.limit({LIMIT: 1, "concurrency:*": 2, "concurrency:task:slower": 1}, now=NOW))
+    for group in "abc":
+        for task in ("slow", "slower", "quick"):
+            due(send, store, {f"{group}-{task}-{n}": payload(task) for n in range(9)}, group=group)
+    done, running = Counter[str](), start(send, store)
+    while running:
+        tasks, groups = (Counter(name.split("-")[part] for name in running) for part in (1, 0))
+        assert max(tasks["slow"], tasks["slower"], groups["a"] - 1, groups["b"] - 1, groups["c"] - 1) <= 1
+        name = sorted(running)[sum(done.values()) % len(running)]
+        send(store.complete("w", [(running.pop(name), DONE)], now=NOW))
+        done[name] += 1
+        running |= start(send, store)
+    assert (len(done), set(done.values())) == (81, {1})
+    assert not {"backlog", "throttled"} & {name for name, value in state().items() if value}
+
+
+def test_jobs_that_are_ready_or_run_count_when_a_task_gets_its_first_limit(send: Send, store: Store) -> None:
+    send(store.limit({"concurrency": 50}, now=NOW))  # so that jobs are counted already
+    due(send, store, {f"s{n}": payload("slow") for n in range(40)})
+    jobs = start(send, store)
+    due(send, store, {f"t{n}": payload("slow") for n in range(40)})
+    send(store.limit({LIMIT: 5}, now=NOW))
+    assert send(store.recount()) == []
+    ready = start(send, store)
+    assert len(ready) == 10
+    send(store.complete("w", [(job, DONE) for job in jobs.values()], now=NOW))
+    assert start(send, store) == {}
+    send(store.complete("w", [(job, DONE) for job in ready.values()], now=NOW))
+    assert len(start(send, store)) == 5
+    send(store.limit({"rate:task:slow": 100, LIMIT: None}, now=NOW))
+    assert send(store.recount()) == []
+
+
+def test_a_job_of_another_client_counts_too(send: Send, store: Store, raw: Any) -> None:
+    """It may have escaped characters, spaces, its own id, and no record until it is due."""
+    send(store.limit({LIMIT: 1, "concurrency:task:a/é": 1}, now=NOW))
+    schedule = f"evsched:{{{store.queue}}}:schedule"
+    same = ['{"id":"0%s", "task": "slow"}', '{"task":"s\\u006cow","id":"1%s"}']
+    others = [
+        '{"args":["slow"],"task":"quick","id":"2%s"}',
+        '{"task":"a\\/\\u00e9","id":"3%s"}',
+        '{"task":"a/é","id":"4%s"}',
+    ]
+    raw.zadd(schedule, {text % name: n for n, name in enumerate("ab", 1) for text in same + others})
+    send(store.dispatch(limit=99, cap=999, now=NOW))
+    assert sorted(start(send, store)) == ["0a", "2a", "2b", "4a"]
+
+
+@pytest.mark.parametrize(
+    "text", [b"{", b"[]", b'{"task":1}', b'{"task":["slow"]}', b'"slow"', payload("other"), payload("slower")]
+)
+def test_a_job_of_no_limited_task_counts_in_its_own_group_alone(
+    send: Send, store: Store, state: State, text: bytes
+) -> None:
+    send(store.limit({LIMIT: 1}, now=NOW))
+    due(send, store, {"a": text}, group="alice")
+    assert state()["in_flight"] == {"a": "alice", "*": "1", "#alice": "1"}
+
+
+def test_a_job_whose_own_group_is_that_of_its_task_counts_once(send: Send, store: Store, state: State) -> None:
+    send(store.limit({LIMIT: 5}, now=NOW))
+    due(send, store, {"a": payload("slow")}, group="task:slow")
+    assert state()["in_flight"] == {"a": "task:slow", "*": "1", "#task:slow": "1"}
+
+
+def test_a_rate_limits_a_task_and_the_default_of_groups_does_not(send: Send, store: Store) -> None:
+    send(store.limit({"rate:task:slow": 100, "burst:task:slow": 3, "concurrency:*": 1, "rate:*": 1}, now=NOW))
+    assert due(send, store, {f"s{n}": payload("slow") for n in range(9)}) == pytest.approx(0.05, abs=0.03)
+    assert len(start(send, store)) == 3
+
+
+def test_long_payloads_are_read_some_at_a_time(send: Send, store: Store, state: State) -> None:
+    send(store.limit({LIMIT: 99}, now=NOW))
+    assert due(send, store, {f"s{n}": payload("slow", 150_000) for n in range(12)}) == 0  # more is to be done at once
+    assert len(state()["ready"]) == 7
+    send(store.dispatch(limit=9, cap=300_000, now=NOW))
+    assert len(state()["ready"]) == 12
+
+
+def test_what_tasks_have_limits_is_noted_for_the_gate(send: Send, store: Store, state: State) -> None:
+    shown = send(store.limit({LIMIT: 2, "rate:task:slow": 5, "concurrency:task:b": 1, "burst:task:c": 2}, now=NOW))
+    assert shown.groups["task:slow"] == {"concurrency": 2, "rate": 5}
+    assert state()["limits"]["tasks"] == "slow}b"
+    send(store.limit({LIMIT: None}, now=NOW))
+    assert state()["limits"]["tasks"] == "b}slow"
+    send(store.limit({"rate:task:slow": None, "concurrency:task:b": None}, now=NOW))
+    assert "tasks" not in state()["limits"]
+    assert send(store.limit({"burst:task:c": None}, now=NOW)) == Limits()

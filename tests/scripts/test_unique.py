@@ -1,0 +1,270 @@
+"""Unique jobs: which ids are taken, by what, and for how long; and which are free although there is a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evsched.errors import JobExists, StoreRefused
+from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried
+from evsched.store.clients import New
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State, status_of
+
+WITHIN = 300.0
+FIRST, SECOND = b'{"task":"t","args":[1]}', b'{"task":"t","args":[2]}'
+
+
+def new(payload: bytes = FIRST, *, due: float = NOW, job_id: str = "a") -> list[New]:
+    return [New(job_id, payload, due=due)]
+
+
+@pytest.fixture
+def fetch(send: Send, store: Store) -> Callable[[], FetchedJob]:
+    """Return a function that dispatches and starts the one job that is due."""
+
+    def fetch() -> FetchedJob:
+        send(store.dispatch(limit=9, cap=1000, now=NOW))
+        (job,) = send(store.start("w", (), hold=1, lease=99, now=NOW)).jobs
+        return job
+
+    return fetch
+
+
+@pytest.fixture
+def end(send: Send, store: Store, fetch: Callable[[], FetchedJob]) -> Callable[[Outcome], None]:
+    """Return a function that runs the job that is due, and ends its run with an outcome."""
+
+    def end(outcome: Outcome) -> None:
+        run = fetch()
+        if isinstance(outcome, Done):
+            assert send(store.complete("w", [(run, outcome)], now=NOW)) == []
+        elif isinstance(outcome, Aborted):
+            assert send(store.abort("w", [(run, outcome)], now=NOW)) == []
+        elif isinstance(outcome, Retried):
+            assert send(store.retry("w", [(run, outcome)], now=NOW)) == []
+        elif isinstance(outcome, Buried):
+            assert send(store.bury("w", [(run, outcome)], now=NOW)) == []
+
+    return end
+
+
+ENDS = [Done(b"1", 300.0, False), Done(b"1", 0.0, False), Buried("x", False), Aborted(300.0, False)]
+
+
+@pytest.mark.parametrize("outcome", ENDS, ids=["done", "done without retention", "dead", "cancelled"])
+@pytest.mark.parametrize("conflict", ["refuse", "keep", "replace"])
+def test_an_id_is_taken_within_the_time_whatever_became_of_its_job(
+    send: Send, store: Store, state: State, end: Callable[[Outcome], None], outcome: Outcome, conflict: str
+) -> None:
+    send(store.enqueue(new(), within=WITHIN, now=NOW))
+    end(outcome)
+    before = state()
+    later = NOW + WITHIN - 0.001
+    if conflict == "refuse":
+        with pytest.raises(JobExists, match="a is dead" if isinstance(outcome, Buried) else "free again in 1 s"):
+            send(store.enqueue(new(SECOND), within=WITHIN, now=later))
+    elif conflict == "keep":
+        assert send(store.enqueue(new(SECOND), keep=True, within=WITHIN, now=later)) in ([NOW], [later])
+    else:
+        assert send(store.replace(new(SECOND), within=WITHIN, now=later)) in ([NOW], [later])
+    assert state() == before
+
+
+@pytest.mark.parametrize("within", [0.0, WITHIN])
+@pytest.mark.parametrize("outcome", ENDS, ids=["done", "done without retention", "dead", "cancelled"])
+@pytest.mark.parametrize("conflict", ["refuse", "keep", "replace"])
+def test_an_id_is_free_after_the_time_when_its_job_has_ended(
+    send: Send,
+    store: Store,
+    state: State,
+    end: Callable[[Outcome], None],
+    outcome: Outcome,
+    conflict: str,
+    within: float,
+) -> None:
+    """A dead job too: the new one takes its place, as if an operator had revived it."""
+    send(store.enqueue(new(), within=within, now=NOW))
+    end(outcome)
+    later = NOW + within
+    if conflict == "replace":
+        send(store.replace(new(SECOND), within=within, now=later))
+    else:
+        send(store.enqueue(new(SECOND), keep=conflict == "keep", within=within, now=later))
+    after = state()
+    assert after["schedule"] == {"a": NOW}
+    assert "dead" not in after
+    assert after["job:a"] == {"payload": SECOND.decode()}
+    if within:
+        with pytest.raises(JobExists):
+            send(store.enqueue(new(), within=within, now=later + within - 1))
+
+
+@pytest.mark.parametrize("place", ["schedule", "ready", "processing", "retry"])
+def test_an_id_is_taken_after_the_time_while_its_job_waits_or_runs(
+    send: Send,
+    store: Store,
+    state: State,
+    fetch: Callable[[], FetchedJob],
+    end: Callable[[Outcome], None],
+    place: str,
+) -> None:
+    send(store.enqueue(new(due=NOW + 9 if place == "schedule" else NOW), within=WITHIN, now=NOW))
+    if place == "ready":
+        send(store.dispatch(limit=9, cap=1000, now=NOW))
+    elif place == "processing":
+        fetch()
+    elif place == "retry":
+        end(Retried(60.0, "x"))
+    before = state()
+    for within in (0.0, WITHIN):
+        with pytest.raises(JobExists, match="a has not ended yet"):
+            send(store.enqueue(new(SECOND), within=within, now=NOW + 2 * WITHIN))
+    send(store.enqueue(new(SECOND), keep=True, within=WITHIN, now=NOW + 2 * WITHIN))
+    assert state() == before
+
+
+def test_in_the_time_a_job_is_replaced_until_it_begins(
+    send: Send, store: Store, state: State, fetch: Callable[[], FetchedJob]
+) -> None:
+    send(store.enqueue(new(due=NOW + 9), within=WITHIN, now=NOW))
+    assert send(store.replace(new(SECOND, due=NOW), within=WITHIN, now=NOW + 1)) == [NOW]
+    assert fetch().payload == SECOND
+    before = state()
+    assert send(store.replace(new(FIRST), within=WITHIN, now=NOW + 2)) == [NOW]
+    assert state() == before
+
+
+def test_a_job_that_runs_is_replaced_after_the_time_and_runs_again(
+    send: Send, store: Store, state: State, fetch: Callable[[], FetchedJob]
+) -> None:
+    send(store.enqueue(new(), within=WITHIN, now=NOW))
+    fetch()
+    send(store.replace(new(SECOND, due=NOW + 400), within=WITHIN, now=NOW + WITHIN))
+    assert state()["schedule"] == {"a": NOW + 400}
+    assert send(store.replace(new(FIRST), within=WITHIN, now=NOW + WITHIN + 1)), "a new time has begun"
+    assert state()["job:a"]["payload"] == SECOND.decode()
+
+
+def test_the_time_begins_with_the_first_enqueue(send: Send, store: Store, end: Callable[[Outcome], None]) -> None:
+    send(store.enqueue(new(), within=WITHIN, now=NOW))
+    send(store.enqueue(new(), keep=True, within=WITHIN, now=NOW + 200))
+    send(store.replace(new(), within=WITHIN, now=NOW + 250))
+    end(ENDS[0])
+    assert send(store.enqueue(new(due=NOW + 9), within=WITHIN, now=NOW + WITHIN)) == [NOW + 9]
+
+
+def test_a_job_that_is_cancelled_while_it_waits_frees_its_id(send: Send, store: Store, raw: Any) -> None:
+    send(store.enqueue(new(), within=WITHIN, now=NOW))
+    send(store.cancel("a", now=NOW))
+    assert raw.keys("*") == []
+    assert send(store.enqueue(new(), within=WITHIN, now=NOW + 1)) == [NOW]
+
+
+def test_a_dead_job_that_is_dropped_frees_its_id(
+    send: Send, store: Store, raw: Any, end: Callable[[Outcome], None]
+) -> None:
+    send(store.enqueue(new(), within=WITHIN, now=NOW))
+    end(Buried("x", False))
+    send(store.drop(["a"]))
+    assert send(store.enqueue(new(), within=WITHIN, now=NOW + 1)) == [NOW]
+
+
+def test_of_two_rows_with_one_id_the_first_is_kept_and_the_last_replaces(
+    send: Send, store: Store, state: State
+) -> None:
+    rows = [*new(FIRST), *new(SECOND, due=NOW + 5), *new(job_id="b")]
+    with pytest.raises(JobExists, match="a stands twice in this call"):
+        send(store.enqueue(rows, within=WITHIN))
+    assert state() == {}
+    assert send(store.enqueue(rows, keep=True, within=WITHIN)) == [NOW, NOW, NOW]
+    assert (state()["schedule"], state()["job:a"]) == ({"a": NOW, "b": NOW}, {"payload": FIRST.decode()})
+    assert send(store.replace(rows, within=WITHIN)) == [NOW, NOW + 5, NOW]
+    assert (state()["schedule"], state()["job:a"]) == ({"a": NOW + 5, "b": NOW}, {"payload": SECOND.decode()})
+
+
+def test_what_is_kept_of_a_unique_job_expires(
+    send: Send, store: Store, raw: Any, end: Callable[[Outcome], None]
+) -> None:
+    send(store.enqueue(new(), within=WITHIN))
+    send(store.enqueue(new(job_id="b"), within=0.0))
+    end(Done(b"1", 0.0, False))
+    key = f"evsched:{{{store.queue}}}:unique:a"
+    assert list(raw.keys("*unique*")) == [key.encode()]
+    assert WITHIN < raw.pttl(key) / 1000 <= WITHIN + 1
+
+
+@pytest.mark.parametrize("within", [0.0001, 1e300])
+def test_a_time_of_any_length_is_accepted(send: Send, store: Store, within: float) -> None:
+    assert send(store.enqueue(new(), within=within)) == [NOW]
+
+
+@pytest.mark.parametrize("wrong", [b"", b"soon", b"1e9", b"-1"])
+def test_a_key_without_a_time_takes_the_id_as_long_as_it_exists(
+    send: Send, store: Store, state: State, raw: Any, wrong: bytes
+) -> None:
+    key = f"evsched:{{{store.queue}}}:unique:a"
+    raw.set(key, wrong, ex=99)
+    with pytest.raises(JobExists, match=r"free again when .*:unique:a expires"):
+        send(store.enqueue(new(), within=WITHIN))
+    send(store.replace(new(), within=WITHIN))
+    assert state() == {}
+    raw.delete(key)
+    send(store.enqueue(new(), within=WITHIN))
+
+
+def test_a_key_of_another_type_takes_no_id(send: Send, store: Store, raw: Any) -> None:
+    key = f"evsched:{{{store.queue}}}:unique:a"
+    raw.rpush(key, "x")
+    assert send(store.enqueue(new(), within=WITHIN)) == [NOW]
+    assert raw.type(key) == b"string"
+
+
+def test_a_dead_set_of_another_type_stops_the_call_before_it_writes(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    raw.set(f"evsched:{{{store.queue}}}:dead", "x")
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        send(store.enqueue(new(), within=WITHIN))
+    with pytest.raises(StoreRefused, match="WRONGTYPE"):
+        send(store.replace(new(), within=WITHIN))
+    assert state() == {}
+
+
+def test_a_dead_job_keeps_an_id_that_a_program_has_chosen(
+    send: Send, store: Store, state: State, end: Callable[[Outcome], None]
+) -> None:
+    send(store.enqueue(new()))
+    end(Buried("x", False))
+    before = state()
+    with pytest.raises(JobExists, match="a is dead: revive or drop it"):
+        send(store.enqueue(new(SECOND)))
+    send(store.enqueue(new(SECOND), keep=True))
+    assert state() == before
+
+
+@pytest.mark.parametrize("within", [None, 0.0, WITHIN])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_record_without_a_place_takes_no_id(
+    send: Send, store: Store, state: State, raw: Any, within: float | None, keep: bool
+) -> None:
+    """As after HSET, ZADD and ZREM of another client: no worker will ever find that job."""
+    raw.hset(f"evsched:{{{store.queue}}}:job:a", mapping={"payload": SECOND, "priority": "9", "worker": "gone"})
+    send(store.enqueue(new(), keep=keep, within=within))
+    assert state() == {"schedule": {"a": NOW}, "job:a": {"payload": FIRST.decode()}}
+    assert status_of(send, store, "a").place == "schedule"
+
+
+def test_a_job_that_was_fetched_and_not_started_has_not_ended(send: Send, store: Store, state: State, raw: Any) -> None:
+    """Its record names no worker yet: only the list of one does."""
+    send(store.heartbeat("w", 99, fresh=True, now=NOW))
+    send(store.enqueue(new()))
+    send(store.dispatch(limit=9, cap=1000, now=NOW))
+    root = f"evsched:{{{store.queue}}}:"
+    assert raw.lmove(root + "ready", root + "processing:w") == b"a"
+    before = state()
+    with pytest.raises(JobExists, match="a has not ended yet"):
+        send(store.enqueue(new()))
+    assert state() == before

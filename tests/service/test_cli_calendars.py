@@ -1,0 +1,107 @@
+"""`evsched calendars`, as an operator uses it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.cli import Cli
+
+HOLIDAYS = """BEGIN:VCALENDAR
+VERSION:2.0
+PRODID:-//test//
+BEGIN:VEVENT
+UID:1
+SUMMARY:Christmas
+DTSTART;VALUE=DATE:20001224
+DTEND;VALUE=DATE:20001227
+RRULE:FREQ=YEARLY
+END:VEVENT
+BEGIN:VEVENT
+UID:2
+SUMMARY:A party
+DTSTART:20261231T190000Z
+DTEND:20261231T230000Z
+END:VEVENT
+END:VCALENDAR
+"""
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
+    (tmp_path / "holidays.ics").write_text(HOLIDAYS)
+    return Cli(server.url, tmp_path)
+
+
+def set_calendar(cli: Cli, queue: str, *more: str) -> Any:
+    return cli.run("calendars", "set", "de", str(cli.folder / "holidays.ics"), *more, "--queue", queue)
+
+
+def test_a_calendar_is_set_listed_used_and_removed(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    add = ("recurrences", "add", "r", "t", "--rule", "0 9 * * *", "--skip", "de", *of)
+    refused = cli.run(*add)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "there is no calendar de: evsched calendars set de FILE.ics" in refused.stderr
+    said = set_calendar(cli, queue, "--years", "2").stdout
+    year = int(said.split("-12-24")[0][-4:]) + 1
+    assert said == (
+        f"de has 12 days from {year - 1}-12-24 to {year + 2}-12-26; "
+        "1 events that do not last whole days were left out\n"
+    )
+    assert cli.json("calendars", *of)["de"].split()[0] == f"{year - 1}-12-24..{year - 1}-12-26"
+    assert f"{year + 2}-12-26" in cli.run("calendars", *of).stdout
+    assert cli.run(*add).stdout == "r made\n"
+    span = ("--from", f"{year + 1}-12-20T00:00+00:00", "--to", f"{year + 1}-12-31T00:00+00:00")
+    assert len(cli.json("simulate", *span, *of)) == 11 - 3
+    raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": "inf"})
+    assert set_calendar(cli, queue).stdout.endswith("; 1 recurrences are planned anew\n")
+    assert raw.zscore(f"evsched:{{{queue}}}:recurrences", "r") == 0
+    used = cli.run("calendars", "remove", "de", *of)
+    assert (used.returncode, used.stderr) == (1, "evsched: calendar de is in use by r: change those first\n")
+    cli.run("recurrences", "remove", "r", *of)
+    assert cli.run("calendars", "remove", "de", *of).stdout == "de removed\n"
+    assert cli.run("calendars", "remove", "de", *of).returncode == 1
+    assert "has no calendars" in cli.terminal(80, "calendars", *of)
+
+
+def test_a_calendar_that_is_over_or_not_valid_is_marked(cli: Cli, queue: str, raw: Any) -> None:
+    raw.hset(f"evsched:{{{queue}}}:calendars", mapping={"old": "2001-01-01", "bad": "x", "none": ""})
+    shown = cli.run("calendars", "--queue", queue).stdout
+    assert "no day is ahead: set it from a newer file" in shown
+    assert "not valid: 'x' is not a date or a range" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("cannot be read", ("set", "de", "nowhere.ics")),
+        ("calendar name", ("set", "d e", "nowhere.ics")),
+        ("from 1 to 50", ("set", "de", "nowhere.ics", "--years", "51")),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(cli: Cli, queue: str, words: str, command: tuple[str, ...]) -> None:
+    done = cli.run("calendars", *command, "--queue", queue)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert words in done.stderr
+
+
+def test_a_file_without_whole_days_changes_nothing(cli: Cli, queue: str) -> None:
+    set_calendar(cli, queue)
+    before = cli.json("calendars", "--queue", queue)
+    (cli.folder / "holidays.ics").write_text(HOLIDAYS.replace("RRULE:FREQ=YEARLY", "STATUS:CANCELLED"))
+    done = set_calendar(cli, queue)
+    assert (done.returncode, "has no event that lasts whole days" in done.stderr) == (2, True)
+    assert cli.json("calendars", "--queue", queue) == before
+
+
+def test_without_the_extra_the_command_says_what_to_install(
+    cli: Cli, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "icalendar", None)
+    done = set_calendar(cli, queue)
+    assert (done.returncode, "pip install 'evsched[calendars]'" in done.stderr) == (2, True)

@@ -1,0 +1,213 @@
+"""SIGHUP to the parent of worker processes: new code, process by process, without a gap."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import Cli, Log, terminate
+from tests.support.patience import PATIENCE
+from tests.support.web import get
+
+pytestmark = pytest.mark.anyio
+
+TASKS = """
+import asyncio
+from evsched import App
+
+app = App()
+
+@app.task
+async def hold() -> None:
+    await asyncio.Event().wait()
+
+@app.task(name="VERSION")
+async def version() -> None:
+    pass
+"""
+
+
+@pytest.fixture
+def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
+    cli = Cli(server.url, tmp_path)
+    cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_LOG_JOBS": "true"}
+    write(cli, "one")
+    return cli
+
+
+def write(cli: Cli, version: str, text: str = TASKS) -> None:
+    (cli.folder / "tasks.py").write_text(text.replace("VERSION", version))
+
+
+@contextmanager
+def parent(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
+    command = cli.command("worker", "tasks:app", *words)
+    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            yield child, Log(child)
+            assert terminate(child) == 0
+        finally:
+            child.kill()
+
+
+def test_a_reload_replaces_one_process_after_the_other_and_each_is_ready_before_the_old_one_ends(cli: Cli) -> None:
+    with parent(cli, "--processes", "2") as (child, log):
+        log.until("WorkerStarted", count=2)
+        write(cli, "two")
+        child.send_signal(signal.SIGHUP)
+        assert log.until("Reloaded")["processes"] == 2
+        started = [line for line in log.lines if line.get("event") == "WorkerStarted"]
+        assert [line["tasks"] for line in started] == [["hold", "one"]] * 2 + [["hold", "two"]] * 2
+        kinds = ("ChildStarted", "WorkerStarted", "ChildEnded")
+        order = [line["event"] for line in log.lines if line.get("event") in kinds]
+        assert order[4:] == [*kinds, *kinds]
+        assert all(line["code"] == 0 for line in log.lines if line.get("event") == "ChildEnded")
+
+
+def test_jobs_that_run_during_a_reload_are_handed_back_and_none_is_lost(cli: Cli, queue: str, raw: Any) -> None:
+    schedule = f"evsched:{{{queue}}}:schedule"
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        parent(cli, "--processes", "1") as (child, log),
+    ):
+        raw.zadd(schedule, {'{"task":"hold","id":"held"}': 0})
+        log.until("Started", where=lambda line: line["id"] == "held")
+        child.send_signal(signal.SIGHUP)
+        again = log.until("Started", where=lambda line: line["id"] == "held", count=2)
+        assert again["attempt"] == 1
+        log.until("Reloaded")
+
+
+def test_broken_code_leaves_the_old_processes_running_until_it_is_corrected(cli: Cli) -> None:
+    with parent(cli, "--processes", "2") as (child, log):
+        log.until("WorkerStarted", count=2)
+        write(cli, "", "this is no Python")
+        child.send_signal(signal.SIGHUP)
+        failed = log.until("ReloadFailed")
+        assert (failed["reason"], failed["replaced"], failed["processes"]) == ("ended with 1", 0, 2)
+        assert len([line for line in log.lines if line.get("event") == "ChildEnded"]) == 1  # the new one
+        write(cli, "two")
+        child.send_signal(signal.SIGHUP)
+        log.until("Reloaded")
+        assert log.until("WorkerStarted", count=4)["tasks"] == ["hold", "two"]
+
+
+HANGS = """
+import asyncio, contextlib, sys
+
+@contextlib.asynccontextmanager
+async def lifespan():
+    print('{"event": "Hangs"}', file=sys.stderr, flush=True)
+    await asyncio.Event().wait()
+    yield
+"""
+
+
+def test_a_second_sighup_begins_anew_if_the_new_process_does_not_become_ready(cli: Cli) -> None:
+    with parent(cli, "--processes", "1") as (child, log):
+        log.until("WorkerStarted")
+        write(cli, "two", HANGS + TASKS.replace("App()", "App(lifespan=lifespan)"))
+        child.send_signal(signal.SIGHUP)
+        log.until("Hangs")
+        write(cli, "three")
+        child.send_signal(signal.SIGHUP)
+        log.until("Reloaded")
+        assert log.until("WorkerStarted", count=2)["tasks"] == ["hold", "three"]
+
+
+async def test_the_old_process_answers_on_the_metrics_port_until_it_has_ended(cli: Cli, queue: str, raw: Any) -> None:
+    cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "60"
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        parent(cli, "--processes", "1", "--metrics-port", "0") as (child, log),
+    ):
+        url = log.until("Listening")["url"]
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"hold","id":"held"}': 0})
+        log.until("Started")
+        child.send_signal(signal.SIGHUP)
+        log.until("WorkerDraining")
+        for _ in range(20):
+            assert 'started_total{queue="' + queue + '",task="hold"} 1.0' in (await get(f"{url}/metrics"))[1]
+        cli.run("cancel", "held", "--queue", queue)
+        log.until("Listening", count=2)
+        assert 'task="hold"} 1.0' not in (await get(f"{url}/metrics"))[1]
+        log.until("Reloaded")
+
+
+@pytest.fixture
+def hang_up() -> Generator[None]:
+    """Let SIGHUP end the processes that the test starts, even if the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_sighup_ends_a_worker_without_a_parent(cli: Cli) -> None:
+    command = cli.command("worker", "tasks:app")
+    with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
+        Log(child).until("WorkerStarted")
+        child.send_signal(signal.SIGHUP)
+        child.communicate(timeout=PATIENCE)
+        assert child.returncode == -signal.SIGHUP
+
+
+def test_sighup_ends_a_parent_whose_terminal_has_hung_up(cli: Cli) -> None:
+    ours, its = os.openpty()
+    command = cli.command("worker", "tasks:app", "--processes", "1")
+    with subprocess.Popen(
+        command, env=cli.environment, cwd=cli.folder, stdin=its, stderr=subprocess.PIPE, text=True
+    ) as child:
+        os.close(its)
+        log = Log(child)
+        log.until("WorkerStarted")
+        os.close(ours)
+        child.send_signal(signal.SIGHUP)
+        log.until("WorkerStopped")
+        child.communicate(timeout=PATIENCE)
+        assert child.returncode == 0
+
+
+HANDLES = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: print('{"event": "User"}', file=sys.stderr, flush=True))
+"""
+
+
+def test_a_signal_that_the_app_handles_does_not_end_its_worker(cli: Cli, queue: str, raw: Any) -> None:
+    write(cli, "one", HANDLES + TASKS)
+    command = cli.command("worker", "tasks:app")
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child,
+    ):
+        log = Log(child)
+        log.until("WorkerStarted")
+        child.send_signal(signal.SIGUSR1)
+        log.until("User")
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"one"}': 0})
+        log.until("Completed")
+        assert terminate(child) == 0
+
+
+def test_children_run_in_the_directory_to_which_a_link_leads_now(cli: Cli, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tasks.py").write_text(TASKS.replace("VERSION", name))
+    link = tmp_path / "current"
+    link.symlink_to("one")
+    cli.folder, cli.environment["PWD"] = link, str(link)
+    with parent(cli, "--processes", "1") as (child, log):
+        log.until("WorkerStarted")
+        (tmp_path / "next").symlink_to("two")
+        (tmp_path / "next").rename(link)
+        child.send_signal(signal.SIGHUP)
+        log.until("Reloaded")
+        assert log.until("WorkerStarted", count=2)["tasks"] == ["hold", "two"]

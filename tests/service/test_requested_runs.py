@@ -1,0 +1,91 @@
+"""`evsched recurrences trigger` and `backfill`, as an operator uses them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.cli import Cli
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
+    return Cli(server.url, tmp_path)
+
+
+def test_a_dry_run_lists_the_planned_times_in_the_zone_that_is_given(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    cli.run("recurrences", "add", "r", "t", "--rule", "30 2 * * *", "--zone", "Europe/Berlin", *of)
+    span = ("--from", "2026-03-28", "--to", "2026-03-31", "--zone", "Europe/Berlin", "--dry-run")
+    assert cli.run("recurrences", "backfill", "r", *span, *of).stdout.splitlines() == [
+        "2026-03-28 02:30:00+01:00",
+        "2026-03-29 03:00:00+02:00",  # 02:30 does not exist
+        "2026-03-30 02:30:00+02:00",
+    ]
+    assert len(cli.json("recurrences", "backfill", "r", *span, *of)) == 3
+    assert not raw.exists(f"evsched:{{{queue}}}:requested:r", f"evsched:{{{queue}}}:schedule")
+
+
+def test_what_is_counted_from_the_end_of_each_run_has_no_times_to_backfill(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    cli.run("recurrences", "add", "r", "t", "--rule", "every 60", "--after", "end", *of)
+    done = cli.run("recurrences", "backfill", "r", "--from", "0", *of)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "evsched: r has no planned times that have passed: it is counted from the end of each run\n",
+    )
+    assert "counted from the end of each run" in cli.run("recurrences", "next", "r", *of).stdout
+
+
+def test_what_a_backfill_says(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    backfill = ("recurrences", "backfill", "r", *of, "--from")
+    cli.run("recurrences", "add", "r", "t", "--rule", "every 60", *of)
+    cli.run("recurrences", "pause", "r", *of)
+    said = cli.run(*backfill, "1700000000", "--to", "1700000150").stdout
+    assert said == "r: 2 runs requested, they begin when it is resumed\n"
+    (row,) = cli.json("recurrences", *of)
+    assert row["requests"] == 2
+    assert "paused; 2 requested runs wait" in cli.run("recurrences", *of).stdout
+    assert cli.run(*backfill, "1700000001", "--to", "1700000002").stdout == (
+        "r: no planned time has passed between --from and --to\n"
+    )
+    assert cli.json(*backfill, "1700000000", "--to", "1700000180") == {
+        "requested": 1,
+        "known": 2,
+        "later": 0,
+        "left_out": 0,
+        "waiting": 3,
+    }
+    now = float(raw.time()[0])
+    raw.hdel(f"evsched:{{{queue}}}:recurrence:r", "paused")
+    raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": now - 180})
+    said = cli.run(*backfill, str(now - 600)).stdout
+    assert "are left to the dispatcher, which has not made them yet" in said
+    # A run of the backfill is on the schedule.
+    said = cli.run("recurrences", "trigger", "r", *of).stdout
+    assert re.fullmatch(r"r@\d+\.\d{6} waits until the run before it has ended\n", said)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "command"),
+    [
+        (1, "nobody is no recurrence of", ("trigger", "nobody")),
+        (1, "nobody is no recurrence of", ("backfill", "nobody", "--from", "2026-01-01")),
+        (2, "--to: after --from", ("backfill", "r", "--from", "100", "--to", "50")),
+        (2, "is not a time", ("backfill", "r", "--from", "noon")),
+        (2, "more than 10000 planned times of r: backfill a shorter span", ("backfill", "r", "--from", "0")),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    cli: Cli, queue: str, raw: Any, code: int, words: str, command: tuple[str, ...]
+) -> None:
+    cli.run("recurrences", "add", "r", "t", "--rule", "every 60", "--queue", queue)
+    done = cli.run("recurrences", *command, "--queue", queue)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+    assert words in done.stderr
+    assert not raw.exists(f"evsched:{{{queue}}}:schedule")
