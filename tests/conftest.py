@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Generator
 from typing import Any, cast
 
 import pytest
-import redis
 from hypothesis import settings
 
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import Kind, find_server
+from tests.support.plain import plain_client
 from tests.support.recorder import Recorder
 
 # The same examples each time, so that a test fails only because of the change under test. An example has no time limit,
@@ -51,7 +51,7 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest) -> Generato
     server: EmbeddedRedis | None = request.getfixturevalue("server") if uses else None
     yield
     if server is not None:
-        client: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+        client = plain_client(server.url)
         client.flushall()
         client.close()
 
@@ -76,7 +76,7 @@ async def sender(server: EmbeddedRedis) -> AsyncGenerator[BatchingSender]:
 @pytest.fixture
 def raw(server: EmbeddedRedis) -> Generator[Any]:
     """A plain redis-py client."""
-    client: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+    client = plain_client(server.url)
     yield client
     client.close()
 

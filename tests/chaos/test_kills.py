@@ -6,15 +6,14 @@ import random
 import time
 from collections import defaultdict
 from itertools import pairwise
-from typing import Any
 
 import pytest
-import redis
 
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
 from evsched.transport.embedded import EmbeddedRedis
 from tests.chaos.conftest import Fleet
+from tests.support.plain import plain_client
 
 LEASE = 15.0
 """The default, in seconds."""
@@ -97,7 +96,7 @@ def test_a_job_that_kills_its_worker_ends_in_dead_after_its_attempts(fleet: Flee
 def test_jobs_are_on_time_if_the_subscription_is_killed_in_the_instant_of_their_zadd(
     fleet: Fleet, server: EmbeddedRedis
 ) -> None:
-    raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+    raw = plain_client(server.url)
     fleet.start("dispatcher", EVSCHED_SAFETY_CAP="60", EVSCHED_PROBE_INTERVAL="50")
     fleet.start("worker", "tests.chaos.app:app")
     time.sleep(2)
@@ -142,7 +141,7 @@ def test_a_stopped_worker_completes_nothing_when_it_wakes(fleet: Fleet, client: 
 
 @pytest.mark.timeout(120)
 def test_none_of_ten_thousand_jobs_starts_early(fleet: Fleet, client: SyncClient, server: EmbeddedRedis) -> None:
-    raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+    raw = plain_client(server.url)
     fleet.start("dispatcher")
     fleet.start("worker", "tests.chaos.app:app")
     rng, now = random.Random(3), client.now() + 2

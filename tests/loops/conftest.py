@@ -7,7 +7,6 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-import redis
 
 from evsched import App, current_job
 from evsched.config import Config
@@ -15,6 +14,7 @@ from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.finding import Finding
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from tests.support.plain import plain_client
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def own() -> Generator[EmbeddedRedis]:
 
 @pytest.fixture
 def client(own: EmbeddedRedis) -> Generator[Any]:
-    client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    client = plain_client(own.url)
     yield client
     client.close()
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import redis
 
 from evsched import App, events
 from evsched.config import Config
@@ -17,6 +16,7 @@ from evsched.dispatcher.flood import Flood
 from evsched.transport.connection import Subscription
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
 from tests.support.system import system
 
 NEVER = float("inf")
@@ -38,7 +38,7 @@ def flooding(own: EmbeddedRedis, queue: str) -> Generator[None]:
     end = threading.Event()
 
     def flood() -> None:
-        producer: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+        producer = plain_client(own.url)
         turn = 0
         while not end.is_set():
             turn += 1

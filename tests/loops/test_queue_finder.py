@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import redis
 
 from evsched import App, events
 from evsched.config import Config
@@ -15,6 +14,7 @@ from evsched.store.server import queue_names
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
 from tests.support.proxy import Proxy
 from tests.support.system import System, system
 
@@ -123,7 +123,7 @@ async def test_a_worker_writes_a_lost_set_again(own: EmbeddedRedis, client: Any,
 async def test_all_keys_are_scanned_in_each_safety_cap_without_events_or_the_set(app: App, spoiled: bool) -> None:
     settings = {} if spoiled else {"notify_keyspace_events": "", "rename_command": "CONFIG hidden"}
     with EmbeddedRedis(**settings) as own:  # pyright: ignore[reportArgumentType]
-        client: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+        client = plain_client(own.url)
         if spoiled:
             client.set(SET, "x")
         async with system(Config(url=own.url, safety_cap=0.2), app, workers=0) as running:

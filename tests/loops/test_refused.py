@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from redis import Redis
 
 from evsched import App, StoreRefused, events
 from evsched.config import Config
@@ -18,6 +17,7 @@ from evsched.transport.senders import BatchingSender
 from evsched.worker.fetcher import Fetcher
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Slots
+from tests.support.plain import plain_client
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
@@ -211,7 +211,7 @@ class NoListener:
 async def test_an_idle_fetcher_notices_within_seconds_that_redis_accepts_writes_again() -> None:
     """Redis refuses a BLMOVE at once while too few replicas are connected. A BLMOVE that it accepts ends only later."""
     recorder = Recorder()
-    with EmbeddedRedis(min_replicas_to_write="1") as server, Redis.from_url(server.url) as raw:
+    with EmbeddedRedis(min_replicas_to_write="1") as server, plain_client(server.url) as raw:
         config = Config(url=server.url, probe_interval=3600)
         runtime = Runtime(config, BatchingSender(server.url), recorder)
         share = Slots(1).join(1.0, lambda: None)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from redis import Redis
 
 from evsched import App, Retry, events
 from evsched.config import Config
@@ -18,6 +17,7 @@ from evsched.telemetry.process import Telemetry
 from evsched.telemetry.queue_stats import DEADLINE
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
 from tests.support.proxy import Proxy
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
@@ -235,7 +235,7 @@ async def test_a_process_that_serves_no_queue_is_not_ready_although_redis_answer
 
 async def test_a_dispatcher_whose_redis_became_a_replica_is_not_ready(app: App) -> None:
     """An idle dispatcher sends no write that Redis could refuse, so the probe asks Redis for its role."""
-    with EmbeddedRedis() as server, Redis.from_url(server.url) as raw:
+    with EmbeddedRedis() as server, plain_client(server.url) as raw:
         config = Config(url=server.url, queues=("q",), probe_interval=3600, metrics_port=0)
         async with system(config, app, workers=0, dispatch=False) as running, served(running) as url:
             running.dispatch()

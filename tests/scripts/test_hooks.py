@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import redis
 
 from evsched.jobs.hooks import EndedJob, Hook
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, decode_payload
@@ -18,6 +17,7 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.scripts.conftest import NOW, Send, State
+from tests.support.plain import plain_client
 
 HOOK = Hook("tell", "pay")
 DONE = Done(b'{"n":1}', 300.0, False)
@@ -181,7 +181,7 @@ def test_what_a_client_wrote_under_the_id_of_the_hooks_job_does_not_stop_the_end
 def test_when_memory_is_full_the_end_of_a_job_calls_its_hook_all_the_same() -> None:
     store = Store("full")
     with EmbeddedRedis() as own:
-        raw: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+        raw = plain_client(own.url)
         sender = SyncSender(own.url)
         sender.send(store.enqueue([New(name, b'{"task":"pay"}', due=NOW) for name in "ab"]))
         sender.send(store.dispatch(limit=10, cap=100, now=NOW))

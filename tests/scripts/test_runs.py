@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import redis
 from msgspec.structs import replace
 
 from evsched.errors import StoreDown, StoreRefused
@@ -19,6 +18,7 @@ from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.scripts.conftest import NOW, Send, State
+from tests.support.plain import plain_client
 from tests.support.snapshot import snapshot
 
 DONE = Done(b'{"n":1}', 300.0, False)
@@ -278,7 +278,7 @@ def test_when_memory_is_full_work_goes_on_and_new_work_is_refused() -> None:
 
     store = Store("full")
     with EmbeddedRedis() as own:
-        raw: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+        raw = plain_client(own.url)
         sender = SyncSender(own.url)
         sender.send(store.enqueue([New(name, b'{"task":"t"}', due=NOW) for name in "abcd"]))
         raw.config_set("maxmemory", 1)

@@ -7,10 +7,9 @@ import os
 import random
 import secrets
 from collections import Counter
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import pytest
-import redis
 
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Retried, Snoozed
@@ -20,6 +19,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
 from tests.support.gate import split, task_of
 from tests.support.model import Model
+from tests.support.plain import plain_client
 from tests.support.snapshot import snapshot
 
 START = 1_900_000_000.0
@@ -72,7 +72,7 @@ class Walk:
 
     def __init__(self, url: str, seed: int) -> None:
         self.pick = random.Random(seed)
-        self.raw: Any = redis.Redis.from_url(url, protocol=2, driver_info=None)
+        self.raw = plain_client(url)
         self.sender = SyncSender(url)
         self.send = self.sender.send
         self.store = Store(f"walk-{secrets.token_hex(6)}")

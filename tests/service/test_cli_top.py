@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-import redis
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
 
 TASKS = """
 import asyncio
@@ -189,7 +189,7 @@ def test_top_says_that_redis_is_down_and_continues_when_it_is_back(cli: Cli, own
 
 
 def test_top_names_the_right_that_its_user_lacks(cli: Cli, own: EmbeddedRedis) -> None:
-    raw = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    raw = plain_client(own.url)
     raw.execute_command("ACL", "SETUSER", "nobody", "on", "nopass", "+@connection", "~*", "+@read")
     raw.close()
     done = cli.run("top", "--queue", "q", "--url", own.url.replace("unix://", "unix://nobody:x@"))

@@ -10,10 +10,9 @@ import os
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import pytest
-import redis
 
 from evsched import App
 from evsched.config import Config
@@ -21,6 +20,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Kind, find_server
 from tests.service.test_rights import USERS, words_of
 from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
 from tests.support.system import system
 
 pytestmark = pytest.mark.anyio
@@ -96,7 +96,7 @@ def guarded() -> Generator[EmbeddedRedis]:
     kind = cast("Kind | None", os.environ.get("EVSCHED_TEST_SERVER"))
     with (
         EmbeddedRedis(find_server(kind), port=0) as server,
-        redis.Redis.from_url(server.url, protocol=2, driver_info=None) as raw,
+        plain_client(server.url) as raw,
     ):
         raw.execute_command("ACL", "SETUSER", "producer", *words_of(dict(USERS)["producer"]))
         yield server
@@ -130,7 +130,7 @@ async def test_a_client_of_another_language_schedules_cancels_and_reads_replies(
     async def add(a: int, b: int) -> int:
         return a + b
 
-    raw: Any = redis.Redis.from_url(guarded.url, protocol=2, driver_info=None, decode_responses=True)
+    raw = plain_client(guarded.url, decode_responses=True)
     with raw:
         raw.execute_command("ACL", "LOG", "RESET")
         async with system(Config(url=guarded.url, queues=(queue,)), app):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 
 from evsched import App, Retry, current_job, events
 from evsched.config import Config
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.clock import SetClock, server_with_clock
+from tests.support.plain import plain_client
 from tests.support.system import System, system
 
 HOUR = 3600
@@ -93,7 +92,7 @@ async def test_recurrences_that_were_not_moved_on_while_the_clock_was_ahead_stay
     clocked: tuple[EmbeddedRedis, SetClock], queue: str, ran: list[float]
 ) -> None:
     server, clock = clocked
-    raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+    raw = plain_client(server.url)
     key = f"evsched:{{{queue}}}:recurrences"
     app = ticking(queue, ran)
 

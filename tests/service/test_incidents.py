@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.service.test_prometheus import GRAFANA, filled, start
 from tests.support.cli import Cli
 from tests.support.clock import SetClock, server_with_clock
+from tests.support.plain import plain_client
 from tests.support.prometheus import PROGRAM, Prometheus
 
 pytestmark = [
@@ -125,7 +125,7 @@ class Site:
 async def at_work(folder: Path) -> AsyncGenerator[tuple[Site, Tiles, EmbeddedRedis, SetClock, Any]]:
     """Start the whole system and wait until every tile is green; yield it."""
     with server_with_clock(folder) as (server, clock):
-        raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+        raw = plain_client(server.url)
         running = Site(server, folder)
         try:
             for name in ("dispatcher", "worker"):

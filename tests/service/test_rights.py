@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from evsched import App, JobDead, StoreRefused, current_job, events, keys
@@ -23,6 +22,7 @@ from evsched.transport.call import raw as raw_reply
 from evsched.transport.connection import Subscription
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
 from tests.support.system import system
 
 CONF = Path(__file__).parents[2] / "redis.conf"
@@ -33,7 +33,7 @@ USERS = re.findall(r"^# user (\w+) (.*)$", CONF.read_text(), re.MULTILINE)
 def own() -> Generator[EmbeddedRedis]:
     """A server that has the users of redis.conf."""
     with EmbeddedRedis() as server:
-        raw: Any = redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+        raw = plain_client(server.url)
         for name, rules in USERS:
             if name != "default":
                 raw.execute_command("ACL", "SETUSER", name, *words_of(rules))
@@ -44,9 +44,7 @@ def own() -> Generator[EmbeddedRedis]:
 @contextmanager
 def as_user(server: EmbeddedRedis, user: str) -> Generator[Any]:
     """Connect as a user, '' = as an administrator, with a client that does not send CLIENT SETINFO."""
-    link: Any = redis.Redis.from_url(
-        url(server, user) if user else server.url, protocol=2, driver_info=None, single_connection_client=True
-    )
+    link = plain_client(url(server, user) if user else server.url, single_connection_client=True)
     try:
         yield link
     finally:
@@ -112,7 +110,7 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
             await subscription.open([], [channel])
     client.close()
     observer.close()
-    raw: Any = redis.Redis.from_url(own.url, protocol=2, driver_info=None)
+    raw = plain_client(own.url)
     refused = raw.execute_command("ACL", "LOG")
     raw.close()
     assert {entry[entry.index(b"username") + 1] for entry in refused} <= {b"observer"}

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import redis
-
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.doctor import Doctor
 from evsched.diagnostics.finding import Finding
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from tests.support.plain import plain_client
 
 
 def client(server: EmbeddedRedis) -> Any:
-    return redis.Redis.from_url(server.url, protocol=2, driver_info=None)
+    return plain_client(server.url)
 
 
 async def examine(

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import redis
 from hypothesis import strategies as st
+
+from tests.support.plain import plain_client
 
 Command = tuple[bytes, ...]
 
@@ -128,10 +129,7 @@ def producer(raw: Any, url: str) -> Any:
     """Make the user `producer` as redis.conf has it, and return a client of that user. `url`: of a Unix socket."""
     assert _RULES is not None
     raw.execute_command("ACL", "SETUSER", "producer", *re.findall(r"\([^)]*\)|\S+", _RULES[1]))
-    client: Any = redis.Redis.from_url(
-        url.replace("unix://", "unix://producer:change-me@"), protocol=2, driver_info=None
-    )
-    return client
+    return plain_client(url.replace("unix://", "unix://producer:change-me@"))
 
 
 def _job(**fields: bytes) -> Callable[[str], list[Command]]:

@@ -1,0 +1,17 @@
+"""A plain client of redis-py, as a test uses it to look into Redis, or a program that knows nothing of evsched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+
+def plain_client(url: str, **options: Any) -> Any:
+    """Return a client that waits for replies without a time limit; each test has one of its own.
+
+    redis-py gives up after 5 s by itself, even a BLPOP that is to wait longer, and then sends the command once more.
+    """
+    return redis.Redis.from_url(
+        url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None, **options
+    )
