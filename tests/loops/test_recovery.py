@@ -19,6 +19,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.snapshot import snapshot
 
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def config(server: EmbeddedRedis) -> Config:
-    return Config(url=server.url, lease=0.3, heartbeat=0.1, idle_lease=60, idle_heartbeat=20, batch=100)
+    # It puts back for a lease, and then leaves the rest to the janitor: long enough for any machine.
+    return Config(url=server.url, lease=PATIENCE, heartbeat=0.1, idle_lease=60, idle_heartbeat=20, batch=100)
 
 
 class OneQueue:
@@ -119,7 +121,7 @@ async def test_a_queue_that_redis_refuses_does_not_keep_the_others(
 async def test_it_tries_again_while_redis_is_away(
     own: EmbeddedRedis, config: Config, queue: str, recorder: Recorder
 ) -> None:
-    config, store, sender = replace(config, url=own.url, lease=25.0), Store(queue), BatchingSender(own.url)
+    config, store, sender = replace(config, url=own.url), Store(queue), BatchingSender(own.url)
     await hold(sender, store, 2)
     await sender.close()
     own.stop()
