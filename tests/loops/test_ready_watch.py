@@ -52,7 +52,7 @@ async def test_a_job_of_any_of_its_queues_wakes_a_parent_and_stays_where_it_is(
     watching = watch(config, recorder, queue, second.queue)
     await blocked(sender, 2)
     await put(sender, second, "a")
-    assert await asyncio.wait_for(watching, 10) == second.queue
+    assert await asyncio.wait_for(watching, PATIENCE) == second.queue
     assert await sender.send(second.line(10)) == ["a"]
 
 
@@ -67,14 +67,15 @@ async def test_a_job_that_a_worker_fetches_wakes_no_parent(
     assert await fetching == "a"
     await never(watching)
     await put(sender, store, "b")
-    await asyncio.wait_for(watching, 10)
+    await asyncio.wait_for(watching, PATIENCE)
     await worker.close()
     await sender.send(store.requeue("w", "test"))
 
 
 async def test_one_job_starts_a_process_of_one_parent(
-    config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
+    config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("evsched.process.ready_watch._CLAIM", PATIENCE)  # until the process that it starts fetches
     watching = {watch(config, recorder, store.queue) for _ in range(5)}
     await blocked(sender, 5)
     await put(sender, store, "a")
@@ -95,7 +96,7 @@ async def test_a_claim_that_does_not_end_keeps_a_parent_only_for_a_while(
     monkeypatch.setattr("evsched.process.ready_watch._CLAIM", 0.01)
     raw.set(f"evsched:{{{store.queue}}}:starting", "1")  # Redis's clock was set back, so it does not expire
     await put(sender, store, "a")
-    assert await asyncio.wait_for(watch(config, recorder, store.queue), 10) == store.queue
+    assert await asyncio.wait_for(watch(config, recorder, store.queue), PATIENCE) == store.queue
 
 
 async def test_a_parent_whose_connections_are_cut_is_woken_all_the_same(
@@ -108,7 +109,7 @@ async def test_a_parent_whose_connections_are_cut_is_woken_all_the_same(
     await recorder.wait(events.RedisFailed)
     await sender.close()  # it was cut too
     await put(sender, store, "a")
-    await asyncio.wait_for(watching, 10)
+    await asyncio.wait_for(watching, PATIENCE)
     await sender.close()
 
 
@@ -118,6 +119,6 @@ async def test_a_parent_is_woken_although_the_memory_of_redis_is_full(
     sender = BatchingSender(own.url)
     await put(sender, Store(queue), "a")
     client.config_set("maxmemory", 1)
-    await asyncio.wait_for(watch(replace(config, url=own.url), recorder, queue), 10)
+    await asyncio.wait_for(watch(replace(config, url=own.url), recorder, queue), PATIENCE)
     client.config_set("maxmemory", 0)
     await sender.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,10 +70,17 @@ def test_without_work_no_process_runs_and_a_job_starts_one(cli: Cli, queue: str,
             raw.zadd(f"evsched:{{{queue}}}:schedule", inline("short", f"j{n}"))
             log.until("ParentWoken", count=n)
             log.until("Completed", where=lambda line, n=n: line["id"] == f"j{n}")
-        assert len([line for line in log.lines if line.get("event") == "ChildStarted"]) == 3
+    kinds = ("ChildStarted", "ChildEnded")
+    order = [line["event"] for line in log.lines if line.get("event") in kinds]
+    # One at a time. On a slow machine, one may end as idle before it has fetched, and another is started.
+    assert order == [*kinds] * (len(order) // 2)
+    assert len(order) >= 6
 
 
 def test_one_job_starts_one_process_of_two_parents(cli: Cli, queue: str, raw: Any) -> None:
+    # However long a process takes until it fetches.
+    cli.run_first("from evsched.process import ready_watch\nready_watch._CLAIM = 600.0\n")
+    cli.environment["EVSCHED_SCALE_DOWN_AFTER"] = "2"
     with (
         cli.running("dispatcher", until="NotificationsProven"),
         parent(cli, "0:8") as (_, one),
@@ -93,6 +99,7 @@ def test_one_job_starts_one_process_of_two_parents(cli: Cli, queue: str, raw: An
 
 def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str, raw: Any) -> None:
     ids = [f"j{n}" for n in range(5)]
+    cli.environment["EVSCHED_LEASE"] = "600"  # the janitor would wait for its end
     with (
         cli.running("dispatcher", until="NotificationsProven"),
         parent(cli, "2") as (_, log),
@@ -104,13 +111,10 @@ def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str
         holders = [line["worker"] for line in log.lines if line.get("event") == "Started"]
         victim = max(set(holders), key=holders.count)
         os.kill(int(victim.split("-")[-2]), signal.SIGKILL)
-        killed = time.time()
         requeued = log.until("JobsRequeued")
         assert (requeued["worker"], requeued["cause"]) == (victim, "died")
         assert "died: its process was ended by SIGKILL" in requeued["reason"]
-        again = log.until("Started", count=len(ids) + holders.count(victim))
-        # Half a second is what is promised, and 20 ms what it takes; a busy machine may take longer, a lease 14 s.
-        assert again["time"] - killed < 5
+        log.until("Started", count=len(ids) + holders.count(victim))
         assert {line["id"] for line in log.lines if line.get("event") == "Started" and line["worker"] != victim} >= {
             *requeued["ids"]
         }
@@ -118,6 +122,7 @@ def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str
 
 def test_a_process_counts_what_was_put_back_for_the_one_before_it(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_METRICS_PORT"] = "0"
+    cli.run_first("from evsched.process import children\nchildren._COUNTED = 600.0\n")
     with (
         cli.running("dispatcher", "--metrics-port", "0", until="NotificationsProven"),
         parent(cli, "1") as (_, log),

@@ -53,7 +53,7 @@ def cli(server: Any, tmp_path: Path, queue: str, release: Path) -> Cli:
     cli.environment |= {
         "PYTHONPATH": str(release.parent),
         "EVSCHED_SHUTDOWN_GRACE": "0.3",
-        "EVSCHED_LEASE": "1",
+        "EVSCHED_LEASE": "3",
         "EVSCHED_HEARTBEAT": "0.3",
         "EVSCHED_LOG_JOBS": "true",
         "EVSCHED_QUEUES": queue,

@@ -43,6 +43,10 @@ def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
 
 
 def write(cli: Cli, version: str, text: str = TASKS) -> None:
+    """Write a version whose file has another length than the one before it.
+
+    Python takes compiled code for that of a file of the same length which was written in the same second.
+    """
     (cli.folder / "tasks.py").write_text(text.replace("VERSION", version))
 
 
@@ -60,11 +64,11 @@ def parent(cli: Cli, *words: str) -> Generator[tuple[subprocess.Popen[str], Log]
 def test_a_reload_replaces_one_process_after_the_other_and_each_is_ready_before_the_old_one_ends(cli: Cli) -> None:
     with parent(cli, "--processes", "2") as (child, log):
         log.until("WorkerStarted", count=2)
-        write(cli, "two")
+        write(cli, "second")
         child.send_signal(signal.SIGHUP)
         assert log.until("Reloaded")["processes"] == 2
         started = [line for line in log.lines if line.get("event") == "WorkerStarted"]
-        assert [line["tasks"] for line in started] == [["hold", "one"]] * 2 + [["hold", "two"]] * 2
+        assert [line["tasks"] for line in started] == [["hold", "one"]] * 2 + [["hold", "second"]] * 2
         kinds = ("ChildStarted", "WorkerStarted", "ChildEnded")
         order = [line["event"] for line in log.lines if line.get("event") in kinds]
         assert order[4:] == [*kinds, *kinds]
@@ -93,10 +97,10 @@ def test_broken_code_leaves_the_old_processes_running_until_it_is_corrected(cli:
         failed = log.until("ReloadFailed")
         assert (failed["reason"], failed["replaced"], failed["processes"]) == ("ended with 1", 0, 2)
         assert len([line for line in log.lines if line.get("event") == "ChildEnded"]) == 1  # the new one
-        write(cli, "two")
+        write(cli, "second")
         child.send_signal(signal.SIGHUP)
         log.until("Reloaded")
-        assert log.until("WorkerStarted", count=4)["tasks"] == ["hold", "two"]
+        assert log.until("WorkerStarted", count=4)["tasks"] == ["hold", "second"]
 
 
 HANGS = """
@@ -113,13 +117,13 @@ async def lifespan():
 def test_a_second_sighup_begins_anew_if_the_new_process_does_not_become_ready(cli: Cli) -> None:
     with parent(cli, "--processes", "1") as (child, log):
         log.until("WorkerStarted")
-        write(cli, "two", HANGS + TASKS.replace("App()", "App(lifespan=lifespan)"))
+        write(cli, "second", HANGS + TASKS.replace("App()", "App(lifespan=lifespan)"))
         child.send_signal(signal.SIGHUP)
         log.until("Hangs")
-        write(cli, "three")
+        write(cli, "third")
         child.send_signal(signal.SIGHUP)
         log.until("Reloaded")
-        assert log.until("WorkerStarted", count=2)["tasks"] == ["hold", "three"]
+        assert log.until("WorkerStarted", count=2)["tasks"] == ["hold", "third"]
 
 
 async def test_the_old_process_answers_on_the_metrics_port_until_it_has_ended(cli: Cli, queue: str, raw: Any) -> None:
