@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from evsched import App, Job, JobDead, JobExists, Retry, Unique, events
+from evsched.client import operations
 from evsched.config import Config
 from evsched.jobs.job import OnConflict
 from evsched.transport.embedded import EmbeddedRedis
@@ -30,9 +31,15 @@ def page_of(page: object, version: int = 1) -> object:
 @pytest.mark.parametrize("conflict", [None, "keep", "replace"])
 @pytest.mark.parametrize("lost", ["up", "down"])
 async def test_a_thousand_producers_whose_links_are_cut_make_one_job(
-    own: EmbeddedRedis, queue: str, app: App, conflict: OnConflict | None, lost: Direction
+    own: EmbeddedRedis,
+    queue: str,
+    app: App,
+    conflict: OnConflict | None,
+    lost: Direction,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Commands or replies are lost, and all is sent again; when replies are, the job has ended by then."""
+    monkeypatch.setattr(operations, "_PATIENCE", PATIENCE)  # a slow machine takes long for a thousand
     ran = list[int]()
 
     async def work(producer: int) -> None:
