@@ -1,7 +1,7 @@
-"""The commands about recurrences: list, look ahead, make, remove.
+"""The commands about recurrences: look ahead, make, remove.
 
-Those about deploys are in deploys.py, those about pauses in pauses.py, those that run a recurrence by hand in
-requested_runs.py.
+The list is in recurrence_list.py. The commands about deploys are in deploys.py, those about pauses in pauses.py, those
+that run a recurrence by hand in requested_runs.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import evsched
 from evsched.cli import output
 from evsched.cli.deploys import prune, rollback
 from evsched.cli.jobs import argument
-from evsched.cli.kept_recurrences import is_retired, kept, waiting_requests
 from evsched.cli.options import Json, Queue, RecurrenceName, Url, client
 from evsched.cli.pauses import pause, resume
+from evsched.cli.recurrence_list import list_recurrences
 from evsched.cli.requested_runs import backfill, trigger
 from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
@@ -26,12 +26,9 @@ from evsched.cli.usage import UsageError
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.recurrences import read_stored, with_calendars
 from evsched.config import DEFAULT_QUEUE
-from evsched.durations import format_duration
 from evsched.errors import ConfigError, EvschedError, JobMissing
-from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.look_ahead import read_standing, times_ahead
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap
-from evsched.recurrence.revision import describe_revision
 from evsched.store.store import Store
 
 app = App(
@@ -50,91 +47,6 @@ Zone = Annotated[
 
 _NEXT_MOST = 1000
 """The most times that are listed: with a window, each takes some 25 us."""
-
-_COLUMNS = (
-    Column("name"),
-    Column("rule", 3),
-    Column("zone", 5),
-    Column("next", 1),
-    Column("runs", 6),
-    Column("failed", 6),
-    Column("missed", 7),
-    Column("last", 4),
-    Column("finished", 8),
-    Column("late", 9),
-    Column("state", 2, prose=True),
-)
-
-
-def _text(fields: dict[str, bytes], name: str) -> str | None:
-    return fields[name].decode(errors="backslashreplace") if name in fields else None
-
-
-def _number(fields: dict[str, bytes], name: str) -> float | None:
-    return number(fields.get(name))
-
-
-@app.default
-@app.command(name="list")
-def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
-    """List the recurrences of a queue: rule, next time, and how the last run ended.
-
-    Example: evsched recurrences --queue reports
-    """
-    rows = list[dict[str, Any]]()
-    with client(url) as redis:
-        for name, at, fields in kept(redis, queue):
-            rows.append(
-                {
-                    "name": name,
-                    "rule": _text(fields, "rule"),
-                    "zone": _text(fields, "zone"),
-                    "next": at if 0 < at < float("inf") else None,
-                    "paused": _number(fields, "paused"),
-                    "paused_until": _number(fields, "paused_until"),
-                    "paused_why": _text(fields, "paused_why"),
-                    "runs": whole(fields.get("runs")),
-                    "done": whole(fields.get("done")),
-                    "failed": whole(fields.get("failed")),
-                    "failing": whole(fields.get("failing")),
-                    "missed": whole(fields.get("missed")),
-                    "requests": waiting_requests(redis, queue, name, fields),
-                    "last_outcome": _text(fields, "last_outcome"),
-                    "last_finished": _number(fields, "last_finished"),
-                    "last_lateness": _number(fields, "last_lateness"),
-                    "declared_by": _text(fields, "owner"),
-                    "revision": None
-                    if (revision := number(fields.get("revision"))) is None
-                    else describe_revision(revision),
-                    "retired": _number(fields, "retired") if is_retired(at, fields) else None,
-                    "reason": _text(fields, "reason"),
-                }
-            )
-    if json:
-        output.as_json(rows)
-        return
-    shown = list[tuple[object, ...]]()
-    for row in rows:
-        state = row["reason"] or _state(row)
-        late = "" if row["last_lateness"] is None else format_duration(row["last_lateness"])
-        next_ = Moment(None if state else row["next"])
-        finished = Moment(row["last_finished"] if row["last_outcome"] else None)
-        if row["requests"]:
-            state = "; ".join(filter(None, (state, f"{row['requests']} requested runs wait")))
-        counts = (row["runs"], row["failed"], row["missed"], row["last_outcome"], finished, late)
-        shown.append((row["name"], row["rule"], row["zone"] or "UTC", next_, *counts, state))
-    table(_COLUMNS, shown, f"queue {queue} has no recurrences")
-
-
-def _state(row: dict[str, Any]) -> str:
-    """Return why a recurrence has no next time, '' = it has one."""
-    paused = ""
-    if row["paused"]:
-        until = f" until {output.moment(row['paused_until'], short=True)}" if row["paused_until"] else ""
-        paused = f"paused{until}" + (f": {row['paused_why']}" if row["paused_why"] else "")
-    if row["retired"]:
-        return "stopped: the code no longer declares it" + (f", and {paused}" if paused else "")
-    return paused or ("" if row["next"] else "over, or about to begin")
 
 
 @app.command(name="next")
@@ -277,6 +189,8 @@ def remove(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = 
     print(f"{name} removed")
 
 
+app.default(list_recurrences)
+app.command(list_recurrences, name="list")
 app.command(pause)
 app.command(resume)
 app.command(trigger)
