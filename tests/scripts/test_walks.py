@@ -358,7 +358,8 @@ class Walk:
 @pytest.mark.parametrize("part", range(4))
 def test_random_walks(server: EmbeddedRedis, part: int) -> None:
     done = Counter[str]()
-    first = int(os.environ.get("EVSCHED_TEST_SEED", "0")) + 3 * part
+    explored = os.environ.get("EVSCHED_TEST_SEED")
+    first = int(explored or 0) + 3 * part
     for seed in range(first, first + 3):
         walk = Walk(server.url, seed)
         try:
@@ -372,7 +373,7 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
         finally:
             walk.close()
         done += walk.done
-    # The walks reached each case that matters.
+    # The walks reached each case that matters. Three others that are chosen at random may miss a rare one.
     met = (
         "complete, own",
         "complete, lost",
@@ -389,4 +390,4 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
         "a suspect is handed out",
         "cancel, processing",
     )
-    assert all(done[name] for name in met), done
+    assert explored or all(done[name] for name in met), done
