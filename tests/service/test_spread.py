@@ -126,7 +126,7 @@ async def test_jobs_that_keep_the_event_loop_busy_are_shared(
         await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
     ran = shares(raw, queue)
     assert sum(ran) == 100
-    # Some 50 each. Far fewer on a machine that stops one of them for a second, but not the 0 of a worker without a share.
+    # Some 50 each. Far fewer if the machine stops one of them for a second, but not the 0 of a worker without a share.
     assert (len(ran), min(ran) >= 20) == (2, True), ran
 
 
