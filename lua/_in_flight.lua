@@ -88,14 +88,22 @@ local function leave(id)
   end
 end
 
+-- Look at all groups that are held back, at the next chance. All scores become 0, those that are infinite too. O(n).
+-- USES throttled
+local function reopen_all()
+  redis.call('ZUNIONSTORE', throttled, 1, throttled, 'WEIGHTS', 0)
+end
+
 -- Count only while a limit needs it. To begin is O(n) in ready and in the workers' lists, once, when one is first set.
--- USES policy, counting, in_flight, processing, enter
+-- A job counts in the group that it has now. It may have been counted in another, which no end of a job would open.
+-- USES policy, counting, in_flight, processing, enter, reopen_all
 local function keep_count()
   local needed = policy.concurrency or policy.grouped
   if counting and not needed then
     redis.call('DEL', in_flight)
   elseif needed and not counting then
     redis.call('HSET', in_flight, '*', 0)
+    reopen_all()
     local lists = { ready }
     for _, worker in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
       lists[#lists + 1] = processing(worker)
@@ -139,7 +147,7 @@ end
 
 -- Set a limit by its field, '' removes it. What it holds back is looked at again. `read_policy` and `admit` must
 -- follow.
--- USES limits, throttled, TASK_GROUP, note_task
+-- USES limits, reopen_all, throttled, TASK_GROUP, note_task
 local function set_limit(field, value)
   if value == '' then
     redis.call('HDEL', limits, field)
@@ -148,8 +156,7 @@ local function set_limit(field, value)
   end
   local group = field:match('^%l+:(.*)$')
   if group == '*' then
-    -- All scores become 0, those that are infinite too. O(n) in the groups that are held back.
-    redis.call('ZUNIONSTORE', throttled, 1, throttled, 'WEIGHTS', 0)
+    reopen_all()
   elseif group then
     redis.call('ZADD', throttled, 'XX', 0, group)
   end

@@ -114,6 +114,17 @@ def test_jobs_that_are_ready_or_run_count_when_a_task_gets_its_first_limit(send:
     assert send(store.recount()) == []
 
 
+def test_a_group_whose_jobs_have_another_group_by_now_is_open_when_a_task_gets_its_first_limit(
+    send: Send, store: Store, raw: Any
+) -> None:
+    send(store.limit({"concurrency:a": 1}, now=NOW))
+    due(send, store, {"q0": payload("quick"), "q1": payload("quick")}, group="a")
+    assert list(start(send, store)) == ["q0"]
+    raw.hset(f"evsched:{{{store.queue}}}:job:q0", "group", "b")
+    send(store.limit({LIMIT: 5}, now=NOW))
+    assert list(start(send, store)) == ["q1"]
+
+
 def test_a_job_of_another_client_counts_too(send: Send, store: Store, raw: Any) -> None:
     """It may have escaped characters, spaces, its own id, and no record until it is due."""
     send(store.limit({LIMIT: 1, "concurrency:task:a/é": 1}, now=NOW))

@@ -202,6 +202,7 @@ class Gate:
         if "concurrency" in self.limits or self.grouped:
             if self.in_flight is None:
                 self.in_flight = {}
+                self.throttled = dict.fromkeys(self.throttled, 0)
                 for job in [*self.ready, *(job for held in self.processing.values() for job in held)]:
                     self.enter(job)
         else:
