@@ -105,7 +105,7 @@ local mends = {
     redis.call('PERSIST', record(id))
   end,
   stuck = function(_, name)
-    release_waiting(name)
+    release_waiting(name, nil, now)
   end,
   -- To dead, as dispatch or start would do; `start` handles those that a worker holds.
   ['no-record'] = function(id, place, from)

@@ -8,6 +8,7 @@ import pytest
 
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.recurrence.recurrence import Declared, Occurrence, read_declared, read_recurrence
+from evsched.store.audits import Violation
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 
@@ -155,3 +156,17 @@ def test_an_older_dispatcher_runs_it_by_the_interval_alone(send: Send, store: St
     seen = f"{send(store.next_planned(NAME)):.0f}".encode()
     at = NOW + 90
     assert send(store.recur(NAME, seen, [Occurrence(f"{NAME}@{at:.0f}", at, at, 5)], next_=at + 30, now=at)) == []
+
+
+def test_the_repair_releases_an_occurrence_that_waits_in_vain(
+    send: Send, store: Store, state: State, raw: Any
+) -> None:
+    """Its recurrence had overlap "queue" before, and what it waited for was deleted."""
+    root, waiting = f"evsched:{{{store.queue}}}:", f"{NAME}@6"
+    raw.hset(f"{root}recurrence:{NAME}", mapping={"waiting": waiting})
+    raw.hset(f"{root}job:{waiting}", mapping={"payload": '{"task":"t"}', "planned": 6, "recurrence": NAME})
+    raw.zadd(f"{root}schedule", {waiting: INF})
+    raw.zadd(f"{root}recurrences", {NAME: NOW})
+    found = Violation(waiting.encode(), "stuck", NAME)
+    assert send(store.mend([found], now=NOW)) == [(waiting.encode(), "stuck")]
+    assert state()["schedule"] == {waiting: 6.0}
