@@ -103,13 +103,42 @@ local function note_end(id, outcome, now)
   release_waiting(name, id, now)
 end
 
+-- Bytes of the longest reason that is read: workers write at most 2,000 characters, but a producer may write anything.
+local REASON_MOST = 16384
+
+-- Why the last attempt of a job failed; nil if it has had none, or has ended since.
+-- USES REASON_MOST, record, field_of, attempt_of
+local function last_failure(id)
+  if attempt_of(field_of(id, 'attempt')) == 0 or field_of(id, 'finished') then
+    return nil
+  end
+  local field = field_of(id, 'failure') and 'failure' or 'reason'
+  local size = redis.call('HSTRLEN', record(id), field)
+  return size > 0 and size <= REASON_MOST and redis.call('HGET', record(id), field) or nil
+end
+
+-- The reason of a job that is given up before its next run begins: it also says why the last attempt failed, whose
+-- traceback is kept.
+-- USES last_failure, size_of, record
+local function with_failure(id, reason)
+  if size_of('HLEN', record(id)) == 0 then
+    return reason -- it has no record, or a key of another type
+  end
+  local failure = last_failure(id)
+  if not failure then
+    redis.call('HDEL', record(id), 'traceback')
+    return reason
+  end
+  return reason .. '; before that: ' .. failure
+end
+
 -- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller then removes it from the place it was in.
 -- USES note_end, acquit, record, seconds, DEAD_MOST, DEAD_AGE
 local function bury(id, outcome, reason, now)
   note_end(id, outcome, now)
   acquit(id)
   redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
-  redis.call('HDEL', record(id), 'traceback') -- of an earlier run; the verb `bury` writes that of the last
+  redis.call('HDEL', record(id), 'failure')
   redis.call('PERSIST', record(id))
   redis.call('ZADD', dead, seconds(now), id)
   local oldest = redis.call('ZRANGE', dead, 0, 0, 'WITHSCORES')
@@ -145,6 +174,7 @@ local function reuse(id)
   redis.call('PERSIST', record(id))
   redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
   redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'traceback', 'snoozes')
+  redis.call('HDEL', record(id), 'failure')
   redis.call('ZREM', dead, id)
 end
 
@@ -153,7 +183,7 @@ end
 -- USES record, acquit, again_of
 local function begin_anew(id, again)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
-  redis.call('HDEL', record(id), 'begun', 'traceback', 'snoozes')
+  redis.call('HDEL', record(id), 'begun', 'traceback', 'snoozes', 'failure')
   acquit(id)
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)
@@ -174,7 +204,7 @@ local function abort(id, reason, retention, reply, now)
     begin_anew(id, extra[2])
   else
     redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
-    redis.call('HDEL', record(id), 'traceback')
+    redis.call('HDEL', record(id), 'traceback', 'failure')
     redis.call('PEXPIRE', record(id), milliseconds(retention))
   end
 end

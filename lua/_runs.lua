@@ -28,6 +28,15 @@ local function count_attempts(id, more)
   redis.call('HSET', record(id), 'attempt', math.max(0, attempt_of(field_of(id, 'attempt')) + more))
 end
 
+-- Keep why the last attempt failed: the caller writes a reason that is not about an attempt.
+-- USES last_failure, record
+local function keep_failure(id)
+  local failure = last_failure(id)
+  if failure then
+    redis.call('HSET', record(id), 'failure', failure)
+  end
+end
+
 -- A worker died in which this job ran alone, or the process in which it was isolated. So this job is the cause, and its
 -- earlier doubtful runs count as attempts too.
 -- USES suspicion_of, count_attempts, mark_suspect
@@ -83,8 +92,9 @@ end
 
 -- Put the job of an ended run back on the schedule, and return true. A job that was cancelled ends instead: false. If
 -- the id was scheduled again meanwhile, that time is kept as `again`: this job runs first, and then the new one.
--- USES abort, RETENTION, record, again_of, moment_of, field_of
-local function send_back(id, run, scheduled, due, reason, now)
+-- `failed`: the run counts as an attempt; else why the last attempt failed is kept besides `reason`.
+-- USES abort, RETENTION, record, again_of, moment_of, field_of, count_attempts, keep_failure
+local function send_back(id, run, scheduled, due, reason, now, failed)
   if run[5] then
     abort(id, reason, RETENTION, '', now)
     return false
@@ -94,9 +104,15 @@ local function send_back(id, run, scheduled, due, reason, now)
     redis.call('HSET', key, 'again', redis.call('ZSCORE', schedule, id))
   end
   redis.call('ZADD', schedule, again_of(due), id)
+  if failed then
+    redis.call('HDEL', key, 'traceback', 'failure')
+  else
+    count_attempts(id, -1)
+    keep_failure(id)
+  end
   redis.call('HSET', key, 'reason', reason)
   -- Common to all attempts of a job, for its idempotency key.
   redis.call('HSETNX', key, 'planned', moment_of(field_of(id, 'due')) or '0')
-  redis.call('HDEL', key, 'worker', 'begun', 'traceback')
+  redis.call('HDEL', key, 'worker', 'begun')
   return true
 end

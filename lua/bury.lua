@@ -8,7 +8,7 @@
 --        task      the task of the jobs, if there is a hook
 -- ROWS   id        of the job
 --        attempt   of the run that ends
---        reason    why the job is given up
+--        reason    why the job is given up; if it did not begin, why its last attempt failed is added
 --        reply     '1' = push the outcome to the job's reply list
 --        outcome   'dead', or 'expired'
 --        how       'killed' = it killed the process in which it was isolated, 'never' = it did not begin, ''
@@ -17,7 +17,7 @@
 -- FAILS  none
 -- TWICE  the second call finds every run lost
 -- USES   clock, expect, convict, count_attempts, abort, RETENTION, push_reply, call_hook, waiting_place, note_end,
---        record, begin_anew, bury, end_runs
+--        record, begin_anew, bury, end_runs, with_failure
 --
 -- When the same id was scheduled again meanwhile, the job is not dead: it runs again, with all its attempts.
 
@@ -30,6 +30,7 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace)
     convict(id)
   elseif how == 'never' then
     count_attempts(id, -1)
+    reason = with_failure(id, reason)
   end
   if run[5] then
     return abort(id, 'cancelled while it ran', RETENTION, reply, now)
@@ -48,6 +49,8 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace)
     bury(id, outcome, reason, now)
     if trace ~= '' then
       redis.call('HSET', record(id), 'traceback', trace)
+    elseif how ~= 'never' then
+      redis.call('HDEL', record(id), 'traceback') -- of an earlier run
     end
   end
 end

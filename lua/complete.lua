@@ -47,7 +47,7 @@ local function finish(id, run, scheduled, result, retention, reply)
   else
     redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
     if run[7] then
-      redis.call('HDEL', key, 'reason', 'traceback') -- of an earlier run
+      redis.call('HDEL', key, 'reason', 'traceback', 'failure') -- of an earlier run
     end
     lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))
     redis.call('PEXPIRE', key, lifetimes[retention])

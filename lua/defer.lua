@@ -15,7 +15,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, milliseconds, send_back, count_attempts, refund, record, end_runs
+-- USES   clock, seconds, milliseconds, send_back, refund, record, end_runs
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that was told to
 -- stop is not deferred: it ends as cancelled. What a job took off the rates is given back, so jobs that come again and
@@ -50,7 +50,6 @@ local function finish(id, run, scheduled, due, reason, window, text, unknown)
   local changed = window ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
   due = changed and seconds(now) or due
   if send_back(id, run, scheduled, due, reason, now) then
-    count_attempts(id, -1)
     refund(id, now)
     redis.call('HDEL', record(id), 'started')
     if unknown ~= '' then

@@ -16,7 +16,7 @@
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, identify, save_turns, open, fields_of, payload_size,
---        is_inline
+--        is_inline, with_failure
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a record here. A job that cannot run
 -- goes to dead with a reason, and does not stop the others.
@@ -106,6 +106,7 @@ local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
 -- Put a job into dead. If its id also waits already, with the same record, it is removed there.
 local function quarantine(id, reason)
   remove_waiting(id)
+  reason = with_failure(id, reason)
   bury(id, 'dead', reason, now)
   buried[#buried + 1] = id
   buried[#buried + 1] = reason

@@ -15,7 +15,7 @@
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter,
---        return_to_backlog, admit, fields_of
+--        return_to_backlog, admit, fields_of, keep_failure
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -54,8 +54,12 @@ local function cut_short(id, mark)
   end
   redis.call('HDEL', key, 'worker', 'started', 'begun')
   if died or begun then
+    if not begun then
+      keep_failure(id)
+    else
+      redis.call('HDEL', key, 'traceback', 'failure')
+    end
     redis.call('HSET', key, 'reason', reason)
-    redis.call('HDEL', key, 'traceback')
   else
     redis.call('HSETNX', key, 'reason', reason) -- why an earlier run failed says more than why this one did not begin
   end

@@ -27,7 +27,7 @@ local function finish(id, run, scheduled, delay, reason, killed, trace)
   else
     acquit(id)
   end
-  if send_back(id, run, scheduled, seconds(now + tonumber(delay)), reason, now) and trace ~= '' then
+  if send_back(id, run, scheduled, seconds(now + tonumber(delay)), reason, now, true) and trace ~= '' then
     redis.call('HSET', record(id), 'traceback', trace)
   end
 end

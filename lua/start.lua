@@ -19,7 +19,7 @@
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
---        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of
+--        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -130,6 +130,7 @@ for i, id in ipairs(ids) do
     end
     redis.call('LREM', list, 1, id)
     leave(id)
+    reason = with_failure(kept, reason)
     bury(kept, 'dead', reason, now)
     buried[#buried + 1] = kept
     buried[#buried + 1] = reason

@@ -53,7 +53,7 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     """Return what is to be run, or why it cannot or must not be. `now` by Redis's clock."""
     task = tasks.get(payload.task)
     if task is None:
-        return _expired(payload, now) or NoTask(payload)
+        return _expired(job, payload, now) or NoTask(payload)
     try:
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)
@@ -62,18 +62,19 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     if payload.timeout is not None and payload.timeout <= 0:
         wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: mend the payload"
         return Buried(wrong, payload.reply)
-    if payload.expires is not None and (expired := _expired(payload, now)):
+    if payload.expires is not None and (expired := _expired(job, payload, now)):
         return expired
     if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
         return Buried(_why_spent(job.attempt - 1, policy.attempts), payload.reply)
     return Prepared(payload, task, policy, args, kwargs)
 
 
-def _expired(payload: Payload, now: float) -> Buried | None:
+def _expired(job: FetchedJob, payload: Payload, now: float) -> Buried | None:
     if payload.expires is None or now <= payload.expires:
         return None
     late = now - payload.expires
-    return Buried(f"expired {late:.3g} s before a worker could start it", payload.reply, "expired")
+    again = "" if job.attempt == 1 else f", while it waited for attempt {job.attempt}"
+    return Buried(f"expired {late:.3g} s before a worker could start it{again}", payload.reply, "expired")
 
 
 def _why_spent(begun: int, attempts: int) -> str:

@@ -200,8 +200,10 @@ class JobStatus(Struct, frozen=True):
     finished: float | None = None
     outcome: str | None = None
     reason: str | None = None
+    failure: str | None = None
+    """Why the last attempt failed, while `reason` says why the run after it did not begin, or that it was snoozed."""
     traceback: str | None = None
-    """Of the last failed run, as long as `reason` describes that run: at most 4 KiB."""
+    """Of the last failed run, as long as `reason` or `failure` describes that run: at most 4 KiB."""
     result: Any = None
     payload: Any = None
     progress: Any = None
@@ -245,6 +247,7 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         finished=number(fields.get("finished")),
         outcome=string("outcome"),
         reason=string("reason"),
+        failure=string("failure"),
         traceback=string("traceback"),
         result=json("result"),
         payload=payload,

@@ -117,6 +117,27 @@ async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, q
         assert (status.place, status.outcome) == ("dead", "expired")
 
 
+async def test_a_retry_that_expires_is_dead_with_the_failure_of_its_last_attempt(
+    config: Config, app: App, raw: Any
+) -> None:
+    @app.task(retry=Retry(attempts=3, interval=0.01))
+    async def pay() -> None:
+        key = f"evsched:{{{current_job().queue}}}:job:{current_job().id}"
+        raw.hset(key, "payload", '{"task":"pay","expires":1}')
+        raise ValueError("no such account")
+
+    async with system(config, app):
+        job = await pay.enqueue()
+        with pytest.raises(JobDead, match="no such account"):
+            await job.result(PATIENCE)
+        status = await job.status()
+    assert (status.place, status.outcome, status.attempt) == ("dead", "expired", 1)
+    assert "while it waited for attempt 2; before that: attempt 1 of 3: ValueError: no such account" in str(
+        status.reason
+    )
+    assert "in pay" in str(status.traceback)
+
+
 async def test_an_id_that_exists_is_refused_kept_or_replaced(config: Config, app: App) -> None:
     ran: list[str] = []
 

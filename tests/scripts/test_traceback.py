@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed, decode
 from evsched.store.clients import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, status_of
@@ -45,7 +45,6 @@ ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
     "asked for another attempt": lambda store, run: store.retry("w", [(run, Retried(9.0, "later"))], now=NOW),
     "given up without a traceback": lambda store, run: store.bury("w", [(run, Buried("expired", False))], now=NOW),
     "cancelled": lambda store, run: store.abort("w", [(run, Aborted(300.0, False))], now=NOW),
-    "outside its window": lambda store, run: store.defer("w", [(run, Deferred(NOW + 9, "closed"))], now=NOW),
     "interrupted": lambda store, run: store.requeue("w", "it was stopped", now=NOW),
 }
 
@@ -61,6 +60,70 @@ def test_a_run_that_ends_without_an_error_deletes_the_earlier_traceback(
     send(store.begin("w", [(run, "1")]))
     send(ENDS[end](store, run))
     assert traceback() is None
+
+
+NOT_FAILED: dict[str, Callable[[Store, FetchedJob], Any]] = {
+    "outside its window": lambda store, run: store.defer("w", [(run, Deferred(NOW, "closed"))], now=NOW),
+    "snoozed": lambda store, run: store.snooze("w", [(run, Snoozed("snoozed"))], now=NOW),
+    "handed back": lambda store, run: store.requeue("w", "it was stopped", now=NOW),
+}
+
+
+def expire(send: Send, store: Store, run: FetchedJob) -> None:
+    assert send(store.bury("w", [(run, Buried("expired", True, "expired", began=False))], now=NOW)) == []
+
+
+@pytest.mark.parametrize("between", [(), *((name,) for name in NOT_FAILED), ("snoozed", "outside its window")])
+def test_a_job_given_up_before_its_retry_begins_keeps_why_the_last_attempt_failed(
+    send: Send, store: Store, start: Callable[[], FetchedJob], between: tuple[str, ...]
+) -> None:
+    fail(send, store, start())
+    for name in between:
+        send(NOT_FAILED[name](store, start()))
+    expire(send, store, start())
+    status = status_of(send, store, "a")
+    assert (status.place, status.attempt, status.outcome) == ("dead", 1, "expired")
+    assert (status.reason, status.traceback, status.failure) == ("expired; before that: no luck", TRACE, None)
+    reply = send(store.replied("a"))
+    assert reply is not None
+    assert decode(reply)["reason"] == "expired; before that: no luck"
+
+
+@pytest.mark.parametrize("between", NOT_FAILED)
+def test_a_job_given_up_before_its_first_attempt_has_no_failure(
+    send: Send, store: Store, start: Callable[[], FetchedJob], between: str
+) -> None:
+    send(NOT_FAILED[between](store, start()))
+    expire(send, store, start())
+    assert status_of(send, store, "a").reason == "expired"
+
+
+def test_a_failure_is_forgotten_with_the_next_one_and_when_the_job_is_revived(
+    send: Send, store: Store, start: Callable[[], FetchedJob]
+) -> None:
+    fail(send, store, start())
+    send(store.defer("w", [(start(), Deferred(NOW, "closed"))], now=NOW))
+    assert status_of(send, store, "a").failure == "no luck"
+    assert send(store.retry("w", [(start(), Retried(0.0, "worse luck"))], now=NOW)) == []
+    status = status_of(send, store, "a")
+    assert (status.reason, status.failure, status.traceback) == ("worse luck", None, None)
+    expire(send, store, start())
+    send(store.revive(["a"], now=NOW))
+    expire(send, store, start())
+    assert status_of(send, store, "a").reason == "expired"
+
+
+def test_a_retry_whose_payload_is_gone_keeps_why_its_attempt_failed(
+    send: Send, store: Store, start: Callable[[], FetchedJob], raw: Any
+) -> None:
+    fail(send, store, start())
+    raw.hset(f"evsched:{{{store.queue}}}:job:a", "payload", "x" * 2000)
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    status = status_of(send, store, "a")
+    assert status.reason is not None
+    assert status.reason.startswith("the payload has 2000 bytes")
+    assert status.reason.endswith("; before that: no luck")
+    assert status.traceback == TRACE
 
 
 def test_a_dead_job_keeps_its_traceback_until_it_is_revived(

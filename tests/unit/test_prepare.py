@@ -65,6 +65,12 @@ def test_a_job_expires_by_the_clock_that_is_given(now: float, expired: bool) -> 
         assert outcome == Buried("expired 0.5 s before a worker could start it", True, "expired")
 
 
+def test_a_retry_that_expires_says_for_which_attempt_it_waited() -> None:
+    outcome = prepared(b'{"task":"pay","args":[5],"expires":100}', attempt=2, now=103.0)
+    assert isinstance(outcome, Buried)
+    assert outcome.reason == "expired 3 s before a worker could start it, while it waited for attempt 2"
+
+
 def test_a_task_that_is_unknown_is_no_fault_of_the_job() -> None:
     outcome = prepared(b'{"task":"pya","args":["x"],"timeout":0,"retention":9}', attempt=7)
     assert isinstance(outcome, NoTask)
