@@ -21,9 +21,9 @@ from evsched.cli.usage import UsageError
 from evsched.client.recurrences import read_stored
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError, JobMissing
+from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.recurrence.look_ahead import Standing, read_standing, times_ahead
-from evsched.recurrence.recurrence import Declared, Recurrence, read_recurrence
+from evsched.recurrence.recurrence import Declared, Recurrence, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.recurrence.zones import find_zone
 from evsched.store.store import Store
@@ -93,6 +93,9 @@ def set_window(
         redis.send(Store(queue).count_deferred(name))  # refused before anything is written
         redis.send(Store(queue).set_window(name, window))
         back = _reopen(redis, Store(queue), name)
+        for other, fields in _users(redis, queue, name):
+            if "reason" in fields:  # it was stopped, because there was no such window
+                redis.send(Store(queue).replan(other))
     print(f"{name} is {window}" + (f"; {back} jobs that waited for it are checked again" if back else ""))
 
 
@@ -100,16 +103,29 @@ def set_window(
 def remove_window(
     name: Annotated[str, Parameter(help="The name of the window.")], /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None
 ) -> None:
-    """Delete a named window. A job that refers to it goes to the dead-letter set when it is due.
+    """Delete a named window that no recurrence refers to. A job that does goes to the dead-letter set when it is due.
 
     Example: evsched windows remove nights
     """
     with client(url) as redis:
         redis.send(Store(queue).count_deferred(name))  # refused before anything is written
+        if users := _users(redis, queue, name):
+            raise EvschedError(
+                f"window {name} is in use by {', '.join(user for user, _ in users[:5])}: change those first"
+            )
         if not redis.send(Store(queue).set_window(name, None)):
             raise JobMissing(f"queue {queue} has no window {name}")
         back = _reopen(redis, Store(queue), name)
     print(f"{name} removed" + (f"; {back} jobs that waited for it go to dead" if back else ""))
+
+
+def _users(redis: SyncClient, queue: str, name: str) -> list[tuple[str, dict[str, bytes]]]:
+    """Return the recurrences that name a window, with their records."""
+    return [
+        (other, fields)
+        for other, _, fields in kept(redis, queue)
+        if name in window_names(fields.get("window"), fields.get("payload", b""))
+    ]
 
 
 def _reopen(redis: SyncClient, store: Store, name: str) -> int:

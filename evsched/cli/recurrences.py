@@ -24,7 +24,7 @@ from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
 from evsched.cli.usage import UsageError
 from evsched.client.new_job import JobOptions, check_job_options, new_job
-from evsched.client.recurrences import read_stored, with_calendars
+from evsched.client.recurrences import read_stored, with_stored
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.recurrence.look_ahead import read_standing, times_ahead
@@ -169,7 +169,7 @@ def add(
             pause_after=pause_after,
         )
         with client(url) as redis:
-            recurrence = redis.run(with_calendars(Store(queue), declared))
+            recurrence = redis.run(with_stored(Store(queue), declared))
             paused = "paused" in redis.send(Store(queue).recurrence(name))
             if next(recurrence.walk(redis.now()), None) is None:
                 raise UsageError(f"recurrence {name} would never recur: no time of its rule is ahead, until its --end")

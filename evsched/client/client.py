@@ -73,8 +73,8 @@ class Client:
         """Create a recurrence, or change the one of that name; return which.
 
         Raises:
-            ConfigError: its rule, zone or window is not valid, a calendar that it skips does not exist, or it is too
-                frequent for the retries of its task.
+            ConfigError: its rule, zone or window is not valid, a calendar or window that it names does not exist, or it
+                is too frequent for the retries of its task.
         """
         return await self.run(recurrences.declare(self.store(queue), recurrence))
 

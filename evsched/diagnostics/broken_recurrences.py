@@ -1,6 +1,7 @@
 """Recurrences that do not recur: those that cannot, and those that were paused because their runs failed.
 
-A recurrence cannot recur if it has a bad rule, an unknown zone, a field that cannot be read, no payload or no record. A
+A recurrence cannot recur if it has a bad rule, an unknown zone, a calendar or window that does not
+exist, a field that cannot be read, no payload or no record. A
 dispatcher logs it once, when it reads it; the doctor reports it for as long as it is broken.
 """
 
@@ -41,11 +42,12 @@ async def broken_recurrences(sender: BatchingSender, queues: Sequence[str], *, p
     found, missing = list[Finding](), list[tuple[str, str]]()
     for queue in queues:
         calendars: dict[str, str] = await _ask(sender, Store(queue).all_calendars()) or {}
+        windows: dict[str, str] = await _ask(sender, Store(queue).windows()) or {}
         policies: dict[str, str] = await _ask(sender, Store(queue).all_policies()) or {}
         for name, fields in await _read_all(sender, queue):
             if not fields:
                 missing.append((queue, name))
-            elif "retired" not in fields and (reason := _why_not(name, fields, calendars)):
+            elif "retired" not in fields and (reason := _why_not(name, fields, calendars, windows)):
                 found.append(_describe(queue, name, reason))
             elif _has_failed(fields):
                 found.append(_describe_failing(queue, name, fields))
@@ -80,10 +82,10 @@ async def _ask(sender: BatchingSender, call: Call[Any]) -> Any:
         return None
 
 
-def _why_not(name: str, fields: dict[str, bytes], calendars: dict[str, str]) -> str:
+def _why_not(name: str, fields: dict[str, bytes], calendars: dict[str, str], windows: dict[str, str]) -> str:
     """Return why a recurrence cannot recur, '' = it can."""
     try:
-        read_recurrence(read_declared(name, fields), calendars)
+        read_recurrence(read_declared(name, fields), calendars, windows)
     except (ConfigError, ValueError, ArithmeticError, OSError) as error:  # all but ConfigError: too large for a date
         return str(error)
     return ""

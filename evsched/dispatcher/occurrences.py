@@ -15,7 +15,7 @@ from evsched import events
 from evsched.dispatcher.redis_clock import RedisClock
 from evsched.errors import ConfigError, StoreRefused
 from evsched.recurrence.calendars import just_before
-from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence
+from evsched.recurrence.recurrence import Plan, read_declared, read_recurrence, window_names
 from evsched.runtime.runtime import Runtime
 from evsched.store.dispatchers import Agenda
 from evsched.store.store import Store
@@ -31,10 +31,14 @@ _REWIND_SLICE: Final = 250
 """Recurrences that one call of `rewind` reads: under 1 ms."""
 
 _WRONG_TYPE: Final = "wrongtype"
-"""The kind of a refusal that concerns the key of the calendars alone."""
+"""The kind of a refusal that concerns the key of the calendars, or of the windows, alone."""
 
 _UNREADABLE: Final = (ConfigError, ValueError, ArithmeticError, OSError)
 """What a record raises that is not valid; all but ConfigError: numbers that are too large for a date."""
+
+
+_Named = tuple[dict[str, str], dict[str, str]]
+"""The calendars and the windows that some recurrences name; those that do not exist are left out."""
 
 
 class Occurrences:
@@ -72,9 +76,9 @@ class Occurrences:
         sent = time.monotonic()
         agenda = await self._runtime.sender.send(store.agenda(AHEAD, _SLICE))
         self._clock.read(agenda.now, sent)
-        calendars = await self._calendars(store, agenda)
+        named = await self._named(store, agenda)
         if agenda.over:
-            await self._end_pauses(store, agenda, calendars)
+            await self._end_pauses(store, agenda, named)
             return 0.0
         nearest = float("inf") if agenda.beyond is None else agenda.beyond
         plans, calls = list[tuple[str, Plan]](), list[Call[list[str] | None]]()
@@ -82,7 +86,7 @@ class Occurrences:
         for name, seen, fields in agenda.rows:
             if not fields:
                 continue  # its score stays, so it continues when its record exists again
-            plan, reason = self._plan(queue, name, float(seen), agenda.now, fields, calendars)
+            plan, reason = self._plan(queue, name, float(seen), agenda.now, fields, named)
             plans.append((name, plan))
             calls.append(
                 store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed, reason=reason, now=agenda.now)
@@ -103,23 +107,29 @@ class Occurrences:
         rest = nearest - agenda.now - AHEAD
         return max(rest if agenda.pause_ends is None else min(rest, agenda.pause_ends - agenda.now), 0.0)
 
-    async def _calendars(self, store: Store, agenda: Agenda) -> dict[str, str]:
-        """Read the calendars that the recurrences skip."""
-        if not (names := agenda.calendars):
-            return {}
+    async def _named(self, store: Store, agenda: Agenda) -> _Named:
+        """Read the calendars and windows that the recurrences name."""
+        calendars, records = agenda.calendars, [fields for *_, fields in (*agenda.rows, *agenda.over)]
+        windows = sorted({name for one in records for name in window_names(one.get("window"), one.get("payload", b""))})
+        return (
+            await self._read(store.calendars(calendars)) if calendars else {},
+            await self._read(store.some_windows(windows)) if windows else {},
+        )
+
+    async def _read(self, call: Call[dict[str, str]]) -> dict[str, str]:
         try:
-            return await self._runtime.sender.send(store.calendars(names))
+            return await self._runtime.sender.send(call)
         except StoreRefused as error:
             if error.kind != _WRONG_TYPE:
                 raise
             return {}  # only these recurrences are affected, and are reported
 
-    async def _end_pauses(self, store: Store, agenda: Agenda, calendars: dict[str, str]) -> None:
+    async def _end_pauses(self, store: Store, agenda: Agenda, named: _Named) -> None:
         """Have the recurrences recur again whose pause is over, from the end of the pause on."""
         calls = list[Call[bool]]()
         for name, seen, fields in agenda.over:
             try:
-                recurrence = read_recurrence(read_declared(name, fields), calendars)
+                recurrence = read_recurrence(read_declared(name, fields), *named)
                 next_ = next(recurrence.walk(just_before(float(seen))), None)
             except _UNREADABLE:
                 next_ = 0.0  # the next step reports it
@@ -143,11 +153,11 @@ class Occurrences:
         next_planned: float,
         now: float,
         fields: dict[str, bytes],
-        calendars: dict[str, str],
+        named: _Named,
     ) -> tuple[Plan, str]:
         """Return what to schedule, and the reason if the record is not valid."""
         try:
-            return read_recurrence(read_declared(name, fields), calendars).plan(next_planned, now, AHEAD), ""
+            return read_recurrence(read_declared(name, fields), *named).plan(next_planned, now, AHEAD), ""
         except _UNREADABLE as error:
             self._runtime.emit(events.RecurrenceBroken(queue=queue, name=name, reason=str(error)))
             return Plan([], None, 0), str(error)

@@ -96,7 +96,7 @@ class PauseOver(Event, frozen=True, kw_only=True):
 
 
 class RecurrenceBroken(Event, frozen=True, kw_only=True):
-    """A recurrence's record cannot be read: it does not recur until it is declared again."""
+    """A recurrence cannot be read, or names what does not exist: it does not recur until that is mended."""
 
     queue: str
     name: str

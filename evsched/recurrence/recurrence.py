@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError
+from evsched.jobs.job import decode_payload
 from evsched.keys import NAME
 from evsched.recurrence.calendars import (
     CALENDAR_NAME,
@@ -247,15 +249,33 @@ def occurrence_id(name: str, planned: float) -> str:
     return f"{name}@{planned_text(planned)}"
 
 
-def read_recurrence(declared: Declared, calendars: Mapping[str, str] | None = None) -> Recurrence:
+def window_names(window: str | bytes | None, payload: bytes) -> list[str]:
+    """Return the named windows of a recurrence: its own, and that of its payload, by which its jobs wait."""
+    found = {window.decode(errors="replace") if isinstance(window, bytes) else window}
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        found.add(decode_payload(payload).window)  # if it is not valid, workers bury the jobs, and say why
+    return sorted(name for name in found if name is not None and WINDOW_NAME.fullmatch(name))
+
+
+def _check_windows(declared: Declared, windows: Mapping[str, str]) -> None:
+    for name in window_names(declared.window, declared.payload):
+        if name not in windows:
+            raise ConfigError(f"there is no window {name}: evsched windows set {name} HOURS")
+
+
+def read_recurrence(
+    declared: Declared, calendars: Mapping[str, str] | None = None, windows: Mapping[str, str] | None = None
+) -> Recurrence:
     """Parse a recurrence's rule and window, and its calendars, which are given by their names.
 
-    Without `calendars` it is only checked: it knows no closed days.
+    Without `calendars` it is only checked: it knows no closed days. Without `windows` it may name any.
 
     Raises:
-        ConfigError: one of them is not valid; the message names the recurrence and the wrong part.
+        ConfigError: one of them is not valid, or does not exist; the message names the recurrence and the wrong part.
     """
     try:
+        if windows is not None:
+            _check_windows(declared, windows)
         closed = () if calendars is None else read_days(declared.skip, calendars)
         rule = _rule(declared.rule, declared.zone)
         # A named window is looked up by the worker, which defers jobs that come while it is closed.

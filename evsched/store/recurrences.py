@@ -200,7 +200,10 @@ class Recurrences(Queue):
         return Call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
 
     def replan(self, name: str, *, now: float | None = None) -> Call[bool]:
-        """Plan a recurrence anew, because its calendar was changed; the reply is False if it does not recur."""
+        """Plan a recurrence anew, because its calendar was changed, or its window was set.
+
+        The reply is False if it does not recur.
+        """
         return self._verb("replan", as_bool, self._stamp(now), name)
 
     def window(self, name: str) -> Call[str | None]:
@@ -210,6 +213,10 @@ class Recurrences(Queue):
             return None if reply is None else text(reply)
 
         return Call(("HGET", f"{self._root}windows", name), read)
+
+    def some_windows(self, names: Sequence[str]) -> Call[dict[str, str]]:
+        """Read some named windows, one at least; those that do not exist are left out."""
+        return self._some("windows", names)
 
     def windows(self) -> Call[dict[str, str]]:
         """Read all named windows."""

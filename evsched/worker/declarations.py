@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from evsched import events
-from evsched.errors import StoreRefused
+from evsched.errors import ConfigError, StoreRefused
 from evsched.execution.program import Program
-from evsched.recurrence.recurrence import Declared
+from evsched.recurrence.calendars import names_of
+from evsched.recurrence.recurrence import Declared, read_recurrence, window_names
 from evsched.recurrence.revision import describe_revision
 from evsched.runtime.runtime import Runtime
 from evsched.store.recurrences import Registered
@@ -93,6 +94,8 @@ class Declarations:
     async def _declare(self, store: Store, one: Declared, revision: float) -> bool:
         try:
             done = await self._runtime.sender.send(store.declare(one, self._program.owner, revision))
+            if done != "older":
+                await self._check_names(store, one)
         except StoreRefused as error:
             if error.kind != _WRONG_TYPE:
                 raise
@@ -101,3 +104,16 @@ class Declarations:
         if done in ("made", "changed"):
             self._runtime.emit(events.RecurrenceDeclared(queue=store.queue, name=one.name, done=done))
         return done != "older"
+
+    async def _check_names(self, store: Store, one: Declared) -> None:
+        """Report a recurrence whose calendar or window does not exist. It is declared, and recurs when they are set."""
+        calendars, windows = names_of(one.skip), window_names(one.window, one.payload)
+        send = self._runtime.sender.send
+        try:
+            read_recurrence(
+                one,
+                await send(store.calendars(calendars)) if calendars else {},
+                await send(store.some_windows(windows)) if windows else {},
+            )
+        except ConfigError as error:
+            self._runtime.emit(events.RecurrenceBroken(queue=store.queue, name=one.name, reason=str(error)))

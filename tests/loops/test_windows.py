@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from evsched import App, ConfigError, JobDead, Retry, TaskHandle, current_job, events
+from evsched import App, ConfigError, Declared, JobDead, Retry, TaskHandle, current_job, events
+from evsched.client.declared import RecurringOptions
 from evsched.config import Config
 from evsched.diagnostics.explain import explain
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
-from tests.support.system import system
+from tests.support.system import System, system
 
 
 @pytest.fixture
@@ -122,3 +123,58 @@ async def test_windows_that_cannot_be_read_occupy_no_slot_and_are_reported_once(
         await running.recorder.wait(events.CallAccepted, lambda event: event.queue == bad)
     for key in raw.keys(f"evsched:{{{bad}}}*"):
         raw.delete(key)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        Declared(name="r", rule="@daily", payload=b'{"task":"attempt"}', window="nights"),
+        Declared(name="r", rule="@daily", payload=b'{"task":"attempt","window":"nights"}'),
+    ],
+    ids=["of the recurrence", "of its payload"],
+)
+async def test_a_recurrence_of_a_window_that_does_not_exist_is_not_declared(
+    config: Config, app: App, queue: str, raw: Any, declared: Declared
+) -> None:
+    async with system(config, app, workers=0, dispatch=False) as running:
+        with pytest.raises(ConfigError, match="there is no window nights: evsched windows set nights"):
+            await app.client.declare(queue, declared)
+        assert not raw.exists(f"evsched:{{{queue}}}:recurrences")
+        await running.sender.send(Store(queue).set_window("nights", closed_now()))
+        assert await app.client.declare(queue, declared) == "made"
+
+
+async def open_window(running: System, queue: str) -> None:
+    """Do as `evsched windows set`."""
+    await running.sender.send(Store(queue).set_window("nights", "00:00-24:00 UTC"))
+    await running.sender.send(Store(queue).replan("r"))
+
+
+async def test_a_recurrence_without_its_window_stops_and_says_so_and_no_job_of_it_dies(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    root = f"evsched:{{{queue}}}:"
+    async with system(config, app) as running:
+        payload = '{"task":"attempt","window":"nights"}'  # as other clients declare it
+        raw.hset(f"{root}recurrence:r", mapping={"rule": "every 1", "payload": payload, "window": "nights"})
+        raw.zadd(f"{root}recurrences", {"r": 0})
+        broken = await running.recorder.wait(events.RecurrenceBroken)
+        assert (broken.name, "there is no window nights" in broken.reason) == ("r", True)
+        await open_window(running, queue)
+        await running.recorder.wait(events.Completed)
+        assert not running.recorder.of(events.JobBuried)
+        assert not raw.hexists(f"{root}recurrence:r", "reason")
+
+
+@pytest.mark.parametrize("names", [{"window": "nights"}, {"skip": "nights"}], ids=["window", "calendar"])
+async def test_a_worker_whose_code_names_what_does_not_exist_says_so_and_runs_jobs(
+    config: Config, app: App, queue: str, raw: Any, names: RecurringOptions
+) -> None:
+    app.recurring(every=1.0, name="r", **names)(task(app))
+    async with system(config, app) as running:
+        (broken, *_) = running.recorder.of(events.RecurrenceBroken)
+        assert (broken.name, "nights" in broken.reason) == ("r", True)
+        assert await (await task(app).enqueue()).result(PATIENCE) == 1
+        raw.hset(f"evsched:{{{queue}}}:calendars", "nights", "2020-01-01")
+        await open_window(running, queue)
+        await running.recorder.wait(events.Recurred)

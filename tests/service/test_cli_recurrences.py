@@ -157,3 +157,20 @@ def test_next_and_simulate_end_when_the_count_of_a_recurrence_is_used_up(cli: Cl
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": "inf"})
     assert "does not recur any more" in cli.terminal(80, "recurrences", "next", "r", *of)
     assert cli.json("simulate", *span, *of) == []
+
+
+def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(cli: Cli, queue: str, raw: Any) -> None:
+    of, schedule = ("--queue", queue), f"evsched:{{{queue}}}:recurrences"
+    add = ("recurrences", "add", "r", "tick", "--rule", "@daily", "--window", "nights", *of)
+    refused = cli.run(*add)
+    assert (refused.returncode, "there is no window nights: evsched windows set" in refused.stderr) == (2, True)
+    assert not raw.exists(schedule)
+    cli.run("windows", "set", "nights", "22:00-06:00 UTC", *of)
+    assert cli.run(*add).stdout == "r made\n"
+    kept = cli.run("windows", "remove", "nights", *of)
+    assert (kept.returncode, kept.stderr) == (1, "evsched: window nights is in use by r: change those first\n")
+    # As a dispatcher leaves a recurrence whose window did not exist.
+    raw.hset(f"evsched:{{{queue}}}:recurrence:r", "reason", "there is no window nights")
+    raw.zadd(schedule, {"r": "inf"})
+    cli.run("windows", "set", "nights", "21:00-06:00 UTC", *of)
+    assert raw.zscore(schedule, "r") == 0

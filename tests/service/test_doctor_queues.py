@@ -40,6 +40,8 @@ async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: 
         ({"rule": "@daily", "zone": "Europe/Berln", "payload": "{}"}, "did you mean Europe/Berlin?"),
         ({"rule": "@daily"}, "no payload"),
         ({"rule": "@daily", "payload": "{}", "count": "many"}, "$.count"),
+        ({"rule": "@daily", "payload": "{}", "skip": "holidays"}, "no calendar holidays: evsched calendars set"),
+        ({"rule": "@daily", "payload": '{"task":"t","window":"nights"}'}, "no window nights: evsched windows set"),
         (None, "no record"),
     ],
 )
@@ -58,6 +60,7 @@ async def test_a_recurrence_that_cannot_recur_is_found(
     assert words in found.what
     assert f"ZADD {root}recurrences 0 bad" in found.mend
     # A new rule and ZADD, as the finding says, repair it.
+    raw.delete(f"{root}recurrence:bad")
     raw.hset(f"{root}recurrence:bad", mapping={"rule": "@daily", "zone": "UTC", "payload": "{}", "count": 9})
     assert await broken_recurrences(sender, [queue], pause=0) == []
 
