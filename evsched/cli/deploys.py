@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -27,11 +28,13 @@ def prune(
 ) -> None:
     """Delete the recurrences that the code declared once, and does not declare in its newest revision.
 
-    Until then they are stopped, and go on if a later revision declares them again.
+    Until then they are stopped, and go on if a later revision declares them again. Exit code 1: there is no such app.
 
     Example: evsched recurrences prune --queue reports --dry-run
     """
     with client(url) as redis:
+        if app is not None and not (redis.send(Store(queue).known_revisions(app)) or app in _owners(redis, queue)):
+            raise JobMissing(_no_app(redis, queue, app))
         found = [
             name
             for name, at, fields in kept(redis, queue)
@@ -54,9 +57,8 @@ def rollback(*, app: OneApp = None, queue: Queue = DEFAULT_QUEUE, url: Url = Non
     with client(url) as redis:
         apps = [app] if app is not None else _apps(redis, queue)
         forgotten = [name for name in apps if redis.send(Store(queue).forget_revisions(name))]
-    if not forgotten:
-        whose = f"app {app}" if app else "an app"
-        raise JobMissing(f"no worker has declared recurrences or limits of {whose} in queue {queue}")
+        if not forgotten:
+            raise JobMissing(_no_app(redis, queue, app))
     for name in forgotten:
         print(f"app {name}: its workers declare what their code has at their next heartbeat, or when they start")
 
@@ -66,6 +68,17 @@ def _apps(redis: SyncClient, queue: str) -> list[str]:
 
     Those that they name, and the one that goes by the queue's name: all that it declared may be pruned.
     """
+    return sorted(_owners(redis, queue) | {queue})
+
+
+def _owners(redis: SyncClient, queue: str) -> set[str]:
+    """Return the apps that the recurrences and limits of a queue name."""
     owners = {fields["owner"].decode(errors="replace") for _, _, fields in kept(redis, queue) if "owner" in fields}
-    owners |= {limit.app for limit in redis.send(Store(queue).declared_limits()).values()}
-    return sorted(owners | {queue})
+    return owners | {limit.app for limit in redis.send(Store(queue).declared_limits()).values()}
+
+
+def _no_app(redis: SyncClient, queue: str, app: str | None) -> str:
+    """Say that no app, or none of this name, has declared anything in a queue."""
+    near = difflib.get_close_matches(app or "", _owners(redis, queue), n=3)
+    hint = f": did you mean {', '.join(near)}?" if near else ""
+    return f"no worker has declared recurrences or limits of {f'app {app}' if app else 'an app'} in queue {queue}{hint}"

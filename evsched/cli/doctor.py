@@ -13,8 +13,7 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, client, settings
-from evsched.cli.queues import missing
+from evsched.cli.options import Json, Queues, Url, settings
 from evsched.cli.usage import UsageError
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.audit import OnProgress
@@ -48,7 +47,7 @@ def doctor(
 ) -> int:
     """Check Redis and every queue for problems, and print how to fix each.
 
-    Exit code 1: there are problems, or a queue that --queue names does not exist.
+    Exit code 1: there are problems, such as that a queue that --queue names does not exist.
 
     It checks the settings and rights of Redis, that due jobs move, and that every job is in exactly one place.
 
@@ -76,16 +75,7 @@ def doctor(
     else:
         queues = len(examined.queues)
         _print(found, f"{examined.seen} records and entries of {queues} queue{'' if queues == 1 else 's'} checked")
-    unknown = _unknown(config.url, examined.empty)
-    for line in unknown:
-        output.note(line)
-    return int(bool(problems or unknown))
-
-
-def _unknown(url: str, empty: Sequence[str]) -> list[str]:
-    """Return a line for each queue that has no key and is not known otherwise: its name is probably misspelt."""
-    with client(url) as redis:
-        return [line for name in empty if (line := missing(redis, name))]
+    return int(bool(problems))
 
 
 async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> Examined:

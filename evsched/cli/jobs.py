@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.options import Json, Queue, Url, check_limit, client
-from evsched.cli.queues import note_unknown
+from evsched.cli.queues import not_served, note_unknown
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.cli.usage import UsageError
@@ -70,6 +70,8 @@ def enqueue(
 ) -> None:
     """Schedule a job, and print its id. Without --in or --at, it is due now.
 
+    If no worker serves the queue at present, a line on stderr says so; the exit code is 0.
+
     Example: evsched enqueue send_mail '"ann@example.org"' --arg 'subject="hello"' --in 10m
     """
     due, delay = parse_due(at, after)
@@ -87,10 +89,13 @@ def enqueue(
         job = replace(job, id=id_of_arguments(task, args, kwargs))
     with client(url) as redis:
         (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
+        unserved = not_served(redis, queue)
     if json:
         output.as_json({"id": job.id, "queue": queue, "due": when})
     else:
         print(job.id)
+    if unserved:
+        output.note(unserved)
 
 
 def _unique(asked: bool, within: str | None) -> Unique | None:

@@ -26,6 +26,7 @@ def as_json(value: Any) -> None:
 
 def note(line: str) -> None:
     """Print one line for people beside the data, on stderr: stdout stays what a program reads."""
+    sys.stdout.flush()  # the data come first, and if they cannot be written, that is the only line
     print(f"evsched: {escape(' '.join(line.split()))}", file=sys.stderr)
 
 

@@ -52,14 +52,28 @@ def missing(redis: SyncClient, queue: str) -> str | None:
         or redis.send(store.recurrences(0, 1))
     ):
         return None
+    return f"queue {queue} has no jobs, no workers and no recurrences{_hint(redis, queue)}"
+
+
+def not_served(redis: SyncClient, queue: str) -> str | None:
+    """Return a message if no worker serves a queue, None if one does or that cannot be read."""
+    try:
+        if redis.send(Store(queue).queue_stats()).workers:
+            return None
+    except StoreRefused:  # a key of the wrong type, or no right to read it
+        return None
+    return f"no worker serves queue {queue} now, so the job waits until one does{_hint(redis, queue)}"
+
+
+def _hint(redis: SyncClient, queue: str) -> str:
+    """Suggest the names of queues that are like this one, if there are any."""
     try:
         # The queue itself may have keys, such as limits: it is not a suggestion.
         others = [name for name in find_queues(redis) if name != queue]
-        near = difflib.get_close_matches(queue, others, n=3)
     except StoreRefused:  # the ACL user `client` may not look for queues
-        near = []
-    hint = f": did you mean {', '.join(near)}?" if near else ""
-    return f"queue {queue} has no jobs, no workers and no recurrences{hint}"
+        return ""
+    near = difflib.get_close_matches(queue, others, n=3)
+    return f": did you mean {', '.join(near)}?" if near else ""
 
 
 def note_unknown(redis: SyncClient, named: Iterable[str]) -> int:

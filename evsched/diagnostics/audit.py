@@ -123,6 +123,8 @@ class Audit:
         self._pause = pause
         self._misnamed = set[bytes]()
         """Keys of queues whose names are not allowed."""
+        self.met = set[str]()
+        """The queues of which it has met a key, also those that are not to be checked."""
         self.seen = 0
         """How many records and entries of places it has checked."""
 
@@ -209,6 +211,8 @@ class Audit:
         ids = defaultdict[str, list[bytes]](list)
         for key in found:
             name, rest = keys.split(key) or ("", b"")
+            if name:
+                self.met.add(name)
             if not name or (self._named and name not in self._named):
                 continue
             queue = self._queues.get(name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import Struct
@@ -27,14 +28,21 @@ class Examined(Struct, frozen=True):
 
     found: list[Finding]
     queues: list[str]
-    empty: list[str]
-    """The named queues that have no key."""
     seen: int
     """How many records and entries of places were checked."""
 
 
 def _show_nothing() -> AbstractContextManager[OnProgress]:
     return nullcontext(lambda done, total: None)
+
+
+def _no_queue(name: str, others: Iterable[str]) -> Finding:
+    """Report a queue that is named and has no key. `others`: the queues that there are."""
+    near = difflib.get_close_matches(name, others, n=3)
+    hint = f": did you mean {', '.join(near)}?" if near else ""
+    what = f"queue {name} has no jobs, no workers and no recurrences{hint}"
+    mend = "correct the name; if the queue is new, this is gone with its first job or worker"
+    return Finding("no-queue", "warning", what, f"queue {name}", mend)
 
 
 async def examine(
@@ -61,9 +69,10 @@ async def examine(
             found += await Standstill(sender, audit.queues).run()
             found += await unknown_tasks(sender, audit.queues)
             found += await broken_recurrences(sender, audit.queues)
+            found += [_no_queue(name, audit.met) for name in audit.empty]
             found += violations
     except StoreRefused as error:
         what = f"the queues were not checked: {error}"
         mend = "use an administrator, or the user `doctor` of redis.conf"
         found.append(Finding("audit", "warning", what, "Redis", mend))
-    return Examined(found, audit.queues, audit.empty, audit.seen)
+    return Examined(found, audit.queues, audit.seen)

@@ -141,6 +141,10 @@ class Recurrences(Queue):
         """Count the requested runs that wait."""
         return Call(("ZCARD", f"{self._root}requests:{name}"), int)
 
+    def known_revisions(self, owner: str) -> Call[int]:
+        """Count the revisions that an app has registered; 0 = there is no such app."""
+        return Call(("ZCARD", f"{self._root}revisions:{owner}"), int)
+
     def forget_revisions(self, owner: str) -> Call[int]:
         """Forget the revisions of an app: at their next heartbeats its workers register and declare anew."""
         return Call(("DEL", f"{self._root}revisions:{owner}"), int)

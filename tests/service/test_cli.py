@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,16 @@ def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue:
     cli.run("enqueue", "add", "4", "--arg=b=5", "--id", "both", *of)
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
     assert [cli.json("show", job, *of)["result"] for job in ("named", "both")] == [5, 9]
+
+
+def test_enqueue_says_that_no_worker_serves_the_queue(cli: Cli, queue: str, raw: Any) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:leases", {"w": 4e9})
+    assert cli.run("enqueue", "add", "1", "--queue", queue).stderr == ""
+    done = cli.run("enqueue", "add", "1", "--id", "one", "--queue", f"{queue}x")
+    assert (done.returncode, done.stdout) == (0, "one\n")
+    assert done.stderr == (
+        f"evsched: no worker serves queue {queue}x now, so the job waits until one does: did you mean {queue}?\n"
+    )
 
 
 def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:

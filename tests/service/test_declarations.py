@@ -99,7 +99,12 @@ def test_prune_deletes_what_the_newest_revision_does_not_declare(cli: Cli, queue
     for version in ("old", "new"):
         assert cli.run("worker", f"{version}:app", "--burst").returncode == 0
     prune = ("recurrences", "prune", *of)
-    assert cli.run(*prune, "--app", "other").stdout.startswith("nothing to prune")
+    other = cli.run(*prune, "--app", queue[:-1])
+    assert (other.returncode, other.stdout) == (1, "")
+    assert other.stderr == (
+        f"evsched: no worker has declared recurrences or limits of app {queue[:-1]} in queue {queue}: "
+        f"did you mean {queue}?\n"
+    )
     assert cli.run(*prune, "--dry-run").stdout == "removed would be removed\n"
     assert "removed" in states(cli, queue)
     assert cli.run(*prune, "--app", queue).stdout == "removed removed\n"

@@ -80,6 +80,15 @@ def test_changes_alone_are_printed_and_ctrl_c_ends_it_with_0(cli: Cli, queue: st
     assert "Traceback" not in err
 
 
+def test_a_queue_that_does_not_exist_is_reported_until_it_does(cli: Cli, queue: str, raw: Any) -> None:
+    raw.set(f"evsched:{{{queue}}}:arrival", 1)
+    with watching(cli, "--queue", f"{queue}x") as watch:
+        assert f"new  warning no-queue: queue {queue}x has no jobs" in (line := watch.next_with("no-queue"))
+        assert f"did you mean {queue}?" in line
+        raw.set(f"evsched:{{{queue}x}}:arrival", 1)
+        assert "gone warning no-queue" in watch.next_with("no-queue")
+
+
 def test_a_reader_that_has_ended_ends_it_with_0(cli: Cli, queue: str, raw: Any) -> None:
     with watching(cli, "--queue", queue) as watch:
         watch.next_with("appendfsync")

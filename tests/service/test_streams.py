@@ -38,7 +38,7 @@ def test_help_is_drawn_on_a_terminal_of_two_columns(cli: Cli) -> None:
 def test_what_the_encoding_lacks_is_printed_as_an_escape(cli: Cli, queue: str, encoding: str) -> None:
     of = ("--queue", queue)
     done = cli.process("enqueue", "t", '"\N{EURO SIGN}"', "--id", "a", *of, PYTHONIOENCODING=encoding)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stdout) == (0, "a\n")
     shown = cli.process("show", "a", *of, PYTHONIOENCODING=encoding)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "\\u20ac" in shown.stdout
