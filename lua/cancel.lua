@@ -11,7 +11,8 @@
 --        release_waiting, admit, fields_of, unique
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
--- field `stop` in the record makes a run end as cancelled even if its worker dies.
+-- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
+-- for a unique job. If a dead job was scheduled again, it is dead as before.
 
 local now, id = unpack(ARGV, 1, 2)
 now = clock(now)
@@ -40,13 +41,16 @@ elseif not place then
   return fail('MISSING', id .. ' does not wait and does not run' .. why)
 end
 
+if not holder then
+  redis.call('DEL', unique(id))
+end
 -- The record of a dead job that was scheduled again stays the dead job's.
 if not holder and not redis.call('ZSCORE', dead, id) then
   local good, payload = pcall(cjson.decode, size <= PAYLOAD_READ and redis.call('HGET', key, 'payload') or '')
   if run[3] or (good and type(payload) == 'table' and payload.reply == true) then
     push_reply(id, 'cancelled', 'null', nil, 0)
   end
-  redis.call('DEL', key, unique(id))
+  redis.call('DEL', key)
   acquit(id)
   local name = recurrence_of(id, run[4])
   if name then

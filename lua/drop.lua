@@ -19,8 +19,9 @@ if refusal then
 end
 for _, id in ipairs(ids) do
   redis.call('ZREM', dead, id)
+  redis.call('DEL', unique(id))
   if not redis.call('ZSCORE', schedule, id) then
-    redis.call('DEL', record(id), unique(id))
+    redis.call('DEL', record(id))
   end
 end
 return ids

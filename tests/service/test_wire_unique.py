@@ -32,7 +32,7 @@ def enqueue(client: Any, queue: str, job_id: str, within: int) -> bool:
         while True:
             pipe.watch(unique, record)
             payload, finished = pipe.hmget(record, "payload", "finished")
-            if pipe.exists(unique) or (payload and not finished):
+            if pipe.pttl(unique) >= 0 or (payload and not finished):
                 return False
             pipe.multi()
             pipe.delete(record, f"evsched:{{{queue}}}:reply:{job_id}")
