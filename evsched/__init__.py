@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evsched.client.unique import Unique
     from evsched.errors import (
         BadArguments,
+        BadResult,
         ConfigError,
         EvschedError,
         JobDead,
@@ -53,6 +54,7 @@ __all__ = [
     "Arguments",
     "AsyncTask",
     "BadArguments",
+    "BadResult",
     "ConfigError",
     "CurrentJob",
     "Declared",
@@ -103,6 +105,7 @@ _WHERE: Final = {
     ),
     "errors": (
         "BadArguments",
+        "BadResult",
         "ConfigError",
         "EvschedError",
         "JobDead",

@@ -10,7 +10,8 @@ EvschedError
 │   ├── JobExists      a job of that id has not ended
 │   ├── JobMissing     there is no such job (any more)
 │   ├── JobRunning     a worker runs it
-│   └── JobDead        `result()` of a job that was given up, or cancelled
+│   ├── JobDead        `result()` of a job that was given up, or cancelled
+│   └── BadResult      `result()` of a job whose result is not what its task returns
 └── StoreError         about Redis
     ├── StoreDown      Redis cannot be reached: wait, then try again
     └── StoreRefused   Redis refuses: a bug, a missing right, or the wrong Redis
@@ -66,6 +67,10 @@ class JobRunning(JobError):
 
 class JobDead(JobError):
     """The job was given up."""
+
+
+class BadResult(JobError):
+    """The job is done, but its result is not of the type that its task returns."""
 
 
 class StoreError(EvschedError):

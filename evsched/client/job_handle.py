@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from evsched.client.client import Client
 from evsched.client.sync_client import SyncClient
-from evsched.errors import JobMissing
+from evsched.errors import BadResult, JobMissing
 from evsched.jobs.job import JobStatus, Place
 
 R = TypeVar("R")
@@ -31,7 +31,15 @@ class _Handle(Struct, frozen=True):
         return [("id", self.id), ("queue", self.queue)]
 
     def _convert(self, value: Any) -> Any:
-        return value if self._returns is None else msgspec.convert(value, self._returns)
+        if self._returns is None:
+            return value
+        try:
+            return msgspec.convert(value, self._returns)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise BadResult(
+                f"{self.id} is done, but its result does not fit the return type of its task: {error}: correct the "
+                "annotation, or what the handler returns"
+            ) from None
 
     def _known(self, status: JobStatus | None) -> JobStatus:
         if status is None:
@@ -64,6 +72,7 @@ class Job(_Handle, Generic[R], frozen=True):
             JobDead: the job was given up, with the reason, or cancelled.
             JobMissing: there is no such job, its retention is over, or it was cancelled while it waited and nobody had
                 asked for its outcome.
+            BadResult: it is done, but its result is not of the type that its task returns.
             TimeoutError: it did not end in time.
         """
         return cast(R, self._convert(await self._client.result(self.queue, self.id, timeout)))

@@ -11,21 +11,19 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, cast
 
+import msgspec
 from msgspec import Struct
 
 from evsched.client.times import due_and_delay, seconds
 from evsched.client.unique import Unique
-from evsched.errors import EvschedError, JobDead, JobMissing, StoreDown
+from evsched.errors import BadResult, EvschedError, JobDead, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict, decode
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.call import Call, T
-
-if TYPE_CHECKING:
-    pass
 
 MANY: Final = 1000
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -132,7 +130,7 @@ def result(store: Store, job_id: str, timeout: timedelta | float | None) -> Oper
                 raise
             return _read_reply(job_id, reply)
         if outcome:
-            return _result_of(job_id, outcome, decode(value) if value else None, reason)
+            return _result_of(job_id, outcome, _read_json(job_id, value) if value else None, reason)
         block = min(until - time.monotonic(), _BLOCK)
         if block <= 0:
             raise TimeoutError(f"{job_id} did not end within {length:g} s")
@@ -147,8 +145,18 @@ def result(store: Store, job_id: str, timeout: timedelta | float | None) -> Oper
 
 
 def _read_reply(job_id: str, reply: bytes) -> Any:
-    fields = decode(reply)
-    return _result_of(job_id, fields["outcome"], fields["result"], fields.get("reason"))
+    match _read_json(job_id, reply):
+        case {"outcome": str(outcome), "result": result, **more}:
+            return _result_of(job_id, outcome, result, cast("str | None", more.get("reason")))
+        case _:
+            raise BadResult(f"{job_id}: what is in its reply list is not an outcome; another client wrote it")
+
+
+def _read_json(job_id: str, text: bytes) -> Any:
+    try:
+        return decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadResult(f"{job_id}: its result is not JSON: {error}; another client wrote it") from None
 
 
 def _result_of(job_id: str, outcome: str, result: Any, reason: str | None) -> Any:

@@ -19,11 +19,12 @@ from evsched.execution.failure import Failure, failure_of, message, release, whe
 from evsched.execution.prepare import Prepared
 from evsched.execution.process_pool import HandlerFailed, HandlerMissing, ProcessDied
 from evsched.execution.program import Program
+from evsched.execution.results import encode_result
 from evsched.execution.run import Run
 from evsched.execution.running_runs import RunningRuns
 from evsched.execution.verdict import Failed
 from evsched.jobs.current_job import CurrentJob, set_current_job
-from evsched.jobs.job import Snoozed, encode, shorten
+from evsched.jobs.job import Snoozed, shorten
 from evsched.jobs.retry import kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Task
@@ -68,7 +69,7 @@ class Handlers:
             if prepared.task.on == "process":
                 # The wait for a process does not count as running time.
                 await process_pool.ready(prepared.task.module, prepared.task.handler.__qualname__)
-            return encode(await self._call_through(run, prepared))
+            return encode_result(await self._call_through(run, prepared))
         except HandlerMissing:
             raise
         # The one place that catches all: what a handler does must not end its worker, nor keep its slot for ever.

@@ -25,8 +25,9 @@ from evsched.errors import EvschedError
 from evsched.execution import exit_codes, pool_process, progress_socket, shadows
 from evsched.execution.failure import failure_of, message, release
 from evsched.execution.progress_socket import ProgressSender, SocketAddress
+from evsched.execution.results import encode_result
 from evsched.jobs.current_job import CurrentJob, Progress, set_current_job
-from evsched.jobs.job import decode, encode
+from evsched.jobs.job import decode
 from evsched.jobs.retry import kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 
@@ -213,7 +214,7 @@ def _call(
     found = find_handler(module, name)
     try:
         set_current_job(CurrentJob(**known, report=tell))
-        return "done", encode(getattr(found, "handler", found)(*args, **kwargs)), None
+        return "done", encode_result(getattr(found, "handler", found)(*args, **kwargs)), None
     # Nothing else in this process could report what the handler raised.
     except BaseException as error:  # noqa: BLE001
         ended = _ended(error, module)

@@ -64,6 +64,9 @@ class Snooze(EvschedError):
 class GiveUp(EvschedError):
     """Raised by a handler: do not run this job again; it goes to dead with this reason."""
 
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler gave up, and gave no reason")
+
 
 def _length(what: str, delay: timedelta | float) -> float:
     given: Any = delay.total_seconds() if isinstance(delay, timedelta) else delay

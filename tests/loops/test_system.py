@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from evsched import App, GiveUp, JobDead, JobExists, JobMissing, Retry, RetryLater, Snooze, current_job, events
+from evsched import (
+    App,
+    BadResult,
+    GiveUp,
+    JobDead,
+    JobExists,
+    JobMissing,
+    Retry,
+    RetryLater,
+    Snooze,
+    current_job,
+    events,
+)
 from evsched.config import Config
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
@@ -272,3 +284,45 @@ async def test_two_queues_share_the_slots(server: EmbeddedRedis, queue: str) -> 
             await note.using(queue=other).enqueue()
         await running.recorder.until(lambda: len(runs) == 40)
     assert runs.count(queue) == runs.count(other) == 20
+
+
+async def test_a_result_that_does_not_fit_its_task_is_an_error_of_its_own(config: Config, app: App) -> None:
+    wrong: Any = None
+
+    @app.task
+    async def count() -> int:
+        return wrong
+
+    async with system(config, app):
+        job = await count.enqueue()
+        with pytest.raises(BadResult, match="does not fit the return type of its task: Expected `int`, got `null`"):
+            await job.result(PATIENCE)
+        assert (await job.status()).outcome == "done"
+        with app.sync() as client, pytest.raises(BadResult, match="Expected `int`"):
+            await asyncio.to_thread(client.enqueue(count).result, PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [(b"x", "is not JSON"), (b"[1]", "is not an outcome"), (b'{"outcome":"done"}', "is not an outcome")],
+)
+async def test_a_reply_of_another_client_that_is_none_is_an_error_of_its_own(
+    app: App, server: EmbeddedRedis, queue: str, raw: Any, reply: bytes, words: str
+) -> None:
+    app.move_to(server.url)
+    raw.rpush(f"evsched:{{{queue}}}:reply:a", reply)
+    with pytest.raises(BadResult, match=words):
+        await app.job("a").result(PATIENCE)
+    await app.close()
+
+
+async def test_a_result_of_another_client_that_is_not_json_is_an_error_of_its_own(
+    app: App, server: EmbeddedRedis, queue: str, raw: Any
+) -> None:
+    app.move_to(server.url)
+    key = f"evsched:{{{queue}}}:job:a"
+    raw.hset(key, mapping={"payload": '{"task":"t"}', "outcome": "done", "finished": "5.5", "result": "x"})
+    raw.expire(key, 60)
+    with pytest.raises(BadResult, match="a: its result is not JSON"):
+        await app.job("a").result(PATIENCE)
+    await app.close()

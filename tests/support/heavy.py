@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from evsched import App, EndedJob, GiveUp, Retry, RetryLater, Snooze, current_job
 
@@ -54,6 +55,16 @@ def steer(how: str) -> int:
     if how == "die":
         os._exit(3)
     return job.attempt
+
+
+@app.task(on="process")
+def odd_result(which: str) -> Any:
+    """Return a value that JSON cannot hold."""
+    deep: list[Any] = []
+    for _ in range(100_000 if which == "deep" else 0):
+        deep = [deep]
+    odd = {"nan": float("nan"), "nested": {"a": [1, (float("-inf"),)]}, "object": object(), "surrogate": "\ud800"}
+    return odd.get(which, deep)
 
 
 def interrupt(_: object) -> None:

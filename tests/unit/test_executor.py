@@ -21,7 +21,7 @@ from evsched.execution.verdict import RESULT_MOST
 from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried, Snoozed, encode
 from evsched.jobs.retry import Retry
-from evsched.jobs.steering import RetryLater, Snooze
+from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Tasks, define
 from tests.support import heavy
 
@@ -400,6 +400,49 @@ async def test_a_result_that_is_too_long_buries_the_job() -> None:
     outcome = await run(long, b'{"task":"t","args":[1]}')
     assert isinstance(outcome, Buried)
     assert outcome.reason == f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: return a reference"
+
+
+@pytest.mark.parametrize("on", ["loop", "thread", "process"])
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ("nan", "the result has a number that JSON cannot hold, NaN or infinite: return None or a string for it"),
+        ("nested", "the result has a number that JSON cannot hold, NaN or infinite: return None or a string for it"),
+        ("object", "the result is not JSON: Encoding objects of type object is unsupported: return what JSON can hold"),
+        ("surrogate", "the result is not JSON: 'utf-8' codec can't encode"),
+        ("deep", "the result is not JSON: maximum recursion depth exceeded"),
+    ],
+)
+async def test_a_result_that_json_cannot_hold_buries_the_job(on: str, result: str, reason: str) -> None:
+    async def in_loop(which: str) -> Any:
+        return heavy.odd_result.handler(which)
+
+    def in_thread(which: str) -> Any:
+        return heavy.odd_result.handler(which)
+
+    handler = {"loop": in_loop, "thread": in_thread, "process": heavy.odd_result.handler}[on]
+    outcome = await run(handler, encode({"task": "t", "args": [result]}), on=None if on == "loop" else on)
+    assert isinstance(outcome, Buried)
+    assert outcome.reason.startswith(reason)
+
+
+async def test_a_result_may_have_none_and_finite_numbers() -> None:
+    async def found() -> Any:
+        return {"a": [None, 1.5, {"b": None}], "c": "null"}
+
+    outcome = await run(found)
+    assert isinstance(outcome, Done)
+    assert json.loads(outcome.result) == {"a": [None, 1.5, {"b": None}], "c": "null"}
+
+
+@pytest.mark.parametrize("raised", [GiveUp, GiveUp(), GiveUp("")], ids=["the class", "an instance", "no text"])
+async def test_a_handler_that_gives_up_without_a_reason_is_said_to_have_none(raised: Any) -> None:
+    async def give_up() -> None:
+        raise raised
+
+    outcome = await run(give_up)
+    assert isinstance(outcome, Buried)
+    assert outcome.reason == "the handler gave up, and gave no reason"
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
