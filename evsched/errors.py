@@ -73,6 +73,10 @@ class BadResult(JobError):
     """The job is done, but its result is not of the type that its task returns."""
 
 
+FULL: Final = "oom"
+"""The kind of a StoreDown that says that Redis's memory is full. It serves, but refuses what needs memory."""
+
+
 class StoreError(EvschedError):
     """Redis did not do what it was asked."""
 

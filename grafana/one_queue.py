@@ -141,6 +141,7 @@ ROWS = [
                 [
                     Query(f"sum(increase(evsched_recurrences_missed_total{{{OF}}}[{RATE}]))", "missed"),
                     Query(f"sum(increase(evsched_recurrences_broken_total{{{OF}}}[{RATE}]))", "broken"),
+                    Query(f"sum(increase(evsched_recurrences_paused_total{{{OF}}}[{RATE}]))", "paused"),
                 ],
                 bad=1,
             ),

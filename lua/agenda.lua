@@ -8,10 +8,11 @@
 --        limit     how many at most
 -- REPLY  now; the next planned time beyond those, seconds or ''; for each: name, score as it is stored, and the record
 --        as a list of field, value, ...; it is empty when the key is gone or of another type; when the next pause ends,
---        seconds or ''; for each pause that is over: name, its end as it is stored, and the record
+--        seconds or ''; for each pause that is over: name, its end as it is stored, and the record; how many
+--        recurrences were paused because of failures, and not reported yet
 -- FAILS  none
 -- TWICE  it only reads
--- USES   clock, seconds, recurrence, pauses
+-- USES   clock, seconds, recurrence, pauses, newly_paused, size_of
 
 local now, ahead, limit = unpack(ARGV, 1, 3)
 now = clock(now)
@@ -38,4 +39,4 @@ local beyond = redis.call('ZRANGE', recurrences, rank, rank, 'WITHSCORES')[2] or
 local over = until_then('pcall', pauses, now)
 rank = #over / 2
 local ends = redis.pcall('ZRANGE', pauses, rank, rank, 'WITHSCORES')[2] or ''
-return { seconds(now), beyond, with_records(found), ends, with_records(over) }
+return { seconds(now), beyond, with_records(found), ends, with_records(over), size_of('SCARD', newly_paused) }

@@ -12,13 +12,10 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 READS: Final = """
 EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
 HMGET job:x field · HSTRLEN job:x payload · LLEN ready · LPOS ready x · LRANGE ready 0 1 · MEMORY USAGE job:x
-TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x · ZRANGE schedule 0 1 · ZRANK backlog x
-ZSCORE schedule x
+PTTL job:x · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x · ZRANGE schedule 0 1
+ZRANK backlog x · ZSCORE schedule x
 """
 """The commands in the scripts that only read. A test compares these with lua/."""
-
-AUDITS: Final = "PTTL job:x"
-"""The commands that the audit's scripts need in addition."""
 
 WRITES: Final = """
 DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 · HSET job:x field value
@@ -42,6 +39,7 @@ _NAMES: Final = (
     "dead",
     "canary",
     "starting",
+    "newly_paused",
 )
 
 _OWN: Final[dict[Role, str]] = {
@@ -59,6 +57,7 @@ _OWN: Final[dict[Role, str]] = {
     """,
     "dispatcher": """
         SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues
+        SPOP newly_paused 1
     """,
     "observer": """
         SCAN 0 · INFO server · SMEMBERS evsched:{}:queues · PUBSUB CHANNELS evsched:canary:*
@@ -93,8 +92,6 @@ def needs(role: Role, queue: str, db: int, *, all_queues: bool) -> list[tuple[st
         # A script may run only commands that its caller may run.
         found += [("EVALSHA", "0", "1", root), ("EVAL", "return 1", "1", root), ("TIME",)]
         found += _read(READS, root, "")
-    if role == "doctor":
-        found += _read(AUDITS, root, "")
     if role in ("client", "worker", "dispatcher"):
         found += [*_read(WRITES, root, ""), ("PUBLISH", keys.gate(queue), "0")]
     if role == "dispatcher":

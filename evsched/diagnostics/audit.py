@@ -52,6 +52,7 @@ _TYPES: Final = {
     "throttled": "zset",
     "fair": "hash",
     "pauses": "zset",
+    "newly_paused": "set",
     "recurrences": "zset",
     "suspects": "hash",
     "declared_limits": "hash",
@@ -72,7 +73,17 @@ _TYPES_OF_MANY: Final = {
 }
 """The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
 
-_OF_NO_JOB: Final = ("arrival", "calendars", "canary", "declared_limits", "pauses", "starting", "tasks", "windows")
+_OF_NO_JOB: Final = (
+    "arrival",
+    "calendars",
+    "canary",
+    "declared_limits",
+    "newly_paused",
+    "pauses",
+    "starting",
+    "tasks",
+    "windows",
+)
 """The keys of a queue that its jobs do not depend on as a whole."""
 
 PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in _OF_NO_JOB}

@@ -80,6 +80,8 @@ class Occurrences:
         if agenda.over:
             await self._end_pauses(store, agenda, named)
             return 0.0
+        if agenda.newly_paused:
+            await self._report_paused(store)
         nearest = float("inf") if agenda.beyond is None else agenda.beyond
         plans, calls = list[tuple[str, Plan]](), list[Call[list[str] | None]]()
         self._report_unreadable(queue, {name for name, _, fields in agenda.rows if not fields})
@@ -138,6 +140,14 @@ class Occurrences:
         for (name, _, _), over in zip(agenda.over, done, strict=True):
             if over:
                 self._runtime.emit(events.PauseOver(queue=store.queue, name=name))
+
+    async def _report_paused(self, store: Store) -> None:
+        """Report recurrences that were paused because of failures. Of several dispatchers, one gets each name."""
+        for name in await self._runtime.sender.send(store.take_newly_paused(_SLICE)):
+            fields = await self._runtime.sender.send(store.recurrence(name))
+            if "paused" in fields:  # nobody has resumed it meanwhile
+                why = fields.get("paused_why", b"failures").decode(errors="replace")
+                self._runtime.emit(events.RecurrencePaused(queue=store.queue, name=name, why=why))
 
     def _report_unreadable(self, queue: str, names: set[str]) -> None:
         """Report once each recurrence whose record does not exist or has another type; the others go on."""

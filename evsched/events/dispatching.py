@@ -95,6 +95,14 @@ class PauseOver(Event, frozen=True, kw_only=True):
     name: str
 
 
+class RecurrencePaused(Event, frozen=True, kw_only=True):
+    """A recurrence was paused, since as many runs in a row have failed as its `pause_after` allows."""
+
+    queue: str
+    name: str
+    why: str
+
+
 class RecurrenceBroken(Event, frozen=True, kw_only=True):
     """A recurrence cannot be read, or names what does not exist: it does not recur until that is mended."""
 

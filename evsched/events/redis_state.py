@@ -37,12 +37,14 @@ class RedisUp(Event, frozen=True, kw_only=True):
 
 
 class CallRefused(Event, frozen=True, kw_only=True):
-    """Redis serves, but refuses what a loop asks: bad data, a missing right, or a bug. Emitted once."""
+    """Redis serves, but refuses what a loop asks: bad data, a missing right, a bug, or full memory. Emitted once."""
 
     who: str
     queue: str = ""
     """Empty = the call concerns no single queue."""
     reason: str
+    kind: str = ""
+    """That of the StoreError; "oom" = Redis's memory is full."""
 
 
 class CallAccepted(Event, frozen=True, kw_only=True):
@@ -52,3 +54,5 @@ class CallAccepted(Event, frozen=True, kw_only=True):
     queue: str = ""
     seconds: float
     """How long it refused."""
+    kind: str = ""
+    """That of the last refusal."""

@@ -1,7 +1,7 @@
 """How loops wait for Redis: retry with jitter, report once what is wrong, and once how long it lasted.
 
 Two kinds of failure are distinguished: Redis is away or cannot serve (`StoreDown`), or it refuses a command
-(`StoreRefused`), because of a bug, bad data or a missing right.
+(`StoreRefused`), because of a bug, bad data or a missing right. A Redis whose memory is full refuses too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from evsched import events
-from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
+from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.events import Emit
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.refusals import LASTING, Refusals
@@ -38,6 +38,8 @@ class Reconnect:
         self._down_since: float | None = None
         """When Redis could no longer be reached; None = it can be."""
         self._refusals = Refusals()
+        self._kind = ""
+        """The kind of the refusals that were reported."""
         self.pulse = Pulse(self._loop)
         self.failures = 0
         self.reason: str | None = None
@@ -46,7 +48,7 @@ class Reconnect:
     def failed(self, error: StoreError) -> float:
         """Count a failure; return the seconds to wait before the next try."""
         self._emit(events.RedisFailed(kind=error.kind))
-        down = isinstance(error, StoreDown)
+        down = isinstance(error, StoreDown) and error.kind != FULL
         if down != (self._down_since is not None):
             self.passed()
         now = self._clock()
@@ -54,7 +56,8 @@ class Reconnect:
             self._down_since = now
             self._emit(events.RedisDown(who=self._loop, reason=str(error), kind=error.kind))
         elif not down and self._refusals.refused(now):
-            self._emit(events.CallRefused(who=self._who, queue=self._queue, reason=str(error)))
+            self._emit(events.CallRefused(who=self._who, queue=self._queue, reason=str(error), kind=error.kind))
+            self._kind = error.kind
         self.failures += 1
         self.reason = str(error)
         return reconnect_delay(self.failures)
@@ -76,7 +79,7 @@ class Reconnect:
             self._emit(events.RedisUp(who=self._loop, seconds=now - self._down_since))
         refused_for = self._refusals.accepted(now)
         if refused_for is not None:
-            self._emit(events.CallAccepted(who=self._who, queue=self._queue, seconds=refused_for))
+            self._emit(events.CallAccepted(who=self._who, queue=self._queue, seconds=refused_for, kind=self._kind))
         self.failures, self.reason, self._down_since = 0, None, None
 
     async def __aenter__(self) -> Reconnect:

@@ -57,6 +57,8 @@ class Agenda(Struct, frozen=True):
     """When the next pause of a recurrence ends, in Unix seconds."""
     over: list[tuple[str, bytes, dict[str, bytes]]]
     """The pauses that are over: (name, end as it is stored, record)."""
+    newly_paused: int = 0
+    """How many recurrences were paused because of failures, and not reported yet."""
 
     @property
     def calendars(self) -> list[str]:
@@ -167,13 +169,18 @@ class Dispatchers(Queue):
             return [(text(rows[i]), rows[i + 1], as_fields(rows[i + 2])) for i in range(0, len(rows), 3)]
 
         def read(reply: list[Any]) -> Agenda:
-            moment, beyond, rows, ends, over = reply
+            moment, beyond, rows, ends, over, newly_paused = reply
             return Agenda(
                 float(moment),
                 float(beyond) if beyond else None,
                 with_records(rows),
                 float(ends) if ends else None,
                 with_records(over),
+                newly_paused,
             )
 
         return self._verb("agenda", read, self._stamp(now), ahead, limit)
+
+    def take_newly_paused(self, limit: int) -> Call[list[str]]:
+        """Take recurrences that were paused because of failures, to report them; nobody else gets these names."""
+        return Call(("SPOP", f"{self._root}newly_paused", limit), texts)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from evsched import events
+from evsched.errors import FULL
 from evsched.events import Event
 from evsched.jobs.current_job import JobLogFilter
 from evsched.telemetry.printable import escape, json_text
@@ -44,7 +45,7 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
         (
             "queue {queue}: app {app} declares revision {revision} of its recurrences and limits, but the newer "
             "{newest} stays in force. If you rolled back on purpose: evsched recurrences rollback --queue {queue} "
-            "--app {app}"
+            "--app {app}. If this is another app of the same name: give each App a name of its own"
         ),
     ),
     events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
@@ -54,6 +55,13 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
         "queue {queue}: {names} continue from now; a clock that was ahead and is set back had advanced them",
     ),
     events.PauseOver: (logging.INFO, "queue {queue}: recurrence {name} recurs again, its pause is over"),
+    events.RecurrencePaused: (
+        logging.WARNING,
+        (
+            "queue {queue}: recurrence {name} is paused: {why}. Find out why (evsched explain {name} --queue {queue}), "
+            "then: evsched recurrences resume {name} --queue {queue}"
+        ),
+    ),
     events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} makes no jobs: {reason}"),
     events.JobsRequeued: (logging.WARNING, "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"),
     events.RunLost: (
@@ -122,6 +130,18 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.CallAccepted: (logging.INFO, "{who}{of_queue}: Redis accepts calls again, after {seconds:.1f} s"),
 }
 
+_FULL_LINES: Final[dict[type[Event], tuple[int, str]]] = {
+    events.CallRefused: (
+        logging.ERROR,
+        (
+            "Redis's memory is full (maxmemory), as {who}{of_queue} found: it refuses new jobs. Jobs that are there "
+            "continue, which frees memory. Raise it with CONFIG SET maxmemory, or drop dead jobs (evsched dead drop)"
+        ),
+    ),
+    events.CallAccepted: (logging.INFO, "Redis's memory is not full any more, after {seconds:.1f} s"),
+}
+"""The lines of events about full memory."""
+
 _BLOCKER: Final = "job {id} of {queue}, task {task}, attempt {attempt},"
 
 _ABSENT: Final = ("connection", "timeout")
@@ -148,6 +168,8 @@ class Log:
         self._jobs = jobs
         self._down = set[str]()
         """The loops that Redis does not serve."""
+        self._full = set[tuple[str, str]]()
+        """The loops, and their queues, that Redis refuses because its memory is full."""
         self._since = 0.0
         """When the first of them lost Redis, by the monotonic clock."""
 
@@ -156,7 +178,7 @@ class Log:
         if self._jobs and isinstance(event, events.Started | events.Completed):
             _log_each(event)
             return
-        level, line = _LINES.get(type(event), (0, ""))
+        level, line = (_FULL_LINES if getattr(event, "kind", "") == FULL else _LINES).get(type(event), (0, ""))
         if isinstance(event, events.JobsRequeued) and event.cause == "busy":
             level = logging.DEBUG  # another worker fetches it at once: no action is needed
         if isinstance(event, events.JobDeferred) and event.cause != "window":
@@ -176,7 +198,10 @@ class Log:
         _logger.log(level, line.format_map(values), extra={"event": event})
 
     def _is_news(self, event: Event) -> bool:
-        """Return whether to log an event: of an outage, only the first loop's loss and the last loop's recovery."""
+        """Return whether to log an event: of an outage, only the first loop's loss and the last loop's recovery.
+
+        The same of a time in which Redis's memory is full.
+        """
         if isinstance(event, events.RedisDown):
             first = not self._down
             self._down.add(event.who)
@@ -186,6 +211,10 @@ class Log:
         if isinstance(event, events.RedisUp):
             self._down.discard(event.who)
             return not self._down
+        if isinstance(event, events.CallRefused | events.CallAccepted) and event.kind == FULL:
+            was, refused = bool(self._full), isinstance(event, events.CallRefused)
+            (self._full.add if refused else self._full.discard)((event.who, event.queue))
+            return was is not bool(self._full)
         return True
 
 

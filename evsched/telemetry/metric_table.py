@@ -47,7 +47,10 @@ COUNTERS: Final = (
         "Occurrences of recurrences that were skipped: they were late, or the one before had not ended.",
         _QUEUE,
     ),
-    Metric("recurrences_broken", "Recurrences that cannot recur: their rule, zone or record is not valid.", _QUEUE),
+    Metric(
+        "recurrences_broken", "Recurrences that cannot recur: what they name does not exist, or is not valid.", _QUEUE
+    ),
+    Metric("recurrences_paused", "Recurrences that were paused, because too many runs in a row had failed.", _QUEUE),
     Metric("redis_clock_jumps", "Times that Redis's clock was set by a second or more.", ("to",)),
     Metric("leases_lost", "Leases that ended while their worker was alive.", _QUEUE),
     Metric("redis_errors", "Redis commands that failed.", ("kind",)),

@@ -78,6 +78,7 @@ class Metrics:
             events.JobsPutBack: lambda event: self._count("jobs_requeued", event.queue, "died", by=event.count),
             events.Missed: lambda event: self._count("recurrences_missed", event.queue, by=event.count),
             events.RecurrenceBroken: lambda event: self._count("recurrences_broken", event.queue),
+            events.RecurrencePaused: lambda event: self._count("recurrences_paused", event.queue),
             events.ClockJumped: lambda event: self._tally(
                 "redis_clock_jumps", "ahead" if event.seconds > 0 else "back"
             ),
@@ -162,6 +163,7 @@ class Metrics:
         self._count("jobs_dispatched", queue, by=0)
         self._count("recurrences_missed", queue, by=0)
         self._count("recurrences_broken", queue, by=0)
+        self._count("recurrences_paused", queue, by=0)
         self._count("jobs_requeued", queue, "died", by=0)
 
     def _on_woken(self, event: events.Woken) -> None:

@@ -336,3 +336,20 @@ async def test_events_that_arrive_at_once_do_not_delay_the_proof_of_the_subscrip
         await running.sender.send(Store(queue).declare(Declared(name="t", rule="every 1", payload=PAYLOAD)))
         running.dispatch()
         await running.recorder.wait(events.NotificationsProven)
+
+
+async def test_a_recurrence_that_fails_too_often_is_paused_and_a_dispatcher_says_so(
+    config: Config, queue: str, raw: Any
+) -> None:
+    app = App(queue=queue)
+
+    @app.recurring(every=1.0, pause_after=1)
+    @app.task(retry=Retry(attempts=1))
+    async def fail() -> None:
+        raise ValueError("no luck")
+
+    async with system(config, app) as running:
+        paused = await running.recorder.wait(events.RecurrencePaused)
+        assert (paused.queue, paused.name, paused.why) == (queue, "fail", "1 failure")
+        assert raw.zscore(f"evsched:{{{queue}}}:recurrences", "fail") == float("inf")
+        assert not raw.exists(f"evsched:{{{queue}}}:newly_paused")

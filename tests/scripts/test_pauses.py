@@ -262,3 +262,11 @@ def test_a_pauses_key_of_a_wrong_type_stops_no_recurrence(send: Send, store: Sto
     assert send(store.hold(NAME, False, now=NOW))
     send(store.remove(NAME))
     assert state() == {}
+
+
+def test_a_pause_after_failures_is_reported_by_one_dispatcher(send: Send, store: Store, raw: Any) -> None:
+    raw.sadd(f"evsched:{{{store.queue}}}:newly_paused", "r", "s")
+    assert send(store.agenda(15, 9, now=NOW)).newly_paused == 2
+    assert sorted(send(store.take_newly_paused(9))) == ["r", "s"]
+    assert send(store.take_newly_paused(9)) == []
+    assert send(store.agenda(15, 9, now=NOW)).newly_paused == 0

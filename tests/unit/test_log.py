@@ -79,6 +79,7 @@ EVENTS = [
     events.Reloading(processes=2),
     events.Reloaded(processes=2, seconds=1.25),
     events.ReloadFailed(number=1, reason="ended with 1", replaced=1, processes=2),
+    events.RecurrencePaused(queue="q", name="r", why="3 failures in a row"),
     events.RedisDown(who="worker", reason="no answer"),
     events.RedisUp(who="worker", seconds=1.25),
     events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"),
@@ -254,12 +255,24 @@ def test_an_outage_that_many_loops_notice_is_logged_once(out: Terminal) -> None:
     assert "Redis is down" in again
 
 
-def test_a_full_redis_and_a_refused_call_are_not_logged_as_redis_down(out: Terminal) -> None:
+def test_a_full_redis_is_logged_once_with_what_to_do(out: Terminal) -> None:
     writer = log.Log()
-    writer.on_event(events.RedisDown(who="worker", reason="start: OOM command not allowed", kind="oom"))
+    for queue in ("a", "b"):
+        writer.on_event(events.CallRefused(who="worker, fetching", queue=queue, reason="BLMOVE: OOM ...", kind="oom"))
+    for queue in ("b", "a"):
+        writer.on_event(events.CallAccepted(who="worker, fetching", queue=queue, seconds=2.0, kind="oom"))
+    full, over = out.getvalue().splitlines()
+    assert "Redis's memory is full (maxmemory), as worker, fetching, queue a found: it refuses new jobs" in full
+    assert "CONFIG SET maxmemory, or drop dead jobs" in full
+    assert "Redis's memory is not full any more, after 2.0 s" in over
+
+
+def test_a_redis_that_cannot_serve_and_a_refused_call_are_not_logged_as_redis_down(out: Terminal) -> None:
+    writer = log.Log()
+    writer.on_event(events.RedisDown(who="worker", reason="start: MISCONF ...", kind="misconf"))
     writer.on_event(events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"))
     full, refused = out.getvalue().splitlines()
-    assert "Redis cannot serve now, as worker found: start: OOM" in full
+    assert "Redis cannot serve now, as worker found: start: MISCONF" in full
     assert "janitor, queue q: Redis refuses" in refused
 
 

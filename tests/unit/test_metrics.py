@@ -160,6 +160,7 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     metrics.on_event(events.JobsRequeued(queue="q", worker="w", ids=["a", "b"], cause="died", reason="worker w died"))
     metrics.on_event(events.Missed(queue="q", name="nightly", count=4))
     metrics.on_event(events.RecurrenceBroken(queue="q", name="nightly", reason="its rule"))
+    metrics.on_event(events.RecurrencePaused(queue="q", name="nightly", why="3 failures in a row"))
     metrics.on_event(events.LeaseLost(queue="q", worker="w"))
     metrics.on_event(events.RedisFailed(kind="timeout"))
     scraped = page(metrics)
@@ -171,6 +172,7 @@ def test_what_dispatchers_and_janitors_do_is_counted() -> None:
     assert scraped("jobs_requeued_total", queue="q", reason="died") == 2
     assert scraped("recurrences_missed_total", queue="q") == 4
     assert scraped("recurrences_broken_total", queue="q") == 1
+    assert scraped("recurrences_paused_total", queue="q") == 1
     assert scraped("leases_lost_total", queue="q") == 1
     assert scraped("redis_errors_total", kind="timeout") == 1
     assert scraped("build_info", version="1.2") == 1
