@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from evsched import App, ConfigError, Declared, JobDead, Retry, TaskHandle, current_job, events
-from evsched.client.declared import RecurringOptions
 from evsched.config import Config
 from evsched.diagnostics.explain import explain
 from evsched.store.store import Store
@@ -145,7 +144,9 @@ async def test_a_recurrence_of_a_window_that_does_not_exist_is_not_declared(
 
 
 async def open_window(running: System, queue: str) -> None:
-    """Do as `evsched windows set`."""
+    """Do as `evsched windows set`, when the dispatcher has stopped the recurrence."""
+    while "reason" not in await running.sender.send(Store(queue).recurrence("r")):
+        pass
     await running.sender.send(Store(queue).set_window("nights", "00:00-24:00 UTC"))
     await running.sender.send(Store(queue).replan("r"))
 
@@ -166,11 +167,12 @@ async def test_a_recurrence_without_its_window_stops_and_says_so_and_no_job_of_i
         assert not raw.hexists(f"{root}recurrence:r", "reason")
 
 
-@pytest.mark.parametrize("names", [{"window": "nights"}, {"skip": "nights"}], ids=["window", "calendar"])
+@pytest.mark.parametrize("named", ["window", "calendar"])
 async def test_a_worker_whose_code_names_what_does_not_exist_says_so_and_runs_jobs(
-    config: Config, app: App, queue: str, raw: Any, names: RecurringOptions
+    config: Config, app: App, queue: str, raw: Any, named: str
 ) -> None:
-    app.recurring(every=1.0, name="r", **names)(task(app))
+    window, skip = ("nights", None) if named == "window" else (None, "nights")
+    app.recurring(every=1.0, name="r", window=window, skip=skip)(task(app))
     async with system(config, app) as running:
         (broken, *_) = running.recorder.of(events.RecurrenceBroken)
         assert (broken.name, "nights" in broken.reason) == ("r", True)
