@@ -102,7 +102,7 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
     "gives up": ({"args": ["gives up"]}, "never"),
     "is not retried": ({"args": ["is not retried"]}, "attempt 1 of 2: KeyError"),
     "times out": ({"args": ["hangs"], "timeout": 0.01, "retry": {"attempts": 1}}, "attempt 1 of 1: timeout"),
-    "has a result that is no JSON": ({"args": ["returns an object"], "retry": {"attempts": 1}}, "attempt 1 of 1"),
+    "has a result that is no JSON": ({"args": ["returns an object"]}, "the result is not JSON: "),
     "does not fit": ({"args": [7]}, "the arguments do not fit"),
     "has a bad policy": ({"args": ["x"], "retry": {"attempts": 0}}, "the arguments do not fit"),
     "has no window": ({"args": ["x"], "window": "nights"}, "there is no window 'nights'"),
