@@ -60,6 +60,11 @@ def starting(queue: str) -> str:
     return root(queue) + "starting"
 
 
+def parents(queue: str) -> str:
+    """Return the sorted set of the parents that have no worker process and wait for jobs."""
+    return root(queue) + "parents"
+
+
 def job(queue: str, job_id: str) -> str:
     return f"{root(queue)}job:{job_id}"
 

@@ -74,7 +74,7 @@ end
 
 -- How many elements a key holds, by the counting command of its type; 0 for a key of another type. For keys of one
 -- job, group or worker, whose wrong type must not stop the others.
-local function size_of(count, key)
-  local size = redis.pcall(count, key)
+local function size_of(count, key, ...)
+  local size = redis.pcall(count, key, ...)
   return type(size) == 'number' and size or 0
 end

@@ -6,15 +6,16 @@
 --        id        of the job
 -- REPLY  now; the place, '' = there is no such job; its score there, or ''; the record as field, value, ...;
 --        all limits as field, value, ..., and those that apps declare; the facts as name, value, ...:
---        workers, how many have a lease here; ahead, how many wait before it in the same place; waiting, in the
---        backlog; groups, how many groups of its priority wait; weights, their sum; in_flight, how many have passed the
---        gate and not ended, and in_flight_group, those of the group that holds it back, or else of its own; opens and
---        opens_group, when a rate lets the next pass; holder, and when its lease ends
+--        workers, how many have a lease here; parents, how many stand by to start one; ahead, how many wait before it
+--        in the same place; waiting, in the backlog; groups, how many groups of its priority wait; weights,
+--        their sum; in_flight, how many have passed the gate and not ended, and in_flight_group, those of the group
+--        that holds it back, or else of its own; opens and opens_group, when a rate lets the next pass; holder, and
+--        when its lease ends
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, field_of, group_of, priority_of, throttled_in, place_of, fair, limit_of, limits, seconds,
 --        group_backlog, in_flight, policy, RATE_LEAST, tokens, rule_of, holder_of, readable_record,
---        declared_limits
+--        declared_limits, parents, size_of
 --
 -- O(log n), and O(n) in the groups that wait, which are not counted beyond 1,000.
 
@@ -25,6 +26,7 @@ local priority, parked = priority_of(field_of(id, 'priority')) or 5, (throttled_
 local place, score = place_of(id, worker, field_of(id, 'finished'))
 
 local facts = { 'workers', redis.call('ZCARD', leases), 'waiting', redis.call('ZCARD', backlog) }
+local standing = size_of('ZCOUNT', parents, seconds(now), '+inf')
 local function fact(name, value)
   if value then
     facts[#facts + 1] = name
@@ -51,6 +53,7 @@ local function shares()
   fact('weights', seconds(weights))
 end
 
+fact('parents', standing > 0 and standing)
 if place == 'backlog' then
   fact('ahead', redis.call('ZRANK', parked and group_backlog(parked) or backlog, id))
   fact('in_flight', redis.call('HGET', in_flight, '*'))

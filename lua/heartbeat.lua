@@ -8,15 +8,17 @@
 --        fresh     '1' = begin a lease, '' = renew one
 --        owner     the app whose declarations the worker has written, '' = none
 --        content   digest of all that it declares in this queue
+--        program   digest of the names of its tasks, '' = none
 -- REPLY  '1', or '0' when there was no lease to renew: it was lost, and other workers may have the jobs by now;
 --        how many jobs the worker's list holds; ids of those that are to stop; '1', or '0' when what it has
 --        declared was lost, or is to be declared anew
 -- FAILS  none
 -- TWICE  the second call renews once more
--- USES   clock, processing, field_of, seconds, revisions_of
+-- USES   clock, processing, field_of, seconds, register_program, is_declared
 
-local now, worker, lease, fresh, owner, content = unpack(ARGV, 1, 6)
+local now, worker, lease, fresh, owner, content, program = unpack(ARGV, 1, 7)
 now = clock(now)
+local ends = now + tonumber(lease)
 
 -- The message that told the worker to stop a job may have been lost. At most 1 us a job, every few seconds.
 local stops, held = {}, redis.call('LRANGE', processing(worker), 0, -1)
@@ -28,8 +30,8 @@ end
 
 local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
 if kept then
-  redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
+  redis.call('ZADD', leases, seconds(ends), worker)
 end
--- A key of another type is a refusal of `register`, not of a heartbeat.
-local declared = owner == '' or redis.pcall('ZSCORE', revisions_of(owner), content)
+local known = register_program(program, ends)
+local declared = known and is_declared(owner, content)
 return { kept and '1' or '0', #held, stops, declared and '1' or '0' }

@@ -35,7 +35,7 @@ _QUEUE_COLUMNS = (
     Column("limits", 9),
 )
 
-_FIELDS = (*_PLACES, "workers", "next_due", "paused", "limits", "changed_by_hand", "error")
+_FIELDS = (*_PLACES, "workers", "parents", "next_due", "paused", "limits", "changed_by_hand", "error")
 
 
 def missing(redis: SyncClient, queue: str) -> str | None:
@@ -48,6 +48,7 @@ def missing(redis: SyncClient, queue: str) -> str | None:
     if (
         any(queue_stats.places.values())
         or queue_stats.workers
+        or queue_stats.parents
         or queue_stats.paused
         or redis.send(store.recurrences(0, 1))
     ):
@@ -117,7 +118,8 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 
     schedule: not due yet. backlog: due, waiting for its turn or for a limit. ready: a worker may fetch it now.
     processing: a worker has it. dead: failed, and will not be tried again. limits: how many it has; `evsched limits`
-    lists them.
+    lists them. workers: how many run. A parent of `evsched worker --processes 0:8` that runs none stands by: it starts
+    one when a job waits.
 
     Example: evsched queues
     """
@@ -131,7 +133,7 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                 row["error"] = str(found)
             else:
                 queue_stats, limits = found
-                row |= {**queue_stats.places, "workers": queue_stats.workers}
+                row |= {**queue_stats.places, "workers": queue_stats.workers, "parents": queue_stats.parents}
                 row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
                 row["limits"] = sum(value is not None for value in limits.fields().values())
                 row["changed_by_hand"] = sum(limits.overruled(field) is not None for field in limits.declared)
@@ -144,7 +146,8 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
         shown = [
             [
                 row["queue"],
-                *("?" if row["error"] else row[name] for name in (*_PLACES, "workers")),
+                *("?" if row["error"] else row[name] for name in _PLACES),
+                "?" if row["error"] else _count_workers(row["workers"], row["parents"]),
                 *(Moment(row[name]) for name in ("next_due", "paused")),
                 _count_limits(row["limits"] or 0, row["changed_by_hand"] or 0),
             ]
@@ -152,6 +155,11 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
         ]
         table(_QUEUE_COLUMNS, shown, "no queues: nothing has been scheduled yet")
     return report(refused) or unknown
+
+
+def _count_workers(workers: int, parents: int) -> str:
+    """Return the cell of the column workers, such as "0, 1 stands by"."""
+    return f"{workers}" + (f", {parents} stand{'s' if parents == 1 else ''} by" if parents else "")
 
 
 def _count_limits(limits: int, changed: int) -> str:
@@ -162,26 +170,48 @@ def _count_limits(limits: int, changed: int) -> str:
 def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.
 
+    A parent that stands by has no worker process, and starts one when a job waits (`evsched worker --processes 0:8`).
+
     Exit code 1: a queue cannot be read or does not exist.
 
     Example: evsched workers --queue mail
     """
     rows, refused = list[dict[str, Any]](), dict[str, str]()
     with client(url) as redis:
-        for name, leases in each(redis, queue, lambda store: redis.send(store.survey())):
-            if isinstance(leases, StoreRefused):
-                refused[name] = str(leases)
-                continue
-            for lease in leases:
-                rows.append({"worker": lease.worker, "queue": name, "held": lease.held, "lease_left": lease.left})
+        for name, found in each(redis, queue, lambda store: _serving(redis, store)):
+            if isinstance(found, StoreRefused):
+                refused[name] = str(found)
+            else:
+                rows += [{"worker": worker, "queue": name, **values} for worker, values in found]
         unknown = note_unknown(redis, queue or ())
     if json:
         output.as_json(rows)
     else:
-        shown = [(row["worker"], row["queue"], row["held"], format_duration(row["lease_left"])) for row in rows]
+        shown = [
+            (
+                row["worker"],
+                row["queue"],
+                "stands by" if row["stands_by"] else row["held"],
+                format_duration(row["lease_left"]),
+            )
+            for row in rows
+        ]
         columns = (Column("worker"), Column("queue", 1), Column("holds", 2), Column("lease left", 3))
         table(columns, shown, "no workers")
     return report(refused) or unknown
+
+
+def _serving(redis: SyncClient, store: Store) -> list[tuple[str, dict[str, Any]]]:
+    """Return the workers of a queue and the parents that stand by, with the values of their rows."""
+    found = [
+        (lease.worker, {"held": lease.held, "lease_left": lease.left, "stands_by": False})
+        for lease in redis.send(store.survey())
+    ]
+    now = redis.now()
+    for parent, ends in redis.send(store.parents()):
+        if ends > now:
+            found.append((parent, {"held": 0, "lease_left": ends - now, "stands_by": True}))
+    return found
 
 
 def report(refused: dict[str, str]) -> int:

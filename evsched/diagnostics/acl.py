@@ -12,8 +12,8 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 READS: Final = """
 EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
 HMGET job:x field · HSTRLEN job:x payload · LLEN ready · LPOS ready x · LRANGE ready 0 1 · MEMORY USAGE job:x
-PTTL job:x · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x · ZRANGE schedule 0 1
-ZRANK backlog x · ZSCORE schedule x
+PTTL job:x · SISMEMBER program:x y · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x
+ZRANGE schedule 0 1 · ZRANK backlog x · ZSCORE schedule x
 """
 """The commands in the scripts that only read. A test compares these with lua/."""
 
@@ -22,11 +22,11 @@ DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 
 HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
 PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SMEMBERS declared:x
 SREM declared:x y · ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
-ZUNIONSTORE throttled 1 throttled
+ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
 """
 """The commands that the other scripts need in addition."""
 
-_PLACES: Final = ("job:", "reply:", "processing:", "declared:")
+_PLACES: Final = ("job:", "reply:", "processing:", "declared:", "program:")
 _NAMES: Final = (
     "arrival",
     "limits",
@@ -40,6 +40,7 @@ _NAMES: Final = (
     "canary",
     "starting",
     "newly_paused",
+    "parents",
 )
 
 _OWN: Final[dict[Role, str]] = {
@@ -53,7 +54,7 @@ _OWN: Final[dict[Role, str]] = {
     "worker": """
         BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}status · INFO server
         CLIENT ID · CLIENT UNBLOCK 1 · SADD evsched:{}:queues x · BLMOVE ready ready LEFT LEFT 1
-        SET starting 1 NX PX 1
+        SET starting 1 NX PX 1 · ZREM parents x
     """,
     "dispatcher": """
         SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues

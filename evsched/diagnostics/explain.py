@@ -36,7 +36,7 @@ _PAUSES: Final[dict[FetchPause, tuple[str, str]]] = {
 """Why a worker fetches nothing, and when a job starts if it is the same for all workers."""
 
 
-_GIVEN_UP: Final = "and is dead when EVSCHED_UNKNOWN_TASK_GRACE is over (10 minutes by default)"
+_GIVEN_UP: Final = "and is dead when no worker has had it for EVSCHED_UNKNOWN_TASK_GRACE (10 minutes by default)"
 
 
 class Explanation(Struct, frozen=True):
@@ -123,6 +123,8 @@ def _no_worker(status: JobStatus, facts: Facts) -> str | None:
     """If no worker serves the queue, say so."""
     if facts.counts.get("workers"):
         return None
+    if facts.counts.get("parents"):
+        return None  # it starts a process when the job is ready
     return f"no worker serves this queue: start one with `evsched worker MODULE:APP --queue {status.queue}`"
 
 
@@ -139,7 +141,7 @@ def _in_schedule(status: JobStatus, facts: Facts) -> str:
     if status.unknown_since is not None:
         since = format_duration(max(facts.now - status.unknown_since, 0.0))
         again = f"it is offered again in {format_duration(max(wait, 0.0))}"
-        return f"no worker has known its task for {since}: {status.reason}; {again}, {_GIVEN_UP}"
+        return f"workers that fetched it have not known its task for {since}: {status.reason}; {again}, {_GIVEN_UP}"
     if wait == math.inf:
         return "its due time is +inf: it waits for the previous occurrence to end, or was scheduled for never"
     if status.snoozes and (status.reason or "").startswith("snoozed "):
@@ -250,7 +252,7 @@ def _list_facts(status: JobStatus, facts: Facts) -> dict[str, str]:
         elif moment is not None:
             wait = moment - facts.now
             found[name] = f"in {format_duration(wait)}" if wait >= 0 else f"{format_duration(-wait)} ago"
-    for name in ("workers", "ahead", "waiting", "groups", "in_flight", "in_flight_group"):
+    for name in ("workers", "parents", "ahead", "waiting", "groups", "in_flight", "in_flight_group"):
         if name in facts.counts:
             found[name] = f"{facts.counts[name]:g}"
     limits = facts.limits

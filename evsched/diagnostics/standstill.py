@@ -233,7 +233,13 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
     wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.queue_stats.now - late)}"
     serve = f"evsched worker MODULE:APP --queue {queue}"
     workers = sum(lease.left > 0 for lease in look.leases)
-    if not workers:
+    if not workers and look.queue_stats.parents:
+        if look.queue_stats.places["ready"] and late > _LATE:
+            standing = _count(look.queue_stats.parents, "parent")
+            what = f"{wait}; {standing} standing by (worker --processes 0:N), but starting no worker process"
+            mend = "read the log of the parent: its process may not start, or take long to import the app"
+            yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)
+    elif not workers:
         what = f"{wait}, and no worker has a lease on this queue"
         yield _Suspicion(Finding("no-worker", "fault", what, where, f"start one: {serve}"))
     elif places["processing"] and places["ready"] and late > _BUSY:

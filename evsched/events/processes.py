@@ -69,9 +69,12 @@ class ParentWaits(Event, frozen=True, kw_only=True):
 
 
 class ParentWoken(Event, frozen=True, kw_only=True):
-    """Jobs wait, and no worker fetches them: a parent without worker processes starts one."""
+    """A queue needs a worker process: a parent without any starts one."""
 
     queue: str
+    need: str = "ready"
+    """A job is `ready` that no worker fetches; what the app declares was lost: `undeclared`; or a task of the app is
+    `sought`, because workers that do not have it got its jobs."""
 
 
 class Reloading(Event, frozen=True, kw_only=True):

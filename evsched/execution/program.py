@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
 from msgspec import Struct
@@ -42,6 +43,12 @@ class Program(Struct, frozen=True):
     """(queue, recurrence)."""
     limits: list[tuple[str, str, float]] = []
     """(queue, field of the limit, value)."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the names of its tasks; empty if it has none."""
+        names = "\n".join(sorted(self.tasks))
+        return sha256(names.encode(), usedforsecurity=False).hexdigest()[:32] if names else ""
 
     def recurrences_in(self, queue: str) -> list[Declared]:
         """Return the recurrences that it declares in a queue."""

@@ -20,7 +20,7 @@ _UNKNOWN_MOST: Final = 64
 
 
 class RunStore(Protocol):
-    """What the executor asks of Redis. Either call waits while Redis is away."""
+    """What the executor asks of Redis. Each call waits while Redis is away."""
 
     async def read_window(self, queue: str, name: str) -> str | None:
         """Return the window that is kept under a name; None = there is none.
@@ -32,6 +32,14 @@ class RunStore(Protocol):
 
     async def unknown_since(self, run: Run) -> float | None:
         """Return since when workers have not known the task of a job, Unix seconds; None = this one is the first.
+
+        Raises:
+            StoreRefused: it cannot be read.
+        """
+        ...
+
+    async def seek(self, run: Run, task: str) -> bool:
+        """Note that this worker does not know a task; return whether another worker of the queue does.
 
         Raises:
             StoreRefused: it cannot be read.
@@ -53,6 +61,10 @@ class NoRunStore:
     async def unknown_since(self, run: Run) -> float | None:
         """Return None."""
         return None
+
+    async def seek(self, run: Run, task: str) -> bool:
+        """Return False."""
+        return False
 
     async def mark(self, run: Run, mark: Mark) -> bool:
         """Return True."""
@@ -100,8 +112,13 @@ class RedisRunStore:
             return None
         return unknown_since(await self._read(refused, store.unknown(job.id)), job.due)
 
+    async def seek(self, run: Run, task: str) -> bool:
+        """Seek a task, as `RunStore.seek`."""
+        queue = run.delivery.queue
+        return await self._read(self._unknown.of(queue), Store(queue).seek(task))
+
     async def _read(self, refused: Reconnect, call: Call[T]) -> T:
-        """Send a call that only reads; wait while Redis is away.
+        """Send a call that changes no job; wait while Redis is away.
 
         Raises:
             StoreRefused: Redis refuses it, which is reported as a failure of `refused`.

@@ -2,7 +2,8 @@
 
 During a deploy, workers with the old code and workers with the new code serve the same queue, so a task that is unknown
 to one may be known to the next. The job is offered again, to whichever worker fetches it, after a time that grows. It
-is given up when no worker has known the task for the setting `unknown_task_grace`.
+is given up when no worker of the queue has had the task for the setting `unknown_task_grace`: while one has it, which
+is registered in Redis, only chance decides which worker fetches the job.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ _FIRST: Final = 0.3
 
 _LONGEST: Final = 30.0
 """The longest wait, in seconds. So a job is offered some 27 times in ten minutes: thousands of them cost little."""
+
+_LONGEST_KNOWN: Final = 5.0
+"""The longest wait while another worker has the task: of twenty workers, the one that has it fetches the job after some
+100 seconds then."""
+
+_NAME_MOST: Final = 200
+"""Characters of a task's name that are compared and reported."""
 
 _REPORTED_MOST: Final = 1000
 """Task names whose reasons are kept: a producer may invent any number of names."""
@@ -49,13 +57,14 @@ class UnknownTasks:
         reason = self._reason(run.delivery.queue, payload.task)
         try:
             since = await self._store.unknown_since(run)
+            known = self._grace > 0 and await self._store.seek(run, payload.task[:_NAME_MOST])
         except StoreRefused as error:
             why = shorten(f"{reason}; since when it is unknown cannot be read: {error}")
             return not_now(run.delivery.redis_now(), why, "task")
-        return judge_unknown(run.job, payload, reason, since, run.delivery.redis_now(), self._grace)
+        return judge_unknown(run.job, payload, reason, since, run.delivery.redis_now(), self._grace, known=known)
 
     def _reason(self, queue: str, task: str) -> str:
-        name = task[:200]
+        name = task[:_NAME_MOST]
         if name not in self._reasons:
             if len(self._reasons) >= _REPORTED_MOST:
                 self._reasons.clear()
@@ -72,19 +81,32 @@ class UnknownTasks:
 
 
 def judge_unknown(
-    job: FetchedJob, payload: Payload, reason: str, since: float | None, now: float, grace: float
+    job: FetchedJob,
+    payload: Payload,
+    reason: str,
+    since: float | None,
+    now: float,
+    grace: float,
+    *,
+    known: bool = False,
 ) -> Deferred | Buried:
     """Return the outcome of a run whose task is unknown `since` a moment; None = this worker is the first.
+
+    `known`: another worker of the queue has the task. Then the job is not given up, and the time does not count: it is
+    at most the longest wait, so it begins anew when the last worker that has the task ends.
 
     The time counts from the first worker that did not know the task, and not from the job's due time: the job may have
     been due for long before a worker fetched it, because of a pause or a backlog. It counts up to the due time, so the
     time that the last worker took is not included.
     """
+    if known:
+        since = None if since is None else max(since, job.due - _LONGEST_KNOWN)
+        reason = shorten(f"{reason}; another worker of the queue has it")
     waited = 0.0 if since is None else max(0.0, job.due - since)
-    if waited >= grace:
+    if waited >= grace and not known:
         known = f"; no worker that fetched the job in {format_duration(waited)} knew it" if waited else ""
         return Buried(shorten(reason + known), payload.reply, began=False)
-    wait = min(_FIRST + waited, _LONGEST)
+    wait = min(_FIRST + waited, _LONGEST_KNOWN if known else _LONGEST)
     if payload.expires is not None:
         # Not so late that a worker that knows the task finds it expired.
         wait = min(wait, max(_FIRST, (payload.expires - now) / 2))

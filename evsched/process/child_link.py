@@ -46,7 +46,8 @@ class ChildLink:
     def on_event(self, event: Event) -> None:
         """Report to the parent, or set a timer to report later."""
         if isinstance(event, WorkerStarted):
-            self._report(Ready(event.worker, event.queues, self._config.url))
+            announced = {queue: self._worker.announced(queue) for queue in event.queues}
+            self._report(Ready(event.worker, event.queues, self._config.url, announced))
             self._wait_for_idleness()
         elif isinstance(event, ReadyLeft):
             self._behind.add(event.queue)

@@ -82,6 +82,7 @@ class Children:
     def begin(self, child: WorkerProcess) -> None:
         """Have a child run."""
         self._want(child, True)
+        child.settled.clear()
         keeper = self._keepers.get(child)
         if keeper is None or keeper.done():
             self._keepers[child] = asyncio.ensure_future(self._keep(child, proven=True))
@@ -154,6 +155,7 @@ class Children:
         while True:
             began = time.monotonic()
             code = await child.run(self._emit, partial(self._on_report, child))
+            child.settled.set()
             await self._recover(child, code)
             proven = proven or child.ready is not None
             if not child.wanted or not proven:
@@ -177,6 +179,7 @@ class Children:
         if isinstance(report, Ready):
             child.ready = self.last_ready = report
             child.became_ready.set()
+            child.settled.set()
         elif child.wanted and self.current[child.number] is child:
             self._listener.reported(child, report)
 

@@ -1,22 +1,31 @@
-"""The watch over ready: how a parent without worker processes learns that jobs wait, without asking again and again.
+"""The watch over ready: how a parent without worker processes learns that one is needed, without polling.
 
 For each queue it has a connection on which a BLMOVE waits that leaves the job where it is. It ends for every parent and
-worker that waits on the queue. So the parent then pauses, and starts a process only if jobs still wait: no worker has
-fetched them. Of several parents the one starts a process that claims it first; the others look again when it has had
-time to fetch.
+worker that waits on the queue. So the parent then pauses, and asks by `stand_by` if jobs still wait: no worker has
+fetched them. `stand_by` also says whether Redis has lost what the app declares, and whether workers seek a task that
+this app has: their jobs come through ready again and again. As a worker sends a heartbeat, the parent sends `stand_by`
+from time to time even if no job comes. It keeps the parent registered, so that operators see that the queue is served.
+
+Of several parents the one starts a process that claims it first; the others look again. The claim lasts until the
+process is ready or has died.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Final
 
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
+from evsched.process.reports import Ready
+from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
+from evsched.store.announced import Announced
+from evsched.store.parents import Need
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender, BlockingSender
 
@@ -28,79 +37,116 @@ _PAUSE_MOST: Final = 1.0
 needed, and should not cost a command for each of their jobs. A process adds another to it after the same time."""
 
 _CLAIM: Final = 2.0
-"""Seconds for which a parent claims the start of a process: longer than a process takes until it fetches."""
+"""Seconds for which a parent claims the start of a process. It prolongs the claim, which so ends soon after a parent
+that was killed."""
 
-_REFUSED_MOST: Final = 5
-"""Claims that may be refused in a row. After those, claims do not end: Redis's clock was set back."""
+_CLAIM_MOST: Final = 30.0
+"""Seconds for which it prolongs it: a process that takes longer may hang, and another host may be quicker."""
+
+_REFUSED_MOST: Final = 20
+"""Claims that may be refused in a row. After those, 40 s, claims do not end: Redis's clock was set back."""
+
+_LEAVE: Final = 1.0
+"""Seconds that a parent takes at most to remove its registration, which ends by itself."""
 
 
 class ReadyWatch:
-    """Waits for jobs of queues for which this parent runs no worker process."""
+    """Waits until a queue needs a worker process, for a parent without any; `last`: what its last process reported.
 
-    def __init__(self, config: Config, url: str, emit: Emit) -> None:
+    Use `async with`: at its end the parent is no longer registered.
+    """
+
+    def __init__(self, config: Config, last: Ready, emit: Emit) -> None:
         self._config = config
-        self._url = url
+        self._last = last
         self._emit = emit
-        self._sender = BatchingSender(url, reply_timeout=config.reply_timeout)
+        self._parent = new_id()
+        self._sender = BatchingSender(last.url, reply_timeout=config.reply_timeout)
 
-    async def wait(self, queues: Sequence[str]) -> str:
-        """Return the first queue whose jobs need a worker process, which this parent is to start."""
-        watching = {asyncio.ensure_future(self._watch(Store(queue))): queue for queue in queues}
+    async def __aenter__(self) -> ReadyWatch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(_LEAVE):
+                await self._sender.send_all([Store(queue).stand_down(self._parent) for queue in self._last.queues])
+        await self._sender.close()
+
+    async def wait(self) -> tuple[str, Need]:
+        """Return the first queue that needs a worker process, whose start this parent has claimed, and why."""
+        watching = {asyncio.ensure_future(self._watch(Store(queue))): queue for queue in self._last.queues}
         try:
             done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
             first = done.pop()
-            first.result()
-            return watching[first]
+            return watching[first], first.result()
         finally:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-            await self._sender.close()
 
-    async def _watch(self, store: Store) -> None:
-        """Return when jobs of one queue need a process."""
-        reconnect = Reconnect("parent, waiting for jobs", self._emit, store.queue)
-        blocking = BlockingSender(self._url, reply_timeout=self._config.reply_timeout)
-        pause, refused = _PAUSE, 0
+    async def keep_claim(self, queue: str, started: Awaitable[object]) -> None:
+        """Keep the claim until the process is `started`, or has failed to, and then end it."""
+        waiting, store = asyncio.ensure_future(started), Store(queue)
         try:
+            for _ in range(round(2 * _CLAIM_MOST / _CLAIM)):
+                await asyncio.wait([waiting], timeout=_CLAIM / 2)
+                if waiting.done():
+                    break
+                with contextlib.suppress(StoreError):  # the claim ends by itself
+                    await self._sender.send(store.prolong_start(_CLAIM))
+        finally:
+            waiting.cancel()
+        with contextlib.suppress(StoreError):
+            await self._sender.send(store.end_start())
+
+    async def _watch(self, store: Store) -> Need:
+        """Return when one queue needs a process, and why."""
+        reconnect = Reconnect("parent, waiting for jobs", self._emit, store.queue)
+        pause, refused, next_look = _PAUSE, 0, 0.0
+        async with self._connection() as blocking:
             while True:
                 async with reconnect:
                     began = time.monotonic()
                     if blocking.client is None:
                         await blocking.open()
                         reconnect.passed()  # Redis is back; otherwise reported when the BLMOVE returns
-                    if not await self._arrives(store, blocking):
-                        continue
-                    pause = _PAUSE if time.monotonic() - began > _PAUSE_MOST else pause
-                    await asyncio.sleep(pause)
-                    if not await self._sender.send(store.is_ready()):
-                        pause, refused = min(2 * pause, _PAUSE_MOST), 0
-                    elif refused >= _REFUSED_MOST or await self._claim(store):
-                        return
+                    if began < next_look:
+                        if await self._arrives(store, blocking, next_look - began):
+                            pause = _PAUSE if time.monotonic() - began > _PAUSE_MOST else pause
+                            await asyncio.sleep(pause)
+                            pause = min(2 * pause, _PAUSE_MOST)
+                        elif time.monotonic() < next_look:
+                            continue
+                    announced = self._last.announced.get(store.queue, Announced())
+                    look = store.stand_by(self._parent, announced, lease=self._config.idle_lease, claim=_CLAIM)
+                    found = await self._sender.send(look)
+                    next_look = time.monotonic() + self._config.idle_heartbeat
+                    if not found.need:
+                        refused = 0
+                    elif found.claimed or refused >= _REFUSED_MOST:
+                        return found.need
                     else:
-                        refused += 1
+                        refused, next_look = refused + 1, 0.0
                         await asyncio.sleep(_CLAIM)
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[BlockingSender]:
+        blocking = BlockingSender(self._last.url, reply_timeout=self._config.reply_timeout)
+        try:
+            yield blocking
         finally:
             await blocking.close()
 
-    async def _arrives(self, store: Store, blocking: BlockingSender) -> bool:
+    async def _arrives(self, store: Store, blocking: BlockingSender, most: float) -> bool:
         """Wait for a job, for the probe interval at most: a connection that is half open is then noticed.
 
         Raises:
             StoreDown, StoreRefused
         """
-        block = self._config.probe_interval
+        block = min(self._config.probe_interval, max(most, _PAUSE))
         try:
             return await blocking.send(store.await_ready(block), block)
         except StoreError as error:
             if error.kind != "oom":
                 raise
             return True  # Redis's memory is full, so it refuses BLMOVE; jobs run all the same
-
-    async def _claim(self, store: Store) -> bool:
-        try:
-            return await self._sender.send(store.claim_start(_CLAIM))
-        except StoreError as error:
-            if error.kind != "oom":
-                raise
-            return True  # nobody can claim it, and the jobs free memory

@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from evsched.store.announced import Announced
+
 
 class Ready(Struct, frozen=True, tag="ready"):
     """The worker has its leases, and begins to fetch jobs."""
@@ -19,6 +21,8 @@ class Ready(Struct, frozen=True, tag="ready"):
     queues: list[str]
     url: str
     """The Redis that it is connected to, which its app may choose."""
+    announced: dict[str, Announced] = {}
+    """By queue, what it has written to Redis of its app."""
 
     def __repr__(self) -> str:
         return f"Ready(worker={self.worker!r}, queues={self.queues!r})"  # the URL may contain a password

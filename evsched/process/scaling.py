@@ -16,6 +16,10 @@ _APART: Final = 2.0
 """Seconds between the starts of two more processes: the first one needs this time before it fetches jobs."""
 
 
+_SOUGHT: Final = 20.0
+"""Seconds for which a process stays that starts for a task that is sought: about five offers of a job."""
+
+
 class Span(Struct, frozen=True):
     """How many processes there are, at least and at most."""
 
@@ -46,12 +50,20 @@ class Scaling:
         self.span = span
         self._last_added = float("-inf")
         """When another process was started, by the monotonic clock."""
+        self._keep_until = float("-inf")
+
+    def keep(self, now: float) -> None:
+        """Let no process end for a while: one starts because workers of another app seek a task that this app has.
+
+        A job of the task is offered again after some seconds, and those workers may fetch it first.
+        """
+        self._keep_until = now + _SOUGHT
 
     def decide(self, report: Report, running: int, now: float) -> Literal["add", "end"] | None:
         """Return what to do about a report of one of `running` processes; "end" is about the one that reports."""
         if isinstance(report, Behind) and running < self.span.most and now - self._last_added > _APART:
             self._last_added = now
             return "add"
-        if isinstance(report, Idle) and running > self.span.least:
+        if isinstance(report, Idle) and running > self.span.least and now > self._keep_until:
             return "end"
         return None

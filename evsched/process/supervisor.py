@@ -96,6 +96,7 @@ class Supervisor:
         ended = [ended_loop(name, loop) for name, loop in loops.items() if loop.done()]
         for loop in loops.values():
             loop.cancel()
+        await asyncio.gather(*loops.values(), return_exceptions=True)
         codes = await self._children.end_all()
         # -SIGTERM: the signal came before the child handled signals.
         if any(code not in (0, -signal.SIGTERM) for code in codes):
@@ -104,15 +105,19 @@ class Supervisor:
             raise ended[0]
 
     async def _start_when_jobs_wait(self) -> None:
-        """Start a child when none is wanted, and jobs wait."""
+        """Start a child when none is wanted, and a queue needs one."""
         while True:
             await self._children.none_wanted.wait()
             if (last := self._children.last_ready) is not None:
                 self._emit(ParentWaits(queues=last.queues))
-                queue = await ReadyWatch(self._config, last.url, self._emit).wait(last.queues)
-                if not self._children.wanted:
-                    self._emit(ParentWoken(queue=queue))
-                    self._children.begin(self._children.current[0])
+                async with ReadyWatch(self._config, last, self._emit) as watch:
+                    queue, need = await watch.wait()
+                    if not self._children.wanted:
+                        self._emit(ParentWoken(queue=queue, need=need))
+                        if need == "sought":
+                            self._scaling.keep(time.monotonic())
+                        self._children.begin(self._children.current[0])
+                    await watch.keep_claim(queue, self._children.current[0].settled.wait())
 
     # Called by the children.
 

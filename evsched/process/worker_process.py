@@ -72,6 +72,8 @@ class WorkerProcess:
         """What it reported when it was ready; None = it is not ready yet."""
         self.became_ready = asyncio.Event()
         """It was ready at least once."""
+        self.settled = asyncio.Event()
+        """The last start is decided: the process was ready, or has ended."""
         self.put_back = Counter[str]()
         """How many jobs of its earlier runs were put back, by queue. The next run counts them."""
         self._launch = launch

@@ -26,6 +26,8 @@ class QueueStats(Struct, frozen=True):
     paused: float | None
     oldest: float
     """Seconds for which the first job in ready, else in the backlog, has been due; 0 if both are empty."""
+    parents: int = 0
+    """How many parents stand by: they have no worker process, and start one when a job waits."""
 
 
 class Operators(Queue):
@@ -81,7 +83,7 @@ class Operators(Queue):
         """Count the jobs of each place, at the same moment."""
 
         def read(reply: list[Any]) -> QueueStats:
-            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused, front = reply
+            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused, front, parents = reply
             return QueueStats(
                 float(moment),
                 {
@@ -96,6 +98,7 @@ class Operators(Queue):
                 number(next_due),
                 number(paused),
                 max(0.0, float(moment) - found) if (found := number(front)) is not None else 0.0,
+                parents,
             )
 
         return self._verb("queue_stats", read, self._stamp(now))

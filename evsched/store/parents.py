@@ -5,11 +5,26 @@ What an ended process held it puts back with `held` and `requeue` of `workers.py
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, cast
+
+from msgspec import Struct
 
 from evsched import keys
-from evsched.store.queue import Queue
-from evsched.transport.call import Call
+from evsched.store.announced import Announced
+from evsched.store.queue import Queue, as_bool
+from evsched.transport.call import Call, text
+
+Need = Literal["ready", "undeclared", "sought", ""]
+"""Why a queue needs a worker process: a job waits, Redis has lost what the app declares, or workers seek a task that
+the app has; empty = it needs none."""
+
+
+class Stance(Struct, frozen=True):
+    """What one `stand_by` found."""
+
+    need: Need
+    claimed: bool
+    """This parent is to start the process."""
 
 
 class Parents(Queue):
@@ -28,14 +43,33 @@ class Parents(Queue):
         ready = keys.ready(self.queue)
         return Call(("BLMOVE", ready, ready, "LEFT", "LEFT", block), arrived)
 
-    def is_ready(self) -> Call[bool]:
-        """Return whether a job is ready that no worker has fetched."""
-        return Call(("EXISTS", keys.ready(self.queue)), bool)
+    def stand_by(
+        self, parent: str, announced: Announced, *, lease: float, claim: float, now: float | None = None
+    ) -> Call[Stance]:
+        """Register a parent for `lease` seconds; if a process is needed, claim its start for `claim` seconds."""
 
-    def claim_start(self, seconds: float) -> Call[bool]:
-        """Claim the start of a process for the jobs that wait; False if another parent has, within so many seconds."""
+        def stance(reply: list[bytes]) -> Stance:
+            return Stance(cast("Need", text(reply[0])), as_bool(reply[1]))
 
-        def claimed(reply: Any) -> bool:
-            return reply is not None
+        words = announced.owner, announced.content, announced.program
+        return self._verb("stand_by", stance, self._stamp(now), parent, lease, claim, *words)
 
-        return Call(("SET", keys.starting(self.queue), 1, "NX", "PX", round(seconds * 1000)), claimed)
+    def stand_down(self, parent: str) -> Call[int]:
+        """Remove a parent that has a worker process now, or ends."""
+        return Call(("ZREM", keys.parents(self.queue), parent), int)
+
+    def prolong_start(self, seconds: float) -> Call[int]:
+        """Prolong the claim of the start of a process, which has not ended yet."""
+        return Call(("PEXPIRE", keys.starting(self.queue), round(seconds * 1000)), int)
+
+    def end_start(self) -> Call[int]:
+        """End the claim of the start of a process."""
+        return Call(("DEL", keys.starting(self.queue)), int)
+
+    def parents(self) -> Call[list[tuple[str, float]]]:
+        """Read the parents that stand by, and when their registrations end, Unix seconds."""
+
+        def read(reply: list[bytes]) -> list[tuple[str, float]]:
+            return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
+
+        return Call(("ZRANGE", keys.parents(self.queue), 0, -1, "WITHSCORES"), read)

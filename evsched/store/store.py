@@ -9,7 +9,7 @@ The methods are grouped in files by their callers:
     dispatchers.py   dispatch; the recurrences that fall due; leases
     workers.py       fetch, start, begin, heartbeat
     run_ends.py      progress, and the verbs that end runs (`end_runs`)
-    parents.py       what a parent of worker processes asks while none runs
+    parents.py       what a parent of worker processes asks while none runs; which parents stand by
     recurrences.py   declare, change and read recurrences and windows
     operators.py     limits, pauses, and what the queue holds
     audits.py        what `evsched doctor` finds and repairs

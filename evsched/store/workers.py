@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.job import FetchedJob, Mark
+from evsched.store.announced import Announced
 from evsched.store.queue import Queue, as_bool, as_pairs
 from evsched.transport.call import Call, Word, raw, text, texts
 
@@ -100,15 +101,24 @@ class Workers(Queue):
         lease: float,
         *,
         fresh: bool = False,
-        declared: tuple[str, str] = ("", ""),
+        announced: Announced = Announced(),  # noqa: B008 - it is frozen
         now: float | None = None,
     ) -> Call[Renewed]:
-        """Renew a lease, or begin one. `declared`: the app and the content that the worker has registered."""
+        """Renew a lease, or begin one. `announced`: what the worker has written of its app."""
 
         def renewed(reply: list[Any]) -> Renewed:
             return Renewed(as_bool(reply[0]), reply[1], texts(reply[2]), as_bool(reply[3]))
 
-        return self._verb("heartbeat", renewed, self._stamp(now), worker, lease, "1" if fresh else "", *declared)
+        words = announced.owner, announced.content, announced.program
+        return self._verb("heartbeat", renewed, self._stamp(now), worker, lease, "1" if fresh else "", *words)
+
+    def set_program(self, program: str, tasks: Sequence[str]) -> Call[int]:
+        """Write the names of the tasks of an app, one at least, under their digest."""
+        return Call(("SADD", f"{self._root}program:{program}", *tasks), int)
+
+    def seek(self, task: str, *, now: float | None = None) -> Call[bool]:
+        """Note that a worker does not know a task; the reply is whether another one, or a parent, does."""
+        return self._verb("seek", as_bool, self._stamp(now), task)
 
     def unknown_size(self, job_id: str) -> Call[int]:
         """Read how many bytes the field `unknown` of a record has, 0 = none: a producer may have written it."""

@@ -113,7 +113,7 @@ _LINES: Final[dict[type[Event], tuple[int, str]]] = {
         "worker process {number}, pid {pid}, hung and was killed: its jobs return to ready",
     ),
     events.ParentWaits: (logging.INFO, "no worker process runs: one starts when a job of {queues} waits"),
-    events.ParentWoken: (logging.INFO, "jobs of queue {queue} wait: a worker process starts"),
+    events.ParentWoken: (logging.INFO, "queue {queue} needs a worker process, because {why}: one starts"),
     events.Reloading: (logging.INFO, "reload: {processes} worker processes are replaced one by one"),
     events.Reloaded: (logging.INFO, "reload: {processes} worker processes run the new code, after {seconds:.1f} s"),
     events.ReloadFailed: (
@@ -141,6 +141,13 @@ _FULL_LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.CallAccepted: (logging.INFO, "Redis's memory is not full any more, after {seconds:.1f} s"),
 }
 """The lines of events about full memory."""
+
+_NEEDS: Final = {
+    "ready": "jobs wait",
+    "undeclared": "Redis has lost what the app declares",
+    "sought": "jobs wait for a task that other workers do not have",
+}
+"""By the field `need` of ParentWoken."""
 
 _BLOCKER: Final = "job {id} of {queue}, task {task}, attempt {attempt},"
 
@@ -193,6 +200,8 @@ class Log:
         elif isinstance(event, events.WorkerBlocked):
             one_of = f"one of {values['running']}" if event.running else "the app"
             values["blocker"] = _BLOCKER.format_map(values) if event.id else one_of
+        elif isinstance(event, events.ParentWoken):
+            values["why"] = _NEEDS.get(event.need, event.need)
         elif isinstance(event, events.CallRefused | events.CallAccepted):
             values["of_queue"] = f", queue {event.queue}" if event.queue else ""
         _logger.log(level, line.format_map(values), extra={"event": event})

@@ -16,6 +16,7 @@ from evsched.errors import StoreDown, StoreRefused
 from evsched.events import Event
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnects
+from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.senders import SyncSender
@@ -32,8 +33,8 @@ class HeartbeatListener(Protocol):
         """Note that the lease had ended. The worker has a new one."""
         ...
 
-    def declared(self, queue: str) -> tuple[str, str]:
-        """Return the app and the digest of what it has declared there, or twice '' if it has not yet."""
+    def announced(self, queue: str) -> Announced:
+        """Return what the worker has written of its app there."""
         ...
 
     def undeclared(self, queue: str) -> None:
@@ -149,7 +150,8 @@ class Heartbeat(threading.Thread):
             StoreDown, StoreRefused
         """
         lease = self._config.lease if self._short else self._config.idle_lease
-        found = self._sender.send(store.heartbeat(self._worker, lease, declared=self._listener.declared(store.queue)))
+        announced = self._listener.announced(store.queue)
+        found = self._sender.send(store.heartbeat(self._worker, lease, announced=announced))
         if not found.kept:
             self._listener.lease_lost(store.queue)
             self._sender.send(store.heartbeat(self._worker, lease, fresh=True))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from evsched.events import Emit, Event
+from evsched.store.announced import Announced
 from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
@@ -33,8 +34,8 @@ class OnControl:
 class OnHeartbeat:
     """A HeartbeatListener, called in the heartbeat's thread.
 
-    It passes the calls on to the event loop, except `busy`, `declared` and `end_if_stuck`: these must also work while a
-    handler blocks the event loop.
+    It passes the calls on to the event loop, except `busy`, `announced` and `end_if_stuck`: these must also work while
+    a handler blocks the event loop.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class OnHeartbeat:
         """Drop what is held there."""
         self._loop.call_soon_threadsafe(self._consumers[queue].lose)
 
-    def declared(self, queue: str) -> tuple[str, str]:
-        """Return the app and the digest of what it has declared."""
-        return self._setup.declared(queue)
+    def announced(self, queue: str) -> Announced:
+        """Return what the worker has written of its app."""
+        return self._setup.announced(queue)
 
     def undeclared(self, queue: str) -> None:
         """Declare again."""

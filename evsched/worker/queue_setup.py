@@ -20,6 +20,7 @@ from evsched.jobs.policies import write_policy
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
+from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.worker.declarations import Declarations
@@ -36,6 +37,7 @@ class QueueSetup:
         self._declarations = Declarations(runtime, program)
         self._worker = worker
         self._policies = {name: write_policy(task.retry) for name, task in program.tasks.items()}
+        self._digest = program.digest
         self._reconnect = Reconnect("worker", runtime.emit)
         self._refused = Reconnects("worker", runtime.emit)
         self._done = set[str]()
@@ -64,7 +66,10 @@ class QueueSetup:
         lease = self._runtime.config.idle_lease
         while not self.is_done(store):
             async with self._reconnect:
-                if wait := await self._write(store, store.heartbeat(self._worker, lease, fresh=True)):
+                announced = self._announced(store.queue)
+                if wait := await self._write(
+                    store, store.heartbeat(self._worker, lease, fresh=True, announced=announced)
+                ):
                     return wait
                 self._done.add(store.queue)
         return 0.0
@@ -89,7 +94,8 @@ class QueueSetup:
     async def _announce(self, store: Store) -> None:
         """Let dispatchers find the queue: at once by a message, or later in the set of all queues.
 
-        Also write the retry policies of the tasks, for those who make recurrences of them without their code.
+        Also write the retry policies of the tasks, for those who make recurrences of them without their code, and the
+        names of the tasks, for workers that do not know one of them.
 
         Raises:
             StoreDown, StoreRefused
@@ -98,10 +104,14 @@ class QueueSetup:
         await self._try(server.add_queues([store.queue]))
         if self._policies:
             await self._try(store.set_policies(self._policies))
+            await self._try(store.set_program(self._digest, sorted(self._policies)))
 
-    def declared(self, queue: str) -> tuple[str, str]:
-        """Return the app and the digest of what it declared, twice '' if the queue is not set up. For any thread."""
-        return self._declarations.declared(queue) if queue in self._done else ("", "")
+    def announced(self, queue: str) -> Announced:
+        """Return what is written of the app; nothing is if the queue is not set up. For any thread."""
+        return self._announced(queue) if queue in self._done else Announced()
+
+    def _announced(self, queue: str) -> Announced:
+        return Announced(*self._declarations.declared(queue), self._digest)
 
     def declare_again(self, queue: str) -> None:
         """Have `keep` declare again what the app declares in a queue."""

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
-import secrets
-import socket
 from typing import Any
 
 from msgspec import structs
@@ -21,8 +17,10 @@ from evsched.execution.isolation import StartIsolated
 from evsched.execution.program import Program
 from evsched.execution.run_store import RedisRunStore
 from evsched.runtime.loops import ended_loop, returned
+from evsched.runtime.new_id import new_id
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
+from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
@@ -33,12 +31,6 @@ from evsched.worker.queue_setup import QueueSetup
 from evsched.worker.slots import Slots
 from evsched.worker.startup import Startup
 from evsched.worker.status_reporter import StatusReporter
-
-
-def new_id() -> str:
-    """Return an id for a worker: where it runs, for people; random, since hosts and containers share names and pids."""
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Worker:
@@ -161,6 +153,10 @@ class Worker:
     def busy(self) -> bool:
         """Return whether it holds jobs. For any thread."""
         return self._on_heartbeat.busy()
+
+    def announced(self, queue: str) -> Announced:
+        """Return what it has written to Redis of its app. For any thread."""
+        return self._setup.announced(queue)
 
     def stop(self) -> None:
         """Fetch no more, let what runs end within the grace, hand back the rest. For the event loop's thread."""

@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from evsched import events
 from evsched.config import Config
 from evsched.process.ready_watch import ReadyWatch
+from evsched.process.reports import Ready
+from evsched.store.announced import Announced
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.call import Call, text
@@ -27,8 +29,15 @@ async def put(sender: BatchingSender, store: Store, job: str) -> None:
     await sender.send(store.dispatch(limit=10, cap=1000))
 
 
-def watch(config: Config, recorder: Recorder, *queues: str) -> asyncio.Task[str]:
-    return asyncio.ensure_future(ReadyWatch(config, config.url, recorder).wait(queues))
+def watch(
+    config: Config, recorder: Recorder, *queues: str, announced: Announced | None = None
+) -> asyncio.Task[tuple[str, str]]:
+    async def wait() -> tuple[str, str]:
+        of = {} if announced is None else dict.fromkeys(queues, announced)
+        async with ReadyWatch(config, Ready("w", [*queues], config.url, of), recorder) as one:
+            return await one.wait()
+
+    return asyncio.ensure_future(wait())
 
 
 async def blocked(sender: BatchingSender, count: int) -> None:
@@ -39,7 +48,7 @@ async def blocked(sender: BatchingSender, count: int) -> None:
             pass
 
 
-async def never(task: asyncio.Task[str], seconds: float = 0.3) -> None:
+async def never(task: asyncio.Task[tuple[str, str]], seconds: float = 0.3) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.shield(task)
@@ -52,7 +61,7 @@ async def test_a_job_of_any_of_its_queues_wakes_a_parent_and_stays_where_it_is(
     watching = watch(config, recorder, queue, second.queue)
     await blocked(sender, 2)
     await put(sender, second, "a")
-    assert await asyncio.wait_for(watching, PATIENCE) == second.queue
+    assert await asyncio.wait_for(watching, PATIENCE) == (second.queue, "ready")
     assert await sender.send(second.line(10)) == ["a"]
 
 
@@ -96,7 +105,7 @@ async def test_a_claim_that_does_not_end_keeps_a_parent_only_for_a_while(
     monkeypatch.setattr("evsched.process.ready_watch._CLAIM", 0.01)
     raw.set(f"evsched:{{{store.queue}}}:starting", "1")  # Redis's clock was set back, so it does not expire
     await put(sender, store, "a")
-    assert await asyncio.wait_for(watch(config, recorder, store.queue), PATIENCE) == store.queue
+    assert await asyncio.wait_for(watch(config, recorder, store.queue), PATIENCE) == (store.queue, "ready")
 
 
 async def test_a_parent_whose_connections_are_cut_is_woken_all_the_same(
@@ -122,3 +131,76 @@ async def test_a_parent_is_woken_although_the_memory_of_redis_is_full(
     await asyncio.wait_for(watch(replace(config, url=own.url), recorder, queue), PATIENCE)
     client.config_set("maxmemory", 0)
     await sender.close()
+
+
+APP = Announced("app", "content", "digest")
+
+
+async def announce(sender: BatchingSender, store: Store) -> None:
+    await sender.send_all([store.register("app", "content"), store.set_program("digest", ["pay"])])
+
+
+async def test_a_parent_is_woken_when_redis_has_lost_what_its_app_declares_and_one_of_several_declares_it(
+    config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evsched.process.ready_watch._CLAIM", 60.0)
+    config = replace(config, idle_heartbeat=0.1)
+    await announce(sender, store)
+    watching = {watch(config, recorder, store.queue, announced=APP) for _ in range(3)}
+    await blocked(sender, 3)
+    raw.flushall()
+    done, others = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result() for task in done] == [(store.queue, "undeclared")]
+    await announce(sender, store)  # by the process that it starts
+    done, others = await asyncio.wait(others, timeout=0.3)
+    assert len(done) == 0
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def test_a_task_that_workers_seek_wakes_a_parent_whose_app_has_it_when_a_job_of_it_is_offered_again(
+    config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
+) -> None:
+    await announce(sender, store)
+    having = watch(config, recorder, store.queue, announced=APP)
+    other = watch(config, recorder, store.queue, announced=Announced())
+    await blocked(sender, 2)
+    assert await sender.send(store.seek("pay"))
+    await never(having)  # nothing has come through ready
+    worker = BatchingSender(config.url)
+    fetching = asyncio.ensure_future(worker.send(store.fetch("w", 10)))  # by a worker that does not have it
+    await blocked(sender, 3)
+    await put(sender, store, "a")
+    assert await fetching == "a"
+    assert await asyncio.wait_for(having, PATIENCE) == (store.queue, "sought")
+    await never(other)
+    other.cancel()
+    await worker.close()
+    await sender.send(store.requeue("w", "test"))
+
+
+async def test_a_parent_is_registered_while_it_waits(
+    config: Config, sender: BatchingSender, store: Store, recorder: Recorder
+) -> None:
+    watching = watch(config, recorder, store.queue)
+    await blocked(sender, 1)
+    assert len(await sender.send(store.parents())) == 1
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert await sender.send(store.parents()) == []
+
+
+async def test_the_claim_of_a_start_lasts_until_the_process_has_started(
+    config: Config, sender: BatchingSender, store: Store, recorder: Recorder
+) -> None:
+    await put(sender, store, "a")
+    started = asyncio.Event()
+    async with ReadyWatch(config, Ready("w", [store.queue], config.url), recorder) as one:
+        await one.wait()
+        keeping = asyncio.ensure_future(one.keep_claim(store.queue, started.wait()))
+        second = watch(config, recorder, store.queue)
+        await never(second, 3.0)  # the claim alone lasts 2 s
+        started.set()  # it was ready, or died
+        await keeping
+    assert await asyncio.wait_for(second, PATIENCE) == (store.queue, "ready")

@@ -18,6 +18,7 @@ from evsched.diagnostics import unknown_tasks as doctor
 from evsched.diagnostics.explain import explain
 from evsched.execution import unknown_tasks
 from evsched.jobs.job import encode
+from evsched.store.announced import Announced
 from evsched.store.store import Store
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
@@ -96,6 +97,29 @@ async def test_a_job_that_nobody_knows_for_the_grace_is_dead_and_the_reason_name
     assert ended["outcome"] == "dead"
     assert "did you mean 'old'? This worker has 'old'" in ended["reason"]
     assert raw.hget(f"evsched:{{{queue}}}:job:a", "attempt") == b"0"
+
+
+async def test_a_job_is_not_given_up_while_another_worker_has_its_task(
+    config: Config, app: App, newer: App, queue: str, raw: Any
+) -> None:
+    config, store = replace(config, unknown_task_grace=0.1), Store(queue)
+    async with system(config, app) as running:
+        program = Announced(program=newer.program.digest)
+        await running.sender.send(store.set_program(program.program, sorted(newer.tasks)))
+        await running.sender.send(store.heartbeat("other", 60, fresh=True, announced=program))  # and it fetches nothing
+        schedule(raw, queue, "a")
+        offered = await deferred(running, "a", count=6)
+        assert not running.recorder.of(events.JobBuried)
+        assert offered.due > running.recorder.of(events.JobDeferred)[0].due + 0.1
+        raw.delete(f"evsched:{{{queue}}}:programs")  # it has died
+        buried = await running.recorder.wait(events.JobBuried)
+        assert "unknown task 'new'" in buried.reason
+
+
+async def test_a_worker_that_starts_is_known_to_have_its_tasks(config: Config, app: App, queue: str) -> None:
+    async with system(config, app) as running:
+        assert await running.sender.send(Store(queue).seek("old"))
+        assert not await running.sender.send(Store(queue).seek("new"))
 
 
 async def test_jobs_of_known_tasks_start_at_once_beside_a_crowd_of_unknown_ones(

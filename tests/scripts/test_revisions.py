@@ -11,6 +11,7 @@ import pytest
 from evsched.errors import StoreRefused
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.recurrence.revision import content_of, describe_revision
+from evsched.store.announced import Announced
 from evsched.store.recurrences import Registered
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -332,11 +333,11 @@ def test_a_revision_that_no_app_gives_is_read_and_forgotten(
 def test_a_heartbeat_tells_whether_the_declarations_are_there(send: Send, store: Store, raw: Any) -> None:
     register(send, store, "content")
     send(store.heartbeat("w", 15, fresh=True))
-    assert send(store.heartbeat("w", 15, declared=("app", "content"))).declared
-    assert not send(store.heartbeat("w", 15, declared=("app", "other"))).declared
-    assert not send(store.heartbeat("w", 15, declared=("other", "content"))).declared
+    assert send(store.heartbeat("w", 15, announced=Announced("app", "content"))).declared
+    assert not send(store.heartbeat("w", 15, announced=Announced("app", "other"))).declared
+    assert not send(store.heartbeat("w", 15, announced=Announced("other", "content"))).declared
     raw.flushall()
     assert send(store.heartbeat("w", 15)).declared
-    assert not send(store.heartbeat("w", 15, declared=("app", "content"))).declared
+    assert not send(store.heartbeat("w", 15, announced=Announced("app", "content"))).declared
     raw.set(f"evsched:{{{store.queue}}}:revisions:app", "x")
-    assert send(store.heartbeat("w", 15, declared=("app", "content"))).declared
+    assert send(store.heartbeat("w", 15, announced=Announced("app", "content"))).declared

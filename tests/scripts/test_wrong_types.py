@@ -12,6 +12,7 @@ from evsched.errors import JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store.announced import Announced
 from evsched.store.audits import Violation
 from evsched.store.clients import New
 from evsched.store.run_ends import PutBack
@@ -122,7 +123,9 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "retry": lambda store, runs: store.retry("w", [(runs[RUN], Retried(1.0, "x"))], now=NOW),
     "revive": lambda store, runs: store.revive(["dead"], now=NOW),
     "rewind": lambda store, runs: store.rewind(9, 0, 9, now=NOW - 9999),
+    "seek": lambda store, runs: store.seek("t", now=NOW),
     "snooze": lambda store, runs: store.snooze("w", [(runs[RUN], Snoozed("x", 1.0))], now=NOW),
+    "stand_by": lambda store, runs: store.stand_by("p", Announced("app", "content", "d"), lease=9, claim=9, now=NOW),
     "start": lambda store, runs: store.start("w", [RUN], hold=5, lease=99, now=NOW),
     "survey": lambda store, runs: store.survey(now=NOW),
     "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),

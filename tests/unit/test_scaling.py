@@ -30,6 +30,13 @@ def test_processes_that_are_behind_get_one_more_at_a_time_up_to_the_maximum() ->
     assert scaling.decide(Behind(), 3, 9.0) is None
 
 
+def test_a_process_that_starts_for_a_sought_task_waits_for_the_next_offers_of_its_jobs() -> None:
+    scaling = Scaling(Span(0, 3))
+    scaling.keep(100.0)
+    assert scaling.decide(Idle(), 1, 110.0) is None
+    assert scaling.decide(Idle(), 1, 121.0) == "end"
+
+
 def test_an_idle_process_ends_if_more_than_the_minimum_are_running() -> None:
     scaling = Scaling(Span(1, 3))
     assert scaling.decide(Idle(), 2, 0.0) == "end"

@@ -23,10 +23,16 @@ GRACE = 600.0
 
 
 def judged(
-    due: float, since: float | None, now: float, *, expires: float | None = None, grace: float = GRACE
+    due: float,
+    since: float | None,
+    now: float,
+    *,
+    expires: float | None = None,
+    grace: float = GRACE,
+    known: bool = False,
 ) -> Deferred | Buried:
-    job = FetchedJob("a", 1, due, b"")
-    return judge_unknown(job, Payload("pay", expires=expires, reply=True), "unknown task 'pay'", since, now, grace)
+    job, payload = FetchedJob("a", 1, due, b""), Payload("pay", expires=expires, reply=True)
+    return judge_unknown(job, payload, "unknown task 'pay'", since, now, grace, known=known)
 
 
 def offers(due: float, expires: float | None = None) -> tuple[list[float], Buried]:
@@ -47,6 +53,21 @@ def test_the_waits_grow_from_some_hundred_milliseconds_to_30_seconds() -> None:
     assert len(waits) < 35  # in ten minutes
     assert ended.reason.startswith("unknown task 'pay'; no worker that fetched the job in 10m ")
     assert (ended.reply, ended.began) == (True, False)
+
+
+def test_the_grace_does_not_count_while_another_worker_has_the_task() -> None:
+    since, now = cast("float | None", None), 1e9
+    for _ in range(1000):
+        found = judged(now, since, now, known=True)
+        assert isinstance(found, Deferred)
+        assert found.due - now < 6.5, "it comes back soon, since chance decides which worker fetches it"
+        since, now = found.unknown_since, found.due
+    assert now > 1e9 + 4 * GRACE
+    assert found.reason == "unknown task 'pay'; another worker of the queue has it"
+    began = now
+    while isinstance(found := judged(now, since, now), Deferred):  # that worker has ended
+        since, now = found.unknown_since, found.due
+    assert now > began + 0.9 * GRACE
 
 
 def test_a_crowd_comes_back_in_batches_that_are_spread() -> None:

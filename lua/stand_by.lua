@@ -1,0 +1,49 @@
+#!lua flags=allow-oom
+-- stand_by: moves nothing. Keeps a parent registered that has no worker process, and tells it whether the queue needs
+-- one. If so, it claims the start: of several parents, one starts a process.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   now       seconds, '' = Redis's clock
+--        parent    whose registration
+--        lease     seconds from now to its end
+--        claim     seconds for which it claims the start
+--        owner     the app whose declarations its last process has written, '' = none
+--        content   digest of all that it declares
+--        program   digest of the names of its tasks, '' = none
+-- REPLY  'ready' when a job waits in ready, 'undeclared' when what the app declares was lost, 'sought' when workers
+--        seek a task that this app has, '' when no process is needed; '1', or '0' when another parent has claimed the
+--        start
+-- FAILS  none
+-- TWICE  the second call finds its own claim; a task that was sought is noted again when its job is offered next
+-- USES   clock, seconds, parents, register_program, is_declared, sought_in, sought, starting, milliseconds,
+--        size_of
+--
+-- A parent registers in `parents`, and not with a lease of a worker: it takes no share of the jobs.
+
+local now, parent, lease, claim, owner, content, program = unpack(ARGV, 1, 7)
+now = clock(now)
+local ends = now + tonumber(lease)
+
+redis.pcall('ZADD', parents, seconds(ends), parent)
+redis.pcall('ZREMRANGEBYSCORE', parents, '-inf', '(' .. seconds(now))
+local known = register_program(program, ends)
+local names = sought_in(program, now)
+local reason = ''
+if size_of('LLEN', ready) > 0 then
+  reason = 'ready'
+elseif not (known and is_declared(owner, content)) then
+  reason = 'undeclared'
+elseif #names > 0 then
+  reason = 'sought'
+end
+if reason == '' then
+  return { reason, '0' }
+end
+local claimed = redis.call('SET', starting, parent, 'NX', 'PX', milliseconds(tonumber(claim)))
+if not claimed and redis.pcall('GET', starting) ~= parent then
+  return { reason, '0' }
+end
+for _, name in ipairs(names) do
+  redis.pcall('ZREM', sought, name) -- this parent's process will fetch the job
+end
+return { reason, '1' }

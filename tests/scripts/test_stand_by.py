@@ -1,0 +1,102 @@
+"""A parent without worker processes stays registered and learns if one is needed; workers seek unknown tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched.store.announced import Announced
+from evsched.store.parents import Stance
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send
+
+NONE, APP = Announced(), Announced("app", "content", "digest")
+
+
+def stand_by(send: Send, store: Store, parent: str = "p", announced: Announced = NONE, now: float = NOW) -> Stance:
+    return send(store.stand_by(parent, announced, lease=100, claim=60, now=now))
+
+
+def announce(send: Send, store: Store) -> None:
+    send(store.register(APP.owner, APP.content, given=None, known=None, now=NOW))
+    send(store.set_program(APP.program, ["pay", "mail"]))
+
+
+def test_a_parent_is_registered_until_its_lease_ends_or_it_stands_down(send: Send, store: Store) -> None:
+    assert stand_by(send, store, "p") == stand_by(send, store, "other", now=NOW + 50) == Stance("", False)
+    assert send(store.parents()) == [("p", NOW + 100), ("other", NOW + 150)]
+    assert [send(store.queue_stats(now=NOW + after)).parents for after in (50, 120, 160)] == [2, 1, 0]
+    assert send(store.queue_stats(now=NOW)).workers == 0, "it takes no share of the jobs"
+    stand_by(send, store, "third", now=NOW + 120)
+    send(store.stand_down("other"))
+    assert [name for name, _ in send(store.parents())] == ["third"]
+
+
+def test_a_ready_job_needs_one_process_of_several_parents(send: Send, store: Store, raw: Any) -> None:
+    raw.rpush(f"evsched:{{{store.queue}}}:ready", "a")
+    assert stand_by(send, store, "p") == Stance("ready", True)
+    assert stand_by(send, store, "p") == Stance("ready", True), "its own claim"
+    assert stand_by(send, store, "other") == Stance("ready", False)
+    send(store.prolong_start(1000))
+    assert raw.ttl(f"evsched:{{{store.queue}}}:starting") > 900
+    send(store.end_start())
+    assert stand_by(send, store, "other") == Stance("ready", True)
+
+
+@pytest.mark.parametrize("lost", ["revisions:app", "program:digest", ""])
+def test_what_redis_has_lost_needs_a_process_that_declares_it(send: Send, store: Store, raw: Any, lost: str) -> None:
+    announce(send, store)
+    assert stand_by(send, store, announced=APP) == Stance("", False)
+    if lost:
+        raw.delete(f"evsched:{{{store.queue}}}:{lost}")
+    else:
+        raw.flushall()
+    assert not send(store.heartbeat("w", 15, fresh=True, announced=APP, now=NOW)).declared
+    assert stand_by(send, store, announced=APP) == Stance("undeclared", True)
+    announce(send, store)
+    assert stand_by(send, store, "other", APP) == Stance("", False)
+
+
+def test_a_sought_task_needs_a_process_of_an_app_that_has_it(send: Send, store: Store) -> None:
+    announce(send, store)
+    stand_by(send, store, announced=APP)
+    assert not send(store.seek("unknown", now=NOW))
+    assert stand_by(send, store, announced=APP) == Stance("", False)
+    assert send(store.seek("pay", now=NOW)), "the parent's app has it"
+    assert stand_by(send, store, "other") == Stance("", False)
+    assert stand_by(send, store, announced=APP, now=NOW + 100) == Stance("", False), "long ago"
+    assert stand_by(send, store, announced=APP) == Stance("sought", True)
+    send(store.end_start())
+    assert stand_by(send, store, announced=APP) == Stance("", False), "its process fetches the job"
+
+
+def test_a_task_is_known_while_a_worker_that_has_it_lives(send: Send, store: Store) -> None:
+    announce(send, store)
+    assert not send(store.seek("pay", now=NOW)), "no worker has a lease"
+    for lease in (100, 15):  # the one that is busy has a shorter lease
+        send(store.heartbeat("w", lease, fresh=True, announced=APP, now=NOW))
+    assert send(store.seek("pay", now=NOW + 99))
+    assert not send(store.seek("charge", now=NOW))
+    assert not send(store.seek("pay", now=NOW + 101))
+
+
+def test_names_that_a_producer_invents_are_bounded(send: Send, store: Store, raw: Any) -> None:
+    for n in range(150):
+        send(store.seek(f"t{n}", now=NOW + n))
+    sought = f"evsched:{{{store.queue}}}:sought"
+    assert raw.zcard(sought) == 100
+    assert raw.zscore(sought, "t149") == NOW + 149
+    assert raw.ttl(sought) > 0
+
+
+@pytest.mark.parametrize("key", ["parents", "programs", "program:digest", "sought", "revisions:app"])
+def test_keys_of_another_type_stop_neither_workers_nor_parents(send: Send, store: Store, raw: Any, key: str) -> None:
+    announce(send, store)
+    raw.rpush(f"evsched:{{{store.queue}}}:ready", "a")
+    raw.delete(f"evsched:{{{store.queue}}}:{key}")
+    raw.set(f"evsched:{{{store.queue}}}:{key}", "x")
+    send(store.seek("pay", now=NOW))
+    assert send(store.heartbeat("w", 15, fresh=True, announced=APP, now=NOW)).kept
+    assert stand_by(send, store, announced=APP) == Stance("ready", True)
+    assert send(store.queue_stats(now=NOW)).workers == 1
