@@ -71,10 +71,12 @@ def worker(
     if processes is not None:
         return _worker_processes(config, processes, module, metrics_targets, url_of_app=of_app)
 
+    from evsched.process.inherited import tied_to_parent
     from evsched.process.locate_app import find_app
     from evsched.process.service import run_worker
 
-    app = find_app(module)
+    with tied_to_parent():
+        app = find_app(module)
     run_worker(replace(config, url=app.url) if of_app else config, app, burst=burst)
     return 0
 

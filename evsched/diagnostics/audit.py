@@ -39,6 +39,9 @@ _TYPES: Final = {
     "arrival": "string",
     "canary": "zset",
     "calendars": "hash",
+    "parents": "zset",
+    "programs": "zset",
+    "sought": "zset",
     "starting": "string",
     "tasks": "hash",
     "windows": "hash",
@@ -64,6 +67,7 @@ _TYPES_OF_MANY: Final = {
     "declared:": "set",
     "deferred:": "zset",
     "processing:": "list",
+    "program:": "set",
     "recurrence:": "hash",
     "reply:": "list",
     "requested:": "zset",
@@ -74,15 +78,8 @@ _TYPES_OF_MANY: Final = {
 """The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
 
 _OF_NO_JOB: Final = (
-    "arrival",
-    "calendars",
-    "canary",
-    "declared_limits",
-    "newly_paused",
-    "pauses",
-    "starting",
-    "tasks",
-    "windows",
+    *("arrival", "calendars", "canary", "declared_limits", "newly_paused", "parents", "pauses", "programs", "sought"),
+    *("starting", "tasks", "windows"),
 )
 """The keys of a queue that its jobs do not depend on as a whole."""
 

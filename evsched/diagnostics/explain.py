@@ -180,6 +180,8 @@ def _in_ready(pauses: Sequence[FetchPause | None], status: JobStatus, facts: Fac
         return f"ready, but {no_worker}"
     ready = f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when"
     workers = max(len(pauses), int(facts.counts.get("workers", 0)))
+    if not workers:
+        return f"{ready} a parent has started a worker process: one stands by, and no process runs yet"
     paused = Counter[FetchPause](pause for pause in pauses if pause is not None)
     for pause, count in paused.items():
         if count == workers:

@@ -56,6 +56,6 @@ def _describe(queue: str, task: str, jobs: list[JobStatus], now: float) -> Findi
     what = f"{count} for a worker that knows task {task!r}, the first for {since}: {first.reason}"
     mend = (
         f"deploy the task to a worker of this queue; or, if the name is wrong: evsched cancel {first.id} --queue "
-        f"{queue}. After EVSCHED_UNKNOWN_TASK_GRACE (10 minutes by default) they are dead"
+        f"{queue}. If no worker has it for EVSCHED_UNKNOWN_TASK_GRACE (10 minutes by default), they are dead"
     )
     return Finding("unknown-task", "warning", what, f"queue {queue}", mend)

@@ -11,6 +11,8 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -40,6 +42,33 @@ def end_with(parent: int) -> None:
         _end()  # the parent ended before it was watched
 
 
+@contextmanager
+def tied(link: int) -> Generator[None]:
+    """End this process meanwhile with its parent, which holds the other end of the socket `link`.
+
+    For code that may hang before the process can end in order, such as the import of an app.
+    """
+    watched, over = select.poll(), threading.Event()
+    watched.register(link, select.POLLIN)
+    by_kernel = _ask_kernel()
+    if not by_kernel:
+        threading.Thread(target=_wait_for_close, args=(watched, over), name="evsched-import", daemon=True).start()
+    elif watched.poll(0):
+        _end()  # the parent ended before it was watched
+    try:
+        yield
+    finally:
+        over.set()
+        if by_kernel:
+            _ask_kernel(0)
+
+
+def _wait_for_close(watched: select.poll, over: threading.Event) -> None:
+    watched.poll()  # the parent sends nothing
+    if not over.is_set():
+        _end()
+
+
 def _note_thread() -> None:
     global _by_main_thread
     _by_main_thread = os.getpid() == _process and threading.current_thread() is threading.main_thread()
@@ -51,11 +80,11 @@ def _tie_fork() -> None:
         _end()
 
 
-def _ask_kernel() -> bool:
-    """Have the kernel do it: this works even while a handler's C code holds the interpreter."""
+def _ask_kernel(number: int = signal.SIGKILL) -> bool:
+    """Have the kernel do it, 0 = no longer: this works even while a handler's C code holds the interpreter."""
     if sys.platform != "linux":
         return False
-    return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) == 0
+    return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number)) == 0
 
 
 def _wait_for_end(parent: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,6 @@ from evsched.events import ChildKilled, Emit
 from evsched.process.recovery import Recovery
 from evsched.process.reports import Ready, Report
 from evsched.process.worker_process import NOT_STARTED, WorkerProcess
-from evsched.transport.backoff import reconnect_delay
 
 _CANNOT_START: Final = (1, 2)
 """Exit codes of a command that has printed why it cannot start (`cli`). With any other code the next start may work."""
@@ -21,8 +21,14 @@ _CANNOT_START: Final = (1, 2)
 _MARGIN: Final = 1.0
 """Seconds for a child to end after its own time limit. If it has not ended then, it is suspended or the host hangs."""
 
-_STABLE: Final = 60.0
-"""Seconds after which an end is no longer counted as a failure to start."""
+_RESTART_FIRST: Final = 0.25
+"""Seconds until a child is started again that ended by itself. They double with each further end."""
+
+_RESTART_MOST: Final = 30.0
+"""The longest of these waits."""
+
+_STABLE: Final = _RESTART_MOST
+"""Seconds for which a child must have run so that its end counts as the first one."""
 
 _COUNTED: Final = 0.5
 """Seconds for which a restart waits until the jobs of the process that died are put back, so that the new process
@@ -165,7 +171,7 @@ class Children:
                 return code
             failures = 0 if time.monotonic() - began > _STABLE else failures + 1
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(child.unwanted.wait(), reconnect_delay(failures) if failures else 0.0)
+                await asyncio.wait_for(child.unwanted.wait(), restart_delay(failures))
             if not child.wanted:
                 return 0
 
@@ -182,6 +188,18 @@ class Children:
             child.settled.set()
         elif child.wanted and self.current[child.number] is child:
             self._listener.reported(child, report)
+
+
+def restart_delay(failures: int) -> float:
+    """Return the seconds until a child is started again that ended too soon so many times in a row.
+
+    They grow further than the delay before Redis is tried again: each start costs as much CPU as the app's import. Half
+    is random, so that the children of a fleet do not all start at once.
+    """
+    if not failures:
+        return 0.0
+    longest = min(_RESTART_FIRST * 2 ** min(failures - 1, 10), _RESTART_MOST)
+    return random.uniform(longest / 2, longest)  # noqa: S311 - no secret
 
 
 async def _first(ready: asyncio.Event, abandon: asyncio.Event, keeper: asyncio.Task[int]) -> None:

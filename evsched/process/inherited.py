@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import msgspec
+
+from evsched.execution.parent_death import tied
 
 LINK: Final = "_EVSCHED_LINK_FD"
 """The end of the link to the parent: the process reports on it, and stops when the other end is closed."""
 
 METRICS: Final = "_EVSCHED_METRICS_FD"
-"""The socket of the metrics port, which already listens."""
+"""The socket that reserves the metrics port."""
 
 METRICS_TAKEN: Final = "_EVSCHED_METRICS_TAKEN_FD"
 """A socket whose other end is closed when another process no longer answers on the metrics port; absent = none does."""
 
 PUT_BACK: Final = "_EVSCHED_PUT_BACK"
 """How many jobs of the processes that ran here before the parent put back, by queue, as JSON; absent = none."""
+
+
+def tied_to_parent() -> AbstractContextManager[None]:
+    """End this process meanwhile with its parent, if it has one, even while it hangs; later the link is watched."""
+    number = os.environ.get(LINK)
+    return nullcontext() if number is None else tied(int(number))
 
 
 def inherited(name: str) -> socket.socket | None:

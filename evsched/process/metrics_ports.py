@@ -1,6 +1,7 @@
 """The metrics ports of worker processes, and the file that lists them for Prometheus (`file_sd_configs`).
 
-The parent opens the ports, so a worker process that is started again keeps its port.
+The parent reserves the ports, so a worker process that is started again keeps its port. It does not listen: while the
+process does not run, a scraper is refused at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from evsched.config import Config
 from evsched.errors import CannotStart
-from evsched.telemetry.http import cannot_listen
+from evsched.telemetry.http import reserve
 
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::")  # noqa: S104
 """Addresses to listen on, but not to connect to: the file has the host's name instead."""
@@ -35,7 +36,7 @@ class MetricsPorts:
         first = config.metrics_port
         try:
             for number in range(0 if first is None else count):
-                self._sockets.append(_listen(self._host, first + number if first else 0))
+                self._sockets.append(reserve(self._host, first + number if first else 0))
         except CannotStart:
             self._close_sockets()
             raise
@@ -72,10 +73,3 @@ class MetricsPorts:
     def _close_sockets(self) -> None:
         for port in self._sockets:
             port.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise cannot_listen(host, port, error) from None

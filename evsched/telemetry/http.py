@@ -47,6 +47,34 @@ def cannot_listen(host: str, port: int, error: Exception) -> CannotStart:
     return CannotStart(f"metrics on {host}:{port}: {getattr(error, 'strerror', None) or error}: {what}")
 
 
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to a port, 0 = any that is free, and does not listen.
+
+    Processes of the same user that inherit it may listen on that port, see `HttpServer.adopt`; others may not.
+
+    Raises:
+        CannotStart: the port is taken, or there is no such host.
+    """
+    reserved = _unbound(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        reserved.bind((host, port))
+    except (OSError, OverflowError) as error:
+        reserved.close()
+        raise cannot_listen(host, port, error) from None
+    # After `bind`, so that it fails where another parent has reserved the port.
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return reserved
+
+
+def _unbound(family: int) -> socket.socket:
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # although connections of an earlier process linger
+    if family == socket.AF_INET6:
+        found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return found
+
+
 class Request(Struct, frozen=True):
     method: str
     path: str
@@ -98,9 +126,23 @@ class HttpServer:
             raise cannot_listen(host, port, error) from None
         return _url(self._server)
 
-    async def adopt(self, listening: socket.socket) -> str:
-        """Serve on a socket that already listens; return the URL."""
-        self._server = await asyncio.start_server(self._serve, sock=listening, limit=_LONGEST)
+    async def adopt(self, reserved: socket.socket) -> str:
+        """Listen on a port that the parent has reserved; return the URL.
+
+        On a socket of its own: it is closed when this process ends, although the parent keeps the port.
+
+        Raises:
+            CannotStart: the port is taken all the same.
+        """
+        host, port, *_ = reserved.getsockname()
+        own = _unbound(reserved.family)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            own.bind(reserved.getsockname())
+            self._server = await asyncio.start_server(self._serve, sock=own, limit=_LONGEST)
+        except OSError as error:
+            own.close()
+            raise cannot_listen(host, port, error) from None
         return _url(self._server)
 
     def descriptors(self) -> Iterable[int]:

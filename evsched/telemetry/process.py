@@ -31,14 +31,14 @@ class Telemetry:
         runtime: Runtime,
         events: Events,
         version: str,
-        listening: socket.socket | None = None,
+        reserved: socket.socket | None = None,
         taken: socket.socket | None = None,
     ) -> None:
         self._runtime = runtime
-        self._listening = listening
-        """A socket that already listens, instead of a port."""
+        self._reserved = reserved
+        """A socket that reserves the port."""
         self._taken = taken
-        """While its other end is open, another process answers on that socket."""
+        """While its other end is open, another process answers on that port."""
         self._adopting: asyncio.Task[None] | None = None
         self._metrics = Metrics(version)
         self._readiness = Readiness(runtime.sender)
@@ -46,7 +46,7 @@ class Telemetry:
         self._http_server = HttpServer(
             self._metrics.registry, self._refresh, self._readiness.why_not_ready, self._readiness.why_not_alive
         )
-        if runtime.config.metrics_port is not None or listening is not None:
+        if runtime.config.metrics_port is not None or reserved is not None:
             disable_created_metrics()  # they would double the series, and nothing uses those times
             events.subscribe(self._metrics.on_event)
             events.subscribe(self._readiness.on_event)
@@ -86,10 +86,10 @@ class Telemetry:
             ConfigError: the port is taken.
         """
         config = self._runtime.config
-        if self._listening is not None and self._taken is not None:
-            self._adopting = asyncio.ensure_future(self._adopt_when_free(self._listening, self._taken))
-        elif self._listening is not None:
-            await self._adopt(self._listening)
+        if self._reserved is not None and self._taken is not None:
+            self._adopting = asyncio.ensure_future(self._adopt_when_free(self._reserved, self._taken))
+        elif self._reserved is not None:
+            await self._adopt(self._reserved)
         elif config.metrics_port is not None:
             url = await self._http_server.open(config.metrics_host, config.metrics_port)
             self._runtime.emit(Listening(url=url))
@@ -103,15 +103,15 @@ class Telemetry:
             await asyncio.gather(self._adopting, return_exceptions=True)
         await self._http_server.close()
 
-    async def _adopt(self, listening: socket.socket) -> None:
-        self._runtime.emit(Listening(url=await self._http_server.adopt(listening)))
+    async def _adopt(self, reserved: socket.socket) -> None:
+        self._runtime.emit(Listening(url=await self._http_server.adopt(reserved)))
 
-    async def _adopt_when_free(self, listening: socket.socket, taken: socket.socket) -> None:
+    async def _adopt_when_free(self, reserved: socket.socket, taken: socket.socket) -> None:
         """Listen when the process that this one replaces has ended: until then it answers, with what it counts."""
         taken.setblocking(False)
         await asyncio.get_running_loop().sock_recv(taken, 1)  # empty when the other end is closed; nothing is sent
         taken.close()
-        await self._adopt(listening)
+        await self._adopt(reserved)
 
     async def _refresh(self) -> None:
         for refresh in self._refreshes:

@@ -12,11 +12,26 @@ from typing import Any
 
 import pytest
 
+from evsched.store.announced import Announced
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.senders import SyncSender
 from tests.support.cli import Cli, Log
 from tests.support.patience import PATIENCE
 
+OTHER = """
+from evsched import App
+
+app = App(name="other")
+
+@app.task
+async def theirs() -> None:
+    pass
+"""
+
 TASKS = """
 import asyncio
+import os
 from evsched import App
 
 app = App()
@@ -28,21 +43,33 @@ async def hold() -> None:
 @app.task
 async def short() -> None:
     pass
+
+@app.recurring("@yearly", queue=os.environ["EVSCHED_QUEUES"])
+async def party() -> None:
+    pass
 """
 
 
 @pytest.fixture
 def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
     (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "other.py").write_text(OTHER)
     cli = Cli(server.url, tmp_path)
     cli.environment |= {"EVSCHED_QUEUES": queue, "EVSCHED_SHUTDOWN_GRACE": "0.2", "EVSCHED_LOG_JOBS": "true"}
     cli.environment["EVSCHED_SCALE_DOWN_AFTER"] = "0.5"
     return cli
 
 
+@pytest.fixture
+def sender(server: Any) -> Generator[SyncSender]:
+    sender = SyncSender(server.url)
+    yield sender
+    sender.close()
+
+
 @contextmanager
-def parent(cli: Cli, processes: str) -> Generator[tuple[subprocess.Popen[str], Log]]:
-    command = cli.command("worker", "tasks:app", "--processes", processes)
+def parent(cli: Cli, processes: str, app: str = "tasks:app") -> Generator[tuple[subprocess.Popen[str], Log]]:
+    command = cli.command("worker", app, "--processes", processes)
     with subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True) as child:
         try:
             log = Log(child)
@@ -95,6 +122,53 @@ def test_one_job_starts_one_process_of_two_parents(cli: Cli, queue: str, raw: An
     for log in (one, two):
         started += len([line for line in log.lines if line.get("event") == "ChildStarted"])
     assert started == 3  # one each at first, and one for the job
+
+
+def test_what_redis_has_lost_is_declared_again_although_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
+    cli.environment["EVSCHED_IDLE_HEARTBEAT"] = "0.5"
+    with parent(cli, "0:8") as (_, log):
+        log.until("RecurrenceDeclared")
+        log.until("ParentWaits")
+        log.until("ChildEnded")
+        raw.flushall()
+        assert log.until("ParentWoken")["need"] == "undeclared"
+        assert log.until("RecurrenceDeclared", count=2)["name"] == "party"
+        log.until("ParentWaits", count=2)
+    assert raw.zcard(f"evsched:{{{queue}}}:recurrences") == 1
+
+
+def test_a_job_that_other_workers_do_not_know_wakes_the_parent_whose_app_has_its_task(
+    cli: Cli, queue: str, raw: Any
+) -> None:
+    cli.environment["EVSCHED_UNKNOWN_TASK_GRACE"] = "0.1"
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        parent(cli, "0:1", "other:app") as (_, other),
+    ):
+        other.until("ParentWaits")
+        other.until("ChildEnded")
+        cli.environment["EVSCHED_SCALE_DOWN_AFTER"] = "1000"
+        with parent(cli, "0:1") as (_, log):
+            log.until("WorkerStarted")
+            raw.zadd(f"evsched:{{{queue}}}:schedule", inline("theirs", "a"))
+            other.until("Completed", where=lambda line: line["id"] == "a")
+
+
+def test_a_parent_that_stands_by_is_shown_and_its_queue_exists(cli: Cli, queue: str, sender: SyncSender) -> None:
+    store = Store(queue)
+    assert f"queue {queue} has no jobs, no workers" in cli.run("pause", queue).stderr
+    sender.send(store.stand_by("host-1-abc", Announced(), lease=1000, claim=1))
+    (row,) = cli.json("workers", "--queue", queue)
+    assert (row["worker"], row["held"], row["stands_by"]) == ("host-1-abc", 0, True)
+    assert "stands by" in cli.run("workers", "--queue", queue).stdout
+    (shown,) = cli.json("queues", "--queue", queue)
+    assert (shown["workers"], shown["parents"]) == (0, 1)
+    assert "0, 1 stands by" in cli.run("queues", "--queue", queue).stdout
+    assert cli.run("limit", queue, "--rate", "5/s").returncode == 0
+    sender.send(store.enqueue([New("a", b'{"task":"short"}')]))
+    sender.send(store.dispatch(limit=10, cap=1000))
+    assert "a parent has started a worker process" in cli.run("explain", "a", "--queue", queue).stdout
+    assert cli.run("pause", queue).returncode == 0
 
 
 def test_what_a_killed_process_ran_starts_elsewhere_at_once(cli: Cli, queue: str, raw: Any) -> None:

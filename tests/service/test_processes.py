@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -216,3 +218,28 @@ Path({str(folder)!r}, f"{{sleeper.pid}}.pid").touch()
         assert terminate(child) == 0
         for file in folder.glob("*.pid"):
             os.kill(int(file.stem), signal.SIGKILL)
+
+
+def test_a_process_that_hangs_in_the_import_of_the_app_ends_with_its_parent(cli: Cli, queue: str, folder: Path) -> None:
+    hang = """import sys, time
+print('{"event": "Importing"}', file=sys.stderr, flush=True)
+time.sleep(1000)
+"""
+    (folder / "tasks.py").write_text(hang)
+    with start(cli, "--queue", queue, "--processes", "1") as child:
+        log = Log(child)
+        log.until("Importing")
+        child.kill()
+        log.rest()  # the process has the same stderr, which is closed when it has ended
+
+
+async def test_the_ports_of_processes_that_do_not_run_refuse_a_scrape(cli: Cli, queue: str) -> None:
+    child = start(cli, "--queue", queue, "--processes", "0:2", "--metrics-port", "0")
+    log = Log(child)
+    try:
+        url = urlsplit(log.until("Listening")["url"])
+        log.until("ChildEnded")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(url.hostname, url.port)
+    finally:
+        terminate(child)

@@ -58,6 +58,9 @@ class Seed:
             )
             self.raw.rpush(f"{self.root}processing:w", "held")
 
+    def parent(self) -> None:
+        self.raw.zadd(f"{self.root}parents", {"p": self.now + 100, "dead": self.now - 5})
+
     def rule(self, **limits: float) -> None:
         self.raw.hset(f"{self.root}limits", mapping=limits)
 
@@ -69,6 +72,16 @@ def unserved(seed: Seed) -> None:
 def dead_worker(seed: Seed) -> None:
     seed.ready()
     seed.worker(left=-5)
+
+
+def parent_that_starts_nothing(seed: Seed) -> None:
+    seed.ready()
+    seed.parent()
+
+
+def parent_that_starts_a_process(seed: Seed) -> None:
+    seed.ready(ago=5)
+    seed.parent()
 
 
 def idle_worker(seed: Seed) -> None:
@@ -142,6 +155,8 @@ STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
         [("no-worker", "fault", "2 due jobs waiting, the first was due 2m 0", "evsched worker MODULE:APP --queue {q}")],
     ),
     (dead_worker, [("no-worker", "fault", "no worker has a lease", "start one")]),
+    (parent_that_starts_nothing, [("not-fetched", "fault", "1 parent standing by", "read the log of the parent")]),
+    (parent_that_starts_a_process, []),
     (idle_worker, [("not-fetched", "fault", "1 worker with a lease, but running no job", "evsched top")]),
     (busy_worker, [("not-fetched", "warning", "1 worker running 1 job and fetching no more", "--process-pool")]),
     (busy_for_a_moment, []),

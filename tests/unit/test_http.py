@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from evsched.telemetry.http import HttpServer
+from evsched.errors import CannotStart
+from evsched.telemetry.http import HttpServer, reserve
 from tests.support.patience import PATIENCE
 from tests.support.web import ask, get
 
@@ -41,9 +43,12 @@ async def listening(sick: Sick, size: int = 1) -> AsyncGenerator[str]:
     Gauge("some_gauge", "x" * size, registry=registry)
     http_server = HttpServer(registry, sick.refresh, sick.ready, lambda: None)
     try:
-        listening = socket.create_server(("127.0.0.1", 0), backlog=200)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel buffers little for a slow client
-        yield await http_server.adopt(listening)
+        with reserve("127.0.0.1", 0) as reserved:
+            url = await http_server.adopt(reserved)
+        for number in http_server.descriptors():
+            with socket.socket(fileno=os.dup(number)) as own:
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel buffers little for a slow client
+        yield url
     finally:
         await http_server.close()
 
@@ -115,3 +120,24 @@ async def test_a_request_for_an_unknown_format_gets_one_that_every_client_can_re
             page = await ask(url, head.encode())
             assert page.startswith(b"HTTP/1.1 200 OK\r\n")
             assert b"some_gauge" in page
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_reserved_port_refuses_clients_until_a_process_listens_and_after_that_has_ended(host: str) -> None:
+    sick = Sick()
+    sick.well.set()
+    with reserve(host, 0) as reserved:
+        port = reserved.getsockname()[1]
+        with pytest.raises(CannotStart, match=f"{port}: .*choose another port"):
+            reserve(host, port)  # another parent
+        for _ in range(2):  # the process is started again
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(host, port)
+            http_server = HttpServer(CollectorRegistry(), sick.refresh, sick.ready, lambda: None)
+            url = await http_server.adopt(reserved)
+            assert urlsplit(url).port == port
+            assert (await get(f"{url}/healthz"))[0] == 200
+            await http_server.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, port)
+    reserve(host, port).close()

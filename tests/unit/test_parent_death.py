@@ -24,6 +24,26 @@ while True:
     pass
 """
 
+MEANWHILE = """
+import os, socket, sys
+from evsched.execution import parent_death
+link = int(sys.argv[1])
+with parent_death.tied(link):
+    print("tied", flush=True)
+    {hang}
+print("untied", flush=True)
+os.read(link, 1)
+print("alive", flush=True)
+"""
+
+LINKED = """
+import socket, subprocess, sys
+ours, theirs = socket.socketpair()
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(theirs.fileno())], pass_fds=[theirs.fileno()])
+theirs.close()
+sys.stdin.read()
+"""
+
 FORK = BY_KERNEL.replace("while True", "os.fork()\nwhile True")
 
 BY_THREAD = BY_KERNEL.replace("import parent_death", "import parent_death; parent_death._ask_kernel = lambda: False")
@@ -44,3 +64,21 @@ def test_a_child_whose_parent_has_ended_already_ends_at_once() -> None:
     child = BY_KERNEL.replace("os.getppid()", f"{os.getpid() + 1}")
     done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stdout) == (-9, "")
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "thread"])
+@pytest.mark.parametrize(
+    ("hang", "lines"), [("import time; time.sleep(1000)", ["tied"]), ("pass", ["tied", "untied", "alive"])]
+)
+def test_a_child_is_tied_to_its_parent_for_a_while(kernel: bool, hang: str, lines: list[str]) -> None:
+    child = MEANWHILE.format(hang=hang)
+    if not kernel:
+        child = child.replace("import parent_death", "import parent_death; parent_death._ask_kernel = lambda: False")
+    with subprocess.Popen(
+        [sys.executable, "-c", LINKED, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        before = lines[:2]
+        assert [parent.stdout.readline().strip() for _ in before] == before
+        parent.kill()
+        assert parent.stdout.read().split() == lines[2:]
