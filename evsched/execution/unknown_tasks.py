@@ -104,8 +104,8 @@ def judge_unknown(
         reason = shorten(f"{reason}; another worker of the queue has it")
     waited = 0.0 if since is None else max(0.0, job.due - since)
     if waited >= grace and not known:
-        known = f"; no worker that fetched the job in {format_duration(waited)} knew it" if waited else ""
-        return Buried(shorten(reason + known), payload.reply, began=False)
+        nobody = f"; no worker that fetched the job in {format_duration(waited)} knew it" if waited else ""
+        return Buried(shorten(reason + nobody), payload.reply, began=False)
     wait = min(_FIRST + waited, _LONGEST_KNOWN if known else _LONGEST)
     if payload.expires is not None:
         # Not so late that a worker that knows the task finds it expired.

@@ -237,7 +237,7 @@ async def test_the_ports_of_processes_that_do_not_run_refuse_a_scrape(cli: Cli, 
     child = start(cli, "--queue", queue, "--processes", "0:2", "--metrics-port", "0")
     log = Log(child)
     try:
-        url = urlsplit(log.until("Listening")["url"])
+        url = urlsplit(str(log.until("Listening")["url"]))
         log.until("ChildEnded")
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(url.hostname, url.port)
