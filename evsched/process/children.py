@@ -160,7 +160,7 @@ class Children:
         failures = 0
         while True:
             began = time.monotonic()
-            code = await child.run(self._emit, partial(self._on_report, child))
+            code = await child.run(self._emit, partial(self._on_report, child), self.last_ready)
             child.settled.set()
             await self._recover(child, code)
             proven = proven or child.ready is not None

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from evsched.execution.parent_death import tied
+from evsched.store.announced import Announced
 
 LINK: Final = "_EVSCHED_LINK_FD"
 """The end of the link to the parent: the process reports on it, and stops when the other end is closed."""
@@ -22,6 +23,10 @@ METRICS_TAKEN: Final = "_EVSCHED_METRICS_TAKEN_FD"
 
 PUT_BACK: Final = "_EVSCHED_PUT_BACK"
 """How many jobs of the processes that ran here before the parent put back, by queue, as JSON; absent = none."""
+
+
+ANNOUNCED: Final = "_EVSCHED_ANNOUNCED"
+"""What the last worker process of the parent had announced to Redis, by queue, as JSON; absent = nothing."""
 
 
 def tied_to_parent() -> AbstractContextManager[None]:
@@ -44,3 +49,9 @@ def put_back() -> dict[str, int]:
     """Return how many jobs the parent put back, by queue. Processes that this one starts do not see it."""
     text = os.environ.pop(PUT_BACK, None)
     return {} if text is None else msgspec.json.decode(text, type=dict[str, int])
+
+
+def announced() -> dict[str, Announced]:
+    """Return what the last worker process of the parent had announced, by queue."""
+    text = os.environ.pop(ANNOUNCED, None)
+    return {} if text is None else msgspec.json.decode(text, type=dict[str, Announced])

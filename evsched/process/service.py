@@ -21,7 +21,7 @@ from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack, RedisUnsafe
 from evsched.process.child_link import ChildLink
 from evsched.process.doctor_watch import DoctorWatch, OnChanges
-from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, inherited, put_back
+from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, announced, inherited, put_back
 from evsched.process.isolated_run import start_isolated
 from evsched.runtime import collector
 from evsched.runtime.loops import run_loops
@@ -224,7 +224,7 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     app.move_to(config.url)
     queues = list(config.queues or app.queues)
     isolated = None if app.origin is None else partial(start_isolated, app.origin)
-    worker = Worker(process.runtime, app.program, queues, start_isolated=isolated)
+    worker = Worker(process.runtime, app.program, queues, start_isolated=isolated, before=announced())
     process.telemetry.of_worker(worker)
     link = None
     if process.link is not None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from evsched.events import ChildEnded, ChildNotStarted, ChildStarted, Emit
 from evsched.process import reports
-from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, PUT_BACK
+from evsched.process.inherited import ANNOUNCED, LINK, METRICS, METRICS_TAKEN, PUT_BACK
 from evsched.process.reports import Ready, Report
 
 NOT_STARTED: Final = 127
@@ -96,14 +96,19 @@ class WorkerProcess:
         """Whether the process should run."""
         return not self.unwanted.is_set()
 
-    async def run(self, emit: Emit, on_report: OnReport) -> int:
-        """Start the process and wait for its end; return its exit code, NOT_STARTED if it could not be started."""
+    async def run(self, emit: Emit, on_report: OnReport, last: Ready | None = None) -> int:
+        """Start the process and wait for its end; return its exit code, NOT_STARTED if it could not be started.
+
+        `last`: what the parent's last process reported when it was ready.
+        """
         self.ready = None
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as passed:
             passed.enter_context(theirs)
             environment = {**os.environ, **self._launch.environment, LINK: str(theirs.fileno())}
             environment |= self._pass_port(passed)
+            if last is not None:
+                environment[ANNOUNCED] = msgspec.json.encode(last.announced).decode()
             if self.put_back:
                 environment[PUT_BACK] = msgspec.json.encode(self.put_back).decode()
                 self.put_back.clear()

@@ -14,3 +14,5 @@ class Announced(Struct, frozen=True):
     """The digest of all that it declares there."""
     program: str = ""
     """The digest of the names of its tasks; empty also if it has none."""
+    revision: float | None = None
+    """The revision of the content, which Redis may lose; None = not registered yet."""

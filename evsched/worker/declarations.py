@@ -6,6 +6,7 @@ what an app declares has a revision. The newest that was registered is in force,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from evsched import events
@@ -15,6 +16,7 @@ from evsched.recurrence.calendars import names_of
 from evsched.recurrence.recurrence import Declared, read_recurrence, window_names
 from evsched.recurrence.revision import describe_revision
 from evsched.runtime.runtime import Runtime
+from evsched.store.announced import Announced
 from evsched.store.recurrences import Registered
 from evsched.store.store import Store
 
@@ -23,13 +25,18 @@ _WRONG_TYPE: Final = "wrongtype"
 
 
 class Declarations:
-    """Declares an app's recurrences and limits for one worker."""
+    """Declares an app's recurrences and limits for one worker.
 
-    def __init__(self, runtime: Runtime, program: Program) -> None:
+    `before`: what the worker process before this one had announced, by queue. If it had the same content, its revision
+    holds, although Redis has lost it.
+    """
+
+    def __init__(self, runtime: Runtime, program: Program, before: Mapping[str, Announced] | None = None) -> None:
         self._runtime = runtime
         self._program = program
         self._contents: dict[str, str] = {}
         """By queue, the digest of what the app declares."""
+        self._before = before or {}
         self._known: dict[str, float] = {}
         """By queue, the revision that this worker has registered: Redis may lose it."""
         self._told = set[tuple[str, float]]()
@@ -41,6 +48,12 @@ class Declarations:
             self._contents[queue] = self._program.content_in(queue)
         return self._program.owner, self._contents[queue]
 
+    def known(self, queue: str) -> float | None:
+        """Return the revision that this worker has registered in a queue, or the one before it; None = neither has."""
+        before = self._before.get(queue, Announced())
+        same = (before.owner, before.content) == self.declared(queue)
+        return self._known.get(queue, before.revision if same else None)
+
     async def write(self, store: Store) -> None:
         """Make the app's recurrences and limits in Redis those of its code, unless a newer revision is in force.
 
@@ -50,7 +63,7 @@ class Declarations:
             StoreDown, StoreRefused
         """
         queue = store.queue
-        given, known = self._program.revision, self._known.get(queue)
+        given, known = self._program.revision, self.known(queue)
         found = await self._runtime.sender.send(store.register(*self.declared(queue), given=given, known=known))
         self._known[queue] = found.revision
         if found.revision < found.newest:

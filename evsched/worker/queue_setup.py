@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from evsched import events
@@ -32,9 +32,11 @@ _SELDOM: Final = 10
 class QueueSetup:
     """Sets up queues for one worker, and waits while Redis is away."""
 
-    def __init__(self, runtime: Runtime, program: Program, worker: str) -> None:
+    def __init__(
+        self, runtime: Runtime, program: Program, worker: str, before: Mapping[str, Announced] | None = None
+    ) -> None:
         self._runtime = runtime
-        self._declarations = Declarations(runtime, program)
+        self._declarations = Declarations(runtime, program, before)
         self._worker = worker
         self._policies = {name: write_policy(task.retry) for name, task in program.tasks.items()}
         self._digest = program.digest
@@ -111,7 +113,7 @@ class QueueSetup:
         return self._announced(queue) if queue in self._done else Announced()
 
     def _announced(self, queue: str) -> Announced:
-        return Announced(*self._declarations.declared(queue), self._digest)
+        return Announced(*self._declarations.declared(queue), self._digest, self._declarations.known(queue))
 
     def declare_again(self, queue: str) -> None:
         """Have `keep` declare again what the app declares in a queue."""

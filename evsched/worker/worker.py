@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import structs
@@ -34,7 +35,10 @@ from evsched.worker.status_reporter import StatusReporter
 
 
 class Worker:
-    """Runs the jobs of `queues` with the registered tasks. `start_isolated` starts a process for one of its own."""
+    """Runs the jobs of `queues` with the registered tasks. `start_isolated` starts a process for one of its own.
+
+    `before`: what the worker process before it had announced, by queue.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Worker:
         queues: list[str],
         *,
         start_isolated: StartIsolated | None = None,
+        before: Mapping[str, Announced] | None = None,
     ) -> None:
         config, emit = runtime.config, runtime.emit
         self.id = new_id()
@@ -57,7 +62,7 @@ class Worker:
             unknown_task_grace=config.unknown_task_grace,
             emit=emit,
         )
-        self._setup = QueueSetup(runtime, program, self.id)
+        self._setup = QueueSetup(runtime, program, self.id, before)
         self._startup = Startup(runtime, self.id, program, self._setup, executor.handlers)
         self.consumers: dict[str, QueueConsumer] = {}
         self._status = StatusReporter(

@@ -16,6 +16,7 @@ from evsched import App, Retry, events
 from evsched.config import Config
 from evsched.errors import JobMissing
 from evsched.runtime.runtime import Runtime
+from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
 from evsched.transport.embedded import EmbeddedRedis
@@ -254,6 +255,26 @@ async def test_running_workers_declare_again_after_redis_has_lost_its_data(
         for running in (first, second):
             await running.recorder.wait(events.LeaseLost)
         assert client.sismember("evsched:{}:queues", queue)
+
+
+async def test_a_process_that_starts_after_a_loss_has_the_revision_of_the_one_before_it(
+    config: Config, sender: BatchingSender, queue: str, raw: Any, recorder: Recorder
+) -> None:
+    runtime, store = Runtime(config, sender, recorder), Store(queue)
+
+    async def start(version: int, before: dict[str, Announced] | None = None) -> dict[str, Announced]:
+        """Declare as a worker process does, and return what it reports to its parent."""
+        declarations = Declarations(runtime, app_of(queue, VERSIONS[version]).program, before)
+        await declarations.write(store)
+        return {queue: Announced(*declarations.declared(queue), revision=declarations.known(queue))}
+
+    old, new = await start(0), await start(1)
+    raw.flushall()
+    await start(1, new)
+    await start(0, old)
+    assert in_force(raw, queue) == VERSIONS[1]
+    await start(2, old)  # the code was changed meanwhile
+    assert in_force(raw, queue) == VERSIONS[2]
 
 
 @pytest.mark.parametrize("refusal", ["a key of a wrong type", "a right that is missing for the records alone"])
