@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 from evsched.config import Config
@@ -51,15 +51,17 @@ _LEAVE: Final = 1.0
 
 
 class ReadyWatch:
-    """Waits until a queue needs a worker process, for a parent without any; `last`: what its last process reported.
+    """Waits until a queue needs a worker process, for a parent without any.
 
-    Use `async with`: at its end the parent is no longer registered.
+    `last`: what its last process reported. `announced`: returns what is written to Redis of the app, by queue. Use
+    `async with`: at its end the parent is no longer registered.
     """
 
-    def __init__(self, config: Config, last: Ready, emit: Emit) -> None:
+    def __init__(self, config: Config, last: Ready, emit: Emit, announced: Callable[[str], Announced]) -> None:
         self._config = config
         self._last = last
         self._emit = emit
+        self._announced = announced
         self._parent = new_id()
         self._sender = BatchingSender(last.url, reply_timeout=config.reply_timeout)
 
@@ -96,8 +98,12 @@ class ReadyWatch:
                     await self._sender.send(store.prolong_start(_CLAIM))
         finally:
             waiting.cancel()
-        with contextlib.suppress(StoreError):
-            await self._sender.send(store.end_start())
+        await self.end_claim(queue)
+
+    async def end_claim(self, queue: str) -> None:
+        """End the claim, so that others may start a process."""
+        with contextlib.suppress(StoreError):  # it ends by itself
+            await self._sender.send(Store(queue).end_start())
 
     async def _watch(self, store: Store) -> Need:
         """Return when one queue needs a process, and why."""
@@ -117,7 +123,7 @@ class ReadyWatch:
                             pause = min(2 * pause, _PAUSE_MOST)
                         elif time.monotonic() < next_look:
                             continue
-                    announced = self._last.announced.get(store.queue, Announced())
+                    announced = self._announced(store.queue)
                     look = store.stand_by(self._parent, announced, lease=self._config.idle_lease, claim=_CLAIM)
                     found = await self._sender.send(look)
                     next_look = time.monotonic() + self._config.idle_heartbeat

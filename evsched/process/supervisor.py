@@ -23,6 +23,7 @@ from evsched.process.scaling import Scaling, Span
 from evsched.process.worker_process import Launch, WorkerProcess
 from evsched.runtime.loops import ended_loop
 from evsched.runtime.shutdown import FORCED, Shutdown, bound
+from evsched.store.announced import Announced
 
 
 class Supervisor:
@@ -96,8 +97,8 @@ class Supervisor:
         ended = [ended_loop(name, loop) for name, loop in loops.items() if loop.done()]
         for loop in loops.values():
             loop.cancel()
-        await asyncio.gather(*loops.values(), return_exceptions=True)
         codes = await self._children.end_all()
+        await asyncio.gather(*loops.values(), return_exceptions=True)
         # -SIGTERM: the signal came before the child handled signals.
         if any(code not in (0, -signal.SIGTERM) for code in codes):
             self._code = self._code or FORCED  # keep the code of a first child that could not start
@@ -110,14 +111,22 @@ class Supervisor:
             await self._children.none_wanted.wait()
             if (last := self._children.last_ready) is not None:
                 self._emit(ParentWaits(queues=last.queues))
-                async with ReadyWatch(self._config, last, self._emit) as watch:
+                async with ReadyWatch(self._config, last, self._emit, self._announced) as watch:
                     queue, need = await watch.wait()
-                    if not self._children.wanted:
+                    if self._children.wanted:  # a reload has started one
+                        await watch.end_claim(queue)
+                    else:
                         self._emit(ParentWoken(queue=queue, need=need))
                         if need == "sought":
                             self._scaling.keep(time.monotonic())
-                        self._children.begin(self._children.current[0])
-                    await watch.keep_claim(queue, self._children.current[0].settled.wait())
+                        child = self._children.current[0]
+                        self._children.begin(child)
+                        await watch.keep_claim(queue, child.settled.wait())
+
+    def _announced(self, queue: str) -> Announced:
+        """Return what the last child that was ready has announced: a reload may bring other code while none runs."""
+        last = self._children.last_ready
+        return Announced() if last is None else last.announced.get(queue, Announced())
 
     # Called by the children.
 

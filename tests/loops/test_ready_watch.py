@@ -29,12 +29,15 @@ async def put(sender: BatchingSender, store: Store, job: str) -> None:
     await sender.send(store.dispatch(limit=10, cap=1000))
 
 
+def ready_watch(config: Config, recorder: Recorder, *queues: str, announced: Announced | None = None) -> ReadyWatch:
+    return ReadyWatch(config, Ready("w", [*queues], config.url), recorder, lambda _: announced or Announced())
+
+
 def watch(
     config: Config, recorder: Recorder, *queues: str, announced: Announced | None = None
 ) -> asyncio.Task[tuple[str, str]]:
     async def wait() -> tuple[str, str]:
-        of = {} if announced is None else dict.fromkeys(queues, announced)
-        async with ReadyWatch(config, Ready("w", [*queues], config.url, of), recorder) as one:
+        async with ready_watch(config, recorder, *queues, announced=announced) as one:
             return await one.wait()
 
     return asyncio.ensure_future(wait())
@@ -196,7 +199,7 @@ async def test_the_claim_of_a_start_lasts_until_the_process_has_started(
 ) -> None:
     await put(sender, store, "a")
     started = asyncio.Event()
-    async with ReadyWatch(config, Ready("w", [store.queue], config.url), recorder) as one:
+    async with ready_watch(config, recorder, store.queue) as one:
         await one.wait()
         keeping = asyncio.ensure_future(one.keep_claim(store.queue, started.wait()))
         second = watch(config, recorder, store.queue)
