@@ -15,8 +15,9 @@
 --
 -- It runs while Redis's memory is full: a worker declares its app's recurrences before it runs jobs, which free memory.
 --
--- Its next planned time is 0, which a dispatcher reads as "from now on". Its counts and last outcome are kept. If it is
--- paused, it stays so.
+-- Its next planned time is 0 or -1, which a dispatcher reads as "from now on"; whichever it was not before, so that a
+-- dispatcher which has read it before this change does not move it on by the rule that it had. Its counts and last
+-- outcome are kept. If it is paused, it stays so.
 
 local name, owner, revision = unpack(ARGV, 1, 3)
 local key = recurrence(name)
@@ -45,7 +46,7 @@ if same then
 end
 
 local paused = there and was[2]
-redis.call('ZADD', recurrences, paused and '+inf' or 0, name)
+redis.call('ZADD', recurrences, paused and '+inf' or there == '0' and -1 or 0, name)
 withdraw(name)
 for field, value in rows(4, 2) do
   if value == '' then

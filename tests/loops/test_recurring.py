@@ -84,7 +84,7 @@ async def test_recurrences_in_redis_follow_the_code(config: Config, queue: str, 
     assert await start(app_with("0 9 * * *", "10 10 * * *")) == [("r1", "changed")]
     assert await start(app_with("0 8 * * *")) == [("r0", "changed"), ("r1", "retired")]
     scores = dict(raw.zrange(f"{root(queue)}recurrences", 0, -1, withscores=True))
-    assert scores == {b"foreign": 0, b"r0": 0, b"r1": float("inf")}
+    assert scores == {b"foreign": 0, b"r0": -1, b"r1": float("inf")}  # 0 and -1: from now on
 
 
 async def test_any_client_can_declare_a_recurrence(

@@ -172,6 +172,21 @@ def test_a_recurrence_is_moved_on_once(send: Send, store: Store, state: State) -
     assert state()["schedule"] == {first: NOW}
 
 
+def test_a_recurrence_that_is_changed_before_it_has_recurred_is_not_moved_on_by_the_rule_it_had(
+    send: Send, store: Store, state: State
+) -> None:
+    """A dispatcher has read the record, and another version of the app declares it before the dispatcher writes."""
+    for rule in ("@yearly", "@hourly", "@daily"):
+        (before,) = state().get("recurrences", {"none": 1}).values()
+        send(store.declare(Declared(name=NAME, rule=rule, payload=b'{"task":"t"}')))
+        assert send(store.recur(NAME, b"%d" % before, [], next_=NOW + 9e6, now=NOW)) is None
+        (score,) = state()["recurrences"].values()
+        assert score <= 0  # from now on
+    assert send(store.declare(Declared(name=NAME, rule="@daily", payload=b'{"task":"t"}'))) == "same"
+    assert send(store.recur(NAME, b"%d" % score, [], next_=NOW + 60, now=NOW)) == []
+    assert state()["recurrences"] == {NAME: NOW + 60}
+
+
 def test_a_recurrence_makes_no_more_occurrences_than_its_count(send: Send, store: Store, state: State) -> None:
     send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', count=2)))
     rows = [Occurrence(f"{NAME}@{n}", NOW + n, NOW + n, 5) for n in range(3)]

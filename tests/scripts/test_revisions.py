@@ -138,7 +138,7 @@ def test_a_revision_is_described_as_people_know_it() -> None:
 def test_an_older_revision_changes_adds_and_stops_nothing(send: Send, store: Store, state: State) -> None:
     old = deploy(send, store, "old", rule("same"), rule("changed"), rule("gone"))
     new = deploy(send, store, "new", rule("same"), rule("changed", "@hourly"), rule("added"))
-    put(send, store, "changed")
+    put(send, store, "changed", b"-1")
     before = state()
     calls: list[Call[Any]] = [
         *(store.declare(rule(name), "app", old) for name in ("same", "changed", "gone", "never seen")),
@@ -312,7 +312,7 @@ def test_malformed_fields_break_nothing(
     deploy(send, store, "new", rule("r", "@hourly"))
     after = state()
     assert after["recurrence:r"]["owner"] == "app"
-    assert after["recurrences"]["r"] == (INF if field == "paused" else 0)
+    assert after["recurrences"]["r"] == (INF if field == "paused" else -1)  # from now on, and not 0 as before
     assert after["recurrences"]["s"] == (0 if field == "owner" else INF)
     send(store.prune("s"))
     send(store.remove("r"))
