@@ -125,7 +125,7 @@ async def test_a_worker_that_starts_is_known_to_have_its_tasks(config: Config, a
 async def test_jobs_of_known_tasks_start_at_once_beside_a_crowd_of_unknown_ones(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
-    crowd = 1000
+    crowd = 200
     async with system(config, app) as running:
         began = time.monotonic()
         with raw.pipeline(transaction=False) as pipe:
