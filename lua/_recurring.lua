@@ -1,6 +1,6 @@
 -- Recurrences: what the verbs of jobs need to know of them.
 --
--- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds; 0 or less = from now on
+-- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds, <= 0: from now on
 -- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, done,
 --                          failed, failing (in a row), missed, last_id, last_outcome, last_finished, last_lateness; the
 --                          ids of occurrences: current, waiting, ahead, requested; and moved, when it was last moved on
