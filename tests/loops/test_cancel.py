@@ -88,7 +88,7 @@ async def test_a_plain_function_sees_that_it_is_cancelled_and_ends_by_itself(con
 
     async with system(config, app) as running:
         job = await spin.enqueue()
-        await asyncio.to_thread(begun.wait, PATIENCE)
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
         await cancelled(running, job)
 
 

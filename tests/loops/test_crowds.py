@@ -19,7 +19,10 @@ from evsched.jobs.job import encode
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.top.collector import Top
+from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+from evsched.worker import progress_writer
 from evsched.worker.slots import Share
 from tests.support import heavy
 from tests.support.patience import PATIENCE
@@ -64,7 +67,7 @@ async def test_jobs_that_wait_for_a_process_are_left_to_other_workers_and_stops_
             await running.recorder.wait(events.WorkerStopped, count=n)
         fcntl.flock(lock, fcntl.LOCK_UN)
         running.work()
-        assert [await job.result(30) for job in jobs] == [1] * 12
+        assert [await job.result(PATIENCE) for job in jobs] == [1] * 12
     assert not running.recorder.of(events.JobBuried)
     # Jobs that did not begin were not reported as started.
     assert sum(len(event.ids) for event in running.recorder.of(events.Started)) <= 12 + 6
@@ -81,7 +84,7 @@ async def test_a_worker_whose_pool_is_full_reports_that_it_fetches_nothing(
                 while [status.not_fetching for status in (await top.look()).statuses] != ["no process"]:
                     assert running.recorder.of(events.JobBuried) == []
             fcntl.flock(lock, fcntl.LOCK_UN)
-            assert [await job.result(30) for job in jobs] == [1] * 3
+            assert [await job.result(PATIENCE) for job in jobs] == [1] * 3
             (status,) = (await top.look()).statuses
             assert status.not_fetching is None
         finally:
@@ -94,8 +97,8 @@ async def test_other_tasks_run_once_a_process_is_free(small: Config, queue: str,
         await started(running, 1)
         quick = [await heavy.where.using(queue=queue).enqueue() for _ in range(20)]
         fcntl.flock(lock, fcntl.LOCK_UN)
-        assert [await job.result(30) for job in slow] == [1] * 4
-        assert {(await job.result(30))[1] for job in quick} == {1}
+        assert [await job.result(PATIENCE) for job in slow] == [1] * 4
+        assert {(await job.result(PATIENCE))[1] for job in quick} == {1}
 
 
 async def test_a_stop_buries_a_job_whose_only_attempt_has_begun(config: Config, app: App) -> None:
@@ -112,7 +115,7 @@ async def test_a_stop_buries_a_job_whose_only_attempt_has_begun(config: Config, 
         running.workers[0].stop()
         await running.recorder.wait(events.WorkerStopped)
         with pytest.raises(JobDead, match=r"attempt 1 of 1: worker .* was stopped while it ran"):
-            await job.result(5)
+            await job.result(PATIENCE)
         running.work()
         await running.recorder.wait(events.WorkerStarted, count=2)
     assert began == [job.id]
@@ -127,14 +130,20 @@ async def test_an_only_attempt_is_marked_before_it_begins(config: Config, app: A
 
     async with system(config, app):
         for job in [await once.enqueue() for _ in range(20)]:
-            await job.result(5)
+            await job.result(PATIENCE)
     assert marks == [b"1"] * 20
 
 
 async def test_a_long_run_is_marked_and_a_short_one_is_not(
-    config: Config, app: App, queue: str, raw: Any, server: EmbeddedRedis
+    config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = asyncio.Event()
+    gate, send, sent = asyncio.Event(), BatchingSender.send, list[str]()
+
+    async def note(self: BatchingSender, call: Call[Any]) -> Any:
+        sent.append(call.name)
+        return await send(self, call)
+
+    monkeypatch.setattr(BatchingSender, "send", note)
 
     @app.task
     async def hold() -> None:
@@ -143,17 +152,20 @@ async def test_a_long_run_is_marked_and_a_short_one_is_not(
     @app.task
     async def noop() -> None: ...
 
+    with monkeypatch.context() as patch:
+        patch.setattr(progress_writer, "_MARK_AFTER", PATIENCE)  # so that they are short on any machine
+        async with system(config, app):
+            for job in [await noop.enqueue() for _ in range(20)]:
+                await job.result(PATIENCE)
+    assert "begin" not in sent
     async with system(config, app) as running:
-        for job in [await noop.enqueue() for _ in range(20)]:
-            await job.result(5)
-        assert "evsched_begin" not in str(raw.info("commandstats"))
         job = await hold.enqueue()
-        await started(running, 21)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while raw.hget(f"evsched:{{{queue}}}:job:{job.id}", "begun") != b"1":
                 await running.sender.send(Store(queue).survey())
         gate.set()
-        await job.result(5)
+        await job.result(PATIENCE)
+    assert "begin" in sent
 
 
 def suspects(raw: Any, queue: str, task: str, deaths: int, doubts: int, count: int = 1) -> list[str]:
@@ -230,7 +242,7 @@ async def test_a_worker_whose_app_cannot_be_found_by_name_runs_suspects_alone(
         suspects(raw, queue, "suspect", 2, 2, count=3)
         others = [await noop.enqueue() for _ in range(30)]
         for job in others:
-            await job.result(10)
+            await job.result(PATIENCE)
         await running.recorder.until(
             lambda: sum(len(event.ids) for event in running.recorder.of(events.Completed)) == 33
         )

@@ -271,7 +271,7 @@ async def test_a_task_on_a_process_reports_its_progress_while_it_runs_and_at_its
     os.mkfifo(gate)
     with raw.pubsub() as channel:
         channel.subscribe(f"evsched:{{{queue}}}:progress:everest")
-        channel.get_message(timeout=5)
+        channel.get_message(timeout=PATIENCE)
         async with system(config, heavy.app) as whole:
             job = await heavy.climb.using(queue=queue, id="everest").enqueue(str(gate), fail)
             progress: dict[str, Any] = {}

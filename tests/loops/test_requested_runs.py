@@ -11,6 +11,7 @@ import pytest
 from evsched import App, Declared, JobMissing, Retry, current_job, events
 from evsched.config import Config
 from evsched.store.recurrences import Backfilled
+from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -87,7 +88,7 @@ async def test_the_client_triggers_a_run_and_returns_its_id(config: Config, queu
         await app.client.declare(queue, Declared(name="t", rule="@yearly", payload=b'{"task":"tick"}'))
         job_id = await app.client.trigger(queue, "t")
         await ended(running, 1)
-        assert await app.job(job_id).result(timeout=5) == "tock"
+        assert await app.job(job_id).result(PATIENCE) == "tock"
         with pytest.raises(JobMissing, match="nobody is no recurrence"):
             await app.client.trigger(queue, "nobody")
     assert ran == [job_id]

@@ -89,7 +89,7 @@ async def test_a_run_is_linked_to_its_enqueue_and_begins_a_trace(
     }
     assert attributes(sent) == {**same, "messaging.operation.name": "enqueue", "messaging.operation.type": "send"}
     lateness = attributes(run)["evsched.lateness"]
-    assert 0 <= lateness < 5
+    assert 0 <= lateness < PATIENCE
     assert attributes(run) == {
         **same,
         "messaging.operation.name": "run",
