@@ -33,6 +33,12 @@ _STOP: Final = 10.0
 _LOOK: Final = 0.002
 """Seconds between two checks whether the server answers; each costs one connect."""
 
+_PORTS: Final = 5
+"""Free ports that are tried. On a busy machine another process may take one before the server does."""
+
+_TAKEN: Final = "in use"
+"""What the log of a server says then: `bind: Address already in use`, in the language of the locale C."""
+
 _GUARDIAN: Final = """
 "$@" &
 echo $!
@@ -114,7 +120,24 @@ class EmbeddedRedis:
         if self._guardian is not None:
             raise ConfigError("the embedded Redis is running already")
         if self.port == 0:
+            self._start_on_any_port()
+        else:
+            self._start()
+
+    def _start_on_any_port(self) -> None:
+        """Start on a free port; on another one if a process takes it before the server does."""
+        for left in reversed(range(_PORTS)):
             self.port = _free_port()
+            try:
+                self._start()
+            except CannotStart as error:
+                if not left or _TAKEN not in str(error):
+                    raise
+                self.kill()
+            else:
+                return
+
+    def _start(self) -> None:
         with self.log.open("ab") as log:
             self._guardian = subprocess.Popen(
                 ["/bin/sh", "-c", _GUARDIAN, str(self.folder), *self._command()],
@@ -229,7 +252,7 @@ def _new_folder() -> str:
 
 
 def _free_port() -> int:
-    """Return a port that is free now. If another process takes it before the server does, start fails."""
+    """Return a port that is free now. Another process may take it before the server does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from evsched.errors import ConfigError
-from evsched.transport import server_binary
+from evsched.transport import embedded, server_binary
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
@@ -128,6 +128,16 @@ def test_listens_on_a_port_when_asked_to() -> None:
         assert server.port
         with Redis(port=server.port) as client:
             assert client.ping()
+
+
+def test_starts_on_another_port_if_the_free_one_is_taken_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken, found = other.getsockname()[1], embedded._free_port  # pyright: ignore[reportPrivateUsage]
+        ports = [found(), taken, taken]
+        monkeypatch.setattr(embedded, "_free_port", ports.pop)
+        with EmbeddedRedis(_binary(), port=0) as server, Redis(port=server.port or 0) as client:
+            assert client.ping()
+        assert not ports
 
 
 def test_what_was_acknowledged_survives_stop_and_kill() -> None:
