@@ -227,7 +227,7 @@ async def test_a_job_that_moves_after_the_first_look_is_not_reported(
     config = Config(url=server.url, queues=(queue,), lease=0.5, heartbeat=0.2)
     async with system(config, app, workers=0) as running:
         running.work()
-        assert await watch(sender, queue, 2.5) == []
+        assert await watch(sender, queue, 5.0) == []
         assert running.recorder.of(events.JobsRequeued)
         assert running.recorder.of(events.Completed)
 
