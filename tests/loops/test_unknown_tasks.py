@@ -42,8 +42,9 @@ def app(queue: str) -> App:
 
 
 @pytest.fixture
-def newer(queue: str, app: App) -> App:
-    """The new version, which has a task more."""
+def newer(queue: str, app: App, monkeypatch: pytest.MonkeyPatch) -> App:
+    """The new version, which has a task more. It is offered a job soon, however long the job has waited by then."""
+    monkeypatch.setattr(unknown_tasks, "_LONGEST", 0.2)
     newer = App(queue=queue)
     newer.tasks.update(app.tasks)
 
