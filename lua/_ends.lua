@@ -6,21 +6,24 @@ local DEAD_AGE = 180 * 86400
 -- Seconds for which a record is kept if no worker says how long: the default of tasks.
 local RETENTION = 300
 
--- Write the fields that a client gives a job; '' = not given.
+-- When a record is created, as text without a fraction: Redis stores such a number in 6 bytes.
+local function whole_seconds(now)
+  return string.format('%d', now)
+end
+
+-- Write the fields of a new job; '' = not given. `created`: see `whole_seconds`. `by`: the user who enqueues it.
 -- USES record
-local function write_record(id, payload, priority, group)
-  if priority == '' and group == '' then
-    redis.call('HSET', record(id), 'payload', payload)
+local function write_record(id, payload, priority, group, created, by)
+  if priority == '' and group == '' and by == '' then
+    redis.call('HSET', record(id), 'payload', payload, 'created', created)
     return
   end
-  local fields = { 'payload', payload }
-  if priority ~= '' then
-    fields[#fields + 1] = 'priority'
-    fields[#fields + 1] = priority
-  end
-  if group ~= '' then
-    fields[#fields + 1] = 'group'
-    fields[#fields + 1] = group
+  local fields = { 'payload', payload, 'created', created }
+  for name, value in pairs({ priority = priority, group = group, by = by }) do
+    if value ~= '' then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
   end
   redis.call('HSET', record(id), unpack(fields))
 end

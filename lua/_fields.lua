@@ -112,6 +112,7 @@ local valid_field = {
   due = moment_of,
   started = moment_of,
   finished = moment_of,
+  created = moment_of,
   planned = moment_of,
   awaited = moment_of,
   again = again_of,

@@ -7,7 +7,7 @@ local RESULT_PASSED = 65536
 --
 -- Its id, `<id>.<outcome>.<when it ended>`, is another one for each end of a job that is revived or whose id is used
 -- again. A long id is replaced by its SHA-1. The record is deleted first, so that nothing here can be refused.
--- USES RESULT_PASSED, seconds, attempt_of, field_of, record, write_record
+-- USES RESULT_PASSED, seconds, attempt_of, field_of, record, write_record, whole_seconds
 local function call_hook(hook, task, id, outcome, result, reason, now)
   local moment = seconds(now)
   local suffix = '.' .. outcome .. '.' .. moment
@@ -21,6 +21,6 @@ local function call_hook(hook, task, id, outcome, result, reason, now)
     ended = ended .. ',"reason":' .. cjson.encode(reason)
   end
   redis.call('DEL', record(name))
-  write_record(name, '{"task":' .. cjson.encode(hook) .. ',"args":[' .. ended .. '}]}', '', '')
+  write_record(name, '{"task":' .. cjson.encode(hook) .. ',"args":[' .. ended .. '}]}', '', '', whole_seconds(now), '')
   redis.call('ZADD', schedule, moment, name)
 end

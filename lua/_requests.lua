@@ -41,7 +41,7 @@ end
 -- Make jobs of the next requested runs, at most `most`, and one if overlap is not allowed. The caller has checked that
 -- no occurrence of such a recurrence is on its way or runs. While the recurrence is paused, only what was triggered
 -- runs; nothing, when it is retired.
--- USES requests_of, recurrence, occurrence_of, moment_of, record, write_record, seconds
+-- USES requests_of, recurrence, occurrence_of, moment_of, record, write_record, seconds, whole_seconds
 local function begin_requests(name, most, now)
   local requests, key = requests_of(name), recurrence(name)
   if redis.call('EXISTS', requests) == 0 then
@@ -71,7 +71,7 @@ local function begin_requests(name, most, now)
     if moment_of(planned) and redis.call('EXISTS', record(id)) == 0 then
       redis.call('ZADD', schedule, seconds(now), id)
       -- A group of their own, so that other occurrences do not wait behind a long backfill.
-      write_record(id, found[1] or '', found[2] or '', found[3] or '@requested')
+      write_record(id, found[1] or '', found[2] or '', found[3] or '@requested', whole_seconds(now), '')
       redis.call('HSET', record(id), 'recurrence', name, 'planned', planned)
       redis.call('HSET', key, 'requested', id)
       most = most - 1

@@ -6,6 +6,7 @@
 --        conflict  for an id that is taken: '' = refuse, 'keep' = leave the job of that id unchanged
 --        within    for unique jobs: seconds from now for which the ids are taken, whatever becomes of the jobs;
 --                  '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
+--        by        who enqueues: the user name at Redis, '' = the default user
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -17,14 +18,14 @@
 -- TWICE  the second call fails with EXISTS, which a caller without a reply to the first reads as success; or it keeps
 --        what the first wrote
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take
+--        still_taken, take, whole_seconds
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
 -- that one for each row would. Where a job is, is looked up only if one of the ids has a record or is taken. A record
 -- without a place takes no id, because no worker will ever find that job.
 
-local now, conflict, within = unpack(ARGV, 1, 3)
+local now, conflict, within, by = unpack(ARGV, 1, 4)
 now = clock(now)
 if within ~= '' then
   expect('ZCARD', dead)
@@ -32,7 +33,7 @@ end
 
 -- id -> its due if its row is to be written, else false
 local new, records = {}, {}
-for id in rows(4, 6) do
+for id in rows(5, 6) do
   if new[id] ~= nil and conflict == '' then
     return fail('EXISTS', id .. ' stands twice in this call')
   end
@@ -57,9 +58,10 @@ local function refusal_of(id)
 end
 
 local places, dues, old = {}, {}, {}
+local created = whole_seconds(now)
 -- Most rows have the same delay, and to format a number takes 0.5 us.
 local due_after = {}
-for id, _, _, _, due, delay in rows(4, 6) do
+for id, _, _, _, due, delay in rows(5, 6) do
   local refusal = known and refusal_of(id)
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
@@ -85,11 +87,11 @@ if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
   redis.call('DEL', unpack(old))
 end
-for id, payload, priority, group in rows(4, 6) do
+for id, payload, priority, group in rows(5, 6) do
   if new[id] then
     new[id] = false
     acquit(id)
-    write_record(id, payload, priority, group)
+    write_record(id, payload, priority, group, created, by)
     if within ~= '' then
       redis.call('ZREM', dead, id)
       take(id, tonumber(within), now)

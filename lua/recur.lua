@@ -17,7 +17,7 @@
 -- FAILS  none
 -- TWICE  the second call finds that it has moved on
 -- USES   clock, recurrence, made_of, expect, ahead_of, rows, record, write_record, seconds, tally,
---        begin_requests_if_free, occurrence_of, unended, RECURRING
+--        begin_requests_if_free, occurrence_of, unended, RECURRING, whole_seconds
 --
 -- Any number of dispatchers may call this for the same occurrences: only one of them moves the recurrence on. It also
 -- begins the next requested run, in case a client deleted the job whose end would have.
@@ -44,7 +44,7 @@ for id, planned, due, misfire_grace in rows(7, 4) do
     if redis.call('EXISTS', record(id)) == 0 then
       redis.call('ZADD', schedule, due, id)
       -- A group of their own, so that thousands in one minute do not go before all jobs without a group.
-      write_record(id, job[1] or '', job[2] or '', job[3] or RECURRING)
+      write_record(id, job[1] or '', job[2] or '', job[3] or RECURRING, whole_seconds(now), '')
       redis.call('HSET', record(id), 'recurrence', name, 'planned', planned, 'misfire_grace', misfire_grace)
       put[#put + 1] = id
       ahead[#ahead + 1] = id

@@ -4,6 +4,7 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        within    as in `enqueue`. If an id is taken, its job is replaced only if it waits
+--        by        as in `enqueue`
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -14,13 +15,13 @@
 -- FAILS  none
 -- TWICE  the second call writes the same, with a `delay` that much later
 -- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
---        admit, fields_of, field_of, place_of, known_due, still_taken, take
+--        admit, fields_of, field_of, place_of, known_due, still_taken, take, whole_seconds
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, and runs again
 -- afterwards; attempts begin anew. While the id of a unique job is taken, a job that runs or has ended stays as it is,
 -- so that there is one job in that time. Redis refuses this script when its memory is full.
 
-local now, within = unpack(ARGV, 1, 2)
+local now, within, by = unpack(ARGV, 1, 3)
 now = clock(now)
 
 local function waits(id)
@@ -29,7 +30,7 @@ local function waits(id)
 end
 
 local places, dues, taken, kept = {}, {}, {}, {}
-for id, _, _, _, due, delay in rows(3, 6) do
+for id, _, _, _, due, delay in rows(4, 6) do
   taken[id] = within ~= '' and still_taken(id, now)
   if taken[id] and not waits(id) then
     kept[id] = true
@@ -56,7 +57,7 @@ local function replace(id, payload, priority, group)
   remove_waiting(id)
   redis.call('ZREM', dead, id)
   if holds(worker_of(run[1]), id) then
-    redis.call('HDEL', record(id), 'priority', 'group', 'again')
+    redis.call('HDEL', record(id), 'priority', 'group', 'by', 'again')
   else
     redis.call('DEL', record(id))
     acquit(id)
@@ -67,10 +68,10 @@ local function replace(id, payload, priority, group)
       redis.call('HSET', record(id), 'reply', run[3])
     end
   end
-  write_record(id, payload, priority, group)
+  write_record(id, payload, priority, group, whole_seconds(now), by)
 end
 
-for id, payload, priority, group in rows(3, 6) do
+for id, payload, priority, group in rows(4, 6) do
   if not kept[id] then
     replace(id, payload, priority, group)
     if within ~= '' and not taken[id] then

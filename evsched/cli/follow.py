@@ -67,7 +67,7 @@ def show(
         if value not in (None, "") and value is not False
     }
     traceback = fields.pop("traceback", "")
-    for name in ("due", "started", "finished", "unknown_since"):
+    for name in ("due", "created", "started", "finished", "unknown_since"):
         if name in fields:
             fields[name] = Moment(fields[name])
     for name in ("payload", "progress"):

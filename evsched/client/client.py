@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Literal
 
 from evsched.client import operations, recurrences, requested_runs
@@ -17,6 +18,7 @@ from evsched.recurrence.recurrence import Declared
 from evsched.store.clients import New
 from evsched.store.recurrences import Backfilled
 from evsched.store.store import Store
+from evsched.transport import address
 from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender, BlockingSender
 
@@ -31,9 +33,13 @@ class Client:
         self._url = url
         self._sender = BatchingSender(url)
 
+    @cached_property
+    def _by(self) -> str:
+        return address.user(self._url)
+
     def store(self, queue: str) -> Store:
         """Return the calls of a queue."""
-        return Store(queue)
+        return Store(queue, by=self._by)
 
     async def run(self, operation: Operation[T]) -> T:
         """Perform the steps of an operation, and return its result."""

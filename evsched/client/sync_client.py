@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from evsched.client import operations
@@ -14,6 +15,7 @@ from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.store.clients import New
 from evsched.store.server import clock
 from evsched.store.store import Store
+from evsched.transport import address
 from evsched.transport.call import Call, T
 from evsched.transport.senders import SyncSender
 
@@ -25,11 +27,16 @@ class SyncClient:
     """For programs without an event loop. Any number of threads may share it. Raises as `Client` does."""
 
     def __init__(self, url: str) -> None:
+        self._url = url
         self._sender = SyncSender(url)
+
+    @cached_property
+    def _by(self) -> str:
+        return address.user(self._url)
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue."""
-        return Store(queue)
+        return Store(queue, by=self._by)
 
     def run(self, operation: Operation[T]) -> T:
         """Perform the steps of an operation, and return its result."""

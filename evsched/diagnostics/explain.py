@@ -246,9 +246,11 @@ def _list_facts(status: JobStatus, facts: Facts) -> dict[str, str]:
         "priority": str(status.priority),
         "attempt": str(status.attempt) if status.attempt else None,
         "snoozes": str(status.snoozes) if status.snoozes else None,
+        "by": status.by,
     }
     found = {name: value for name, value in texts.items() if value is not None}
-    for name, moment in (("due", status.due), ("started", status.started), ("finished", status.finished)):
+    for name in ("created", "due", "started", "finished"):
+        moment: float | None = getattr(status, name)
         if moment == math.inf:
             found[name] = "never"
         elif moment is not None:

@@ -195,6 +195,10 @@ class JobStatus(Struct, frozen=True):
     priority: int = 5
     group: str | None = None
     task: str | None = None
+    created: float | None = None
+    """When it was enqueued, in whole seconds; None if a client wrote the record that does not say so."""
+    by: str | None = None
+    """The user at Redis that enqueued it; None = the default user, a recurrence or a hook, or another client."""
     worker: str | None = None
     started: float | None = None
     finished: float | None = None
@@ -242,6 +246,8 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         priority=int(priority) if len(priority) == 1 and priority.isdigit() else 5,
         group=string("group"),
         task=task if isinstance(task, str) else None,
+        created=number(fields.get("created")),
+        by=string("by"),
         worker=string("worker"),
         started=number(fields.get("started")),
         finished=number(fields.get("finished")),

@@ -80,7 +80,7 @@ class Clients(Queue):
             JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
         """
         conflict = "keep" if keep else ""
-        return self._verb("enqueue", _dues, self._stamp(now), conflict, _length(within), *_new_words(jobs))
+        return self._verb("enqueue", _dues, self._stamp(now), conflict, _length(within), self._by, *_new_words(jobs))
 
     def replace(
         self, jobs: Iterable[New], *, within: float | None = None, now: float | None = None
@@ -89,7 +89,7 @@ class Clients(Queue):
 
         `within`: as of `enqueue`. While an id is taken, its job is replaced only if it waits.
         """
-        return self._verb("replace", _dues, self._stamp(now), _length(within), *_new_words(jobs))
+        return self._verb("replace", _dues, self._stamp(now), _length(within), self._by, *_new_words(jobs))
 
     def cancel(self, job_id: str, *, now: float | None = None) -> Call[Place]:
         """Delete a waiting job, or tell its worker to stop it; the reply is the place where it was.

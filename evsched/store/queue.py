@@ -31,16 +31,17 @@ def as_bool(reply: bytes) -> bool:
 
 
 class Queue:
-    """The calls of one queue. `clock`: a test's clock, instead of Redis's own.
+    """The calls of one queue. `clock`: a test's clock, instead of Redis's own. `by`: who enqueues; "" = the default user.
 
     Raises:
         ConfigError: the queue's name is not valid.
     """
 
-    def __init__(self, queue: str, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, queue: str, clock: Callable[[], float] | None = None, *, by: str = "") -> None:
         self.queue = keys.check_queue(queue)
         self._root = keys.root(queue)
         self._clock = clock
+        self._by = by
 
     def _stamp(self, now: float | None) -> str:
         if now is None and self._clock is not None:

@@ -31,7 +31,7 @@ __all__ = ["Store"]
 
 
 class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Operators, Audits):
-    """The calls of one queue. `clock`: a test's clock, instead of Redis's own.
+    """The calls of one queue. `clock`: a test's clock, instead of Redis's own. `by`: who enqueues; "" = the default user.
 
     Raises:
         ConfigError: the queue's name is not valid.

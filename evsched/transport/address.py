@@ -50,6 +50,16 @@ def parse(url: str) -> Address:
         raise ConfigError(f"the URL of Redis ({hide_password(url)}): {error}") from None
 
 
+def user(url: str) -> str:
+    """Return the name of the user at Redis; "" if it is the default user.
+
+    Raises:
+        ConfigError: the URL is malformed.
+    """
+    name = str(parse(url).options.get("username", ""))
+    return "" if name == "default" else name
+
+
 def hide_password(url: str) -> str:
     """Return the URL as it may be shown: without user and password; only the scheme if it is malformed."""
     try:

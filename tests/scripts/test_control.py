@@ -38,8 +38,8 @@ def test_enqueue_writes_the_record_and_the_place(send: Send, store: Store, state
     assert send(store.enqueue(jobs, now=NOW)) == [NOW + 1, NOW + 2.5]
     assert state() == {
         "schedule": {"a": NOW + 1, "b": NOW + 2.5},
-        "job:a": {"payload": "{}"},
-        "job:b": {"payload": "{}", "priority": "0", "group": "g"},
+        "job:a": {"payload": "{}", "created": "1900000000"},
+        "job:b": {"payload": "{}", "created": "1900000000", "priority": "0", "group": "g"},
     }
 
 
@@ -59,8 +59,8 @@ def test_enqueue_of_an_id_that_has_not_ended_is_refused_whole(
 def test_enqueue_of_an_id_that_has_ended_creates_a_new_job(send: Send, store: Store, state: State, raw: Any) -> None:
     put(send, store, "finished")
     raw.rpush(f"evsched:{{{store.queue}}}:reply:a", "that of the earlier job")
-    send(store.enqueue([New("a", b"{}", due=NOW)]))
-    assert state()["job:a"] == {"payload": "{}"}
+    send(store.enqueue([New("a", b"{}", due=NOW)], now=NOW))
+    assert state()["job:a"] == {"payload": "{}", "created": "1900000000"}
     assert "reply:a" not in state()
     assert raw.pttl(f"evsched:{{{store.queue}}}:job:a") == -1
 

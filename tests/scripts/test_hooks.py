@@ -56,7 +56,7 @@ def test_the_end_of_a_job_schedules_one_of_its_hook(run: FetchedJob, send: Send,
     assert after["job:a"]["outcome"] == "done"
     (name,) = after["schedule"]
     assert (name, after["schedule"][name]) == (f"a.done.{after['job:a']['finished']}", NOW + 1)
-    assert after[f"job:{name}"].keys() == {"payload"}
+    assert after[f"job:{name}"].keys() == {"payload", "created"}
     assert ended(after, name) == EndedJob("a", "pay", "done", 1, result={"n": 1})
 
 

@@ -321,7 +321,7 @@ def test_keep_leaves_a_job_unchanged_and_returns_its_due(send: Send, store: Stor
     again = [New("a", b'{"task":"other"}', due=NOW + 60), New("b", b"{}", due=NOW + 7)]
     assert send(store.enqueue(again, keep=True, now=NOW)) == [NOW, NOW + 7]
     after = state()
-    assert after.pop("job:b") == {"payload": "{}"}
+    assert after.pop("job:b") == {"payload": "{}", "created": f"{NOW:.0f}"}
     assert after["schedule"].pop("b") == NOW + 7
     assert {name: value for name, value in after.items() if value} == before
 

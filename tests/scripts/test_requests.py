@@ -262,6 +262,7 @@ def test_a_trigger_makes_one_run_now_even_if_it_is_sent_twice(send: Send, store:
     job = before[f"job:{NAME}@{NOW:.6f}"]
     assert job == {
         "payload": '{"task":"t"}',
+        "created": f"{NOW:.0f}",
         "group": "@requested",
         "recurrence": NAME,
         "planned": f"{NOW:.6f}",

@@ -27,7 +27,7 @@ DONE = Done(b'{"n":1}', 300.0, False)
 @pytest.fixture
 def run(send: Send, store: Store) -> FetchedJob:
     """A run of job "a" held by worker "w"."""
-    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
     (started,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
     return started
@@ -40,6 +40,7 @@ def test_start_counts_the_attempt_and_begins_the_lease(run: FetchedJob, state: S
         "leases": {"w": NOW + 15},
         "job:a": {
             "payload": '{"task":"t"}',
+            "created": "1900000000",
             "due": "1900000000",
             "attempt": "1",
             "worker": "w",

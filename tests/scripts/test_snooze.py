@@ -24,7 +24,7 @@ def begin(send: Send, store: Store, now: float = NOW) -> FetchedJob:
 
 @pytest.fixture
 def run(send: Send, store: Store) -> FetchedJob:
-    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)], now=NOW))
     return begin(send, store)
 
 
@@ -36,6 +36,7 @@ def test_a_snoozed_job_is_scheduled_again_without_an_attempt(
     assert (after["schedule"], "processing:w" in after) == ({"a": NOW + 65}, False)
     assert after["job:a"] == {
         "payload": '{"task":"t"}',
+        "created": "1900000000",
         "due": "1900000000",
         "planned": "1900000000",
         "attempt": "0",

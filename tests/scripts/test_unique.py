@@ -97,7 +97,7 @@ def test_an_id_is_free_after_the_time_when_its_job_has_ended(
     after = state()
     assert after["schedule"] == {"a": NOW}
     assert "dead" not in after
-    assert after["job:a"] == {"payload": SECOND.decode()}
+    assert after["job:a"] == {"payload": SECOND.decode(), "created": f"{later:.0f}"}
     if within:
         with pytest.raises(JobExists):
             send(store.enqueue(new(), within=within, now=later + within - 1))
@@ -181,9 +181,9 @@ def test_of_two_rows_with_one_id_the_first_is_kept_and_the_last_replaces(
         send(store.enqueue(rows, within=WITHIN))
     assert state() == {}
     assert send(store.enqueue(rows, keep=True, within=WITHIN)) == [NOW, NOW, NOW]
-    assert (state()["schedule"], state()["job:a"]) == ({"a": NOW, "b": NOW}, {"payload": FIRST.decode()})
+    assert (state()["schedule"], state()["job:a"]["payload"]) == ({"a": NOW, "b": NOW}, FIRST.decode())
     assert send(store.replace(rows, within=WITHIN)) == [NOW, NOW + 5, NOW]
-    assert (state()["schedule"], state()["job:a"]) == ({"a": NOW + 5, "b": NOW}, {"payload": SECOND.decode()})
+    assert (state()["schedule"], state()["job:a"]["payload"]) == ({"a": NOW + 5, "b": NOW}, SECOND.decode())
 
 
 def test_what_is_kept_of_a_unique_job_expires(
@@ -312,8 +312,10 @@ def test_a_record_without_a_place_takes_no_id(
 ) -> None:
     """As after HSET, ZADD and ZREM of another client: no worker will ever find that job."""
     raw.hset(f"evsched:{{{store.queue}}}:job:a", mapping={"payload": SECOND, "priority": "9", "worker": "gone"})
-    send(store.enqueue(new(), keep=keep, within=within))
-    assert state() == {"schedule": {"a": NOW}, "job:a": {"payload": FIRST.decode()}}
+    send(store.enqueue(new(), keep=keep, within=within, now=NOW))
+    written = state()
+    assert written.pop("job:a") == {"payload": FIRST.decode(), "created": f"{NOW:.0f}"}
+    assert written == {"schedule": {"a": NOW}}
     assert status_of(send, store, "a").place == "schedule"
 
 
