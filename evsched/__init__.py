@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from evsched.app import App
     from evsched.client.job_handle import Job, SyncJob
+    from evsched.client.sweep import Filter, Swept
     from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
     from evsched.client.unique import Unique
     from evsched.errors import (
@@ -60,6 +61,7 @@ __all__ = [
     "Declared",
     "EndedJob",
     "EvschedError",
+    "Filter",
     "GiveUp",
     "Job",
     "JobDead",
@@ -76,6 +78,7 @@ __all__ = [
     "StoreDown",
     "StoreError",
     "StoreRefused",
+    "Swept",
     "SyncJob",
     "TaskHandle",
     "Unique",
@@ -123,6 +126,10 @@ _WHERE: Final = {
         "SyncJob",
     ),
     "jobs.hooks": ("EndedJob",),
+    "client.sweep": (
+        "Filter",
+        "Swept",
+    ),
     "client.unique": ("Unique",),
     "jobs.job": ("JobStatus",),
     "recurrence.recurrence": ("Declared",),

@@ -154,18 +154,21 @@ local function bury(id, outcome, reason, now)
 end
 
 -- The ids of the dead jobs that `revive` and `drop` move: those in the rows from `first` on or, if there are no rows,
--- the oldest `limit` that died at `before` or earlier ('' = at any time). If a row names a job that is not dead,
--- returns nil and the refusal.
--- USES rows, fail
-local function pick_dead(first, before, limit)
+-- the oldest `limit` that died at `before` or earlier ('' = at any time). With a filter, those in the rows that are
+-- dead and match. Without one, if a row names a job that is not dead, returns nil and the refusal.
+-- USES rows, fail, match_dead
+local function pick_dead(first, before, limit, filter)
   local ids = {}
   for id in rows(first, 1) do
-    if not redis.call('ZSCORE', dead, id) then
+    if filter and match_dead(id, filter) then
+      ids[#ids + 1] = id
+    elseif not filter and not redis.call('ZSCORE', dead, id) then
       return nil, fail('MISSING', id .. ' is not dead')
+    elseif not filter then
+      ids[#ids + 1] = id
     end
-    ids[#ids + 1] = id
   end
-  if #ids == 0 then
+  if #ids == 0 and not filter then
     ids = redis.call('ZRANGE', dead, '-inf', before == '' and '+inf' or before, 'BYSCORE', 'LIMIT', 0, limit)
   end
   return ids

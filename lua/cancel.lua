@@ -3,22 +3,22 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        id        of the job
--- REPLY  the place where it was; 'processing' = its worker is told, by a message and by its next heartbeat
--- FAILS  MISSING   there is no such job, or it has ended or is dead
--- TWICE  the second call fails with MISSING, or tells the worker again
--- USES   clock, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
---        release_waiting, admit, fields_of, unique
+--        filter    see _match.lua: of the rows, only the jobs that wait and match; '' = none
+-- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter
+-- REPLY  for each row the place where it was; 'processing' = its worker is told, by a message and by its next
+--        heartbeat; '' = it does not wait, or does not match
+-- FAILS  MISSING   without a filter: there is no such job, or it has ended or is dead
+-- TWICE  the second call fails with MISSING, or tells the worker again; with a filter, it finds nothing
+-- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
+--        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
--- for a unique job. If a dead job was scheduled again, it is dead as before.
+-- for a unique job. If a dead job was scheduled again, it is dead as before. With a filter, a run is none of the jobs
+-- that match, and goes on. O(workers) a job.
 
-local now, id = unpack(ARGV, 1, 2)
-now = clock(now)
-local key = record(id)
-local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence')
-local size = redis.call('HSTRLEN', key, 'payload')
+local now, filter = unpack(ARGV, 1, 2)
+now, filter = clock(now), read_filter(filter)
 
 expect('ZCARD', dead, leases)
 expect_gate()
@@ -26,26 +26,9 @@ expect_gate()
 -- A longer payload is not read here: no running job has one.
 local PAYLOAD_READ = 1048576
 
--- From all places: an id that waits may have been scheduled again.
-local place = remove_waiting(id)
-if redis.call('ZREM', schedule, id) + redis.call('HDEL', key, 'again') > 0 then
-  place = 'schedule'
-end
-local holder = size > 0 and holder_of(id, run[1])
-if holder then
-  redis.call('HSET', key, 'stop', '1')
-  redis.call('PUBLISH', root .. 'control:' .. holder, id)
-  place = 'processing'
-elseif not place then
-  local why = ': it never existed, has ended, or was cancelled while it waited'
-  return fail('MISSING', id .. ' does not wait and does not run' .. why)
-end
-
-if not holder then
-  redis.call('DEL', unique(id))
-end
--- The record of a dead job that was scheduled again stays the dead job's.
-if not holder and not redis.call('ZSCORE', dead, id) then
+-- Delete what is left of a job that waited, and tell its clients.
+local function forget(id, run, size)
+  local key = record(id)
   local good, payload = pcall(cjson.decode, size <= PAYLOAD_READ and redis.call('HGET', key, 'payload') or '')
   if run[3] or (good and type(payload) == 'table' and payload.reply == true) then
     push_reply(id, 'cancelled', 'null', nil, 0)
@@ -57,5 +40,60 @@ if not holder and not redis.call('ZSCORE', dead, id) then
     release_waiting(name, id, now)
   end
 end
+
+-- Returns the place where the job was, or nil.
+local function cancel(id)
+  local key = record(id)
+  local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence')
+  local size = redis.call('HSTRLEN', key, 'payload')
+  -- From all places: an id that waits may have been scheduled again.
+  local place = remove_waiting(id)
+  if redis.call('ZREM', schedule, id) == 1 then
+    place = 'schedule'
+  end
+  local holder = size > 0 and holder_of(id, run[1])
+  if not filter then
+    if redis.call('HDEL', key, 'again') == 1 then
+      place = 'schedule'
+    end
+    if holder then
+      redis.call('HSET', key, 'stop', '1')
+      redis.call('PUBLISH', root .. 'control:' .. holder, id)
+      place = 'processing'
+    end
+  end
+  if place and not holder then
+    redis.call('DEL', unique(id))
+  end
+  -- The record of a dead job that was scheduled again stays the dead job's.
+  if place and not holder and not redis.call('ZSCORE', dead, id) then
+    forget(id, run, size)
+  end
+  return place
+end
+
+local function cancel_inline(member)
+  redis.call('ZREM', schedule, member)
+  local job = decode(member, PAYLOAD_READ)
+  if job and job.reply == true then
+    push_reply(job.id or digest(member), 'cancelled', 'null', nil, 0)
+  end
+  return 'schedule'
+end
+
+local places = {}
+for id in rows(3, 1) do
+  local place = ''
+  if not filter then
+    place = cancel(id)
+  elseif match_waiting(id, filter) then
+    place = is_inline(id) and cancel_inline(id) or cancel(id)
+  end
+  if not place then
+    local why = ': it never existed, has ended, or was cancelled while it waited'
+    return fail('MISSING', id .. ' does not wait and does not run' .. why)
+  end
+  places[#places + 1] = place
+end
 admit(0, now)
-return place
+return places

@@ -4,16 +4,17 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   before    only what died up to then, Unix seconds; '' = no bound
 --        limit     how many at most, under 1000
+--        filter    see _match.lua: of the rows, only what matches; '' = none, all rows
 -- ROWS   id        of a job to drop; no rows = the oldest
 -- REPLY  ids of what was dropped
--- FAILS  MISSING   an id is not dead; then none is dropped
+-- FAILS  MISSING   without a filter: an id is not dead; then none is dropped
 -- TWICE  the second call fails with MISSING, or drops the next oldest
--- USES   expect, pick_dead, record, unique
+-- USES   expect, read_filter, pick_dead, record, unique
 
-local before, limit = unpack(ARGV, 1, 2)
+local before, limit, filter = unpack(ARGV, 1, 3)
 
 expect('ZCARD', schedule, dead)
-local ids, refusal = pick_dead(3, before, limit)
+local ids, refusal = pick_dead(4, before, limit, read_filter(filter))
 if refusal then
   return refusal
 end

@@ -3,30 +3,39 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        id        of the job
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
--- REPLY  the due, seconds
--- FAILS  MISSING   no job of that id waits: it has ended, is dead, or never was
---        RUNNING   a worker holds it
+--        filter    see _match.lua: of the rows, only the jobs that wait and match; '' = none
+-- ROWS   id        of the job; one row, unless there is a filter
+-- REPLY  for each row the due, seconds; '' = it does not wait, or does not match
+-- FAILS  MISSING   without a filter: no job of that id waits: it has ended, is dead, or never was
+--        RUNNING   without a filter: a worker holds it
 -- TWICE  the second call sets the same due, or the delay from the later now
--- USES   clock, seconds, expect_gate, waiting_place, holder_of, field_of, fail, remove_waiting, admit
+-- USES   clock, rows, seconds, expect_gate, waiting_place, holder_of, field_of, fail, remove_waiting, admit,
+--        read_filter, match_waiting
 
-local now, id, due, delay = unpack(ARGV, 1, 4)
-now = clock(now)
+local now, due, delay, filter = unpack(ARGV, 1, 4)
+now, filter = clock(now), read_filter(filter)
 if due == '' then
   due = seconds(now + tonumber(delay))
 end
 
 expect_gate()
-if not (redis.call('ZSCORE', schedule, id) or waiting_place(id)) then
-  local holder = holder_of(id, field_of(id, 'worker'))
-  if holder then
-    return fail('RUNNING', id .. ' is held by worker ' .. holder)
+local dues = {}
+for id in rows(5, 1) do
+  if filter and not match_waiting(id, filter) then
+    dues[#dues + 1] = ''
+  elseif filter or redis.call('ZSCORE', schedule, id) or waiting_place(id) then
+    redis.call('ZADD', schedule, due, id)
+    remove_waiting(id)
+    dues[#dues + 1] = due
+  else
+    local holder = holder_of(id, field_of(id, 'worker'))
+    if holder then
+      return fail('RUNNING', id .. ' is held by worker ' .. holder)
+    end
+    return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
   end
-  return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')
 end
-redis.call('ZADD', schedule, due, id)
-remove_waiting(id)
 admit(0, now)
-return due
+return dues

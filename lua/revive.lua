@@ -5,17 +5,18 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        before    only what died up to then, Unix seconds, so that `--all` ends; '' = no bound
 --        limit     how many at most, under 1000
+--        filter    see _match.lua: of the rows, only what matches; '' = none, all rows
 -- ROWS   id        of a job to revive; no rows = the oldest
 -- REPLY  ids of what was revived
--- FAILS  MISSING   an id is not dead; then none is revived
+-- FAILS  MISSING   without a filter: an id is not dead; then none is revived
 -- TWICE  the second call fails with MISSING, or revives the next oldest
--- USES   clock, expect, pick_dead, seconds, size_of, record, reuse
+-- USES   clock, expect, read_filter, pick_dead, seconds, size_of, record, reuse
 
-local now, before, limit = unpack(ARGV, 1, 3)
+local now, before, limit, filter = unpack(ARGV, 1, 4)
 now = clock(now)
 
 expect('ZCARD', schedule, dead)
-local ids, refusal = pick_dead(4, before, limit)
+local ids, refusal = pick_dead(5, before, limit, read_filter(filter))
 if refusal then
   return refusal
 end

@@ -43,7 +43,11 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
             "jobs:enqueue",
             "Schedule a job, and print its id. Without --in or --at, it is due now.",
         ),
-        Command("jobs", "jobs:jobs", "List the waiting and the dead jobs of a queue, the next to run first."),
+        Command(
+            "jobs",
+            "jobs:jobs",
+            "List the waiting and the dead jobs of a queue, the next to run first; with a filter, those that match.",
+        ),
         Command("show", "follow:show", "Show a job: where it is, when it ran, its arguments, result and last error."),
         Command(
             "explain",
@@ -55,7 +59,11 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
             "jobs:cancel",
             "Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.",
         ),
-        Command("reschedule", "jobs:reschedule", "Give a waiting job another due time."),
+        Command(
+            "reschedule",
+            "jobs:reschedule",
+            "Give a waiting job another due time, or with a filter all waiting jobs that match.",
+        ),
         Command("run-now", "jobs:run_now", "Make a waiting job due now."),
         Command("dead", "dead:app", "List, revive or drop dead jobs: jobs that failed and will not be tried again."),
     ),

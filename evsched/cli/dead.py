@@ -9,9 +9,11 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
+from evsched.cli.bulk import AllFound, DryRun, Only, by_filter, change
 from evsched.cli.options import Ids, Json, Queue, Url, check_limit, client
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.usage import UsageError
+from evsched.client.sweep import dropping, reviving
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreRefused
@@ -76,21 +78,49 @@ def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | No
 
 
 @app.command
-def revive(ids: Ids = None, /, *, all_: All = False, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Schedule dead jobs again, due now. Their attempts are counted from 1 again.
+def revive(
+    ids: Ids = None,
+    /,
+    *,
+    all_: All = False,
+    only: Only = None,
+    dry_run: DryRun = False,
+    queue: Queue = DEFAULT_QUEUE,
+    json: AllFound = False,
+    url: Url = None,
+) -> None:
+    """Schedule dead jobs again, due now: by id, by a filter, or all. Their attempts are counted from 1 again.
 
-    Example: evsched dead revive --all --queue mail
+    Examples: evsched dead revive --all --queue mail; evsched dead revive --reason ConnectionError --dry-run
     """
+    matching = by_filter("dead revive", ids or all_, only, dry_run, json, "; or --all")
+    if matching is not None:
+        change(url, queue, lambda store: reviving(store, matching), "revived", dry_run, json)
+        return
     store = Store(queue)
     print(f"{_each(ids, all_, url, store.revive, lambda now: store.revive(before=now))} revived")
 
 
 @app.command
-def drop(ids: Ids = None, /, *, all_: All = False, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Delete dead jobs.
+def drop(
+    ids: Ids = None,
+    /,
+    *,
+    all_: All = False,
+    only: Only = None,
+    dry_run: DryRun = False,
+    queue: Queue = DEFAULT_QUEUE,
+    json: AllFound = False,
+    url: Url = None,
+) -> None:
+    """Delete dead jobs: by id, by a filter, or all.
 
-    Example: evsched dead drop report-17
+    Examples: evsched dead drop report-17; evsched dead drop --task report --older 7d --dry-run
     """
+    matching = by_filter("dead drop", ids or all_, only, dry_run, json, "; or --all")
+    if matching is not None:
+        change(url, queue, lambda store: dropping(store, matching), "dropped", dry_run, json)
+        return
     store = Store(queue)
     print(f"{_each(ids, all_, url, store.drop, lambda now: store.drop(before=now))} dropped")
 

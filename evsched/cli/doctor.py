@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Final
 
 from cyclopts import Parameter
@@ -14,9 +13,9 @@ from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, settings
+from evsched.cli.progress_bar import progress_bar
 from evsched.cli.usage import UsageError
 from evsched.diagnostics.acl import Role
-from evsched.diagnostics.audit import OnProgress
 from evsched.diagnostics.examination import Examined, examine
 from evsched.diagnostics.finding import Finding
 from evsched.telemetry.printable import escape
@@ -81,24 +80,11 @@ def doctor(
 async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> Examined:
     sender = BatchingSender(url)
     try:
-        return await examine(url, sender, queues, role, repair=repair, show=_bar)
+        return await examine(
+            url, sender, queues, role, repair=repair, show=partial(progress_bar, "every id in one place")
+        )
     finally:
         await sender.close()
-
-
-@contextmanager
-def _bar() -> Generator[OnProgress]:
-    """Show the progress of the audit, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task("every id in one place", total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total)
 
 
 def _print(found: Sequence[Finding], checked: str) -> None:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched.cli import output
+from evsched.cli.bulk import AllFound, DryRun, Only, by_filter, change, describe, read, search, show
 from evsched.cli.options import Json, Queue, Url, check_limit, client
 from evsched.cli.queues import not_served, note_unknown
-from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.cli.usage import UsageError
+from evsched.client import sweep
 from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
+from evsched.client.sync_client import SyncClient
 from evsched.client.unique import Unique, id_of_arguments
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.jobs.job import OnConflict
+from evsched.store.matching import Match
 from evsched.store.store import Store
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
+OneId = Annotated[str | None, Parameter(help="The id of the job, unless you give a filter.")]
 At = Annotated[
     str | None, Parameter(name="--at", help="When it is due: 2030-01-31T09:00, in your time zone, or Unix seconds.")
 ]
@@ -39,7 +44,6 @@ One = Annotated[
 Within = Annotated[
     str | None, Parameter(help="With --unique: no second job within 30s, 5m or 1.5h, even if the first has ended.")
 ]
-Listed = Literal["schedule", "backlog", "ready", "dead"]
 
 
 def enqueue(
@@ -137,11 +141,27 @@ def keyword_arguments(texts: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def cancel(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+def cancel(
+    job: OneId = None,
+    /,
+    *,
+    only: Only = None,
+    dry_run: DryRun = False,
+    queue: Queue = DEFAULT_QUEUE,
+    json: AllFound = False,
+    url: Url = None,
+) -> None:
     """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
 
-    Example: evsched cancel report-17 --queue mail
+    With a filter: delete all waiting jobs that match. Jobs that workers have fetched go on.
+
+    Examples: evsched cancel report-17 --queue mail; evsched cancel --task report --older 2h --dry-run
     """
+    matching = by_filter("cancel", job, only, dry_run, json)
+    if matching is not None:
+        change(url, queue, lambda store: cancelling(store, matching), "cancelled", dry_run, json)
+        return
+    assert job is not None
     with client(url) as redis:
         place = redis.cancel(queue, job)
     print(
@@ -151,14 +171,30 @@ def cancel(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None
     )
 
 
-def reschedule(job: Id, /, *, at: At = None, after: In = None, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
-    """Give a waiting job another due time.
+def reschedule(
+    job: OneId = None,
+    /,
+    *,
+    at: At = None,
+    after: In = None,
+    only: Only = None,
+    dry_run: DryRun = False,
+    queue: Queue = DEFAULT_QUEUE,
+    json: AllFound = False,
+    url: Url = None,
+) -> None:
+    """Give a waiting job another due time, or with a filter all waiting jobs that match.
 
-    Example: evsched reschedule report-17 --in 2h
+    Examples: evsched reschedule report-17 --in 2h; evsched reschedule --group alice --in 2h --dry-run
     """
+    matching = by_filter("reschedule", job, only, dry_run, json)
     due, delay = parse_due(at, after)
     if due is None and delay is None:
         raise UsageError("reschedule: say when with --at or --in; `evsched run-now` makes it due now")
+    if matching is not None:
+        change(url, queue, lambda store: rescheduling(store, matching, due, delay), "rescheduled", dry_run, json)
+        return
+    assert job is not None
     with client(url) as redis:
         print(f"{job} is due {output.moment(redis.reschedule(queue, job, due, delay=delay))}")
 
@@ -174,36 +210,52 @@ def run_now(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> Non
 
 def jobs(
     *,
-    place: Annotated[Listed | None, Parameter(help="List only the jobs in this place.")] = None,
+    place: Annotated[Waiting | None, Parameter(help="List only the jobs in this place.")] = None,
+    only: Only = None,
     limit: Annotated[int, Parameter(help="How many jobs of each place to list at most.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
 ) -> int:
-    """List the waiting and the dead jobs of a queue, the next to run first.
+    """List the waiting and the dead jobs of a queue, the next to run first; with a filter, those that match.
 
-    Example: evsched jobs --queue mail --place schedule
+    Example: evsched jobs --queue mail --place schedule --task report
     """
     check_limit(limit)
-    store, rows = Store(queue), list[tuple[str, str, float | None]]()
+    store, matching = Store(queue), read(only)
+    places = (place,) if place else get_args(Waiting)
     with client(url) as redis:
-        there = redis.send(store.queue_stats()).places
-        for name in (place,) if place else get_args(Listed):
-            if name == "ready":
-                rows += [(name, job, None) for job in redis.send(store.line(limit))]
-            else:
-                rows += [(name, job, score) for job, score in redis.send(store.front(name, limit))]
-            if name == "backlog":
-                for group in redis.send(store.throttled()):
-                    rows += [(name, job, None) for job, _ in redis.send(store.front(name, limit, group=group))]
+        if matching.is_empty:
+            there = redis.send(store.queue_stats()).places
+            rows = [row for name in places for row in _front(redis, store, name, limit)]
+        else:
+            found = search(redis, Sweep(store, matching, places))
+            there = Counter(job.place for job in found)
+            rows = [row for name in places for row in [job for job in found if job.place == name][:limit]]
         # A queue that nobody named is empty before its first job.
         unknown = 0 if rows or queue == DEFAULT_QUEUE else note_unknown(redis, [queue])
-    for name, listed in Counter(name for name, _, _ in rows).items():
+    for name, listed in Counter(job.place for job in rows).items():
         if there[name] > listed:
             output.note(f"{listed} of {there[name]} jobs in {name}: --limit {there[name]} lists them all")
     if json:
-        output.as_json([{"place": name, "id": job, "at": at if name != "backlog" else None} for name, job, at in rows])
+        output.as_json([describe(job) for job in rows])
     else:
-        shown = [(name, job, Moment(at if name in ("schedule", "dead") else None)) for name, job, at in rows]
-        table((Column("place", 1), Column("job"), Column("due / died", 2)), shown, f"no jobs in queue {queue}")
+        show(rows, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
     return unknown
+
+
+def _front(redis: SyncClient, store: Store, place: Waiting, limit: int) -> list[Match]:
+    """Return the first jobs of a place."""
+    if place == "ready":
+        return redis.run(sweep.describe(store, place, [(job, None) for job in redis.send(store.line(limit))]))
+    found = redis.run(sweep.describe(store, place, _scored(redis.send(store.front(place, limit)), place)))
+    if place == "backlog":
+        for group in redis.send(store.throttled()):
+            held = _scored(redis.send(store.front(place, limit, group=group)), place)
+            found += redis.run(sweep.describe(store, f"{place}:{group}", held))
+    return found
+
+
+def _scored(front: list[tuple[str, float]], place: Waiting) -> list[tuple[str, float | None]]:
+    """Return the ids, with the scores that are times."""
+    return [(job, None if place == "backlog" else score) for job, score in front]

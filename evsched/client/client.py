@@ -9,13 +9,15 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal
 
-from evsched.client import operations, recurrences, requested_runs
+from evsched.client import operations, recurrences, requested_runs, sweep
 from evsched.client.operations import REPLY_TIMEOUT, Operation, Pause, Send, Step
+from evsched.client.sweep import Filter, Swept
 from evsched.client.times import unix
 from evsched.client.unique import Unique
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
 from evsched.store.clients import New
+from evsched.store.matching import Match
 from evsched.store.recurrences import Backfilled
 from evsched.store.store import Store
 from evsched.transport import address
@@ -140,6 +142,43 @@ class Client:
             ConfigError: the time is not valid.
         """
         return await self.run(operations.reschedule(self.store(queue), job_id, due, delay))
+
+    async def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
+        """Return the waiting and dead jobs that match a filter, in no order; those of one `place` if it is given.
+
+        A job that moves to another place meanwhile may be missed.
+        """
+        places = (*sweep.WAITING, "dead") if place is None else (place,)
+        return await self.run(sweep.find(self.store(queue), matching, places))
+
+    async def cancel_matching(self, queue: str, matching: Filter) -> Swept:
+        """Delete the waiting jobs that match a filter. Jobs that workers hold go on.
+
+        It takes many short calls. If it is interrupted, the jobs up to then are deleted; call it again for the rest.
+
+        Raises:
+            ConfigError: the filter has no condition.
+        """
+        return await self.run(sweep.cancelling(self.store(queue), matching).finish())
+
+    async def reschedule_matching(
+        self,
+        queue: str,
+        matching: Filter,
+        due: datetime | float | None = None,
+        *,
+        delay: timedelta | float | None = None,
+    ) -> Swept:
+        """Give the waiting jobs that match a filter another due, as `reschedule`. Works and raises as the above."""
+        return await self.run(sweep.rescheduling(self.store(queue), matching, due, delay).finish())
+
+    async def revive_matching(self, queue: str, matching: Filter) -> Swept:
+        """Schedule the dead jobs that match a filter again, due now, with all attempts. As the above."""
+        return await self.run(sweep.reviving(self.store(queue), matching).finish())
+
+    async def drop_matching(self, queue: str, matching: Filter) -> Swept:
+        """Delete the dead jobs that match a filter. As the above."""
+        return await self.run(sweep.dropping(self.store(queue), matching).finish())
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.

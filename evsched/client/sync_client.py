@@ -8,11 +8,13 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from evsched.client import operations
+from evsched.client import operations, sweep
 from evsched.client.operations import Operation, Pause, Send, Step
+from evsched.client.sweep import Filter, Swept
 from evsched.client.unique import Unique
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.store.clients import New
+from evsched.store.matching import Match
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport import address
@@ -94,6 +96,34 @@ class SyncClient:
     ) -> float:
         """Give a waiting job another due, as `Client.reschedule`."""
         return self.run(operations.reschedule(self.store(queue), job_id, due, delay))
+
+    def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
+        """Return the waiting and dead jobs that match a filter, as `Client.find`."""
+        places = (*sweep.WAITING, "dead") if place is None else (place,)
+        return self.run(sweep.find(self.store(queue), matching, places))
+
+    def cancel_matching(self, queue: str, matching: Filter) -> Swept:
+        """Delete the waiting jobs that match a filter, as `Client.cancel_matching`."""
+        return self.run(sweep.cancelling(self.store(queue), matching).finish())
+
+    def reschedule_matching(
+        self,
+        queue: str,
+        matching: Filter,
+        due: datetime | float | None = None,
+        *,
+        delay: timedelta | float | None = None,
+    ) -> Swept:
+        """Give the waiting jobs that match a filter another due, as `Client.reschedule_matching`."""
+        return self.run(sweep.rescheduling(self.store(queue), matching, due, delay).finish())
+
+    def revive_matching(self, queue: str, matching: Filter) -> Swept:
+        """Schedule the dead jobs that match a filter again, as `Client.revive_matching`."""
+        return self.run(sweep.reviving(self.store(queue), matching).finish())
+
+    def drop_matching(self, queue: str, matching: Filter) -> Swept:
+        """Delete the dead jobs that match a filter, as `Client.drop_matching`."""
+        return self.run(sweep.dropping(self.store(queue), matching).finish())
 
     def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result, as `Client.result`."""

@@ -65,6 +65,14 @@ def _place(reply: bytes) -> Place:
     return cast(Place, text(reply))
 
 
+def _first_place(reply: list[bytes]) -> Place:
+    return _place(reply[0])
+
+
+def _first_due(reply: list[bytes]) -> float:
+    return float(reply[0])
+
+
 class Clients(Queue):
     """The calls about jobs by their ids; see `store.py`."""
 
@@ -97,7 +105,7 @@ class Clients(Queue):
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", _place, self._stamp(now), job_id)
+        return self._verb("cancel", _first_place, self._stamp(now), "", job_id)
 
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float = 0.0, now: float | None = None
@@ -108,7 +116,7 @@ class Clients(Queue):
             JobMissing, JobRunning: nothing was written.
         """
         moment = "" if due is None else repr(due)
-        return self._verb("reschedule", float, self._stamp(now), job_id, moment, repr(delay))
+        return self._verb("reschedule", _first_due, self._stamp(now), moment, repr(delay), "", job_id)
 
     def revive(
         self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500, now: float | None = None
@@ -118,7 +126,7 @@ class Clients(Queue):
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was revived.
         """
-        return self._verb("revive", texts, self._stamp(now), as_moment(before), limit, *ids)
+        return self._verb("revive", texts, self._stamp(now), as_moment(before), limit, "", *ids)
 
     def drop(self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500) -> Call[list[str]]:
         """Delete dead jobs: those of the ids, or the oldest that died before a moment.
@@ -126,7 +134,7 @@ class Clients(Queue):
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was dropped.
         """
-        return self._verb("drop", texts, as_moment(before), limit, *ids)
+        return self._verb("drop", texts, as_moment(before), limit, "", *ids)
 
     def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
         """Read where a job is, and its record, at the same moment."""

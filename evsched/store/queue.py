@@ -31,7 +31,9 @@ def as_bool(reply: bytes) -> bool:
 
 
 class Queue:
-    """The calls of one queue. `clock`: a test's clock, instead of Redis's own. `by`: who enqueues; "" = the default user.
+    """The calls of one queue.
+
+    `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user.
 
     Raises:
         ConfigError: the queue's name is not valid.

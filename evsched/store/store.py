@@ -11,6 +11,7 @@ The methods are grouped in files by their callers:
     run_ends.py      progress, and the verbs that end runs (`end_runs`)
     parents.py       what a parent of worker processes asks while none runs; which parents stand by
     recurrences.py   declare, change and read recurrences and windows
+    matching.py      find the jobs that match a filter, and change them
     operators.py     limits, pauses, and what the queue holds
     audits.py        what `evsched doctor` finds and repairs
 
@@ -21,6 +22,7 @@ is the base of them all. `server.py` has calls that belong to no queue.
 from evsched.store.audits import Audits
 from evsched.store.clients import Clients
 from evsched.store.dispatchers import Dispatchers
+from evsched.store.matching import Matching
 from evsched.store.operators import Operators
 from evsched.store.parents import Parents
 from evsched.store.recurrences import Recurrences
@@ -30,8 +32,10 @@ from evsched.store.workers import Workers
 __all__ = ["Store"]
 
 
-class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Operators, Audits):
-    """The calls of one queue. `clock`: a test's clock, instead of Redis's own. `by`: who enqueues; "" = the default user.
+class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Matching, Operators, Audits):
+    """The calls of one queue.
+
+    `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user.
 
     Raises:
         ConfigError: the queue's name is not valid.

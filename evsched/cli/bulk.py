@@ -1,0 +1,177 @@
+"""What the commands share that are about many jobs, by a filter: its flags, and how far the change is."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from evsched.cli import output
+from evsched.cli.options import client
+from evsched.cli.progress_bar import progress_bar
+from evsched.cli.table import Column, Moment, table
+from evsched.cli.time_args import parse_length
+from evsched.cli.usage import UsageError
+from evsched.client.sweep import Filter, Sweep
+from evsched.client.sync_client import SyncClient
+from evsched.errors import ConfigError, EvschedError
+from evsched.store.matching import Match
+from evsched.store.store import Store
+
+_EXAMPLES: Final = 10
+"""Jobs that --dry-run shows besides their number."""
+
+DryRun = Annotated[bool, Parameter(negative="", help="With a filter: count the jobs and list some, change nothing.")]
+AllFound = Annotated[bool, Parameter(name="--json", negative="", help="With --dry-run: print all the jobs as JSON.")]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of a filter. All that are given must hold."""
+
+    task: Annotated[str | None, Parameter(help="Only jobs of this task.")] = None
+    group: Annotated[str | None, Parameter(help="Only jobs of this group.")] = None
+    reason: Annotated[str | None, Parameter(help="Only jobs whose reason contains this text, in any case.")] = None
+    older: Annotated[
+        str | None, Parameter(help="Only jobs that were created, or that died, longer ago than 30s, 5m, 1.5h or 7d.")
+    ] = None
+
+
+Only = Annotated[Flags | None, Parameter(name="*")]
+
+
+def read(flags: Flags | None) -> Filter:
+    """Return the filter; an empty one if no flag is given.
+
+    Raises:
+        UsageError
+    """
+    given = flags or Flags()
+    older = None if given.older is None else parse_length(given.older)
+    try:
+        return Filter(task=given.task, group=given.group, reason=given.reason, older=older)
+    except ConfigError as error:
+        raise UsageError(f"--{error}") from None
+
+
+def by_filter(
+    command: str, named: object, flags: Flags | None, dry_run: bool, json: bool, also: str = ""
+) -> Filter | None:
+    """Return the filter that a command was given; None if the jobs were `named` instead. `also`: another way to do so.
+
+    Raises:
+        UsageError: it was given neither, or both.
+    """
+    matching = read(flags)
+    if named and not matching.is_empty:
+        raise UsageError(f"{command}: name jobs, or give a filter, not both")
+    if not named and matching.is_empty:
+        ways = "an id, or a filter: --task, --group, --reason, --older"
+        raise UsageError(f"{command}: say which jobs: {ways}{also}")
+    if dry_run and named:
+        raise UsageError("--dry-run needs a filter: --task, --group, --reason or --older")
+    if json and not dry_run:
+        raise UsageError("--json needs --dry-run")
+    return None if named else matching
+
+
+def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: str, dry_run: bool, json: bool) -> None:
+    """Change all jobs that match, and print how many; or with `dry_run`, list them. `done`: what the jobs are then."""
+    with client(url) as redis:
+        sweep = plan(Store(queue))
+        if dry_run:
+            _list(search(redis, sweep.without_change()), done, json)
+            return
+        try:
+            ended = _run(redis, sweep, done)
+        except EvschedError:
+            output.note(f"{sweep.changed} {done} before this failed: the same command does the rest")
+            raise
+    swept = sweep.swept
+    print(
+        f"{swept.changed} {done}" if ended else f"{swept.changed} {done}, then stopped: the same command does the rest"
+    )
+    if swept.left:
+        them = "it had" if swept.left == 1 else "they had"
+        print(f"{swept.left} left as found: {them} started, ended or changed before it was their turn")
+    if not ended:
+        raise KeyboardInterrupt
+
+
+def search(redis: SyncClient, sweep: Sweep) -> list[Match]:
+    """Find all jobs that match, the next to run and the latest to die first."""
+    _run(redis, sweep, "found", stoppable=False)
+    order = {place: rank for rank, place in enumerate(("schedule", "backlog", "ready", "dead"))}
+    return sorted(sweep.found, key=lambda job: (order[job.place], job.at or 0.0, job.id))
+
+
+def _run(redis: SyncClient, sweep: Sweep, done: str, *, stoppable: bool = True) -> bool:
+    """Do a sweep to its end, or until Ctrl-C; return whether it came to its end."""
+    with progress_bar(f"jobs examined, to be {done}") as show, _stopped(stoppable) as stopped:
+        while redis.run(sweep.step()):
+            show(sweep.examined, sweep.total)
+            if stopped():
+                return False
+    return True
+
+
+@contextmanager
+def _stopped(stoppable: bool) -> Generator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C was typed: the slice at hand is finished first. A second one kills."""
+    if not stoppable or threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    typed = list[int]()
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, _: Any) -> None:
+        typed.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield lambda: bool(typed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _list(found: Sequence[Match], done: str, json: bool) -> None:
+    if json:
+        output.as_json([describe(job) for job in found])
+        return
+    print(f"{len(found)} would be {done}" + (", among them:" if len(found) > _EXAMPLES else ""))
+    if found:
+        show(found[:_EXAMPLES], "")
+
+
+def describe(job: Match) -> dict[str, Any]:
+    """Return a job as JSON has it."""
+    return {
+        "place": job.place,
+        "id": job.id,
+        "at": job.at,
+        "task": job.task,
+        "group": job.group,
+        "created": job.created,
+        "by": job.by,
+        "reason": job.reason,
+    }
+
+
+def show(jobs: Sequence[Match], empty: str) -> None:
+    """Print jobs as a table, or the sentence `empty` if there are none."""
+    columns = (
+        Column("place", 1),
+        Column("job"),
+        Column("due / died", 2),
+        Column("task", 3),
+        Column("created", 4),
+        Column("by", 5),
+    )
+    rows = [(job.place, job.id, Moment(job.at), job.task, Moment(job.created), job.by) for job in jobs]
+    table(columns, rows, empty)

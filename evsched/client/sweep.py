@@ -1,0 +1,211 @@
+"""Jobs by a filter: find them, or change all that match, a slice at a time.
+
+A slice is one call that finds jobs in a place, and then calls of the verb that changes them. Each is a script of a few
+milliseconds, however many jobs there are. The verb examines each job again, so a job that has started, ended or become
+another one since it was found stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from evsched.client.operations import Operation, send
+from evsched.client.times import due_and_delay, finite_seconds
+from evsched.errors import ConfigError
+from evsched.jobs import options as check
+from evsched.store.matching import Match, condition
+from evsched.store.server import clock
+from evsched.store.store import Store
+from evsched.transport.call import Call
+
+Waiting = Literal["schedule", "backlog", "ready", "dead"]
+"""The places in which jobs are found. Those that workers hold are not: they may end at any moment."""
+
+WAITING: Final[tuple[Waiting, ...]] = ("schedule", "backlog", "ready")
+"""In the order in which jobs pass them, so that a job which moves on meanwhile is still met."""
+
+_SLICE: Final = 150
+"""Jobs that a call examines: about 2 ms of Redis's time."""
+
+_CHANGES: Final = 60
+"""Jobs that a call changes: about 2 ms of Redis's time, with few workers."""
+
+_WORKERS: Final = 16
+"""So many workers double what it costs to cancel a job: each one's list may have to be searched for it."""
+
+Change = Callable[[Sequence[str], bytes], Call[int]]
+"""The call that changes those of some jobs that still match, and returns how many."""
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """Which jobs. All conditions that are given must hold.
+
+    `task`, `group`: the exact name. `reason`: a part of the job's reason; A to Z count as a to z. `older`: a timedelta,
+    or seconds; for that long the job has been dead, or else has existed (docs/manage.md).
+    """
+
+    task: str | None = None
+    group: str | None = None
+    reason: str | None = None
+    older: timedelta | float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("task", "group", "reason"):
+            if (value := getattr(self, name)) is not None:
+                check.text(name, value)
+        if self.older is not None and finite_seconds("older", self.older) < 0:
+            raise check.invalid("older", self.older, "a length of time that is not negative")
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Filter()
+
+    def condition(self, now: float) -> bytes:
+        """Return the filter as the scripts take it. `now`: Redis's clock."""
+        before = None if self.older is None else now - finite_seconds("older", self.older)
+        return condition(task=self.task, group=self.group, reason=self.reason, before=before)
+
+
+class Swept(Struct, frozen=True):
+    """What became of the jobs that matched."""
+
+    matched: int
+    changed: int
+
+    @property
+    def left(self) -> int:
+        """How many were left as they are, because they had started, ended or changed before their turn came."""
+        return self.matched - self.changed
+
+
+class Sweep:
+    """One pass over places of a queue: `step` examines a slice, and changes what matches, if there is a change to make.
+
+    It may be ended after any step. Another sweep with the same filter does what is left.
+    """
+
+    def __init__(self, store: Store, matching: Filter, places: Sequence[Waiting], change: Change | None = None) -> None:
+        self.found: list[Match] = []
+        """What matched, if nothing is to be changed."""
+        self.changed = 0
+        self.examined = 0
+        """About how many jobs were examined, of `total`."""
+        self.total = 0
+        self._store, self._filter, self._places, self._change = store, matching, places, change
+        self._condition = b""
+        self._keys: list[str] | None = None
+        self._cursor = "0"
+        self._left: list[bytes] = []
+        self._seen = set[str]()
+        """Redis may return an id twice, and a job that was revived may be dead again: each is changed once."""
+        self._at_once = _CHANGES
+
+    def without_change(self) -> Sweep:
+        """Return a sweep that finds the same jobs, and changes nothing."""
+        return Sweep(self._store, self._filter, self._places)
+
+    @property
+    def swept(self) -> Swept:
+        """What has been done so far."""
+        return Swept(len(self._seen), self.changed)
+
+    def step(self) -> Operation[bool]:
+        """Do one slice; return whether there is more to do."""
+        if self._keys is None:
+            self._keys = yield from self._begin()
+        if not self._keys:
+            return False
+        ids = list(self._left)
+        part = yield from send(self._store.find(self._keys[0], self._condition, self._cursor, limit=_SLICE, ids=ids))
+        self._cursor, self._left = part.cursor, part.left
+        self.examined = min(self.total, self.examined + (_SLICE if not ids else 0))
+        new = {match.id: match for match in part.found if match.id not in self._seen}
+        self._seen.update(new)
+        if self._change is None:
+            self.found += new.values()
+        else:
+            yield from self._change_all(self._change, list(new))
+        if self._cursor == "0" and not self._left:
+            self._keys.pop(0)
+        return bool(self._keys)
+
+    def _begin(self) -> Operation[list[str]]:
+        """Read what the sweep goes by, and return the keys of the places, without the root."""
+        now = (yield from send(clock())) if self._filter.older is not None else 0.0
+        self._condition = self._filter.condition(now)
+        stats = yield from send(self._store.queue_stats())
+        self.total = sum(stats.places[place] for place in self._places)
+        self._at_once = max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers))
+        keys = list[str](self._places)
+        if "backlog" in keys:
+            groups = yield from send(self._store.throttled())
+            # Before the backlog, to which jobs return that the limits of their group let go on.
+            at = keys.index("backlog")
+            keys[at:at] = [f"backlog:{group}" for group in groups]
+        return keys
+
+    def _change_all(self, change: Change, ids: Sequence[str]) -> Operation[None]:
+        for at in range(0, len(ids), self._at_once):
+            self.changed += yield from send(change(ids[at : at + self._at_once], self._condition))
+
+    def finish(self) -> Operation[Swept]:
+        """Do all that is left; return what was done."""
+        while (yield from self.step()):
+            pass
+        return self.swept
+
+
+def cancelling(store: Store, matching: Filter) -> Sweep:
+    """Return the sweep that cancels waiting jobs.
+
+    Raises:
+        ConfigError: the filter is empty; also of the functions below.
+    """
+    return Sweep(store, _named(matching), WAITING, store.cancel_matching)
+
+
+def rescheduling(
+    store: Store, matching: Filter, due: datetime | float | None, delay: timedelta | float | None
+) -> Sweep:
+    """Return the sweep that gives waiting jobs another due; without one they are due now."""
+    moment, length = due_and_delay(due, delay)
+    return Sweep(store, _named(matching), WAITING, partial(store.reschedule_matching, due=moment, delay=length))
+
+
+def reviving(store: Store, matching: Filter) -> Sweep:
+    """Return the sweep that puts dead jobs back on the schedule."""
+    return Sweep(store, _named(matching), ("dead",), store.revive_matching)
+
+
+def dropping(store: Store, matching: Filter) -> Sweep:
+    """Return the sweep that deletes dead jobs."""
+    return Sweep(store, _named(matching), ("dead",), store.drop_matching)
+
+
+def find(store: Store, matching: Filter, places: Sequence[Waiting]) -> Operation[list[Match]]:
+    """Return all jobs of some places that match."""
+    sweep = Sweep(store, matching, places)
+    yield from sweep.finish()
+    return sweep.found
+
+
+def describe(store: Store, place: str, jobs: Sequence[tuple[str, float | None]]) -> Operation[list[Match]]:
+    """Return what is known of jobs by their ids and scores, in this order. `place`: a key without the root."""
+    known, left = dict[str, Match](), list[bytes | str](job for job, _ in jobs)
+    while left:
+        part = yield from send(store.find(place, condition(), ids=left[:_SLICE]))
+        known.update((match.id, match) for match in part.found)
+        left[:_SLICE] = part.left
+    name = place.partition(":")[0]
+    return [known.get(job) or Match(name, job, score, None, None, None, None, None) for job, score in jobs]
+
+
+def _named(matching: Filter) -> Filter:
+    if matching.is_empty:
+        raise ConfigError("the filter has no condition, so every job would match: give it a task, group, reason or age")
+    return matching

@@ -1,0 +1,126 @@
+-- Filters: which jobs a command is about. `find` finds them, and the verb that changes one asks again in its own
+-- script: so a job that has moved on meanwhile, or has become another one under the same id, stays as it is.
+--
+-- A filter is a JSON object; all its conditions must hold, and none is required:
+--
+-- task    the name of the job's task
+-- group   the job's group
+-- reason  occurs in the job's reason, of which A to Z are compared as a to z
+-- before  Unix seconds: the job was created then or earlier; a dead job died then or earlier
+
+-- Bytes of the longest payload or reason that is searched: four times the default cap of a payload.
+local MATCH_MOST = 1048576
+-- How many bytes this call has searched.
+local bytes_matched = 0
+
+-- The filter in a text; nil = '', no filter.
+local function read_filter(text)
+  return text ~= '' and cjson.decode(text) or nil
+end
+
+-- A field of a record that may be long; '' when it is absent or too long.
+-- USES record, MATCH_MOST, bytes_matched
+local function long_field(id, field)
+  local size = redis.pcall('HSTRLEN', record(id), field)
+  if type(size) ~= 'number' or size == 0 or size > MATCH_MOST then
+    return ''
+  end
+  bytes_matched = bytes_matched + size
+  return redis.call('HGET', record(id), field)
+end
+
+-- A payload as a table, empty when it cannot be read.
+local function decoded(text)
+  local good, job = pcall(cjson.decode, text)
+  return good and type(job) == 'table' and job or {}
+end
+
+local function text_or(value, other)
+  return type(value) == 'string' and value or other
+end
+
+-- The Unix seconds from which a job's age counts; nil when nobody knows. A due time in the future is no age yet. A
+-- score near 0 means "now", and says nothing either.
+-- USES moment_of
+local function age_from(place, score, created, due)
+  if place == 'dead' then
+    return tonumber(score)
+  end
+  due = tonumber(place == 'schedule' and score or moment_of(due) or '')
+  return tonumber(moment_of(created) or '') or (due and due >= 1 and due or nil)
+end
+
+-- What a filter needs to know of an inline job, whose member is its payload.
+-- USES MATCH_MOST, bytes_matched, decoded, text_or, age_from
+local function inline_job(member, score)
+  bytes_matched = bytes_matched + #member
+  local job = decoded(#member <= MATCH_MOST and member or '')
+  return { task = text_or(job.task, ''), group = text_or(job.group, ''), since = age_from('schedule', score) }
+end
+
+-- What a filter needs to know of a job that has a record; nil if that is not a hash. If another client has used the id
+-- of a job that has ended again, the record says nothing of the new job but its payload and group.
+-- USES fields_of, record, group_of, moment_of, age_from
+local function recorded_job(id, place, score)
+  local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished')
+  if fields.err then
+    return nil
+  end
+  local group, created, by, due, finished = unpack(fields)
+  local stale = finished and place ~= 'dead'
+  created = not stale and created or nil
+  return {
+    group = group_of(group or nil) or '',
+    created = moment_of(created),
+    by = not stale and by or '',
+    since = age_from(place, score, created, due or nil),
+    stale = stale,
+  }
+end
+
+-- The job of an id in a place, if it matches, else nil. Its payload is decoded only if it contains the task's name, or
+-- may contain it with escaped characters: to decode takes ten times as long as to search.
+-- USES is_inline, inline_job, recorded_job, long_field, decoded
+local function matching_job(id, place, score, filter)
+  local job
+  if is_inline(id) then
+    job = inline_job(id, score)
+  else
+    job = recorded_job(id, place, score)
+  end
+  if not job or (filter.group and job.group ~= filter.group) then
+    return nil
+  elseif filter.before and (not job.since or job.since > filter.before) then
+    return nil
+  end
+  if filter.reason then
+    job.reason = job.stale and '' or long_field(id, 'reason')
+    if not job.reason:lower():find(filter.reason, 1, true) then
+      return nil
+    end
+  end
+  if filter.task and not job.task then
+    local payload = long_field(id, 'payload')
+    local named = payload:find(filter.task, 1, true) or payload:find('\\', 1, true)
+    job.task = named and decoded(payload).task
+  end
+  if filter.task and job.task ~= filter.task then
+    return nil
+  end
+  return job
+end
+
+-- Does a job wait that matches? A job that a worker has fetched does not wait.
+-- USES waiting_place, matching_job
+local function match_waiting(id, filter)
+  local score = redis.call('ZSCORE', schedule, id)
+  local place = score and 'schedule' or waiting_place(id)
+  return place and matching_job(id, place, score, filter) ~= nil
+end
+
+-- Is a job dead that matches?
+-- USES matching_job
+local function match_dead(id, filter)
+  local score = redis.call('ZSCORE', dead, id)
+  return score and matching_job(id, 'dead', score, filter) ~= nil
+end

@@ -1,0 +1,85 @@
+#!lua flags=no-writes
+-- find: moves nothing. The jobs of a place that match a filter, a slice of the place at a time.
+--
+-- KEYS   root      prefix of the queue's keys
+-- ARGV   place     schedule, backlog, backlog:<group>, ready or dead
+--        filter    see _match.lua; {} = every job
+--        cursor    where the slice begins, as an earlier call returned it; '0' = the first slice
+--        limit     how many jobs to examine, under 1000. It may be a few more
+-- ROWS   id        to examine instead of a slice; then the reply has the same cursor
+-- REPLY  the next cursor, '0' = this was the last slice; ids that are left, for the rows of the next call; and for each
+--        job that matches: id; its score in the place, or ''; task, group, created, by, reason, each '' = none
+-- FAILS  none
+-- TWICE  it only reads
+-- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched
+--
+-- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
+-- About 7 us a job. Payloads may be long, so a call stops when it has read BYTES_MOST: the ids that it has not examined
+-- are left.
+
+local place, filter, cursor, limit = unpack(ARGV, 1, 4)
+filter = cjson.decode(filter)
+local key, kind = root .. place, place:match('^%a+')
+
+local BYTES_MOST = 131072
+
+-- Members of a sorted set as member, score, ...; fewer when they are long, as inline jobs may be. (MEMORY USAGE samples
+-- five members.)
+local function scan()
+  local average = (redis.call('MEMORY', 'USAGE', key) or 0) / math.max(1, redis.call('ZCARD', key))
+  local count = math.max(1, math.min(tonumber(limit), math.floor(BYTES_MOST * 4 / math.max(1, average))))
+  local found = redis.call('ZSCAN', key, cursor, 'COUNT', count)
+  return found[1], found[2]
+end
+
+-- Ids in ready, from its end to its front. Workers take jobs from the front, which moves the others towards it: so none
+-- that stays is passed over. The cursor is how many are left.
+local function walk()
+  local last = cursor == '0' and redis.call('LLEN', key) or tonumber(cursor)
+  local first, members = math.max(0, last - tonumber(limit)), {}
+  for _, id in ipairs(last > 0 and redis.call('LRANGE', key, first, last - 1) or {}) do
+    members[#members + 1] = id
+    members[#members + 1] = ''
+  end
+  return tostring(first), members
+end
+
+local function named()
+  local members = {}
+  for id in rows(5, 1) do
+    local score = kind == 'ready' and '' or redis.call('ZSCORE', key, id)
+    if score then
+      members[#members + 1] = id
+      members[#members + 1] = score
+    end
+  end
+  return cursor, members
+end
+
+local given = rows(5, 1)() ~= nil
+local next, members
+if given then
+  next, members = named()
+elseif kind == 'ready' then
+  next, members = walk()
+else
+  next, members = scan()
+end
+
+local left, found = {}, {}
+for i = 1, #members, 2 do
+  local id, score = members[i], members[i + 1]
+  if i > 1 and bytes_matched > BYTES_MOST then
+    left[#left + 1] = id
+  else
+    local job = matching_job(id, kind, score, filter)
+    if job then
+      job.task = job.task or text_or(decoded(long_field(id, 'payload')).task, '')
+      job.reason = job.reason or (not is_inline(id) and not job.stale and long_field(id, 'reason') or '')
+      local at = #found
+      found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, job.task, job.group
+      found[at + 5], found[at + 6], found[at + 7] = job.created or '', job.by or '', job.reason:sub(1, 2000)
+    end
+  end
+end
+return { next, left, found }

@@ -1,0 +1,291 @@
+"""Filters: which jobs `find` finds, and that a verb changes only what still matches."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from evsched.jobs.job import Buried
+from evsched.store.clients import New
+from evsched.store.matching import condition
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
+
+PAYLOAD = b'{"task":"pay","args":[1]}'
+OTHER = b'{"task":"mail","args":["pay"]}'
+PAY = condition(task="pay")
+HOUR = 3600.0
+
+
+@pytest.fixture
+def root(queue: str) -> str:
+    return f"evsched:{{{queue}}}:"
+
+
+def found(send: Send, store: Store, matching: bytes, place: str = "schedule") -> set[str]:
+    """Return the ids that match, read slice by slice."""
+    cursor, left, ids = "0", list[bytes](), set[str]()
+    while True:
+        part = send(store.find(place, matching, cursor, limit=50, ids=left))
+        cursor, left = part.cursor, part.left
+        ids |= {match.id for match in part.found}
+        if cursor == "0" and not left:
+            return ids
+
+
+def bury(send: Send, store: Store, job: str, reason: str, now: float) -> None:
+    """Run a job that is due, and give it up."""
+    send(store.dispatch(limit=9, cap=999, now=now))
+    runs = send(store.start("w", (), hold=9, lease=15, now=now)).jobs
+    assert [run.id for run in runs] == [job]
+    assert send(store.bury("w", [(runs[0], Buried(reason, False))], now=now)) == []
+
+
+def test_conditions_combine_with_and(send: Send, store: Store) -> None:
+    jobs = [(name, payload, group) for name, payload in (("p", PAYLOAD), ("m", OTHER)) for group in ("a", "b")]
+    send(store.enqueue([New(f"{name}{group}", payload, group=group, due=NOW) for name, payload, group in jobs]))
+    assert found(send, store, condition()) == {"pa", "pb", "ma", "mb"}
+    assert found(send, store, PAY) == {"pa", "pb"}
+    assert found(send, store, condition(group="a")) == {"pa", "ma"}
+    assert found(send, store, condition(task="pay", group="a")) == {"pa"}
+    assert found(send, store, condition(task="pa")) == set()
+
+
+@pytest.mark.parametrize("payload", [b'{"task":"p\\u0061y"}', b'{"args":["x"], "task" : "pay"}'])
+def test_a_task_is_found_however_its_json_is_written(send: Send, store: Store, payload: bytes) -> None:
+    send(store.enqueue([New("a", payload, due=NOW)]))
+    assert found(send, store, PAY) == {"a"}
+
+
+@pytest.mark.parametrize("payload", [b"pay", b'["pay"]', b'{"task":["pay"]}', b'{"args":["pay"]}', b"pay" * 500_000])
+def test_a_payload_that_cannot_be_read_has_no_task(send: Send, store: Store, payload: bytes) -> None:
+    send(store.enqueue([New("a", payload, due=NOW)]))
+    assert found(send, store, PAY) == set()
+
+
+def test_a_match_says_what_is_known_of_the_job(send: Send, queue: str) -> None:
+    store = Store(queue, by="billing")
+    send(store.enqueue([New("a", PAYLOAD, group="g", due=NOW + 9.5)], now=NOW))
+    (match,) = send(store.find("schedule", condition())).found
+    assert (match.place, match.id, match.at, match.task, match.group) == ("schedule", "a", NOW + 9.5, "pay", "g")
+    assert (match.created, match.by, match.reason) == (NOW, "billing", None)
+
+
+def test_an_inline_job_is_found_by_its_member(send: Send, store: Store, raw: Any, root: str) -> None:
+    member = '{"task":"pay","group":"g"}'
+    raw.zadd(f"{root}schedule", {member: NOW, '{"task":"mail"}': NOW, "{no json": NOW})
+    assert found(send, store, condition(task="pay", group="g")) == {member}
+
+
+def test_age_counts_from_the_creation_or_else_from_the_due(send: Send, store: Store, raw: Any, root: str) -> None:
+    send(store.enqueue([New("old", PAYLOAD, due=NOW + HOUR)], now=NOW - HOUR))
+    send(store.enqueue([New("new", PAYLOAD, due=NOW - HOUR)], now=NOW))
+    for job, due in (("raw-old", NOW - HOUR), ("raw-new", NOW + HOUR), ("raw-now", 0)):
+        raw.hset(f"{root}job:{job}", "payload", PAYLOAD)
+        raw.zadd(f"{root}schedule", {job: due})
+    assert found(send, store, condition(before=NOW - 1)) == {"old", "raw-old"}
+    assert found(send, store, condition(before=NOW)) == {"old", "raw-old", "new"}
+
+
+def test_the_age_of_a_dead_job_counts_from_its_death(send: Send, store: Store) -> None:
+    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW - HOUR))
+    bury(send, store, "a", "x", NOW)
+    assert found(send, store, condition(before=NOW - 1), "dead") == set()
+    assert found(send, store, condition(before=NOW), "dead") == {"a"}
+
+
+def test_the_age_of_an_ended_job_is_not_that_of_the_next_of_its_id(
+    send: Send, store: Store, raw: Any, root: str
+) -> None:
+    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW - HOUR))
+    bury(send, store, "a", "x", NOW)
+    raw.zadd(f"{root}schedule", {"a": NOW + HOUR})
+    assert found(send, store, condition(before=NOW)) == set()
+    assert found(send, store, condition(reason="x")) == set()
+    assert found(send, store, PAY) == {"a"}
+
+
+def test_a_reason_is_a_part_in_any_case_and_no_pattern(send: Send, store: Store) -> None:
+    send(store.enqueue([New("a", PAYLOAD, due=NOW)]))
+    bury(send, store, "a", "ValueError: 100% of \u00c4", NOW)
+    for part, there in (("valueerror", 1), ("VALUE", 1), ("100% OF", 1), ("value.*", 0), ("\u00c4", 1), ("\u00e4", 0)):
+        assert found(send, store, condition(reason=part), "dead") == ({"a"} if there else set()), part
+
+
+@pytest.mark.parametrize("place", ["backlog", "backlog:g", "ready"])
+def test_due_jobs_are_found_where_they_wait(send: Send, store: Store, place: str) -> None:
+    limits: dict[str, float | None] = {"concurrency:g": 1} if place == "backlog:g" else {}
+    if place == "backlog":
+        limits = {"concurrency": 1}
+    send(store.limit(limits))
+    send(store.enqueue([New(f"j{n}", PAYLOAD, group="g", due=NOW) for n in range(3)], now=NOW))
+    send(store.dispatch(limit=9, cap=99, now=NOW))
+    assert found(send, store, PAY, place) == ({"j0", "j1", "j2"} if place == "ready" else {"j1", "j2"})
+    assert found(send, store, condition(before=NOW - 1), place) == set()
+
+
+def test_a_record_of_another_type_matches_nothing(send: Send, store: Store, raw: Any, root: str) -> None:
+    raw.set(f"{root}job:a", "x")
+    raw.zadd(f"{root}schedule", {"a": 5.0})
+    assert found(send, store, condition(before=NOW)) == set()
+    assert send(store.cancel_matching(["a"], condition(before=NOW))) == 0
+
+
+@pytest.mark.parametrize("place", ["schedule", "dead"])
+def test_what_stays_is_found_while_others_come_and_go(
+    send: Send, store: Store, raw: Any, root: str, place: str
+) -> None:
+    """Also while Redis makes the table of the sorted set larger and smaller."""
+    stay, go = [f"s{n}" for n in range(500)], [f"g{n}" for n in range(3000)]
+    for job in stay + go:
+        raw.hset(f"{root}job:{job}", "payload", PAYLOAD)
+    raw.zadd(f"{root}{place}", dict.fromkeys(stay + go, NOW))
+    cursor, ids, turn = "0", set[str](), 0
+    while True:
+        part = send(store.find(place, PAY, cursor, limit=50))
+        ids |= {match.id for match in part.found}
+        cursor, turn = part.cursor, turn + 1
+        raw.zrem(f"{root}{place}", *go[turn * 100 : turn * 100 + 100], "none")
+        raw.zadd(f"{root}{place}", {f"n{turn}-{n}": NOW for n in range(20)})
+        if cursor == "0":
+            break
+    assert ids >= set(stay)
+
+
+def test_what_stays_in_ready_is_found_while_workers_fetch(send: Send, store: Store, raw: Any, root: str) -> None:
+    jobs = [f"j{n:03}" for n in range(200)]
+    for job in jobs:
+        raw.hset(f"{root}job:{job}", "payload", PAYLOAD)
+    raw.rpush(f"{root}ready", *jobs)
+    cursor, ids = "0", set[str]()
+    while True:
+        part = send(store.find("ready", PAY, cursor, limit=30))
+        ids |= {match.id for match in part.found}
+        raw.lpop(f"{root}ready", 10)
+        raw.rpush(f"{root}ready", "late")
+        cursor = part.cursor
+        if cursor == "0":
+            break
+    assert ids >= {job.decode() for job in raw.lrange(f"{root}ready", 0, -1)} - {"late"}
+
+
+def test_a_call_reads_a_bounded_number_of_bytes(send: Send, store: Store) -> None:
+    long = b'{"task":"pay","args":["%s"]}' % (b"x" * 100_000)
+    send(store.enqueue([New(f"j{n}", long, due=NOW) for n in range(9)]))
+    part = send(store.find("schedule", PAY, limit=50))
+    assert (len(part.found), len(part.left)) == (2, 7)
+    assert found(send, store, PAY) == {f"j{n}" for n in range(9)}
+
+
+# What the verbs change.
+
+
+@pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
+def test_a_verb_changes_only_what_still_matches(send: Send, store: Store, state: State, verb: str, place: str) -> None:
+    if place == "backlog":
+        send(store.pause())
+    payloads = {"a": PAYLOAD, "b": OTHER, "c": PAYLOAD}
+    send(store.enqueue([New(job, payload, due=NOW) for job, payload in payloads.items()], now=NOW))
+    if place != "schedule":
+        send(store.dispatch(limit=9, cap=99, now=NOW))
+    before = state()
+    if verb == "cancel":
+        assert send(store.cancel_matching(["a", "b", "gone"], PAY)) == 1
+        after = state()
+        assert "job:a" not in after
+        assert "a" not in after[place]
+    else:
+        assert send(store.reschedule_matching(["a", "b", "gone"], PAY, NOW + 60)) == 1
+        after = state()
+        assert after["schedule"].pop("a") == NOW + 60
+        assert after["job:a"] == before["job:a"]
+        assert "a" not in after.get(place, ()) or place == "schedule"
+    for job in "bc":
+        assert after[f"job:{job}"] == before[f"job:{job}"]
+    assert [job for job in after[place] if job != "a"] == ["b", "c"]
+
+
+@pytest.mark.parametrize("started", [True, False])
+@pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+def test_a_job_that_a_worker_has_fetched_is_left_alone(
+    send: Send, store: Store, state: State, raw: Any, root: str, verb: str, started: bool
+) -> None:
+    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW))
+    send(store.dispatch(limit=9, cap=99, now=NOW))
+    send(store.heartbeat("w", 15, fresh=True, now=NOW))
+    raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
+    if started:
+        send(store.start("w", ["a"], hold=1, lease=15, now=NOW))
+    before = state()
+    call = store.cancel_matching(["a"], PAY) if verb == "cancel" else store.reschedule_matching(["a"], PAY, NOW + 9)
+    assert send(call) == 0
+    assert state() == before
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_the_next_run_of_a_job_that_runs_is_cancelled_and_the_run_goes_on(
+    send: Send, store: Store, state: State, raw: Any, root: str, started: bool
+) -> None:
+    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW))
+    send(store.dispatch(limit=9, cap=99, now=NOW))
+    send(store.heartbeat("w", 15, fresh=True, now=NOW))
+    raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
+    if started:
+        send(store.start("w", ["a"], hold=1, lease=15, now=NOW))
+    before = state()
+    raw.zadd(f"{root}schedule", {"a": NOW + 60})
+    assert send(store.cancel_matching(["a"], PAY, now=NOW)) == 1
+    assert state() == before
+
+
+def test_the_clients_of_a_cancelled_job_are_told(send: Send, store: Store, state: State, raw: Any, root: str) -> None:
+    reply = b'{"task":"pay","reply":true}'
+    inline = '{"task":"pay","reply":true,"id":"b"}'
+    send(store.enqueue([New("a", reply, due=NOW)]))
+    raw.zadd(f"{root}schedule", {inline: NOW})
+    assert send(store.cancel_matching(["a", inline], PAY)) == 2
+    after = state()
+    assert after.keys() == {"reply:a", "reply:b"}
+    assert [json.loads(after[f"reply:{job}"][0])["outcome"] for job in "ab"] == ["cancelled"] * 2
+
+
+def test_an_inline_job_is_rescheduled(send: Send, store: Store, state: State, raw: Any, root: str) -> None:
+    inline = '{"task":"pay"}'
+    raw.zadd(f"{root}schedule", {inline: NOW})
+    assert send(store.reschedule_matching([inline], PAY, NOW + 9)) == 1
+    assert state() == {"schedule": {inline: NOW + 9}}
+
+
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_a_dead_job_that_died_again_for_another_reason_is_left_alone(
+    send: Send, store: Store, state: State, verb: str
+) -> None:
+    """Another operator revived it after it was found."""
+    matching = condition(reason="ValueError")
+    send(store.enqueue([New("a", PAYLOAD, due=NOW)]))
+    bury(send, store, "a", "ValueError: x", NOW)
+    assert found(send, store, matching, "dead") == {"a"}
+    send(store.revive(["a"], now=NOW))
+    bury(send, store, "a", "TypeError: y", NOW + 1)
+    before = state()
+    assert send(getattr(store, f"{verb}_matching")(["a"], matching)) == 0
+    assert state() == before
+
+
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_dead_jobs_that_match_are_changed_and_no_other(send: Send, store: Store, state: State, verb: str) -> None:
+    for n, job in enumerate("abc"):
+        send(store.enqueue([New(job, OTHER if job == "b" else PAYLOAD, due=NOW)]))
+        bury(send, store, job, "x", NOW + n)
+    before = state()
+    assert send(getattr(store, f"{verb}_matching")(["b", "gone"], PAY)) == 0
+    assert state() == before, "an empty list of ids means none, not the oldest"
+    assert send(getattr(store, f"{verb}_matching")(["a", "b"], PAY)) == 1
+    after = state()
+    assert list(after["dead"]) == ["b", "c"]
+    assert ("job:a" in after, "a" in after.get("schedule", {})) == (
+        (True, True) if verb == "revive" else (False, False)
+    )
