@@ -23,7 +23,7 @@ async def send_a_mail() -> None:
 """
 
 COMMANDS = {
-    "jobs": ("place", "job", "due / died"),
+    "jobs": ("place", "job", "due / died", "task", "created", "by"),
     "dead": ("job", "died", "task", "reason"),
     "queues": (
         "queue",

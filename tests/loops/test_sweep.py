@@ -1,0 +1,135 @@
+"""Jobs by a filter from Python, with an event loop and without one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evsched import ConfigError, Filter, Swept
+from evsched.client.client import Client
+from evsched.client.operations import Send, Step
+from evsched.client.sync_client import SyncClient
+from evsched.store.clients import New
+from evsched.transport.embedded import EmbeddedRedis
+
+FAR = 2e9
+PAY = Filter(task="pay")
+
+
+@pytest.fixture
+async def client(server: EmbeddedRedis) -> AsyncGenerator[Client]:
+    client = Client(server.url)
+    yield client
+    await client.close()
+
+
+def jobs(count: int, due: float = FAR) -> list[New]:
+    return [New(f"j{n}", b'{"task":"%s"}' % (b"mail" if n % 2 else b"pay"), due=due) for n in range(count)]
+
+
+async def test_jobs_are_found_rescheduled_and_cancelled(client: Client, queue: str) -> None:
+    await client.enqueue(queue, jobs(1000))
+    assert {match.id for match in await client.find(queue, PAY)} == {f"j{n}" for n in range(0, 1000, 2)}
+    assert await client.find(queue, PAY, "dead") == []
+    assert await client.reschedule_matching(queue, PAY, FAR + 9) == Swept(500, 500)
+    assert {match.at for match in await client.find(queue, PAY)} == {FAR + 9}
+    assert await client.cancel_matching(queue, PAY) == Swept(500, 500)
+    assert await client.find(queue, PAY) == []
+    assert len(await client.find(queue, Filter())) == 500
+
+
+async def test_dead_jobs_are_revived_and_dropped(client: Client, queue: str, raw: Any) -> None:
+    await client.enqueue(queue, jobs(4))
+    raw.zadd(f"evsched:{{{queue}}}:dead", {f"j{n}": 1.0 for n in range(4)})
+    raw.delete(f"evsched:{{{queue}}}:schedule")
+    assert await client.revive_matching(queue, Filter(task="pay", older=timedelta(hours=2))) == Swept(2, 2)
+    assert await client.drop_matching(queue, Filter(older=60)) == Swept(2, 2)
+    assert {match.id for match in await client.find(queue, Filter())} == {"j0", "j2"}
+
+
+def test_the_client_without_an_event_loop_does_the_same(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+    client = SyncClient(server.url)
+    client.enqueue(queue, jobs(10))
+    assert client.reschedule_matching(queue, PAY, FAR + 9) == Swept(5, 5)
+    assert client.cancel_matching(queue, PAY) == Swept(5, 5)
+    raw.rename(f"evsched:{{{queue}}}:schedule", f"evsched:{{{queue}}}:dead")
+    assert {match.place for match in client.find(queue, Filter(task="mail"))} == {"dead"}
+    raw.zadd(f"evsched:{{{queue}}}:dead", {"j1": 1.0})
+    assert client.revive_matching(queue, Filter(older=60)) == Swept(1, 1)
+    assert client.drop_matching(queue, Filter(task="mail")) == Swept(4, 4)
+    client.close()
+
+
+async def test_a_user_is_named_in_the_record_of_a_job(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+    raw.acl_setuser("billing", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all"])
+    where, _, option = server.url.partition("?")
+    client = Client(f"{where}?username=billing&password=x{option and '&' + option}")
+    await client.enqueue(queue, jobs(1))
+    assert [match.by for match in await client.find(queue, Filter())] == ["billing"]
+    await client.close()
+    raw.acl_deluser("billing")
+
+
+class Moved(Client):
+    """Does something else just before a call."""
+
+    def __init__(self, url: str, before: str, do: Callable[[], Any]) -> None:
+        super().__init__(url)
+        self._before, self._do = before, do
+
+    async def perform(self, step: Step) -> Any:
+        if isinstance(step, Send) and step.call.name == self._before:
+            self._do()
+        return await super().perform(step)
+
+
+async def test_a_job_that_starts_after_it_was_found_is_left_and_counted(
+    server: EmbeddedRedis, queue: str, raw: Any
+) -> None:
+    root = f"evsched:{{{queue}}}:"
+
+    def fetch() -> None:
+        raw.zrem(f"{root}schedule", "j0")
+        raw.rpush(f"{root}processing:w", "j0")
+
+    client = Moved(server.url, "cancel", fetch)
+    await client.enqueue(queue, jobs(10))
+    swept = await client.cancel_matching(queue, PAY)
+    assert (swept, swept.left) == (Swept(5, 4), 1)
+    assert raw.exists(f"{root}job:j0")
+    raw.delete(f"{root}processing:w", f"{root}job:j0")
+    await client.close()
+
+
+async def test_a_job_that_dies_again_is_revived_once(server: EmbeddedRedis, queue: str, raw: Any) -> None:
+    """Else a command would go on as long as jobs fail."""
+    root, revived = f"evsched:{{{queue}}}:", 0
+
+    def die() -> None:
+        nonlocal revived
+        revived += 1
+        if raw.exists(f"{root}schedule"):
+            raw.zunionstore(f"{root}dead", [f"{root}dead", f"{root}schedule"])
+            raw.delete(f"{root}schedule")
+
+    client = Moved(server.url, "find", die)
+    await client.enqueue(queue, jobs(1000))
+    raw.rename(f"{root}schedule", f"{root}dead")
+    assert await client.revive_matching(queue, PAY) == Swept(500, 500)
+    assert revived < 50
+    await client.close()
+
+
+@pytest.mark.parametrize("name", ["cancel", "reschedule", "revive", "drop"])
+async def test_a_filter_without_a_condition_changes_nothing(client: Client, queue: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="every job would match"):
+        await getattr(client, f"{name}_matching")(queue, Filter())
+
+
+@pytest.mark.parametrize("wrong", [{"task": ""}, {"group": 5}, {"reason": ""}, {"older": -1}, {"older": float("inf")}])
+def test_a_wrong_condition_is_refused_where_it_is_given(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Filter(**wrong)

@@ -1,0 +1,160 @@
+"""The commands that are about all jobs that match a filter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
+from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
+
+FAR = 2e9
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
+    return Cli(server.url, tmp_path)
+
+
+@pytest.fixture
+def schedule(raw: Any, queue: str) -> Any:
+    """Return a function that reads the ids on the schedule."""
+    return lambda: {
+        job.decode(): due for job, due in raw.zrange(f"evsched:{{{queue}}}:schedule", 0, -1, withscores=True)
+    }
+
+
+@pytest.fixture
+def mixed(server: EmbeddedRedis, queue: str) -> None:
+    """Schedule 300 jobs, every third of task `pay`."""
+    sender = SyncSender(server.url)
+    jobs = [New(f"j{n}", b'{"task":"%s"}' % (b"mail" if n % 3 else b"pay"), due=FAR + n) for n in range(300)]
+    sender.send(Store(queue, by="billing").enqueue(jobs))
+    sender.close()
+
+
+PAY = {f"j{n}" for n in range(0, 300, 3)}
+
+
+@pytest.mark.usefixtures("mixed")
+def test_jobs_lists_those_that_match_the_next_to_run_first(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue, "--task", "pay")
+    rows = cli.json("jobs", *of, "--limit", "1000")
+    assert [row["id"] for row in rows] == sorted(PAY, key=lambda job: int(job[1:]))
+    assert rows[0].pop("created") > 1e9
+    assert rows[0] == {
+        "place": "schedule",
+        "id": "j0",
+        "at": FAR,
+        "task": "pay",
+        "group": None,
+        "by": "billing",
+        "reason": None,
+    }
+    some = cli.run("jobs", *of, "--limit", "2")
+    assert some.stdout.splitlines()[1].split("\t")[:2] == ["schedule", "j0"]
+    assert some.stderr == "evsched: 2 of 100 jobs in schedule: --limit 100 lists them all\n"
+    assert cli.json("jobs", *of, "--older", "1h") == []
+
+
+@pytest.mark.usefixtures("mixed")
+def test_jobs_without_a_filter_tell_the_same_of_each_job(cli: Cli, queue: str) -> None:
+    rows = cli.json("jobs", "--queue", queue, "--limit", "2")
+    assert [(row["id"], row["task"], row["by"]) for row in rows] == [
+        ("j0", "pay", "billing"),
+        ("j1", "mail", "billing"),
+    ]
+
+
+@pytest.mark.usefixtures("mixed")
+def test_a_dry_run_counts_and_changes_nothing(cli: Cli, queue: str, schedule: Any) -> None:
+    before = schedule()
+    flags = ("--queue", queue, "--task", "pay", "--dry-run")
+    done = cli.run("cancel", *flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "100 would be cancelled, among them:"
+    assert len(lines) == 12
+    assert {row["id"] for row in cli.json("reschedule", *flags, "--in", "1s")} == PAY
+    assert schedule() == before
+
+
+@pytest.mark.usefixtures("mixed")
+def test_cancel_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
+    before = schedule()
+    done = cli.run("cancel", "--queue", queue, "--task", "pay")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "100 cancelled\n", "")
+    assert schedule() == {job: due for job, due in before.items() if job not in PAY}
+    assert cli.run("cancel", "--queue", queue, "--task", "pay").stdout == "0 cancelled\n"
+
+
+@pytest.mark.usefixtures("mixed")
+def test_reschedule_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
+    before = schedule()
+    done = cli.run("reschedule", "--queue", queue, "--task", "pay", "--at", "1990000000")
+    assert (done.returncode, done.stdout) == (0, "100 rescheduled\n")
+    assert schedule() == {**before, **dict.fromkeys(PAY, 1.99e9)}
+
+
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_dead_jobs_by_their_reason(cli: Cli, queue: str, raw: Any, schedule: Any, verb: str) -> None:
+    root = f"evsched:{{{queue}}}:"
+    for n in range(20):
+        reason = "ConnectionError: refused" if n % 2 else "ValueError: no luck"
+        raw.hset(
+            f"{root}job:d{n}", mapping={"payload": '{"task":"t"}', "reason": reason, "finished": "1", "outcome": "dead"}
+        )
+        raw.zadd(f"{root}dead", {f"d{n}": 1.0})
+    done = cli.run("dead", verb, "--queue", queue, "--reason", "connectionerror")
+    changed = {f"d{n}" for n in range(1, 20, 2)}
+    assert (done.returncode, done.stdout) == (0, f"10 {'revived' if verb == 'revive' else 'dropped'}\n")
+    assert {job.decode() for job in raw.zrange(f"{root}dead", 0, -1)} == {f"d{n}" for n in range(0, 20, 2)}
+    assert schedule().keys() == (changed if verb == "revive" else set())
+
+
+def test_ctrl_c_ends_a_command_after_its_slice_and_the_same_command_does_the_rest(
+    cli: Cli, server: EmbeddedRedis, queue: str, raw: Any, schedule: Any
+) -> None:
+    """A pause of Redis's writes makes it certain that the command is under way."""
+    sender, store, count = SyncSender(server.url), Store(queue), 2000
+    sender.send(store.enqueue([New(f"j{n}", b'{"task":"pay"}', due=FAR) for n in range(1000)]))
+    sender.send(store.enqueue([New(f"j{n}", b'{"task":"pay"}', due=FAR) for n in range(1000, count)]))
+    sender.close()
+    raw.client_pause(60_000, all=False)
+    words = cli.command("cancel", "--queue", queue, "--task", "pay")
+    child = subprocess.Popen(words, env=cli.environment, cwd=cli.folder, stdout=subprocess.PIPE, text=True)
+    try:
+        while not any("b" in client["flags"] for client in raw.client_list()):
+            assert child.poll() is None
+        os.kill(child.pid, signal.SIGINT)
+        raw.client_unpause()
+        out, _ = child.communicate(timeout=PATIENCE)
+    finally:
+        raw.client_unpause()
+        child.kill()
+        child.wait()
+    assert child.returncode == 130
+    done = int(out.split()[0])
+    assert 0 < done < count
+    assert out.endswith("cancelled, then stopped: the same command does the rest\n")
+    assert len(schedule()) == count - done
+    assert cli.run("cancel", "--queue", queue, "--task", "pay").stdout == f"{count - done} cancelled\n"
+    assert schedule() == {}
+
+
+@pytest.mark.usefixtures("mixed")
+def test_show_and_explain_tell_when_a_job_was_created_and_by_whom(cli: Cli, queue: str) -> None:
+    shown = cli.json("show", "j0", "--queue", queue)
+    assert (shown["by"], shown["created"] > 1e9) == ("billing", True)
+    facts = cli.json("explain", "j0", "--queue", queue)["facts"]
+    assert facts["by"] == "billing"
+    assert facts["created"].endswith(" ago")
