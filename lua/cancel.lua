@@ -64,10 +64,10 @@ local function cancel(id)
   end
   if place and not holder then
     redis.call('DEL', unique(id))
-  end
-  -- The record of a dead job that was scheduled again stays the dead job's.
-  if place and not holder and not redis.call('ZSCORE', dead, id) then
-    forget(id, run, size)
+    -- The record of a dead job that was scheduled again stays the dead job's.
+    if not redis.call('ZSCORE', dead, id) then
+      forget(id, run, size)
+    end
   end
   return place
 end
