@@ -13,7 +13,9 @@ from evsched.client.client import Client
 from evsched.client.operations import Send, Step
 from evsched.client.sync_client import SyncClient
 from evsched.store.clients import New
+from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
 
 FAR = 2e9
 PAY = Filter(task="pay")
@@ -104,23 +106,18 @@ async def test_a_job_that_starts_after_it_was_found_is_left_and_counted(
     await client.close()
 
 
-async def test_a_job_that_dies_again_is_revived_once(server: EmbeddedRedis, queue: str, raw: Any) -> None:
-    """Else a command would go on as long as jobs fail."""
-    root, revived = f"evsched:{{{queue}}}:", 0
-
-    def die() -> None:
-        nonlocal revived
-        revived += 1
-        if raw.exists(f"{root}schedule"):
-            raw.zunionstore(f"{root}dead", [f"{root}dead", f"{root}schedule"])
-            raw.delete(f"{root}schedule")
-
-    client = Moved(server.url, "find", die)
-    await client.enqueue(queue, jobs(1000))
-    raw.rename(f"{root}schedule", f"{root}dead")
-    assert await client.revive_matching(queue, PAY) == Swept(500, 500)
-    assert revived < 50
+async def test_a_job_that_is_met_again_in_another_place_is_rescheduled_once(
+    server: EmbeddedRedis, queue: str, raw: Any
+) -> None:
+    """Else a command could go on for as long as jobs move."""
+    sender, store = SyncSender(server.url), Store(queue)
+    client = Moved(server.url, "find", lambda: sender.send(store.dispatch(limit=500, cap=999)))
+    await client.enqueue(queue, jobs(100))
+    assert await client.reschedule_matching(queue, PAY) == Swept(50, 50)
+    waiting = raw.zcard(f"evsched:{{{queue}}}:backlog") + raw.llen(f"evsched:{{{queue}}}:ready")
+    assert waiting == 50, "they stay where the dispatcher has moved them"
     await client.close()
+    sender.close()
 
 
 @pytest.mark.parametrize("name", ["cancel", "reschedule", "revive", "drop"])

@@ -154,7 +154,10 @@ def test_what_stays_is_found_while_others_come_and_go(
     assert ids >= set(stay)
 
 
-def test_what_stays_in_ready_is_found_while_workers_fetch(send: Send, store: Store, raw: Any, root: str) -> None:
+@pytest.mark.parametrize("fetched", [0, 1, 10])
+def test_what_stays_in_ready_is_found_while_workers_fetch(
+    send: Send, store: Store, raw: Any, root: str, fetched: int
+) -> None:
     jobs = [f"j{n:03}" for n in range(200)]
     for job in jobs:
         raw.hset(f"{root}job:{job}", "payload", PAYLOAD)
@@ -163,7 +166,7 @@ def test_what_stays_in_ready_is_found_while_workers_fetch(send: Send, store: Sto
     while True:
         part = send(store.find("ready", PAY, cursor, limit=30))
         ids |= {match.id for match in part.found}
-        raw.lpop(f"{root}ready", 10)
+        raw.lpop(f"{root}ready", fetched)
         raw.rpush(f"{root}ready", "late")
         cursor = part.cursor
         if cursor == "0":
