@@ -11,7 +11,7 @@
 --        job that matches: id; its score in the place, or ''; task, group, created, by, reason, each '' = none
 -- FAILS  none
 -- TWICE  it only reads
--- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched
+-- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of
 --
 -- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
 -- About 7 us a job. Payloads may be long, so a call stops when it has read BYTES_MOST: the ids that it has not examined
@@ -24,10 +24,14 @@ local key, kind = root .. place, place:match('^%a+')
 local BYTES_MOST = 131072
 
 -- Members of a sorted set as member, score, ...; fewer when they are long, as inline jobs may be. (MEMORY USAGE samples
--- five members.)
+-- five members.) A key of another type has none: that of one group must not stop the others.
 local function scan()
-  local average = (redis.call('MEMORY', 'USAGE', key) or 0) / math.max(1, redis.call('ZCARD', key))
-  local count = math.max(1, math.min(tonumber(limit), math.floor(BYTES_MOST * 4 / math.max(1, average))))
+  local size = size_of('ZCARD', key)
+  if size == 0 then
+    return '0', {}
+  end
+  local average = redis.call('MEMORY', 'USAGE', key) / size
+  local count = math.max(1, math.min(tonumber(limit), math.floor(BYTES_MOST * 4 / average)))
   local found = redis.call('ZSCAN', key, cursor, 'COUNT', count)
   return found[1], found[2]
 end
@@ -47,8 +51,8 @@ end
 local function named()
   local members = {}
   for id in rows(5, 1) do
-    local score = kind == 'ready' and '' or redis.call('ZSCORE', key, id)
-    if score then
+    local score = kind == 'ready' and '' or redis.pcall('ZSCORE', key, id)
+    if type(score) == 'string' then
       members[#members + 1] = id
       members[#members + 1] = score
     end

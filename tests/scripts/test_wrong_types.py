@@ -15,6 +15,7 @@ from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.announced import Announced
 from evsched.store.audits import Violation
 from evsched.store.clients import New
+from evsched.store.matching import condition
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -80,6 +81,7 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
 
 
 RUN = "running"
+TASK = condition(task="t")
 OCCURRENCE = Occurrence("r@2", NOW + 9, NOW + 9, None)
 CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "abort": lambda store, runs: store.abort("w", [(runs[RUN], Aborted(9, True))], now=NOW),
@@ -100,6 +102,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "drop": lambda store, runs: store.drop(["dead"]),
     "enqueue": lambda store, runs: store.enqueue([New("n1", b"{}", due=NOW), New("n2", b"{}", due=NOW)], now=NOW),
     "explain": lambda store, runs: store.explain("g1", now=NOW),
+    "find": lambda store, runs: store.find("schedule", TASK),
     "hold": lambda store, runs: store.hold("r", True, now=NOW),
     "limit": lambda store, runs: store.limit({"concurrency": 9, "concurrency:g": 2}, now=NOW),
     "look": lambda store, runs: store.look("g1", now=NOW),
@@ -131,6 +134,16 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),
     "trigger": lambda store, runs: store.trigger("r", f"{NOW:.6f}", now=NOW),
 }
+WAITING = ["scheduled", "r4", "g1", "g2", "running", "r@1"]
+BY_FILTER: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
+    "find in ready": lambda store, runs: store.find("ready", TASK),
+    "find in a group": lambda store, runs: store.find("backlog:g", TASK),
+    "cancel matching": lambda store, runs: store.cancel_matching(WAITING, TASK, now=NOW),
+    "reschedule matching": lambda store, runs: store.reschedule_matching(WAITING, TASK, NOW, now=NOW),
+    "revive matching": lambda store, runs: store.revive_matching(["dead"], TASK, now=NOW),
+    "drop matching": lambda store, runs: store.drop_matching(["dead"], TASK),
+}
+"""Jobs whose record is of another type do not match, so they stop no other."""
 
 WHOLE = ["schedule", "backlog", "ready", "processing:w", "dead", "leases", "limits", "in_flight", "throttled", "fair"]
 NAMED = [
@@ -157,7 +170,7 @@ def test_the_calls_cover_every_verb() -> None:
     assert set(CALLS) == {path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_")}
 
 
-@pytest.mark.parametrize("verb", CALLS)
+@pytest.mark.parametrize("verb", [*CALLS, *BY_FILTER])
 def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
     send: Send, store: Store, state: State, raw: Any, seeded: Seeded, verb: str
 ) -> None:
@@ -179,7 +192,7 @@ def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
             raw.set(key, "wrong")
         before = state(), raw.type(key)
         before[0].pop("canary", None)  # dispatch writes it before it checks: no job depends on it
-        if refusal := refused(send, CALLS[verb](store, seeded)):
+        if refusal := refused(send, (CALLS | BY_FILTER)[verb](store, seeded)):
             assert "WRONGTYPE" in refusal, name
             after = state()
             after.pop("canary", None)
