@@ -114,8 +114,9 @@ def check_job_options(given: JobOptions) -> None:
 
 def random_id() -> str:
     """Return an id for a job."""
-    # 96 random bits: two ids of a whole fleet do not collide, and a longer one would cost memory twice.
-    return os.urandom(12).hex()
+    # 80 random bits: of a billion jobs, the odds that two have the same id are one in two million, and then the second
+    # is refused. A longer id would cost memory twice.
+    return os.urandom(10).hex()
 
 
 def new_job(
