@@ -13,7 +13,7 @@ READS: Final = """
 EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
 HMGET job:x field · HSTRLEN job:x payload · LLEN ready · LPOS ready x · LRANGE ready 0 1 · MEMORY USAGE job:x
 PTTL job:x · SISMEMBER program:x y · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x
-ZRANGE schedule 0 1 · ZRANK backlog x · ZSCORE schedule x
+ZRANGE schedule 0 1 · ZRANK backlog x · ZSCAN schedule 0 · ZSCORE schedule x
 """
 """The commands in the scripts that only read. A test compares these with lua/."""
 
@@ -65,7 +65,7 @@ _OWN: Final[dict[Role, str]] = {
         PUBLISH {root}status x · SUBSCRIBE {root}status:x
     """,
     "doctor": """
-        SCAN 0 · INFO server · DBSIZE · ZSCAN schedule 0 · CONFIG GET notify-keyspace-events · ZADD canary 0 x
+        SCAN 0 · INFO server · DBSIZE · CONFIG GET notify-keyspace-events · ZADD canary 0 x
         DEL canary · SUBSCRIBE {canary} · PUBSUB CHANNELS evsched:canary:*
     """,
 }

@@ -228,7 +228,8 @@ def test_a_key_without_an_expiry_takes_no_id_and_is_set_right(
         send(store.replace(new(), within=within, now=NOW))
     else:
         send(store.enqueue(new(), keep=conflict == "keep", within=within, now=NOW))
-    assert (state()["schedule"], state()["job:a"]) == ({"a": NOW}, {"payload": FIRST.decode()})
+    created = {"payload": FIRST.decode(), "created": f"{NOW:.0f}"}
+    assert (state()["schedule"], state()["job:a"]) == ({"a": NOW}, created)
     assert raw.pttl(key) > 0 if within else not raw.exists(key)
 
 
@@ -258,7 +259,8 @@ def test_a_dead_unique_job_that_another_client_schedules_again_frees_its_id_as_o
         assert send(store.cancel("a", now=NOW)) == "schedule"
     assert not raw.exists(f"evsched:{{{store.queue}}}:unique:a")
     assert send(store.enqueue(new(SECOND), within=WITHIN, now=NOW + 1)) == [NOW]
-    assert (state()["schedule"], state()["job:a"]) == ({"a": NOW}, {"payload": SECOND.decode()})
+    created = {"payload": SECOND.decode(), "created": f"{NOW + 1:.0f}"}
+    assert (state()["schedule"], state()["job:a"]) == ({"a": NOW}, created)
     assert "dead" not in state()
 
 

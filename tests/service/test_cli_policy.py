@@ -288,4 +288,4 @@ def test_a_due_that_no_calendar_has_is_explained(
 
 def test_a_due_of_inf_is_shown_as_never(cli: Cli, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"add"}': "+inf"})
-    assert cli.run("jobs", "--queue", queue).stdout.splitlines()[1].split("\t")[-1] == "never"
+    assert cli.run("jobs", "--queue", queue).stdout.splitlines()[1].split("\t")[2] == "never"
