@@ -14,8 +14,8 @@
 -- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of
 --
 -- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
--- About 7 us a job. Payloads may be long, so a call stops when it has read BYTES_MOST: the ids that it has not examined
--- are left.
+-- About 14 us a job whose payload is decoded. Payloads may be long, so a call stops when it has read BYTES_MOST: the
+-- ids that it has not examined are left.
 
 local place, filter, cursor, limit = unpack(ARGV, 1, 4)
 filter = cjson.decode(filter)

@@ -28,8 +28,7 @@ _LONGEST: Final = 30.0
 """The longest wait, in seconds. So a job is offered some 27 times in ten minutes: thousands of them cost little."""
 
 _LONGEST_KNOWN: Final = 5.0
-"""The longest wait while another worker has the task: of twenty workers, the one that has it fetches the job after some
-100 seconds then."""
+"""The longest wait while another worker has the task, in seconds. Chance decides which worker fetches the job next."""
 
 _NAME_MOST: Final = 200
 """Characters of a task's name that are compared and reported."""
