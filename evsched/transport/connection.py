@@ -205,18 +205,21 @@ class Subscription:
     async def open(self, patterns: Sequence[str], channels: Sequence[str]) -> None:
         """Connect and subscribe; returns when Redis has confirmed every subscription.
 
+        Messages that come before the last confirmation are dropped: the user looks at Redis when this returns.
+
         Raises:
             StoreDown, StoreRefused
         """
-        link = self._connection
+        link, left = self._connection, len(patterns) + len(channels)
         try:
             async with asyncio.timeout(2 * _CONNECT):
                 await link.connect()
                 for command, names in (("PSUBSCRIBE", patterns), ("SUBSCRIBE", channels)):
                     if names:
                         await link.send_command(command, *names, check_health=False)
-                for _ in (*patterns, *channels):
-                    await link.read_response()
+                while left:
+                    message = cast(list[Any], await link.read_response())
+                    left -= message[0] not in _MESSAGES
         except TimeoutError:
             await self.close()
             raise StoreDown(f"no subscription within {2 * _CONNECT:g} s", kind="timeout") from None
