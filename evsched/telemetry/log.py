@@ -1,165 +1,24 @@
-"""The log: a line for each event that an operator needs to know, as text on a terminal, else as JSON."""
+"""The log: a line for each event that an operator needs to know.
+
+log_lines.py has the lines, log_format.py their two forms.
+"""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from typing import Any, Final
-
-import msgspec
 
 from evsched import events
 from evsched.errors import FULL
 from evsched.events import Event
-from evsched.jobs.current_job import JobLogFilter
-from evsched.telemetry.printable import escape, json_text
+from evsched.telemetry.log_format import handler
+from evsched.telemetry.log_lines import BLOCKER, FULL_LINES, LINES, NEEDS
 
 _logger: Final = logging.getLogger("evsched")
 
-_LINES: Final[dict[type[Event], tuple[int, str]]] = {
-    events.DispatcherStarted: (logging.INFO, "dispatcher started on {server}, queues: {queues}"),
-    events.DoctorStarted: (logging.INFO, "doctor started: it checks now, and again {interval:g} s after each check"),
-    events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
-    events.QueueFound: (logging.INFO, "queue {queue} found"),
-    events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
-    events.NotificationsMissing: (logging.ERROR, "Redis sends no keyspace events, so jobs start late: {mend}"),
-    events.NotificationsProven: (logging.INFO, "keyspace events arrive"),
-    events.Retrying: (logging.WARNING, "job {id} of {queue}, task {task}: {reason}; again in {delay:.3g} s"),
-    events.JobBuried: (logging.ERROR, "job {id} of {queue}, task {task}, is {outcome}: {reason}"),
-    events.JobAborted: (logging.INFO, "job {id} of {queue}, task {task}, was cancelled in attempt {attempt}"),
-    events.HandlerNotFound: (
-        logging.ERROR,
-        "task {task} of {queue} cannot begin: {reason}: fix the code, or restart the worker; its jobs are tried again",
-    ),
-    events.TaskUnknown: (
-        logging.WARNING,
-        "queue {queue}: {reason}; its jobs wait up to {grace:g} s for a worker that knows it",
-    ),
-    events.JobDeferred: (logging.INFO, "job {id} of {queue}, task {task}, waits for its window"),
-    events.JobSnoozed: (logging.INFO, "job {id} of {queue}, task {task}, is {reason}"),
-    events.RecurrenceDeclared: (logging.INFO, "queue {queue}: recurrence {name} {done}, as the code declares"),
-    events.LimitDeclared: (logging.INFO, "queue {queue}: limit {limit} is {value} now, as the code declares"),
-    events.RevisionOutdated: (
-        logging.WARNING,
-        (
-            "queue {queue}: app {app} declares revision {revision} of its recurrences and limits, but the newer "
-            "{newest} stays in force. If you rolled back on purpose: evsched recurrences rollback --queue {queue} "
-            "--app {app}. If this is another app of the same name: give each App a name of its own"
-        ),
-    ),
-    events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
-    events.ClockJumped: (logging.ERROR, "Redis's clock jumped by {seconds:+.1f} s: due times follow it"),
-    events.Rewound: (
-        logging.WARNING,
-        "queue {queue}: {names} continue from now; a clock that was ahead and is set back had advanced them",
-    ),
-    events.PauseOver: (logging.INFO, "queue {queue}: recurrence {name} recurs again, its pause is over"),
-    events.RecurrencePaused: (
-        logging.WARNING,
-        (
-            "queue {queue}: recurrence {name} is paused: {why}. Find out why (evsched explain {name} --queue {queue}), "
-            "then: evsched recurrences resume {name} --queue {queue}"
-        ),
-    ),
-    events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} makes no jobs: {reason}"),
-    events.JobsRequeued: (logging.WARNING, "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"),
-    events.RunLost: (
-        logging.WARNING,
-        (
-            "job {id} of {queue}, task {task}, attempt {attempt}, finished after its lease was lost; "
-            "the result was discarded"
-        ),
-    ),
-    events.LeaseLost: (
-        logging.ERROR,
-        "worker {worker} lost its lease on {queue}: its jobs are cancelled here and start elsewhere",
-    ),
-    events.WorkerStarted: (logging.INFO, "worker {worker} started: {slots} slots, queues {queues}, tasks {tasks}"),
-    events.WorkerDraining: (
-        logging.INFO,
-        "worker {worker} fetches no more, {running} jobs run for {shutdown_grace:g} s at most",
-    ),
-    events.WorkerStopped: (logging.INFO, "worker {worker} stopped, {handed_back} jobs handed back"),
-    events.WorkerStuck: (
-        logging.CRITICAL,
-        (
-            "job {id} of {queue}, task {task}, attempt {attempt}, does not stop: the worker ends; "
-            "{handed_back} jobs returned to ready"
-        ),
-    ),
-    events.WorkerBlocked: (
-        logging.CRITICAL,
-        "worker {worker} ends: {blocker} blocks its event loop; {handed_back} jobs returned to ready",
-    ),
-    events.EndedByForce: (logging.CRITICAL, "ended by force {seconds:.0f} s after the signal: the app did not end"),
-    events.EndedAtOnce: (
-        logging.WARNING,
-        "second signal: the process ends at once; its jobs start elsewhere when its lease ends",
-    ),
-    events.HandlersLeft: (logging.WARNING, "ended {processes} processes that handlers had started and left"),
-    events.ChildStarted: (logging.INFO, "worker process {number} started: pid {pid}"),
-    events.ChildNotStarted: (
-        logging.ERROR,
-        "worker process {number} could not be started: {reason}; it is tried again",
-    ),
-    events.ChildEnded: (logging.INFO, "worker process {number}, pid {pid}, ended with {code}"),
-    events.ChildCannotStart: (
-        logging.ERROR,
-        "worker process {number} cannot start (exit code {code}): all end; its last log line says why",
-    ),
-    events.ChildKilled: (
-        logging.ERROR,
-        "worker process {number}, pid {pid}, hung and was killed: its jobs return to ready",
-    ),
-    events.ParentWaits: (logging.INFO, "no worker process runs: one starts when a job of {queues} waits"),
-    events.ParentWoken: (logging.INFO, "queue {queue} needs a worker process, because {why}: one starts"),
-    events.Reloading: (logging.INFO, "reload: {processes} worker processes are replaced one by one"),
-    events.Reloaded: (logging.INFO, "reload: {processes} worker processes run the new code, after {seconds:.1f} s"),
-    events.ReloadFailed: (
-        logging.ERROR,
-        (
-            "reload failed after {replaced} of {processes}: the new worker process {number} {reason}. "
-            "The others go on with the old code. Read the lines above, correct the code and send SIGHUP again"
-        ),
-    ),
-    events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
-    events.RedisDown: (logging.ERROR, "Redis {is_down}, as {who} found: {reason}"),
-    events.RedisUp: (logging.INFO, "Redis is back after {seconds:.1f} s"),
-    events.CallRefused: (logging.ERROR, "{who}{of_queue}: Redis refuses (bad data, no right, or a bug): {reason}"),
-    events.CallAccepted: (logging.INFO, "{who}{of_queue}: Redis accepts calls again, after {seconds:.1f} s"),
-}
-
-_FULL_LINES: Final[dict[type[Event], tuple[int, str]]] = {
-    events.CallRefused: (
-        logging.ERROR,
-        (
-            "Redis's memory is full (maxmemory), as {who}{of_queue} found: it refuses new jobs. Jobs that are there "
-            "continue, which frees memory. Raise it with CONFIG SET maxmemory, or drop dead jobs (evsched dead drop)"
-        ),
-    ),
-    events.CallAccepted: (logging.INFO, "Redis's memory is not full any more, after {seconds:.1f} s"),
-}
-"""The lines of events about full memory."""
-
-_NEEDS: Final = {
-    "ready": "jobs wait",
-    "undeclared": "Redis has lost what the app declares",
-    "sought": "jobs wait for a task that other workers do not have",
-}
-"""By the field `need` of ParentWoken."""
-
-_BLOCKER: Final = "job {id} of {queue}, task {task}, attempt {attempt},"
-
 _ABSENT: Final = ("connection", "timeout")
 """The kinds of errors that mean that Redis cannot be reached."""
-
-_LONGEST: Final = 8192
-"""Characters of a line: collectors cut longer ones, which breaks the JSON."""
-
-_CUTS: Final = ((4000, 300), (1000, 50), (150, 5))
-"""The characters of a text and the items of a list that are shown: the first pair with which the line is short enough
-is used."""
 
 _MOST: Final = 8
 """Items of a list that a line for a terminal shows. The JSON has more."""
@@ -185,7 +44,7 @@ class Log:
         if self._jobs and isinstance(event, events.Started | events.Completed):
             _log_each(event)
             return
-        level, line = (_FULL_LINES if getattr(event, "kind", "") == FULL else _LINES).get(type(event), (0, ""))
+        level, line = (FULL_LINES if getattr(event, "kind", "") == FULL else LINES).get(type(event), (0, ""))
         if isinstance(event, events.JobsRequeued) and event.cause == "busy":
             level = logging.DEBUG  # another worker fetches it at once: no action is needed
         if isinstance(event, events.JobDeferred) and event.cause != "window":
@@ -199,9 +58,9 @@ class Log:
             values["is_down"] = "is down" if event.kind in _ABSENT else "cannot serve now"
         elif isinstance(event, events.WorkerBlocked):
             one_of = f"one of {values['running']}" if event.running else "the app"
-            values["blocker"] = _BLOCKER.format_map(values) if event.id else one_of
+            values["blocker"] = BLOCKER.format_map(values) if event.id else one_of
         elif isinstance(event, events.ParentWoken):
-            values["why"] = _NEEDS.get(event.need, event.need)
+            values["why"] = NEEDS.get(event.need, event.need)
         elif isinstance(event, events.CallRefused | events.CallAccepted):
             values["of_queue"] = f", queue {event.queue}" if event.queue else ""
         _logger.log(level, line.format_map(values), extra={"event": event})
@@ -256,70 +115,13 @@ def _show(value: object) -> object:
     return value
 
 
-def _cut(text: str, most: int) -> str:
-    """Return the text as valid UTF-8; only its beginning and its end if it is long."""
-    if len(text) > most:
-        text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _bounded(value: object, characters: int, items: int) -> object:
-    if isinstance(value, str):
-        return _cut(value, characters)
-    if isinstance(value, list):
-        shown = [_bounded(item, characters, items) for item in value[:items]]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        more = len(value) - items  # pyright: ignore[reportUnknownArgumentType]
-        return [*shown, f"and {more} more"] if more > 0 else shown
-    return value
-
-
-def _job_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields that `JobLogFilter` adds to lines logged in a run; empty outside of one."""
-    names = ("job_id", "job_queue", "job_task", "job_attempt")
-    return {name: getattr(record, name) for name in names} if getattr(record, "job_attempt", 0) else {}
-
-
-def _traceback_of(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Return the traceback that a library or a handler logs; empty when there is none."""
-    return formatter.formatException(record.exc_info) if record.exc_info else ""
-
-
-class _Human(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        message = _cut(escape(record.getMessage()), _LONGEST - 700)
-        job = escape(" ".join(map(str, _job_of(record).values())))
-        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():8} {message}"
-        line = f"{line} [{_cut(job, 600)}]" if job else line
-        traceback = getattr(getattr(record, "event", None), "traceback", "") or _traceback_of(self, record)
-        return "\n".join([line, *(f"  {escape(part)}" for part in traceback.splitlines())])
-
-
-class _Json(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
-        event = getattr(record, "event", None)
-        if isinstance(event, Event):
-            line["event"] = type(event).__name__
-            line.update(msgspec.to_builtins(event))
-        line.update(getattr(record, "fields", {}))
-        line.update(_job_of(record))
-        if traceback := _traceback_of(self, record):
-            line["traceback"] = traceback
-        text = ""
-        for characters, items in _CUTS:
-            text = json_text({name: _bounded(value, characters, items) for name, value in line.items()})
-            if len(text) <= _LONGEST:
-                break
-        return text
-
-
 def configure(level: str = "INFO") -> None:
     """Write the log to stderr. Called by the commands; a program that embeds evsched configures logging itself.
 
     The warnings of libraries and handlers have the same form, as long as the app sets up no logging of its own.
     """
-    logging.lastResort = _handler(logging.WARNING)
-    _logger.handlers = [_handler()]
+    logging.lastResort = handler(logging.WARNING)
+    _logger.handlers = [handler()]
     _logger.setLevel(level)
     _logger.propagate = False
 
@@ -327,11 +129,3 @@ def configure(level: str = "INFO") -> None:
 def level() -> str:
     """Return the level that `configure` set; empty in a program that configures logging itself."""
     return "" if _logger.propagate else logging.getLevelName(_logger.level)
-
-
-def _handler(level: int = logging.NOTSET) -> logging.Handler:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(level)
-    handler.addFilter(JobLogFilter())
-    handler.setFormatter(_Human() if sys.stderr.isatty() else _Json())
-    return handler
