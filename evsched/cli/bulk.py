@@ -19,7 +19,7 @@ from evsched.cli.time_args import parse_length
 from evsched.cli.usage import UsageError
 from evsched.client.sweep import Filter, Sweep
 from evsched.client.sync_client import SyncClient
-from evsched.errors import ConfigError, EvschedError
+from evsched.errors import ConfigError, EvschedError, StoreDown
 from evsched.store.matching import Match
 from evsched.store.store import Store
 
@@ -89,8 +89,9 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
             return
         try:
             ended = _run(redis, sweep, done)
-        except EvschedError:
-            output.note(f"{sweep.changed} {done} before this failed: the same command does the rest")
+        except EvschedError as error:
+            rest = ": the same command does the rest" if isinstance(error, StoreDown) else ""
+            output.note(f"{sweep.changed} {done} before this failed{rest}")
             raise
     swept = sweep.swept
     print(
@@ -99,6 +100,8 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
     if swept.left:
         them = "it had" if swept.left == 1 else "they had"
         print(f"{swept.left} left as found: {them} started, ended or changed before it was their turn")
+    if swept.unknown:
+        print(f"{swept.unknown} more may be {done}: Redis was away, and its answer was lost")
     if not ended:
         raise KeyboardInterrupt
 

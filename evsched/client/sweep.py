@@ -14,14 +14,14 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, Send, send
 from evsched.client.times import due_and_delay, finite_seconds
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreDown
 from evsched.jobs import options as check
 from evsched.store.matching import Match, condition
 from evsched.store.server import clock
 from evsched.store.store import Store
-from evsched.transport.call import Call
+from evsched.transport.call import Call, T
 
 Waiting = Literal["schedule", "backlog", "ready", "dead"]
 """The places in which jobs are found. Those that workers hold are not: they may end at any moment."""
@@ -76,23 +76,27 @@ class Swept(Struct, frozen=True):
 
     matched: int
     changed: int
+    unknown: int = 0
+    """How many may have been changed: Redis was away, and its answer was lost."""
 
     @property
     def left(self) -> int:
         """How many were left as they are, because they had started, ended or changed before their turn came."""
-        return self.matched - self.changed
+        return self.matched - self.changed - self.unknown
 
 
 class Sweep:
     """One pass over places of a queue: `step` examines a slice, and changes what matches, if there is a change to make.
 
-    It may be ended after any step. Another sweep with the same filter does what is left.
+    It may be ended after any step. Another sweep with the same filter does what is left. If Redis was away, it begins
+    anew: a server that has restarted passes over jobs if a scan is continued, and may have lost the latest changes.
     """
 
     def __init__(self, store: Store, matching: Filter, places: Sequence[Waiting], change: Change | None = None) -> None:
         self.found: list[Match] = []
         """What matched, if nothing is to be changed."""
         self.changed = 0
+        """A job whose change Redis lost, and which was changed again, counts twice."""
         self.examined = 0
         """About how many jobs were examined, of `total`."""
         self.total = 0
@@ -101,8 +105,11 @@ class Sweep:
         self._keys: list[str] | None = None
         self._cursor = "0"
         self._left: list[bytes] = []
+        self._matched = set[str]()
+        self._unknown = 0
         self._seen = set[str]()
         """Redis may return an id twice, and a job that was revived may be dead again: each is changed once."""
+        self._was_away = False
         self._at_once = _CHANGES
 
     def without_change(self) -> Sweep:
@@ -112,7 +119,7 @@ class Sweep:
     @property
     def swept(self) -> Swept:
         """What has been done so far."""
-        return Swept(len(self._seen), self.changed)
+        return Swept(len(self._matched), min(self.changed, len(self._matched) - self._unknown), self._unknown)
 
     def step(self) -> Operation[bool]:
         """Do one slice; return whether there is more to do."""
@@ -121,23 +128,33 @@ class Sweep:
         if not self._keys:
             return False
         ids = list(self._left)
-        part = yield from send(self._store.find(self._keys[0], self._condition, self._cursor, limit=_SLICE, ids=ids))
+        part = yield from self._send(
+            self._store.find(self._keys[0], self._condition, self._cursor, limit=_SLICE, ids=ids)
+        )
+        if self._was_away:
+            self._begin_anew()
+            return True
         self._cursor, self._left = part.cursor, part.left
         self.examined = min(self.total, self.examined + (_SLICE if not ids else 0))
         new = {match.id: match for match in part.found if match.id not in self._seen}
         self._seen.update(new)
+        self._matched.update(new)
         if self._change is None:
             self.found += new.values()
         else:
             yield from self._change_all(self._change, list(new))
+        if self._was_away:
+            self._begin_anew()
+            return True
         if self._cursor == "0" and not self._left:
             self._keys.pop(0)
         return bool(self._keys)
 
     def _begin(self) -> Operation[list[str]]:
         """Read what the sweep goes by, and return the keys of the places, without the root."""
-        now = (yield from send(clock())) if self._filter.older is not None else 0.0
-        self._condition = self._filter.condition(now)
+        if not self._condition:
+            now = (yield from send(clock())) if self._filter.older is not None else 0.0
+            self._condition = self._filter.condition(now)
         stats = yield from send(self._store.queue_stats())
         self.total = sum(stats.places[place] for place in self._places)
         self._at_once = max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers))
@@ -151,7 +168,26 @@ class Sweep:
 
     def _change_all(self, change: Change, ids: Sequence[str]) -> Operation[None]:
         for at in range(0, len(ids), self._at_once):
-            self.changed += yield from send(change(ids[at : at + self._at_once], self._condition))
+            some, was_away = ids[at : at + self._at_once], self._was_away
+            self._was_away = False
+            changed = yield from self._send(change(some, self._condition))
+            self.changed += changed
+            self._unknown += len(some) - changed if self._was_away else 0
+            self._was_away |= was_away
+
+    def _send(self, call: Call[T]) -> Operation[T]:
+        """Send a call, and note if Redis was away."""
+        try:
+            return (yield Send(call))
+        except StoreDown:
+            self._was_away = True
+        return (yield from send(call))
+
+    def _begin_anew(self) -> None:
+        self._was_away, self._keys, self._cursor, self._left = False, None, "0", []
+        self._seen.clear()
+        self.found.clear()
+        self.examined = 0
 
     def finish(self) -> Operation[Swept]:
         """Do all that is left; return what was done."""

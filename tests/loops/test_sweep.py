@@ -12,6 +12,7 @@ from evsched import ConfigError, Filter, Swept
 from evsched.client.client import Client
 from evsched.client.operations import Send, Step
 from evsched.client.sync_client import SyncClient
+from evsched.errors import StoreDown
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -118,6 +119,46 @@ async def test_a_job_that_is_met_again_in_another_place_is_rescheduled_once(
     assert waiting == 50, "they stay where the dispatcher has moved them"
     await client.close()
     sender.close()
+
+
+@pytest.mark.parametrize("before", ["find", "cancel"])
+async def test_no_job_is_missed_when_redis_restarts_in_the_middle(own: EmbeddedRedis, queue: str, before: str) -> None:
+    """A scan that another server began passes over jobs."""
+    calls = list[str]()
+
+    def restart() -> None:
+        calls.append(before)
+        if len(calls) == 5:
+            own.restart()
+
+    moved = Moved(own.url, before, restart)
+    await moved.enqueue(queue, jobs(3000))
+    swept = await moved.cancel_matching(queue, PAY)
+    assert (swept.matched, swept.changed, swept.left) == (1500, 1500, 0)
+    assert {match.task for match in await moved.find(queue, Filter())} == {"mail"}
+    await moved.close()
+
+
+async def test_a_change_whose_answer_is_lost_is_counted_apart(own: EmbeddedRedis, queue: str) -> None:
+    class Losing(Client):
+        """Loses the reply to the first cancellation."""
+
+        lost = False
+
+        async def perform(self, step: Step) -> Any:
+            done = await super().perform(step)
+            if isinstance(step, Send) and step.call.name == "cancel" and not self.lost:
+                self.lost = True
+                raise StoreDown("the connection was closed", kind="connection")
+            return done
+
+    losing = Losing(own.url)
+    await losing.enqueue(queue, jobs(300))
+    swept = await losing.cancel_matching(queue, PAY)
+    assert (swept.matched, swept.left) == (150, 0)
+    assert 0 < swept.unknown < 150
+    assert {match.task for match in await losing.find(queue, Filter())} == {"mail"}
+    await losing.close()
 
 
 @pytest.mark.parametrize("name", ["cancel", "reschedule", "revive", "drop"])
