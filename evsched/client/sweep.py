@@ -18,7 +18,7 @@ from evsched.client.operations import Operation, Send, send
 from evsched.client.times import due_and_delay, finite_seconds
 from evsched.errors import ConfigError, StoreDown
 from evsched.jobs import options as check
-from evsched.store.matching import Match, condition
+from evsched.store.matching import Match, Slice, condition
 from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport.call import Call, T
@@ -85,6 +85,27 @@ class Swept(Struct, frozen=True):
         return self.matched - self.changed - self.unknown
 
 
+class _Pass:
+    """How far a pass over the places is. `at_once`: jobs that a call changes."""
+
+    def __init__(self, keys: list[str], at_once: int) -> None:
+        self.keys = keys
+        """Those that are not examined yet, without the root."""
+        self.at_once: Final = at_once
+        self.cursor = "0"
+        self.left: list[bytes] = []
+        """Ids that are to be examined before the cursor moves on."""
+        self.seen = set[str]()
+        """Redis may return an id twice, and a job that was revived may be dead again: each is changed once."""
+
+    def ended_slice(self, part: Slice) -> bool:
+        """Note what a call has found; return whether there is more to examine."""
+        self.cursor, self.left = part.cursor, part.left
+        if self.cursor == "0" and not self.left:
+            self.keys.pop(0)
+        return bool(self.keys)
+
+
 class Sweep:
     """One pass over places of a queue: `step` examines a slice, and changes what matches, if there is a change to make.
 
@@ -102,15 +123,11 @@ class Sweep:
         self.total = 0
         self._store, self._filter, self._places, self._change = store, matching, places, change
         self._condition = b""
-        self._keys: list[str] | None = None
-        self._cursor = "0"
-        self._left: list[bytes] = []
         self._matched = set[str]()
         self._unknown = 0
-        self._seen = set[str]()
-        """Redis may return an id twice, and a job that was revived may be dead again: each is changed once."""
-        self._was_away = False
-        self._at_once = _CHANGES
+        self._pass: _Pass | None = None
+        self._absences = 0
+        """How many calls were sent again because Redis was away."""
 
     def without_change(self) -> Sweep:
         """Return a sweep that finds the same jobs, and changes nothing."""
@@ -123,71 +140,55 @@ class Sweep:
 
     def step(self) -> Operation[bool]:
         """Do one slice; return whether there is more to do."""
-        if self._keys is None:
-            self._keys = yield from self._begin()
-        if not self._keys:
-            return False
-        ids = list(self._left)
-        part = yield from self._send(
-            self._store.find(self._keys[0], self._condition, self._cursor, limit=_SLICE, ids=ids)
-        )
-        if self._was_away:
-            self._begin_anew()
+        absences, going = self._absences, self._pass or (yield from self._begin())
+        ids = list(going.left)
+        call = self._store.find(going.keys[0], self._condition, going.cursor, limit=_SLICE, ids=ids)
+        part = yield from self._send(call)
+        if self._absences == absences:
+            self.examined = min(self.total, self.examined + (_SLICE if not ids else 0))
+            new = {match.id: match for match in part.found if match.id not in going.seen}
+            going.seen.update(new)
+            self._matched.update(new)
+            if self._change is None:
+                self.found += new.values()
+            else:
+                yield from self._change_all(self._change, list(new), going.at_once)
+        if self._absences > absences:
+            self._pass, self.examined = None, 0
+            self.found.clear()
             return True
-        self._cursor, self._left = part.cursor, part.left
-        self.examined = min(self.total, self.examined + (_SLICE if not ids else 0))
-        new = {match.id: match for match in part.found if match.id not in self._seen}
-        self._seen.update(new)
-        self._matched.update(new)
-        if self._change is None:
-            self.found += new.values()
-        else:
-            yield from self._change_all(self._change, list(new))
-        if self._was_away:
-            self._begin_anew()
-            return True
-        if self._cursor == "0" and not self._left:
-            self._keys.pop(0)
-        return bool(self._keys)
+        self._pass = going
+        return going.ended_slice(part)
 
-    def _begin(self) -> Operation[list[str]]:
-        """Read what the sweep goes by, and return the keys of the places, without the root."""
+    def _begin(self) -> Operation[_Pass]:
+        """Begin a pass."""
         if not self._condition:
             now = (yield from send(clock())) if self._filter.older is not None else 0.0
             self._condition = self._filter.condition(now)
         stats = yield from send(self._store.queue_stats())
         self.total = sum(stats.places[place] for place in self._places)
-        self._at_once = max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers))
         keys = list[str](self._places)
         if "backlog" in keys:
             groups = yield from send(self._store.throttled())
             # Before the backlog, to which jobs return that the limits of their group let go on.
             at = keys.index("backlog")
             keys[at:at] = [f"backlog:{group}" for group in groups]
-        return keys
+        return _Pass(keys, max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers)))
 
-    def _change_all(self, change: Change, ids: Sequence[str]) -> Operation[None]:
-        for at in range(0, len(ids), self._at_once):
-            some, was_away = ids[at : at + self._at_once], self._was_away
-            self._was_away = False
+    def _change_all(self, change: Change, ids: Sequence[str], at_once: int) -> Operation[None]:
+        for at in range(0, len(ids), at_once):
+            some, absences = ids[at : at + at_once], self._absences
             changed = yield from self._send(change(some, self._condition))
             self.changed += changed
-            self._unknown += len(some) - changed if self._was_away else 0
-            self._was_away |= was_away
+            self._unknown += len(some) - changed if self._absences > absences else 0
 
     def _send(self, call: Call[T]) -> Operation[T]:
-        """Send a call, and note if Redis was away."""
+        """Send a call, and count if Redis was away."""
         try:
             return (yield Send(call))
         except StoreDown:
-            self._was_away = True
+            self._absences += 1
         return (yield from send(call))
-
-    def _begin_anew(self) -> None:
-        self._was_away, self._keys, self._cursor, self._left = False, None, "0", []
-        self._seen.clear()
-        self.found.clear()
-        self.examined = 0
 
     def finish(self) -> Operation[Swept]:
         """Do all that is left; return what was done."""
