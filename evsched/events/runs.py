@@ -132,10 +132,13 @@ class JobsRequeued(Event, frozen=True, kw_only=True):
 
 
 class RunLost(Event, frozen=True, kw_only=True):
-    """A run ended after its worker's lease was lost: its outcome was discarded."""
+    """A run ended, and Redis refused its end: the run did not belong to its worker any more."""
 
     queue: str
     worker: str
     id: str
     task: str
     attempt: int
+    end: Literal["discarded", "unknown"] = "discarded"
+    """What became of its outcome. "discarded": the worker's lease was lost before. "unknown": the worker had sent the
+    outcome before, without a reply, and the record does not tell whether it was written then."""

@@ -57,6 +57,7 @@ class Run:
         "outcome",
         "prepared",
         "progress",
+        "repeated",
         "stop_reason",
         "task",
         "thread",
@@ -91,6 +92,9 @@ class Run:
         self.work: asyncio.Task[None] | None = None
         self.on_begin: Callable[[Run], None] | None = None
         """Called when the handler begins, if that is not at once."""
+
+        self.repeated = False
+        """Its end was sent before, and no reply came: it may be written already."""
 
         self.progress: Progress | None = None
         """What the handler reported last. `ProgressWriter` sets it back to None when that is written."""

@@ -40,6 +40,17 @@ class Renewed(Struct, frozen=True):
     """False: Redis has lost what the worker's app declared, or it is to be declared anew."""
 
 
+class LastRun(Struct, frozen=True):
+    """What a record says of the run that began last."""
+
+    worker: str | None
+    """Who runs the job, or ran it last; None: it was put back since."""
+    started: float
+    """When `start` handed it out, in Unix seconds; 0: it was not, or was handed back since."""
+    outcome: str | None
+    """How the job ended; None: it has not."""
+
+
 class Workers(Queue):
     """The calls of a worker."""
 
@@ -132,14 +143,14 @@ class Workers(Queue):
         """Read the ids in a worker's list."""
         return Call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
 
-    def started(self, worker: str, job_id: str) -> Call[float]:
-        """Read when a worker has last started a job, in Unix seconds; 0 = it has not, or has handed it on."""
+    def last_run(self, job_id: str) -> Call[LastRun]:
+        """Read what the record of a job says of its last run."""
 
-        def moment(reply: list[bytes | None]) -> float:
-            holder, started = reply
-            return float(started or 0) if holder == worker.encode() else 0.0
+        def last(reply: list[bytes | None]) -> LastRun:
+            worker, started, outcome = (None if value is None else text(value) for value in reply)
+            return LastRun(worker, float(started or 0), outcome)
 
-        return Call(("HMGET", keys.job(self.queue, job_id), "worker", "started"), moment)
+        return Call(("HMGET", keys.job(self.queue, job_id), "worker", "started", "outcome"), last)
 
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
         """Answer a status request; the reply is how many received it."""

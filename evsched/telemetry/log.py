@@ -13,7 +13,7 @@ from evsched import events
 from evsched.errors import FULL
 from evsched.events import Event
 from evsched.telemetry.log_format import handler
-from evsched.telemetry.log_lines import BLOCKER, FULL_LINES, LINES, NEEDS
+from evsched.telemetry.log_lines import BLOCKER, FULL_LINES, LINES, LOST_ENDS, NEEDS
 
 _logger: Final = logging.getLogger("evsched")
 
@@ -61,6 +61,8 @@ class Log:
             values["blocker"] = BLOCKER.format_map(values) if event.id else one_of
         elif isinstance(event, events.ParentWoken):
             values["why"] = NEEDS.get(event.need, event.need)
+        elif isinstance(event, events.RunLost):
+            values["but"] = LOST_ENDS[event.end]
         elif isinstance(event, events.CallRefused | events.CallAccepted):
             values["of_queue"] = f", queue {event.queue}" if event.queue else ""
         _logger.log(level, line.format_map(values), extra={"event": event})

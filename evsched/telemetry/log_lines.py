@@ -55,13 +55,7 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     ),
     events.RecurrenceBroken: (logging.ERROR, "queue {queue}: recurrence {name} makes no jobs: {reason}"),
     events.JobsRequeued: (logging.WARNING, "queue {queue}: {ids} of worker {worker} returned to ready: {reason}"),
-    events.RunLost: (
-        logging.WARNING,
-        (
-            "job {id} of {queue}, task {task}, attempt {attempt}, finished after its lease was lost; "
-            "the result was discarded"
-        ),
-    ),
+    events.RunLost: (logging.WARNING, "job {id} of {queue}, task {task}, attempt {attempt}, finished {but}"),
     events.LeaseLost: (
         logging.ERROR,
         "worker {worker} lost its lease on {queue}: its jobs are cancelled here and start elsewhere",
@@ -139,5 +133,11 @@ NEEDS: Final = {
     "sought": "jobs wait for a task that other workers do not have",
 }
 """By the field `need` of ParentWoken."""
+
+LOST_ENDS: Final = {
+    "discarded": "after its lease was lost; the result was discarded",
+    "unknown": "while Redis did not answer: its end was sent twice, and whether it was written is not known",
+}
+"""By the field `end` of RunLost."""
 
 BLOCKER: Final = "job {id} of {queue}, task {task}, attempt {attempt},"

@@ -152,6 +152,7 @@ class QueueConsumer:
             asyncio.get_running_loop().call_soon(self._go_on, result, runs)
         else:
             self._go_on(result, runs)
+        await self._report_lost(result)
         if result.error is not None:
             raise result.error
         self._fetcher.feed(hungry=self._demand.blocks)
@@ -190,9 +191,17 @@ class QueueConsumer:
     def _go_on(self, result: Exchanged, runs: list[Run]) -> None:
         """Report the ends that an exchange has written, and begin the new runs."""
         for ended, lost in result.written:
-            self._report_ended(ended, lost)
+            self._report_ended([run for run in ended if run.job.id not in lost] if lost else ended)
         if result.started is not None:
             self._starter.start(result.started, runs)
+
+    async def _report_lost(self, result: Exchanged) -> None:
+        """Report the runs whose end an exchange could not write: lost, unless it turns out to be written before."""
+        for ended, ids in result.written:
+            if ids:
+                lost = [run for run in ended if run.job.id in ids]
+                written = await self._lost.written(lost)
+                self._report_ended(lost, [run.job.id for run in lost if run not in written])
 
     def _report_ended(self, ended: list[Run], lost: Sequence[str] = ()) -> None:
         for event in events_of(self.served.queue, self.served.worker, ended, lost):

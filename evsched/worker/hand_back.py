@@ -61,6 +61,8 @@ def _hand_back(
     """Hand back the jobs of a queue. `given_up`: the reason for those that may not begin again."""
     store, worker = served.store, served.worker
     for call, ended in [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(given_up, hang))]:
+        for run in ended:
+            run.repeated = True  # or may be: who hands back may have to begin again
         lost: list[str] = yield call
         held.forget(ended)
         for event in events_of(served.queue, worker, ended, lost):

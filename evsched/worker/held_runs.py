@@ -44,6 +44,8 @@ class HeldRuns:
 
     def keep(self, ended: list[Run], fetched: list[str]) -> None:
         """Keep what an exchange could not write or start for the next one."""
+        for run in ended:
+            run.repeated = True
         self.ended += ended
         self.fetched = fetched + self.fetched
 

@@ -20,11 +20,7 @@ def events_of(queue: str, worker: str, ended: Sequence[Run], lost: Sequence[str]
     """
     found = list[Event]()
     if lost:
-        found += [
-            events.RunLost(queue=queue, worker=worker, id=run.job.id, task=run.task, attempt=run.job.attempt)
-            for run in ended
-            if run.job.id in lost
-        ]
+        found += [_lost(queue, worker, run) for run in ended if run.job.id in lost]
         ended = [run for run in ended if run.job.id not in lost]
     if not ended:
         return found
@@ -76,6 +72,11 @@ def event_of(queue: str, worker: str, run: Run, outcome: Outcome) -> Event:
             )
         case Requeued(reason=reason):
             return _requeued(queue, worker, [run], reason)
+
+
+def _lost(queue: str, worker: str, run: Run) -> Event:
+    end = "unknown" if run.repeated else "discarded"
+    return events.RunLost(queue=queue, worker=worker, id=run.job.id, task=run.task, attempt=run.job.attempt, end=end)
 
 
 def _completed(queue: str, worker: str, runs: Sequence[Run]) -> Event:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from evsched import App, StoreDown, current_job, events
+from evsched import App, GiveUp, RetryLater, Snooze, StoreDown, current_job, events
 from evsched.config import Config
+from evsched.events import Event
 from evsched.transport.call import Call
 from evsched.transport.senders import DirectSender
 from tests.support.patience import PATIENCE
+from tests.support.recorder import Recorder
 from tests.support.system import system
 
 
@@ -54,3 +56,85 @@ async def test_an_end_that_is_repeated_does_not_end_the_next_run_of_its_id(
         await running.recorder.until(lambda: ran == ["again", "again"])
         await running.recorder.wait(events.Completed, count=2)
     assert lost
+
+
+async def run_once_with_lost_ends(
+    config: Config, app: App, monkeypatch: pytest.MonkeyPatch, start: Callable[[], Awaitable[Any]], end: type[Event]
+) -> Recorder:
+    """Run a job; the first two calls that write the end of its run are carried out, and their replies are lost.
+
+    Return what was recorded until there was an event that reports the end.
+    """
+    send, lost = DirectSender.attempt_all, list[str]()
+
+    async def lose_reply(self: DirectSender, calls: Sequence[Call[Any]]) -> list[Any]:
+        replies = await send(self, calls)
+        ends = [call.name for call in calls if call.name in _ENDS]
+        if ends and len(lost) < 2:
+            lost.extend(ends)
+            raise StoreDown("the reply was lost")
+        return replies
+
+    monkeypatch.setattr(DirectSender, "attempt_all", lose_reply)
+    async with system(config, app) as running:
+        await start()
+        await running.recorder.until(lambda: bool(running.recorder.of(end) or running.recorder.of(events.RunLost)))
+    assert len(lost) == 2
+    return running.recorder
+
+
+_ENDS = {"complete", "retry", "bury", "abort", "snooze"}
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (None, events.Completed),
+        (RetryLater(3600), events.Retrying),
+        (GiveUp("no use"), events.JobBuried),
+        (Snooze(3600), events.JobSnoozed),
+    ],
+    ids=["complete", "retry", "bury", "snooze"],
+)
+async def test_an_end_that_was_written_although_the_reply_was_lost_is_reported_as_such(
+    config: Config, app: App, monkeypatch: pytest.MonkeyPatch, error: Exception | None, end: type[Event]
+) -> None:
+    @app.task
+    async def work() -> None:
+        if error:
+            raise error
+
+    recorder = await run_once_with_lost_ends(config, app, monkeypatch, work.enqueue, end)
+    assert len(recorder.of(end)) == 1
+    assert not recorder.of(events.RunLost)
+
+
+async def test_a_cancelled_run_whose_end_was_written_is_reported_as_cancelled(
+    config: Config, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async def start() -> None:
+        job = await work.enqueue()
+        await began.wait()
+        await job.cancel()
+
+    recorder = await run_once_with_lost_ends(config, app, monkeypatch, start, events.JobAborted)
+    assert len(recorder.of(events.JobAborted)) == 1
+    assert not recorder.of(events.RunLost)
+
+
+async def test_an_end_of_which_the_record_does_not_tell_whether_it_was_written_is_reported_as_unknown(
+    config: Config, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(retention=0)
+    async def work() -> None: ...
+
+    recorder = await run_once_with_lost_ends(config, app, monkeypatch, work.enqueue, events.Completed)
+    assert [event.end for event in recorder.of(events.RunLost)] == ["unknown"]
+    assert not recorder.of(events.Completed)

@@ -62,6 +62,7 @@ EVENTS = [
     events.TaskUnknown(queue="q", task="t", reason="unknown task 't'", grace=600.0),
     events.JobDeferred(queue="q", id="a", task="t", due=1.0, cause="task"),
     events.RunLost(queue="q", worker="w", id="a", task="t", attempt=1),
+    events.RunLost(queue="q", worker="w", id="a", task="t", attempt=1, end="unknown"),
     events.LeaseLost(queue="q", worker="w"),
     events.RecurrenceDeclared(queue="q", name="r", done="retired"),
     events.PauseOver(queue="q", name="r"),

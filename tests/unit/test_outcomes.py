@@ -102,6 +102,10 @@ def test_runs_that_succeeded_share_an_event_and_lost_ones_are_reported_alone() -
         events.Completed(queue="q", worker="w", ids=["a", "c"], tasks=["t", "t"], seconds=[0.5, 0.5], attempts=[3, 3]),
     ]
     assert events_of("q", "w", ended[:1], ["a"]) == [events.RunLost(queue="q", worker="w", id="a", task="t", attempt=3)]
+    ended[0].repeated = True
+    assert events_of("q", "w", ended[:1], ["a"]) == [
+        events.RunLost(queue="q", worker="w", id="a", task="t", attempt=3, end="unknown")
+    ]
 
 
 def test_jobs_that_go_back_share_an_event() -> None:
