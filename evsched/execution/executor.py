@@ -150,7 +150,8 @@ class Executor:
             else:
                 await self.lock.share()
                 stack.callback(self.lock.release)
-            if not await self._mark(run, "alone" if open_again else "1"):
+            # "alone" has the doubtful runs counted if the worker dies. With one attempt, none of those has begun.
+            if not await self._mark(run, "alone" if open_again and prepared.policy.attempts > 1 else "1"):
                 return Requeued()  # the job is not in this worker's list any more, so `requeue` will put nothing back
             if open_again:
                 stack.callback(asyncio.ensure_future(self._let_others_begin(run, open_again)).cancel)

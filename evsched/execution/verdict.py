@@ -93,23 +93,25 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
     policy, reply = prepared.policy, prepared.payload.reply
     if failure.given_up:
         return Buried(shorten(failure.reason), reply, traceback=failure.traceback)
-    # A job that kills its process now most likely killed those of its doubtful runs too, so they count as attempts.
-    attempt = job.attempt + (job.doubts if failure.killed else 0)
+    # A job that kills its process now most likely killed those of its doubtful runs too, so they count as attempts. The
+    # run of a job with one attempt is marked before it begins, so none of its doubtful runs has begun.
+    killed = failure.killed and policy.attempts > 1
+    doubts = job.doubts if killed else 0
+    attempt = job.attempt + doubts
     # A suspect may begin more often than its policy allows: another job may have caused the deaths.
     beyond = f"{attempt} ({policy.attempts} are allowed, but workers died that held the job)"
     count = f"{attempt} of {policy.attempts}" if attempt <= policy.attempts else beyond
     refused = f"; not run again: {failure.refused}" if failure.refused else ""
-    reason = shorten(f"attempt {count}{_doubtful(job, failure)}: {failure.reason}{refused}")
+    reason = shorten(f"attempt {count}{_doubtful(job.counted + doubts)}: {failure.reason}{refused}")
     if attempt >= policy.attempts or refused:
-        return Buried(reason, reply, killed=failure.killed, traceback=failure.traceback)
+        return Buried(reason, reply, killed=killed, traceback=failure.traceback)
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
-    return Retried(wait, reason, killed=failure.killed, traceback=failure.traceback)
+    return Retried(wait, reason, killed=killed, traceback=failure.traceback)
 
 
-def _doubtful(job: FetchedJob, failure: Failed) -> str:
+def _doubtful(counted: int) -> str:
     """Say how many of the attempts may not have begun."""
-    counted = job.counted + (job.doubts if failure.killed else 0)
     if not counted:
         return ""
     return f" ({counted} earlier run{' is' if counted == 1 else 's are'} counted that may not have begun)"

@@ -82,7 +82,7 @@ class Retried(Struct, frozen=True):
     delay: float
     reason: str
     killed: bool = False
-    """The run killed the process in which it was isolated."""
+    """The run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
 
 
@@ -95,7 +95,7 @@ class Buried(Struct, frozen=True):
     began: bool = True
     """Whether the last run began; if not, it costs no attempt."""
     killed: bool = False
-    """The last run killed the process in which it was isolated."""
+    """The last run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
 
 

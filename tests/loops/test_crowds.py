@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,7 +15,7 @@ import pytest
 from evsched import App, Retry, current_job, events
 from evsched.config import Config
 from evsched.errors import JobDead
-from evsched.jobs.job import encode
+from evsched.jobs.job import FetchedJob, Mark, encode
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.top.collector import Top
@@ -168,14 +168,15 @@ async def test_a_long_run_is_marked_and_a_short_one_is_not(
     assert "begin" in sent
 
 
-def suspects(raw: Any, queue: str, task: str, deaths: int, doubts: int, count: int = 1) -> list[str]:
+def suspects(raw: Any, queue: str, task: str, deaths: int, doubts: int, count: int = 1, **options: Any) -> list[str]:
     """Schedule jobs that so many workers held when they died; return their ids.
 
-    `doubts`: how many of these runs may not have begun.
+    `doubts`: how many of these runs may not have begun. `options`: more of the payload.
     """
     ids = [f"{task}-{n}" for n in range(count)]
+    payload = encode({"task": task, **options})
     for job in ids:
-        raw.hset(f"evsched:{{{queue}}}:job:{job}", mapping={"payload": encode({"task": task}), "attempt": "0"})
+        raw.hset(f"evsched:{{{queue}}}:job:{job}", mapping={"payload": payload, "attempt": "0"})
         raw.hset(f"evsched:{{{queue}}}:suspects", job, f"{deaths} {doubts}")
         raw.zadd(f"evsched:{{{queue}}}:schedule", {job: 0})
     return ids
@@ -210,6 +211,29 @@ async def test_a_repeated_suspect_is_isolated_and_the_worker_survives_it(
             status = await running.app.client.status(queue, job)
             assert status is not None
             assert status.progress == {"done": 1, "total": 2}
+
+
+@pytest.mark.parametrize("deaths", [2, 4], ids=["isolated", "alone"])
+async def test_a_suspect_with_one_attempt_has_no_doubtful_runs(
+    config: Config, findable: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    """Its run is marked before it begins, so the run in which it became a suspect has not begun."""
+    begin, marks = Store.begin, list[Mark]()
+
+    def note(store: Store, worker: str, runs: Iterable[tuple[FetchedJob, Mark]]) -> Call[list[str]]:
+        runs = list(runs)
+        marks.extend(mark for _, mark in runs)
+        return begin(store, worker, runs)
+
+    monkeypatch.setattr(Store, "begin", note)
+    async with system(config, findable) as running:
+        (guilty,) = suspects(raw, queue, "die_here", deaths, 1, retry={"attempts": 1})
+        buried = await running.recorder.wait(events.JobBuried, limit=60)
+    assert (buried.id, buried.attempt) == (guilty, 1)
+    assert buried.reason.startswith("attempt 1 of 1: its process died")
+    assert raw.hget(f"evsched:{{{queue}}}:job:{guilty}", "attempt") == b"1"
+    # If the worker dies in a run that is marked as alone, its doubtful runs count.
+    assert marks == ["1"]
 
 
 async def test_a_suspect_of_one_death_runs_beside_other_jobs(

@@ -63,6 +63,11 @@ def test_a_job_that_killed_its_process_is_charged_for_the_doubtful_runs() -> Non
     )
 
 
+def test_a_job_with_one_attempt_is_not_charged_for_doubtful_runs() -> None:
+    """Its runs are marked before they begin, so a run without a mark has not begun."""
+    assert judge(job(1, 2, 1), prepared(1), Failed("it died", killed=True)) == Buried("attempt 1 of 1: it died", False)
+
+
 def test_the_reason_says_why_a_suspect_began_more_often_than_it_may() -> None:
     why = "attempt 9 (3 are allowed, but workers died that held the job): no luck"
     assert judge(job(9, 4, 0), prepared(), Failed("no luck")) == Buried(why, False)
