@@ -57,8 +57,11 @@ class Snooze(EvschedError):
         self.delay = None if delay is None else _bounded("the delay", _length("Snooze", delay))
         self.until = None if until is None else _bounded("until", _moment(until))
         self.reason = str(reason)
-        length = f"for {format_duration(self.delay or 0.0)}" if self.until is None else f"until {_text(self.until)}"
-        super().__init__(f"snoozed {length}" + (f": {reason}" if reason else ""))
+        # "at least": only the script knows how often the job has snoozed, and then it may have to wait for a second.
+        asked = f"for at least {format_duration(self.delay or 0.0)}"
+        if self.until is not None:
+            asked = f"until at least {_text(self.until)}"
+        super().__init__(f"snoozed {asked}" + (f": {reason}" if reason else ""))
 
 
 class GiveUp(EvschedError):

@@ -89,7 +89,7 @@ async def test_a_handler_may_snooze(config: Config, app: App, queue: str, raw: A
         suspect(raw, queue, "snooze_once")
         snoozed = await running.recorder.wait(events.JobSnoozed)
         await running.recorder.wait(events.Completed)
-    assert snoozed.reason == "snoozed for 10 ms: not yet"
+    assert snoozed.reason == "snoozed for at least 10 ms: not yet"
     assert raw.hget(f"evsched:{{{queue}}}:job:a", "result") == b"1"
 
 

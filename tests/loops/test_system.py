@@ -129,7 +129,7 @@ async def test_a_job_may_snooze_more_often_than_it_has_attempts(config: Config, 
         job = await poll.enqueue()
         assert await job.result(PATIENCE) == 4
         assert [event.reason for event in running.recorder.of(events.JobSnoozed)] == [
-            "snoozed for 10 ms: not ready"
+            "snoozed for at least 10 ms: not ready"
         ] * 3
         status = await job.status()
     assert set(seen) == {seen[0]}

@@ -144,7 +144,7 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, a
     ("raised", "attribute", "reason"),
     [
         (RetryLater(0.01, "not yet"), "evsched.retry_later", "not yet"),
-        (Snooze(0.01, "not yet"), "evsched.snooze", "snoozed for 10 ms: not yet"),
+        (Snooze(0.01, "not yet"), "evsched.snooze", "snoozed for at least 10 ms: not yet"),
     ],
     ids=["RetryLater", "Snooze"],
 )

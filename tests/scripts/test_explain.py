@@ -65,7 +65,7 @@ def retried(scene: Scene) -> None:
 
 
 def snoozed(scene: Scene) -> None:
-    scene.send(scene.store.snooze("w", [(scene.run(), Snoozed("snoozed for 30.0 s: no file", 30.0))], now=NOW))
+    scene.send(scene.store.snooze("w", [(scene.run(), Snoozed("snoozed for at least 30.0 s: no file", 30.0))], now=NOW))
 
 
 def snoozed_often(scene: Scene) -> None:
@@ -177,8 +177,8 @@ TABLE = [
     (far, "due in 3m 00s"),
     (overdue, "due 60.0 s ago and still on the schedule: no dispatcher serves this queue"),
     (awaited, "its record is missing: HSET its payload within 2 s of the ZADD"),
-    (snoozed, "snoozed for 30.0 s: no file; due again in 30.0 s, and snoozed once so far"),
-    (snoozed_often, "snoozed for 30.0 s: no file; due again in 30.0 s, and snoozed 12 times so far"),
+    (snoozed, "snoozed for at least 30.0 s: no file; due again in 30.0 s, and snoozed once so far"),
+    (snoozed_often, "snoozed for at least 30.0 s: no file; due again in 30.0 s, and snoozed 12 times so far"),
     (retried, "retried after attempt 1 of 5: ValueError: no luck; due again in 30.0 s"),
     (without_worker, "ready, but no worker serves this queue: start one with `evsched worker MODULE:APP --queue {q}`"),
     (

@@ -12,7 +12,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
 
-WHY = "snoozed for 1m 00s: the report is not ready"
+WHY = "snoozed for at least 1m 00s: the report is not ready"
 
 
 def begin(send: Send, store: Store, now: float = NOW) -> FetchedJob:

@@ -252,11 +252,11 @@ async def wait_for_file_in_loop(how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "outcome"),
     [
-        ("delay", Snoozed("snoozed for 60.0 s", 60.0)),
-        ("timedelta", Snoozed("snoozed for 60.0 s: no file", 60.0)),
-        ("past", Snoozed("snoozed for 0 ms", 0.0)),
-        ("until", Snoozed("snoozed until 2030-01-01T00:00:00Z: no file", until=1893456000.0)),
-        ("unix", Snoozed("snoozed until 2030-01-01T00:00:00Z", until=1893456000.0)),
+        ("delay", Snoozed("snoozed for at least 60.0 s", 60.0)),
+        ("timedelta", Snoozed("snoozed for at least 60.0 s: no file", 60.0)),
+        ("past", Snoozed("snoozed for at least 0 ms", 0.0)),
+        ("until", Snoozed("snoozed until at least 2030-01-01T00:00:00Z: no file", until=1893456000.0)),
+        ("unix", Snoozed("snoozed until at least 2030-01-01T00:00:00Z", until=1893456000.0)),
     ],
 )
 @pytest.mark.parametrize("on", ["loop", "thread", "process"])

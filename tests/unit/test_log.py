@@ -57,7 +57,7 @@ EVENTS = [
     events.Retrying(queue="q", id="a", task="t", attempt=1, delay=0.25, reason="attempt 1 of 2: no luck", seconds=0.1),
     events.JobBuried(queue="q", id="a", task="t", attempt=2, reason="no luck", outcome="dead", seconds=0.1),
     events.JobAborted(queue="q", id="a", task="t", attempt=1, seconds=0.1),
-    events.JobSnoozed(queue="q", id="a", task="t", attempt=1, reason="snoozed for 9.0 s", seconds=0.1),
+    events.JobSnoozed(queue="q", id="a", task="t", attempt=1, reason="snoozed for at least 9.0 s", seconds=0.1),
     events.JobsRequeued(queue="q", worker="w", ids=[f"j{n}" for n in range(30)], cause="died", reason="it died"),
     events.TaskUnknown(queue="q", task="t", reason="unknown task 't'", grace=600.0),
     events.JobDeferred(queue="q", id="a", task="t", due=1.0, cause="task"),

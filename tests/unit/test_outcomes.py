@@ -34,9 +34,9 @@ CASES: list[tuple[Outcome, str, Event]] = [
     (ABORTED, "abort", events.JobAborted(queue="q", id="a", task="t", attempt=3, seconds=0.5)),
     (DEFERRED, "defer", events.JobDeferred(queue="q", id="a", task="t", due=9.0)),
     (
-        Snoozed("snoozed for 9.0 s", 9.0),
+        Snoozed("snoozed for at least 9.0 s", 9.0),
         "snooze",
-        events.JobSnoozed(queue="q", id="a", task="t", attempt=3, reason="snoozed for 9.0 s", seconds=0.5),
+        events.JobSnoozed(queue="q", id="a", task="t", attempt=3, reason="snoozed for at least 9.0 s", seconds=0.5),
     ),
     (
         REQUEUED,
