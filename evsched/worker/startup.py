@@ -28,6 +28,8 @@ class Startup:
         self._task: asyncio.Task[Any] | None = None
         """The task that waits for the start."""
         self._stopped = False
+        self.done = False
+        """Whether each queue was set up, or refused once."""
 
     async def run(self, stack: AsyncExitStack, stores: Sequence[Store]) -> bool:
         """Enter the lifespan in `stack` and set up at least one queue; return False if it was stopped.
@@ -43,6 +45,7 @@ class Startup:
             except Exception as error:  # noqa: BLE001
                 raise CannotStart(f"the app's lifespan did not begin: {type(error).__name__}: {error}") from None
             await self._setup.until_one(stores)
+            self.done = True
             self._report([store.queue for store in stores])
             return True
         except asyncio.CancelledError:

@@ -187,12 +187,13 @@ class Worker:
     async def idle(self) -> bool:
         """Look once: nothing runs here, nothing is due in the queues that could start, and dead workers hold nothing.
 
+        A worker that has not started, so has declared nothing yet, is not idle.
         What a worker holds whose lease has not ended is left to that worker.
 
         Raises:
             StoreDown, StoreRefused
         """
-        if self.busy():
+        if not self._startup.done or self.busy():
             return False
         for consumer in self.consumers.values():
             # The leases first: what the janitor puts back between the two reads is in ready by the second.
