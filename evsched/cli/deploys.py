@@ -9,9 +9,10 @@ from cyclopts import Parameter
 
 from evsched.cli.kept_recurrences import is_retired, kept
 from evsched.cli.options import Queue, Url, client
+from evsched.cli.usage import UsageError
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import JobMissing
+from evsched.errors import EvschedError, JobMissing
 from evsched.store.store import Store
 
 OneApp = Annotated[
@@ -22,29 +23,87 @@ OneApp = Annotated[
 def prune(
     *,
     app: OneApp = None,
+    all: Annotated[  # noqa: A002 - the flag's name
+        bool, Parameter(negative="", help="Also what is in force, and the limits. Needs --app, and a queue not served.")
+    ] = False,
     dry_run: Annotated[bool, Parameter(negative="", help="List them, and delete nothing.")] = False,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
 ) -> None:
     """Delete the recurrences that the code declared once, and does not declare in its newest revision.
 
-    Until then they are stopped, and go on if a later revision declares them again. Exit code 1: there is no such app.
+    Until then they are stopped, and go on if a later revision declares them again. --all deletes all that the code of
+    an app has declared in a queue that no worker serves any more. Exit code 1: there is no such app, or with --all, a
+    worker serves the queue.
 
     Example: evsched recurrences prune --queue reports --dry-run
     """
+    if all and app is None:
+        raise UsageError("prune: --all needs --app NAME")
     with client(url) as redis:
         if app is not None and not (redis.send(Store(queue).known_revisions(app)) or app in _owners(redis, queue)):
             raise JobMissing(_no_app(redis, queue, app))
-        found = [
-            name
-            for name, at, fields in kept(redis, queue)
-            if is_retired(at, fields) and app in (None, fields.get("owner", b"").decode(errors="replace"))
-        ]
-        pruned = found if dry_run else [name for name in found if redis.send(Store(queue).prune(name))]
+        if all and app is not None:
+            pruned = _prune_all(redis, queue, app, dry_run=dry_run)
+        else:
+            pruned = _prune_retired(redis, queue, app, dry_run=dry_run)
+        hint = "" if pruned else _hint(redis, queue)
     for name in pruned:
         print(f"{name} would be removed" if dry_run else f"{name} removed")
     if not pruned:
-        print("nothing to prune: no recurrence is stopped because the code no longer declares it")
+        print(f"nothing to prune: no recurrence is stopped because the code no longer declares it{hint}")
+
+
+def _prune_retired(redis: SyncClient, queue: str, app: str | None, *, dry_run: bool) -> list[str]:
+    found = [
+        name
+        for name, at, fields in kept(redis, queue)
+        if is_retired(at, fields) and app in (None, fields.get("owner", b"").decode(errors="replace"))
+    ]
+    return found if dry_run else [name for name in found if redis.send(Store(queue).prune(name))]
+
+
+def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> list[str]:
+    """Delete what an app has declared in a queue; return it.
+
+    The revisions first: without them, a later worker that serves the queue again declares what its code has.
+
+    Raises:
+        EvschedError: a worker serves the queue.
+    """
+    store = Store(queue)
+    if not _is_idle(redis, queue):
+        raise EvschedError(
+            f"queue {queue} is served by workers (evsched workers --queue {queue}): stop those first, or restart them "
+            "with code that no longer declares this. A worker that was killed counts until a dispatcher has removed "
+            "its lease, after up to 135 s"
+        )
+    names = [name for name, _, fields in kept(redis, queue) if fields.get("owner", b"").decode(errors="replace") == app]
+    limits = [f"limit {limit}" for limit, one in redis.send(store.declared_limits()).items() if one.app == app]
+    if not dry_run:
+        redis.send(store.forget_revisions(app))
+        redis.send(store.declare_limits(app, None, {}))
+        for name in names:
+            redis.send(store.retire(name, app, None))
+            redis.send(store.prune(name))
+    return names + limits
+
+
+def _is_idle(redis: SyncClient, queue: str) -> bool:
+    """Tell whether no worker serves a queue, and no parent stands by to start one."""
+    stats = redis.send(Store(queue).queue_stats())
+    return not (stats.workers or stats.parents)
+
+
+def _hint(redis: SyncClient, queue: str) -> str:
+    """Say that apps have declarations in force in a queue that no worker serves: no worker can stop those."""
+    owners = sorted(_owners(redis, queue))
+    if not (owners and _is_idle(redis, queue)):
+        return ""
+    return (
+        f". No worker serves queue {queue}, so what its apps declared there stays in force: {', '.join(owners)}. If no "
+        "code uses the queue any more, add --all --app NAME"
+    )
 
 
 def rollback(*, app: OneApp = None, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
@@ -59,8 +118,9 @@ def rollback(*, app: OneApp = None, queue: Queue = DEFAULT_QUEUE, url: Url = Non
         forgotten = [name for name in apps if redis.send(Store(queue).forget_revisions(name))]
         if not forgotten:
             raise JobMissing(_no_app(redis, queue, app))
+        none = f"; no worker serves queue {queue} now" if _is_idle(redis, queue) else ""
     for name in forgotten:
-        print(f"app {name}: its workers declare what their code has at their next heartbeat, or when they start")
+        print(f"app {name}: its workers declare what their code has at their next heartbeat, or when they start{none}")
 
 
 def _apps(redis: SyncClient, queue: str) -> list[str]:

@@ -241,7 +241,14 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
             yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)
     elif not workers:
         what = f"{wait}, and no worker has a lease on this queue"
-        yield _Suspicion(Finding("no-worker", "fault", what, where, f"start one: {serve}"))
+        mend = f"start one: {serve}"
+        if look.recurs and look.recurs[1] != float("inf"):
+            what += f"; its recurrences, such as {look.recurs[0]}, make more"
+            mend += (
+                f"; if no code uses the queue any more, delete them: evsched recurrences prune --queue {queue} --all "
+                f"--app NAME, or evsched recurrences remove NAME --queue {queue} if they are not declared in code"
+            )
+        yield _Suspicion(Finding("no-worker", "fault", what, where, mend))
     elif places["processing"] and places["ready"] and late > _BUSY:
         what = f"{wait}; {_count(workers, 'worker')} running {_count(places['processing'], 'job')} and fetching no more"
         mend = (

@@ -57,12 +57,12 @@ class Operators(Queue):
         return self._verb("limit", read_limits, *words)
 
     def declare_limits(
-        self, owner: str, revision: float, limits: Mapping[str, float], *, now: float | None = None
+        self, owner: str, revision: float | None, limits: Mapping[str, float], *, now: float | None = None
     ) -> Call[dict[str, str] | None]:
         """Set the limits that an app declares, all that it does, where the declaration has changed.
 
-        `revision`: what `register` replied. The reply is what was set, by field, "" if a limit was removed; None if the
-        app has registered a newer revision, so nothing was set.
+        `revision`: what `register` replied; None = older than any. The reply is what was set, by field, "" if a limit
+        was removed; None if the app has registered a newer revision, so nothing was set.
         """
 
         def read(reply: list[bytes] | None) -> dict[str, str] | None:

@@ -82,9 +82,12 @@ class Recurrences(Queue):
         return self._verb("declare", read, recurrence.name, owner, as_revision(revision), *words)
 
     def retire(
-        self, name: str, owner: str, revision: float, *, now: float | None = None
+        self, name: str, owner: str, revision: float | None, *, now: float | None = None
     ) -> Call[Literal["retired", "gone", "older"]]:
-        """Stop a recurrence that its app no longer declares, and keep its record until it is pruned."""
+        """Stop a recurrence that its app no longer declares, and keep its record until it is pruned.
+
+        `revision`: what `register` replied; None = older than any.
+        """
 
         def read(reply: bytes) -> Literal["retired", "gone", "older"]:
             return cast(Literal["retired", "gone", "older"], text(reply))

@@ -149,3 +149,84 @@ def test_a_worker_serves_the_queues_of_its_tasks_and_sets_their_limits(cli: Cli,
         (own, None, "rate", 50),
         (own, "task:limited", "concurrency", 2),
     ]
+
+
+MOVED = """
+from evsched import App, Retry
+
+app = App(queue="QUEUE")
+
+@app.recurring("every 60", name="own", overlap="allow")
+@app.task(queue="QUEUE-own", retry=Retry(attempts=1))
+async def report() -> None: ...
+
+app.limit("QUEUE-own", rate=50)
+"""
+"""An app that declares a recurrence and a limit in a second queue."""
+
+
+@pytest.fixture
+def left(cli: Cli, queue: str) -> str:
+    """Have an app declare in a second queue, and its next version serve the first one only; return the second."""
+    (cli.folder / "before.py").write_text(MOVED.replace("QUEUE", queue))
+    (cli.folder / "after.py").write_text(
+        TASKS.replace("QUEUE", queue) + 'app.recurring("every 60", name="own")(report)\n'
+    )
+    del cli.environment["EVSCHED_QUEUES"]
+    for version in ("before", "after"):
+        assert cli.run("worker", f"{version}:app", "--burst").returncode == 0
+    return f"{queue}-own"
+
+
+def limits_in_force(cli: Cli, queue: str) -> dict[str, float]:
+    return {row["limit"]: row["value"] for row in cli.json("limits", "--queue", queue)}
+
+
+def test_a_queue_that_the_app_no_longer_uses_is_pruned_when_no_worker_serves_it(
+    cli: Cli, queue: str, left: str, raw: Any
+) -> None:
+    prune, of_app = ("recurrences", "prune", "--queue", left), ("--all", "--app", queue)
+    assert states(cli, left) == {"own": ("every 60", False, False)}
+    found = cli.run(*prune).stdout
+    assert f"No worker serves queue {left}" in found
+    assert f"in force: {queue}. If no code uses the queue any more, add --all --app NAME" in found
+    assert cli.run(*prune, "--all").stderr.startswith("evsched: prune: --all needs --app")
+    before = raw.zrange(f"evsched:{{{queue}}}:recurrences", 0, -1, withscores=True)
+
+    assert cli.run(*prune, *of_app, "--dry-run").stdout == "own would be removed\nlimit rate would be removed\n"
+    assert (states(cli, left).keys(), limits_in_force(cli, left)) == ({"own"}, {"rate": 50})
+    assert cli.run(*prune, *of_app).stdout == "own removed\nlimit rate removed\n"
+    assert (states(cli, left), limits_in_force(cli, left)) == ({}, {})
+    assert cli.run(*prune, *of_app).returncode == 1
+
+    assert raw.zrange(f"evsched:{{{queue}}}:recurrences", 0, -1, withscores=True) == before
+    # A version that uses the queue again declares there, although its content was seen before.
+    assert cli.run("worker", "before:app", "--burst").returncode == 0
+    assert (states(cli, left).keys(), limits_in_force(cli, left)) == ({"own"}, {"rate": 50})
+
+
+def test_what_is_in_force_is_not_pruned_while_a_worker_serves_the_queue(cli: Cli, queue: str, left: str) -> None:
+    with started(cli, "worker", "before:app") as (_, log):
+        log.until("WorkerStarted")
+        for more in ((), ("--dry-run",)):
+            refused = cli.run("recurrences", "prune", "--queue", left, "--all", "--app", queue, *more)
+            assert (refused.returncode, refused.stdout) == (1, "")
+            assert f"queue {left} is served by workers" in refused.stderr
+        assert "No worker serves" not in cli.run("recurrences", "prune", "--queue", left).stdout
+    assert (states(cli, left).keys(), limits_in_force(cli, left)) == ({"own"}, {"rate": 50})
+
+
+def test_one_burst_on_a_queue_that_the_app_has_left_stops_what_it_declared_there(
+    cli: Cli, queue: str, left: str
+) -> None:
+    cli.run("enqueue", "report", "--queue", left, "--id", "a")
+    assert cli.run("worker", "after:app", "--queue", left, "--burst").returncode == 0
+    assert cli.json("show", "a", "--queue", left)["place"] == "finished"
+    assert (states(cli, left), limits_in_force(cli, left)) == ({"own": ("every 60", True, False)}, {})
+    assert states(cli, queue) == {"own": ("every 60", False, False)}
+    assert cli.run("worker", "before:app", "--burst").returncode == 0  # an old worker that restarts
+    assert (states(cli, left)["own"], limits_in_force(cli, left)) == (("every 60", True, False), {})
+    rollback = cli.run("recurrences", "rollback", "--queue", left, "--app", queue).stdout
+    assert f"no worker serves queue {left} now" in rollback
+    assert cli.run("worker", "before:app", "--burst").returncode == 0
+    assert (states(cli, left)["own"], limits_in_force(cli, left)) == (("every 60", False, False), {"rate": 50})

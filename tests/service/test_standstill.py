@@ -69,6 +69,12 @@ def unserved(seed: Seed) -> None:
     seed.ready()
 
 
+def left_by_its_app(seed: Seed) -> None:
+    seed.ready()
+    seed.raw.hset(f"{seed.root}recurrence:r", mapping={"rule": "every 60", "payload": PAYLOAD, "owner": "app"})
+    seed.raw.zadd(f"{seed.root}recurrences", {"r": seed.now + 3600})
+
+
 def dead_worker(seed: Seed) -> None:
     seed.ready()
     seed.worker(left=-5)
@@ -153,6 +159,13 @@ STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
     (
         unserved,
         [("no-worker", "fault", "2 due jobs waiting, the first was due 2m 0", "evsched worker MODULE:APP --queue {q}")],
+    ),
+    (
+        left_by_its_app,
+        [
+            ("no-dispatcher", "warning", "no dispatcher is connected", "evsched dispatcher"),
+            ("no-worker", "fault", "its recurrences, such as r, make more", "prune --queue {q} --all --app NAME"),
+        ],
     ),
     (dead_worker, [("no-worker", "fault", "no worker has a lease", "start one")]),
     (parent_that_starts_nothing, [("not-fetched", "fault", "1 parent standing by", "read the log of the parent")]),
