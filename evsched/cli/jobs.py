@@ -74,7 +74,8 @@ def enqueue(
 ) -> None:
     """Schedule a job, and print its id. Without --in or --at, it is due now.
 
-    If no worker serves the queue at present, a line on stderr says so; the exit code is 0.
+    If no worker serves the queue at present, and no parent stands by to start one, a line on stderr says so; the exit
+    code is 0.
 
     Example: evsched enqueue send_mail '"ann@example.org"' --arg 'subject="hello"' --in 10m
     """

@@ -57,9 +57,10 @@ def missing(redis: SyncClient, queue: str) -> str | None:
 
 
 def not_served(redis: SyncClient, queue: str) -> str | None:
-    """Return a message if no worker serves a queue, None if one does or that cannot be read."""
+    """Return a message if no worker serves a queue; None if one does, a parent stands by, or that cannot be read."""
     try:
-        if redis.send(Store(queue).queue_stats()).workers:
+        queue_stats = redis.send(Store(queue).queue_stats())
+        if queue_stats.workers or queue_stats.parents:
             return None
     except StoreRefused:  # a key of the wrong type, or no right to read it
         return None

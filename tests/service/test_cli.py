@@ -116,6 +116,13 @@ def test_enqueue_says_that_no_worker_serves_the_queue(cli: Cli, queue: str, raw:
     )
 
 
+def test_enqueue_says_nothing_if_a_parent_stands_by(cli: Cli, queue: str, raw: Any) -> None:
+    raw.zadd(f"evsched:{{{queue}}}:parents", {"p": 4e9})
+    assert cli.run("enqueue", "add", "1", "--queue", queue).stderr == ""
+    raw.zadd(f"evsched:{{{queue}}}:parents", {"p": 1})  # its registration has ended
+    assert "no worker serves" in cli.run("enqueue", "add", "1", "--queue", queue).stderr
+
+
 def test_dead_jobs_are_listed_revived_and_dropped(cli: Cli, queue: str) -> None:
     of = ("--queue", queue)
     for job in ("a", "b", "c"):
