@@ -4,7 +4,7 @@
 -- Program -> when the last lease of its workers, and of its parents that stand by, ends.
 local programs = root .. 'programs'
 
--- Task that a worker did not know -> when.
+-- Task that a worker did not know, while no live worker had it -> when.
 local sought = root .. 'sought'
 
 -- Parent that stands by, without a worker process -> when its registration ends.
@@ -21,8 +21,13 @@ local function program_key(program)
   return root .. 'program:' .. program
 end
 
--- Note that a program has a worker until `ends`. Return false if the names of its tasks were lost. They are kept for a
--- day longer, in case the worker is suspended.
+-- The workers of a program -> when the lease of each ends.
+local function workers_of(program)
+  return root .. 'workers:' .. program
+end
+
+-- Note that a program has a worker, or a parent that stands by, until `ends`. Return false if the names of its tasks
+-- were lost. They are kept for a day longer, in case the worker is suspended.
 -- USES seconds, milliseconds, programs, program_key
 local function register_program(program, ends)
   if program == '' then
@@ -45,6 +50,32 @@ local function sought_in(program, now)
     end
   end
   return found
+end
+
+-- Note that a worker of a program has a lease until `ends`: its tasks are not sought any more.
+-- USES seconds, milliseconds, sought, workers_of, sought_in
+local function register_worker(worker, program, now, ends)
+  if program == '' then
+    return
+  end
+  local key = workers_of(program)
+  redis.pcall('ZADD', key, seconds(ends), worker)
+  redis.pcall('ZREMRANGEBYSCORE', key, '-inf', '(' .. seconds(now))
+  redis.pcall('PEXPIRE', key, milliseconds(86400))
+  for _, name in ipairs(sought_in(program, now)) do
+    redis.pcall('ZREM', sought, name)
+  end
+end
+
+-- Whether a program has a live worker. One that has ended has no lease any more.
+-- USES seconds, workers_of
+local function has_worker(program, now)
+  for _, worker in ipairs(redis.pcall('ZRANGE', workers_of(program), seconds(now), '+inf', 'BYSCORE')) do
+    if (tonumber(redis.pcall('ZSCORE', leases, worker)) or 0) >= now then
+      return true
+    end
+  end
+  return false
 end
 
 -- Whether Redis has what an app declares; '' = nothing to lose. A key of another type is a refusal of `register`.

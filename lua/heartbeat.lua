@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- heartbeat: keeps a worker's lease, and tells it what Redis has lost.
+-- heartbeat: keeps a worker's lease, and tells it what Redis has lost. The tasks that it has are not sought any more.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -14,7 +14,7 @@
 --        declared was lost, or is to be declared anew
 -- FAILS  none
 -- TWICE  the second call renews once more
--- USES   clock, processing, field_of, seconds, register_program, is_declared
+-- USES   clock, processing, field_of, seconds, register_program, register_worker, is_declared
 
 local now, worker, lease, fresh, owner, content, program = unpack(ARGV, 1, 7)
 now = clock(now)
@@ -33,5 +33,6 @@ if kept then
   redis.call('ZADD', leases, seconds(ends), worker)
 end
 local known = register_program(program, ends)
+register_worker(worker, program, now, ends)
 local declared = known and is_declared(owner, content)
 return { kept and '1' or '0', #held, stops, declared and '1' or '0' }

@@ -10,15 +10,15 @@
 --        owner     the app whose declarations its last process has written, '' = none
 --        content   digest of all that it declares
 --        program   digest of the names of its tasks, '' = none
--- REPLY  'ready' when a job waits in ready, 'undeclared' when what the app declares was lost, 'sought' when workers
---        seek a task that this app has, '' when no process is needed; '1', or '0' when another parent has claimed the
+-- REPLY  'ready' when a job waits in ready, 'undeclared' when what the app declares was lost, 'sought' when a task of
+--        the app is sought, '' when no process is needed; '1', or '0' when another parent has claimed the
 --        start
 -- FAILS  none
--- TWICE  the second call finds its own claim; a task that was sought is noted again when its job is offered next
--- USES   clock, seconds, parents, register_program, is_declared, sought_in, sought, starting, milliseconds,
---        size_of
+-- TWICE  the second call finds its own claim
+-- USES   clock, seconds, parents, register_program, is_declared, sought_in, starting, milliseconds, size_of
 --
--- A parent registers in `parents`, and not with a lease of a worker: it takes no share of the jobs.
+-- A parent registers in `parents`, and not with a lease of a worker: it takes no share of the jobs. A task is sought
+-- until a worker that has it sends its first heartbeat, which it does before the claim of its parent ends.
 
 local now, parent, lease, claim, owner, content, program = unpack(ARGV, 1, 7)
 now = clock(now)
@@ -27,13 +27,12 @@ local ends = now + tonumber(lease)
 redis.pcall('ZADD', parents, seconds(ends), parent)
 redis.pcall('ZREMRANGEBYSCORE', parents, '-inf', '(' .. seconds(now))
 local known = register_program(program, ends)
-local names = sought_in(program, now)
 local reason = ''
 if size_of('LLEN', ready) > 0 then
   reason = 'ready'
 elseif not (known and is_declared(owner, content)) then
   reason = 'undeclared'
-elseif #names > 0 then
+elseif #sought_in(program, now) > 0 then
   reason = 'sought'
 end
 if reason == '' then
@@ -42,8 +41,5 @@ end
 local claimed = redis.call('SET', starting, parent, 'NX', 'PX', milliseconds(tonumber(claim)))
 if not claimed and redis.pcall('GET', starting) ~= parent then
   return { reason, '0' }
-end
-for _, name in ipairs(names) do
-  redis.pcall('ZREM', sought, name) -- this parent's process will fetch the job
 end
 return { reason, '1' }

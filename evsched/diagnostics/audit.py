@@ -74,6 +74,7 @@ _TYPES_OF_MANY: Final = {
     "requests:": "zset",
     "revisions:": "zset",
     "unique:": "string",
+    "workers:": "zset",
 }
 """The types of the keys that a queue may have many of, by their prefixes. The script checks `job:` itself."""
 

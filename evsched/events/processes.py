@@ -74,7 +74,7 @@ class ParentWoken(Event, frozen=True, kw_only=True):
     queue: str
     need: str = "ready"
     """A job is `ready` that no worker fetches; what the app declares was lost: `undeclared`; or a task of the app is
-    `sought`, because workers that do not have it got its jobs."""
+    `sought`, because only workers that do not have it got its jobs."""
 
 
 class Reloading(Event, frozen=True, kw_only=True):

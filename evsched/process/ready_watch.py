@@ -2,9 +2,10 @@
 
 For each queue it has a connection on which a BLMOVE waits that leaves the job where it is. It ends for every parent and
 worker that waits on the queue. So the parent then pauses, and asks by `stand_by` if jobs still wait: no worker has
-fetched them. `stand_by` also says whether Redis has lost what the app declares, and whether workers seek a task that
-this app has: their jobs come through ready again and again. As a worker sends a heartbeat, the parent sends `stand_by`
-from time to time even if no job comes. It keeps the parent registered, so that operators see that the queue is served.
+fetched them. `stand_by` also says whether Redis has lost what the app declares, and whether a task of the app is
+sought: workers that do not know it get its jobs, again and again, and no live worker has it. As a worker sends a
+heartbeat, the parent sends `stand_by` from time to time even if no job comes. It keeps the parent registered, so that
+operators see that the queue is served.
 
 Of several parents the one starts a process that claims it first; the others look again. The claim lasts until the
 process is ready or has died.

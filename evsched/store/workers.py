@@ -128,7 +128,10 @@ class Workers(Queue):
         return Call(("SADD", f"{self._root}program:{program}", *tasks), int)
 
     def seek(self, task: str, *, now: float | None = None) -> Call[bool]:
-        """Note that a worker does not know a task; the reply is whether another one, or a parent, does."""
+        """Return whether a worker, or a parent that stands by, has a task that the caller does not know.
+
+        If no worker has it, the task is noted as sought.
+        """
         return self._verb("seek", as_bool, self._stamp(now), task)
 
     def unknown_size(self, job_id: str) -> Call[int]:

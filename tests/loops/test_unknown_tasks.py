@@ -112,8 +112,10 @@ async def test_a_job_is_not_given_up_while_another_worker_has_its_task(
         offered = await deferred(running, "a", count=6)
         assert not running.recorder.of(events.JobBuried)
         assert offered.due > running.recorder.of(events.JobDeferred)[0].due + 0.1
+        assert not raw.exists(f"evsched:{{{queue}}}:sought"), "no parent is to start a process"
         raw.delete(f"evsched:{{{queue}}}:programs")  # it has died
         buried = await running.recorder.wait(events.JobBuried)
+        assert raw.zrange(f"evsched:{{{queue}}}:sought", 0, -1) == [b"new"]
         assert "unknown task 'new'" in buried.reason
 
 

@@ -67,8 +67,36 @@ def test_a_sought_task_needs_a_process_of_an_app_that_has_it(send: Send, store: 
     assert stand_by(send, store, "other") == Stance("", False)
     assert stand_by(send, store, announced=APP, now=NOW + 100) == Stance("", False), "long ago"
     assert stand_by(send, store, announced=APP) == Stance("sought", True)
+    assert stand_by(send, store, "third", APP) == Stance("sought", False), "the other has claimed the start"
     send(store.end_start())
-    assert stand_by(send, store, announced=APP) == Stance("", False), "its process fetches the job"
+    assert stand_by(send, store, "third", APP) == Stance("sought", True), "the process of the other did not start"
+
+
+def test_a_task_is_sought_until_a_worker_that_has_it_registers(send: Send, store: Store) -> None:
+    announce(send, store)
+    stand_by(send, store, announced=APP)
+    for task in ("pay", "unknown"):
+        send(store.seek(task, now=NOW))
+    other = Announced(program="other")
+    send(store.set_program(other.program, ["unknown"]))
+    send(store.heartbeat("stranger", 15, fresh=True, announced=other, now=NOW))
+    assert stand_by(send, store, announced=APP) == Stance("sought", True), "the other app does not have the task"
+    send(store.end_start())
+    send(store.heartbeat("w", 15, fresh=True, announced=APP, now=NOW))
+    assert stand_by(send, store, announced=APP) == Stance("", False)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_task_is_sought_only_while_no_live_worker_has_it(send: Send, store: Store, *, ended: bool) -> None:
+    announce(send, store)
+    send(store.heartbeat("w", 15, fresh=True, announced=APP, now=NOW))
+    assert send(store.seek("pay", now=NOW))
+    assert stand_by(send, store, announced=APP) == Stance("", False)
+    if ended:
+        send(store.requeue("w", "stopped"))
+    now = NOW if ended else NOW + 20  # its lease has ended, and no dispatcher has noticed
+    assert send(store.seek("pay", now=now)), "the parent's app has it"
+    assert stand_by(send, store, announced=APP, now=now) == Stance("sought", True)
 
 
 def test_a_task_is_known_while_a_worker_that_has_it_lives(send: Send, store: Store) -> None:
@@ -90,7 +118,7 @@ def test_names_that_a_producer_invents_are_bounded(send: Send, store: Store, raw
     assert raw.ttl(sought) > 0
 
 
-@pytest.mark.parametrize("key", ["parents", "programs", "program:digest", "sought", "revisions:app"])
+@pytest.mark.parametrize("key", ["parents", "programs", "program:digest", "workers:digest", "sought", "revisions:app"])
 def test_keys_of_another_type_stop_neither_workers_nor_parents(send: Send, store: Store, raw: Any, key: str) -> None:
     announce(send, store)
     raw.rpush(f"evsched:{{{store.queue}}}:ready", "a")

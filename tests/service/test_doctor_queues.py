@@ -16,7 +16,7 @@ from evsched.transport.senders import BatchingSender
     [
         *("schedule", "backlog", "ready", "dead", "leases", "limits", "in_flight", "throttled", "fair", "recurrences"),
         *("arrival", "canary", "windows", "recurrence:x", "arrival:alice", "backlog:alice", "processing:w"),
-        *("declared:app", "deferred:night", "reply:42", "parents", "programs", "program:x", "sought"),
+        *("declared:app", "deferred:night", "reply:42", "parents", "programs", "program:x", "workers:x", "sought"),
     ],
 )
 async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: str, raw: Any, place: str) -> None:

@@ -152,6 +152,7 @@ def test_a_job_that_other_workers_do_not_know_wakes_the_parent_whose_app_has_its
             log.until("WorkerStarted")
             raw.zadd(f"evsched:{{{queue}}}:schedule", inline("theirs", "a"))
             other.until("Completed", where=lambda line: line["id"] == "a")
+            assert not raw.exists(f"evsched:{{{queue}}}:sought"), "no other parent is to start a process"
 
 
 def test_a_parent_that_stands_by_is_shown_and_its_queue_exists(cli: Cli, queue: str, sender: SyncSender) -> None:
