@@ -81,8 +81,9 @@ def test_a_task_is_sought_until_a_worker_that_has_it_registers(send: Send, store
     send(store.set_program(other.program, ["unknown"]))
     send(store.heartbeat("stranger", 15, fresh=True, announced=other, now=NOW))
     assert stand_by(send, store, announced=APP) == Stance("sought", True), "the other app does not have the task"
-    send(store.end_start())
+    send(store.seek("pay", now=NOW))  # while its process starts
     send(store.heartbeat("w", 15, fresh=True, announced=APP, now=NOW))
+    send(store.end_start())
     assert stand_by(send, store, announced=APP) == Stance("", False)
 
 
