@@ -12,6 +12,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.durations import format_duration
 from evsched.jobs.untrusted import number, whole
+from evsched.recurrence.look_ahead import next_time, read_standing
 from evsched.recurrence.revision import describe_revision
 
 _COLUMNS = (
@@ -35,20 +36,21 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
     Example: evsched recurrences --queue reports
     """
     with client(url) as redis:
-        rows = [_row(redis, queue, *one) for one in kept(redis, queue)]
+        now = redis.now()
+        rows = [_row(redis, queue, now, *one) for one in kept(redis, queue)]
     if json:
         output.as_json(rows)
     else:
         table(_COLUMNS, map(_cells, rows), f"queue {queue} has no recurrences")
 
 
-def _row(redis: SyncClient, queue: str, name: str, at: float, fields: dict[str, bytes]) -> dict[str, Any]:
+def _row(redis: SyncClient, queue: str, now: float, name: str, at: float, fields: dict[str, bytes]) -> dict[str, Any]:
     revision = number(fields.get("revision"))
     return {
         "name": name,
         "rule": _text(fields, "rule"),
         "zone": _text(fields, "zone"),
-        "next": at if 0 < at < float("inf") else None,
+        "next": next_time(read_standing(at, fields), now),
         "paused": _number(fields, "paused"),
         "paused_until": _number(fields, "paused_until"),
         "paused_why": _text(fields, "paused_why"),

@@ -66,7 +66,7 @@ def next_times(
     if not 1 <= count <= _NEXT_MOST:
         raise UsageError(f"--count is {count}: from 1 to {_NEXT_MOST}")
     with client(url) as redis:
-        fields, next_ = redis.send(Store(queue).recurrence(name)), redis.send(Store(queue).next_planned(name))
+        next_, fields = redis.send(Store(queue).next_planned(name)), redis.send(Store(queue).recurrence(name))
         if not fields:
             raise JobMissing(f"{name} is not a recurrence of queue {queue}")
         now = redis.now()

@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from evsched.diagnostics.explain import Explanation
 from evsched.durations import format_duration
 from evsched.jobs.untrusted import number, whole
+from evsched.recurrence.look_ahead import Standing, next_time
 
 _OVERDUE = 30.0
 """Seconds after its planned time within which a dispatcher that serves the queue has moved a recurrence on."""
 
 
 def explain_recurrence(
-    name: str, queue: str, next_: float, fields: Mapping[str, bytes], requests: int, now: float
+    name: str, queue: str, standing: Standing, fields: Mapping[str, bytes], requests: int, now: float
 ) -> Explanation:
-    """Explain what a recurrence does next. `next_`: its score. `requests`: how many requested runs wait."""
-    sentence = _why_not(name, queue, fields, now) or _when(next_, now)
-    if fields.get("after") == b"end" and 0 < next_ < math.inf:
+    """Explain what a recurrence does next. `requests`: how many requested runs wait."""
+    sentence = _why_not(name, queue, fields, now) or _when(standing, now)
+    if fields.get("after") == b"end" and 0 < standing.next < math.inf:
         sentence += ", or counted from the end of the run that is under way"
     if requests:
         sentence += f"; {requests} requested runs wait" if requests > 1 else "; 1 requested run waits"
@@ -48,10 +49,11 @@ def _paused(fields: Mapping[str, bytes], now: float) -> str:
     return f"{sentence}: {_text(fields, 'paused_why')}" if "paused_why" in fields else sentence
 
 
-def _when(next_: float, now: float) -> str:
-    if next_ <= 0:
+def _when(standing: Standing, now: float) -> str:
+    next_ = next_time(standing, now)
+    if next_ is None and standing.next <= 0:
         return "it is about to begin: a dispatcher plans its next occurrence"
-    if next_ == math.inf:
+    if next_ is None:
         return "it is over: its end or its count is reached, or its rule has no more times"
     if next_ < now - _OVERDUE:
         late = format_duration(now - next_)

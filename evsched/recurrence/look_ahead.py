@@ -17,23 +17,36 @@ class Standing(Struct, frozen=True):
     """How far a recurrence has got."""
 
     next: float
-    """The planned time that is scheduled next, in Unix seconds; 0 = the first one from now on, inf = none."""
+    """The score: the planned time that is put on the schedule next, in Unix seconds; 0 = from now on, inf = none."""
     made: int = 0
     """How many occurrences were scheduled so far, including those in `ahead`."""
     ahead: tuple[float, ...] = ()
-    """The planned times of the occurrences that are on the schedule."""
+    """The planned times of the occurrences that were put on the schedule last, those that have ended left out."""
     paused: bool = False
     until: float | None = None
     """When its pause ends, in Unix seconds; None = it is not paused, or for good."""
 
 
 def read_standing(next_: float, fields: Mapping[str, bytes]) -> Standing:
-    """Read a recurrence's score and record. Malformed values count as absent."""
-    planned = (number(id_.rpartition(b"@")[2]) for id_ in fields.get("ahead", b"").split())
+    """Read a recurrence's score and record. Malformed values count as absent.
+
+    Read the score first: if a dispatcher moves the recurrence on in between, the record has what the score had.
+    """
+    ids = (id_ for id_ in fields.get("ahead", b"").split() if id_ != fields.get("last_id"))
+    planned = (number(id_.rpartition(b"@")[2]) for id_ in ids)
     ahead = tuple(sorted(moment for moment in planned if moment is not None))
     paused = "paused" in fields
     until = number(fields.get("paused_until")) if paused else None
     return Standing(next_, whole(fields.get("made")) or 0, ahead, paused, until)
+
+
+def next_time(standing: Standing, now: float) -> float | None:
+    """Return the next planned time: of the first occurrence that is on the schedule ahead of it, else the score.
+
+    None = there is none: the recurrence is about to begin, is paused, or is over. A time in the past is overdue.
+    """
+    first = min((planned for planned in standing.ahead if planned > now), default=standing.next)
+    return first if 0 < first < math.inf else None
 
 
 def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: float) -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,26 @@ def test_next_and_simulate_end_when_the_count_of_a_recurrence_is_used_up(cli: Cl
     raw.zadd(f"evsched:{{{queue}}}:recurrences", {"r": "inf"})
     assert "does not recur any more" in cli.terminal(80, "recurrences", "next", "r", *of)
     assert cli.json("simulate", *span, *of) == []
+
+
+def test_all_commands_name_the_same_next_time_while_an_occurrence_is_on_the_schedule(
+    cli: Cli, queue: str, raw: Any
+) -> None:
+    of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
+    planned = raw.time()[0] // 60 * 60 + 6000  # so far ahead that no pause of the machine reaches it
+    rule = datetime.fromtimestamp(planned, UTC).strftime("%M %H * * *")
+    cli.run("recurrences", "add", "r", "tick", "--rule", rule, *of)
+    # As a dispatcher leaves it up to 15 s before the time.
+    raw.zadd(f"{root}schedule", {f"r@{planned}": planned})
+    raw.hset(f"{root}recurrence:r", mapping={"ahead": f"r@{planned}", "made": "1"})
+    raw.zadd(f"{root}recurrences", {"r": planned + 86400})
+    assert listed(cli, *of)["r"]["next"] == planned
+    assert [one["planned"] for one in cli.json("recurrences", "next", "r", "-n", "2", *of)["times"]] == [
+        planned,
+        planned + 86400,
+    ]
+    assert cli.json("simulate", *of)[0]["due"] == planned
+    assert "its next occurrence is planned in 1h" in cli.run("explain", "r", *of).stdout
 
 
 def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(cli: Cli, queue: str, raw: Any) -> None:

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from evsched.recurrence.look_ahead import Standing, read_standing, times_ahead
+from evsched.recurrence.look_ahead import Standing, next_time, read_standing, times_ahead
 from evsched.recurrence.recurrence import Declared, read_recurrence
 
 NOW = 1_900_000_000.5
@@ -49,6 +49,28 @@ def test_a_standing_is_read_from_score_and_record() -> None:
     fields = {"made": b"3", "ahead": b"r@1900000010 r@1900000005.5 nonsense", "paused": b"1"}
     assert read_standing(7.0, fields) == Standing(7.0, 3, (1900000005.5, 1900000010.0), True)
     assert read_standing(7.0, {"made": b"many"}) == Standing(7.0)
+
+
+@pytest.mark.parametrize(
+    ("standing", "expected"),
+    [
+        (Standing(NOW + 40, ahead=(NOW - 5, NOW + 5, NOW + 15)), NOW + 5),
+        (Standing(math.inf, ahead=(NOW + 5,)), NOW + 5),  # the last one of a count
+        (Standing(NOW + 40, ahead=(NOW - 5,)), NOW + 40),
+        (Standing(NOW - 40), NOW - 40),
+        (Standing(0.0), None),
+        (Standing(math.inf), None),
+    ],
+)
+def test_the_next_time_is_that_of_the_first_occurrence_on_the_schedule_else_the_score(
+    standing: Standing, expected: float | None
+) -> None:
+    assert next_time(standing, NOW) == expected
+
+
+def test_an_occurrence_that_has_ended_before_its_time_is_not_ahead() -> None:
+    fields = {"ahead": b"r@1900000005 r@1900000010", "last_id": b"r@1900000005"}
+    assert read_standing(7.0, fields).ahead == (1900000010.0,)
 
 
 def test_times_that_are_counted_from_ends_are_those_of_runs_that_take_no_time() -> None:
