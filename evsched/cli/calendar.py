@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
-from evsched.cli.kept_recurrences import kept
+from evsched.cli.kept_recurrences import find_standing, kept
 from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.recurrences import Zone, in_zone
 from evsched.cli.table import Column, Moment, table
@@ -22,7 +22,7 @@ from evsched.client.recurrences import read_stored
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
-from evsched.recurrence.look_ahead import Standing, read_standing, times_ahead
+from evsched.recurrence.look_ahead import Standing, times_ahead
 from evsched.recurrence.recurrence import Declared, Recurrence, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.recurrence.zones import find_zone
@@ -201,7 +201,7 @@ def _kept(url: str | None, queue: str) -> list[_Ahead]:
     with client(url) as redis:
         now = redis.now()
         return [
-            _Ahead(redis.run(read_stored(Store(queue), name, fields)), read_standing(at, fields), now)
+            _Ahead(redis.run(read_stored(Store(queue), name, fields)), find_standing(redis, queue, at, fields), now)
             for name, at, fields in kept(redis, queue)
             if not {"reason", "retired"} & fields.keys() and ("paused" not in fields or "paused_until" in fields)
         ]

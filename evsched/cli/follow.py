@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from evsched import keys
 from evsched.cli import output, table
 from evsched.cli.jobs import Id
+from evsched.cli.kept_recurrences import find_standing
 from evsched.cli.options import Json, Queue, Url, client, settings
 from evsched.cli.table import Moment
 from evsched.client.client import Client
@@ -25,7 +26,6 @@ from evsched.diagnostics.explain_recurrence import explain_recurrence
 from evsched.errors import JobDead, JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import JobStatus
-from evsched.recurrence.look_ahead import read_standing
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.telemetry.printable import escape
@@ -139,7 +139,8 @@ def _recurrence(redis: SyncClient, store: Store, name: str) -> Explanation | Non
         return None
     with contextlib.suppress(StoreRefused):  # the key of its record or of its requests is of another type
         fields, requests = redis.send(store.recurrence(owner)), redis.send(store.requests(owner))
-        found = explain_recurrence(owner, store.queue, read_standing(at, fields), fields, requests, redis.now())
+        standing = find_standing(redis, store.queue, at, fields)
+        found = explain_recurrence(owner, store.queue, standing, fields, requests, redis.now())
         if owner != name:
             raise JobMissing(f"{missing(name, store.queue)}; recurrence {owner}: {found.sentence}")
         return found

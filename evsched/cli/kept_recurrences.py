@@ -6,6 +6,7 @@ from typing import Final
 
 from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreRefused
+from evsched.recurrence.look_ahead import Standing, counted_from, read_standing
 from evsched.store.store import Store
 
 _SLICE: Final = 500
@@ -19,6 +20,16 @@ def kept(redis: SyncClient, queue: str) -> list[tuple[str, float, dict[str, byte
         found += [(name, at, _record(redis, store, name)) for name, at in rows]
         if len(rows) < _SLICE:
             return found
+
+
+def find_standing(redis: SyncClient, queue: str, at: float, fields: dict[str, bytes]) -> Standing:
+    """Return how far a recurrence has got: `at` is its score, which was read before the record.
+
+    Most are read without asking Redis. Of one that counts from the ends, it asks where the latest occurrence is.
+    """
+    statuses = (redis.status(queue, job_id) for job_id in counted_from(fields))
+    under_way = any(status is not None and status.place not in ("finished", "dead") for status in statuses)
+    return read_standing(at, fields, under_way)
 
 
 def is_retired(at: float, fields: dict[str, bytes]) -> bool:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from evsched.cli import output
-from evsched.cli.kept_recurrences import is_retired, kept, waiting_requests
+from evsched.cli.kept_recurrences import find_standing, is_retired, kept, waiting_requests
 from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.table import Column, Moment, table
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.durations import format_duration
 from evsched.jobs.untrusted import number, whole
-from evsched.recurrence.look_ahead import next_time, read_standing
+from evsched.recurrence.look_ahead import next_time
 from evsched.recurrence.revision import describe_revision
 
 _COLUMNS = (
@@ -46,11 +47,14 @@ def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: U
 
 def _row(redis: SyncClient, queue: str, now: float, name: str, at: float, fields: dict[str, bytes]) -> dict[str, Any]:
     revision = number(fields.get("revision"))
+    standing = find_standing(redis, queue, at, fields)
+    next_ = next_time(standing, now)
     return {
         "name": name,
         "rule": _text(fields, "rule"),
         "zone": _text(fields, "zone"),
-        "next": next_time(read_standing(at, fields), now),
+        "next": next_,
+        "after_run": next_ is None and standing.under_way and at < math.inf,
         "paused": _number(fields, "paused"),
         "paused_until": _number(fields, "paused_until"),
         "paused_why": _text(fields, "paused_why"),
@@ -89,6 +93,8 @@ def _state(row: dict[str, Any]) -> str:
         paused = f"paused{until}" + (f": {row['paused_why']}" if row["paused_why"] else "")
     if row["retired"]:
         return "stopped: the code no longer declares it" + (f", and {paused}" if paused else "")
+    if row["after_run"] and not paused:
+        return "counted from the end of its run"
     return paused or ("" if row["next"] else "over, or about to begin")
 
 

@@ -16,6 +16,7 @@ import evsched
 from evsched.cli import output
 from evsched.cli.deploys import prune, rollback
 from evsched.cli.jobs import argument
+from evsched.cli.kept_recurrences import find_standing
 from evsched.cli.options import Json, Queue, RecurrenceName, Url, client
 from evsched.cli.pauses import pause, resume
 from evsched.cli.recurrence_list import list_recurrences
@@ -27,7 +28,7 @@ from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.recurrences import read_stored, with_stored
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
-from evsched.recurrence.look_ahead import read_standing, times_ahead
+from evsched.recurrence.look_ahead import times_ahead
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap
 from evsched.store.store import Store
 
@@ -69,13 +70,12 @@ def next_times(
         next_, fields = redis.send(Store(queue).next_planned(name)), redis.send(Store(queue).recurrence(name))
         if not fields:
             raise JobMissing(f"{name} is not a recurrence of queue {queue}")
-        now = redis.now()
+        standing, now = find_standing(redis, queue, next_ or 0.0, fields), redis.now()
         try:
             recurrence = redis.run(read_stored(Store(queue), name, fields))
         except ConfigError as error:  # what is not valid is the record in Redis, not the command line
             raise EvschedError(str(error)) from None
     found = list[dict[str, Any]]()
-    standing = read_standing(next_ or 0.0, fields)
     for planned in islice(times_ahead(recurrence, standing, now, now), count):
         one = recurrence.occurrence(planned)
         found.append({"planned": planned, "due": None if one is None else one.due})

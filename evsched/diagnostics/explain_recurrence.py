@@ -19,8 +19,6 @@ def explain_recurrence(
 ) -> Explanation:
     """Explain what a recurrence does next. `requests`: how many requested runs wait."""
     sentence = _why_not(name, queue, fields, now) or _when(standing, now)
-    if fields.get("after") == b"end" and 0 < standing.next < math.inf:
-        sentence += ", or counted from the end of the run that is under way"
     if requests:
         sentence += f"; {requests} requested runs wait" if requests > 1 else "; 1 requested run waits"
     return Explanation(sentence, _list_facts(fields, now))
@@ -51,6 +49,8 @@ def _paused(fields: Mapping[str, bytes], now: float) -> str:
 
 def _when(standing: Standing, now: float) -> str:
     next_ = next_time(standing, now)
+    if next_ is None and standing.under_way and standing.next < math.inf:
+        return "its next occurrence is counted from the end of the run that is under way"
     if next_ is None and standing.next <= 0:
         return "it is about to begin: a dispatcher plans its next occurrence"
     if next_ is None:

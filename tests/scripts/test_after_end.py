@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
+from evsched.recurrence.look_ahead import counted_from
 from evsched.recurrence.recurrence import Declared, Occurrence, read_declared, read_recurrence
 from evsched.store.audits import Violation
 from evsched.store.store import Store
@@ -75,6 +76,24 @@ def test_while_it_runs_no_other_is_made_however_long_it_takes(send: Send, store:
     assert "missed" not in state()[f"recurrence:{NAME}"]
     complete(send, store, job, NOW + 700)
     assert state()["recurrences"] == {NAME: NOW + 700 + EVERY}
+
+
+def test_its_record_names_the_occurrence_from_whose_end_the_next_one_is_counted(send: Send, store: Store) -> None:
+    def counted() -> list[str]:
+        return counted_from(send(store.recurrence(NAME)))
+
+    assert counted() == []
+    step(send, store, NOW)
+    (first,) = step(send, store, NOW + EVERY - 15)
+    assert counted() == [first]  # on the schedule
+    job = fetch(send, store, NOW + EVERY)
+    assert counted() == [first]
+    step(send, store, NOW + EVERY + 50)
+    assert counted() == [first]
+    complete(send, store, job, NOW + 100)
+    assert counted() == []
+    (second,) = step(send, store, NOW + 100 + EVERY)
+    assert counted() == [second]
 
 
 @pytest.mark.parametrize("how", ["bury", "cancel"])

@@ -180,6 +180,43 @@ def test_all_commands_name_the_same_next_time_while_an_occurrence_is_on_the_sche
     assert "its next occurrence is planned in 1h" in cli.run("explain", "r", *of).stdout
 
 
+def test_times_that_are_counted_from_ends_begin_with_the_occurrence_on_the_schedule(
+    cli: Cli, queue: str, raw: Any
+) -> None:
+    of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
+    cli.run("recurrences", "add", "r", "tick", "--rule", "every 2000", "--after", "end", *of)
+    planned = raw.time()[0] + 6000
+    raw.hset(f"{root}job:r@{planned}", "payload", '{"task":"tick"}')
+    raw.zadd(f"{root}schedule", {f"r@{planned}": planned})
+    raw.hset(f"{root}recurrence:r", mapping={"ahead": f"r@{planned}", "made": "1"})
+    raw.zadd(f"{root}recurrences", {"r": planned + 2000})
+    assert listed(cli, *of)["r"]["next"] == planned
+    expected = [planned, planned + 2000, planned + 4000]
+    assert [one["planned"] for one in cli.json("recurrences", "next", "r", "-n", "3", *of)["times"]] == expected
+    assert [one["due"] for one in cli.json("simulate", *of)[:3]] == expected
+    assert "its next occurrence is planned in 1h" in (said := cli.run("explain", "r", *of).stdout)
+    assert "the end of" not in said
+
+
+def test_while_a_run_is_under_way_its_end_decides_the_next_time(cli: Cli, queue: str, raw: Any) -> None:
+    of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
+    cli.run("recurrences", "add", "r", "tick", "--rule", "every 2000", "--after", "end", *of)
+    now = raw.time()[0]
+    raw.hset(f"{root}job:r@{now}", mapping={"payload": '{"task":"tick"}', "recurrence": "r"})
+    raw.rpush(f"{root}ready", f"r@{now}")
+    raw.hset(f"{root}recurrence:r", mapping={"ahead": f"r@{now}", "current": f"r@{now}", "made": "1"})
+    raw.zadd(f"{root}recurrences", {"r": now + 9000})  # when a dispatcher looks again
+    assert (listed(cli, *of)["r"]["next"], listed(cli, *of)["r"]["after_run"]) == (None, True)
+    assert "counted from the end of its run" in cli.run("recurrences", *of).stdout
+    assert "counted from the end of the run that is under way" in cli.run("explain", "r", *of).stdout
+    (one,) = cli.json("recurrences", "next", "r", "-n", "1", *of)["times"]
+    assert now + 2000 <= one["planned"] < now + 9000
+    # A client deletes the job: nothing is under way, and the next one is planned when a dispatcher looks.
+    raw.delete(f"{root}job:r@{now}", f"{root}ready")
+    assert listed(cli, *of)["r"]["next"] == now + 9000
+    assert "its next occurrence is planned in 2h" in cli.run("explain", "r", *of).stdout
+
+
 def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(cli: Cli, queue: str, raw: Any) -> None:
     of, schedule = ("--queue", queue), f"evsched:{{{queue}}}:recurrences"
     add = ("recurrences", "add", "r", "tick", "--rule", "@daily", "--window", "nights", *of)

@@ -47,8 +47,8 @@ def test_occurrences_before_the_given_moment_count_and_are_not_listed() -> None:
 
 def test_a_standing_is_read_from_score_and_record() -> None:
     fields = {"made": b"3", "ahead": b"r@1900000010 r@1900000005.5 nonsense", "paused": b"1"}
-    assert read_standing(7.0, fields) == Standing(7.0, 3, (1900000005.5, 1900000010.0), True)
-    assert read_standing(7.0, {"made": b"many"}) == Standing(7.0)
+    assert read_standing(7.0, fields, False) == Standing(7.0, 3, (1900000005.5, 1900000010.0), True)
+    assert read_standing(7.0, {"made": b"many"}, False) == Standing(7.0)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,8 @@ def test_a_standing_is_read_from_score_and_record() -> None:
         (Standing(NOW - 40), NOW - 40),
         (Standing(0.0), None),
         (Standing(math.inf), None),
+        (Standing(NOW + 65, ahead=(NOW + 5,), under_way=True), NOW + 5),
+        (Standing(NOW + 60, ahead=(NOW - 5,), under_way=True), None),
     ],
 )
 def test_the_next_time_is_that_of_the_first_occurrence_on_the_schedule_else_the_score(
@@ -70,12 +72,29 @@ def test_the_next_time_is_that_of_the_first_occurrence_on_the_schedule_else_the_
 
 def test_an_occurrence_that_has_ended_before_its_time_is_not_ahead() -> None:
     fields = {"ahead": b"r@1900000005 r@1900000010", "last_id": b"r@1900000005"}
-    assert read_standing(7.0, fields).ahead == (1900000010.0,)
+    assert read_standing(7.0, fields, False).ahead == (1900000010.0,)
 
 
-def test_times_that_are_counted_from_ends_are_those_of_runs_that_take_no_time() -> None:
-    declared = Declared(name="r", rule="every 10", payload=b"{}", after="end", count=3)
-    times = times_ahead(read_recurrence(declared), Standing(NOW + 4, made=1), NOW, NOW)
-    assert list(times) == [NOW + 4, NOW + 14]
-    times = times_ahead(read_recurrence(declared), Standing(0.0, made=1), NOW, NOW)
-    assert list(times) == [NOW + 10, NOW + 20]
+@pytest.mark.parametrize(
+    ("standing", "count", "expected"),
+    [
+        (Standing(NOW + 4, made=1), None, [4, 14, 24]),
+        (Standing(NOW + 4, made=1), 3, [4, 14]),
+        (Standing(0.0, made=1), 3, [10, 20]),
+        # On the schedule ahead of its time: the score is when a dispatcher looks again.
+        (Standing(NOW + 65, made=1, ahead=(NOW + 5,), under_way=True), None, [5, 15, 25]),
+        (Standing(math.inf, made=2, ahead=(NOW + 5,), under_way=True), 2, [5]),
+        # It runs.
+        (Standing(NOW + 40, made=1, ahead=(NOW - 20,), under_way=True), None, [10, 20, 30]),
+        (Standing(NOW + 40, made=1, ahead=(NOW - 20,), under_way=True), 2, [10]),
+        # A client has deleted it.
+        (Standing(NOW + 40, made=1, ahead=(NOW - 20,)), None, [40, 50, 60]),
+        (Standing(math.inf, paused=True, until=NOW + 30), None, [40, 50, 60]),
+    ],
+)
+def test_times_that_are_counted_from_ends_are_those_of_runs_that_take_no_time(
+    standing: Standing, count: int | None, expected: list[float]
+) -> None:
+    recurrence = read_recurrence(Declared(name="r", rule="every 10", payload=b"{}", after="end", count=count))
+    found = [round(planned - NOW, 3) for planned in islice(times_ahead(recurrence, standing, NOW, NOW), 3)]
+    assert found == expected
