@@ -27,6 +27,7 @@ _COLUMNS = (
     Column("last", 4),
     Column("finished", 8),
     Column("late", 9),
+    Column("skip", 10),
     Column("state", 2, prose=True),
 )
 
@@ -53,6 +54,7 @@ def _row(redis: SyncClient, queue: str, now: float, name: str, at: float, fields
         "name": name,
         "rule": _text(fields, "rule"),
         "zone": _text(fields, "zone"),
+        "skip": _text(fields, "skip") or None,
         "next": next_,
         "after_run": next_ is None and standing.under_way and at < math.inf,
         "paused": _number(fields, "paused"),
@@ -82,7 +84,7 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     finished = Moment(row["last_finished"] if row["last_outcome"] else None)
     late = "" if row["last_lateness"] is None else format_duration(row["last_lateness"])
     counts = (row["runs"], row["failed"], row["missed"], row["last_outcome"], finished, late)
-    return row["name"], row["rule"], row["zone"] or "UTC", next_, *counts, state
+    return row["name"], row["rule"], row["zone"] or "UTC", next_, *counts, row["skip"], state
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -80,10 +80,9 @@ def next_times(
         one = recurrence.occurrence(planned)
         found.append({"planned": planned, "due": None if one is None else one.due})
     if json:
-        output.as_json({"words": recurrence.rule.words(), "times": found})
+        output.as_json({"words": recurrence.words(), "times": found})
         return
-    words = recurrence.rule.words() + (", counted from the end of each run" if recurrence.declared.after else "")
-    sentence(words + (f"; window {recurrence.window.text}" if recurrence.window else ""))
+    sentence(recurrence.words())
     zone = recurrence.rule.zone
     shown = [
         (

@@ -10,6 +10,9 @@ from evsched.durations import format_duration
 from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.look_ahead import Standing, next_time
 
+_SHOWN = ("rule", "zone", "after", "skip", "window", "overlap", "misfire")
+"""The fields of the declaration that are listed."""
+
 _OVERDUE = 30.0
 """Seconds after its planned time within which a dispatcher that serves the queue has moved a recurrence on."""
 
@@ -62,7 +65,7 @@ def _when(standing: Standing, now: float) -> str:
 
 
 def _list_facts(fields: Mapping[str, bytes], now: float) -> dict[str, str]:
-    found = {field: _text(fields, field) for field in ("rule", "zone", "overlap", "misfire") if field in fields}
+    found = {field: _text(fields, field) for field in _SHOWN if fields.get(field)}
     found.update(
         {field: str(whole(fields[field])) for field in ("runs", "done", "failed", "missed") if field in fields}
     )

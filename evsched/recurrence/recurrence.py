@@ -179,6 +179,14 @@ class Recurrence(Struct, frozen=True):
             elif (opens := begin_after(last, zone)) > planned:
                 times = self._walk(just_before(opens))
 
+    def words(self) -> str:
+        """Return in words when it makes jobs."""
+        declared = self.declared
+        words = self.rule.words() + (", counted from the end of each run" if declared.after else "")
+        if names := names_of(declared.skip):
+            words += f", except on the days of calendar{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        return words + (f"; window {declared.window}" if declared.window else "")
+
     def _is_closed(self, planned: float) -> bool:
         return bool(self.closed) and last_of(self.closed, local_day(planned, self.rule.zone)) is not None
 

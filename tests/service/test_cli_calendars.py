@@ -69,6 +69,21 @@ def test_a_calendar_is_set_listed_used_and_removed(cli: Cli, queue: str, raw: An
     assert "has no calendars" in cli.terminal(80, "calendars", *of)
 
 
+def test_what_shows_a_recurrence_names_its_calendars(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    set_calendar(cli, queue)
+    cli.run("recurrences", "add", "r", "t", "--rule", "0 9 * * *", "--skip", "de", *of)
+    cli.run("recurrences", "add", "plain", "t", "--rule", "0 9 * * *", *of)
+    words = "At 09:00 every day, UTC, except on the days of calendar de"
+    assert cli.json("recurrences", "next", "r", *of)["words"] == words
+    assert cli.run("recurrences", "next", "r", *of).stdout.startswith(words + "\n")
+    assert {row["name"]: row["skip"] for row in cli.json("recurrences", *of)} == {"plain": None, "r": "de"}
+    header, *rows = (line.split("\t") for line in cli.run("recurrences", *of).stdout.splitlines())
+    assert {row[0]: row[header.index("skip")] for row in rows} == {"plain": "", "r": "de"}
+    assert cli.json("explain", "r", *of)["facts"]["skip"] == "de"
+    assert "skip" not in cli.json("explain", "plain", *of)["facts"]
+
+
 def test_a_calendar_that_is_over_or_not_valid_is_marked(cli: Cli, queue: str, raw: Any) -> None:
     raw.hset(f"evsched:{{{queue}}}:calendars", mapping={"old": "2001-01-01", "bad": "x", "none": ""})
     shown = cli.run("calendars", "--queue", queue).stdout
