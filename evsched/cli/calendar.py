@@ -203,7 +203,9 @@ def _kept(url: str | None, queue: str) -> list[_Ahead]:
         return [
             _Ahead(redis.run(read_stored(Store(queue), name, fields)), find_standing(redis, queue, at, fields), now)
             for name, at, fields in kept(redis, queue)
-            if not {"reason", "retired"} & fields.keys() and ("paused" not in fields or "paused_until" in fields)
+            if fields
+            and not {"reason", "retired"} & fields.keys()
+            and ("paused" not in fields or "paused_until" in fields)
         ]
 
 

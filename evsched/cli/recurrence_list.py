@@ -11,6 +11,7 @@ from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.table import Column, Moment, table
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
+from evsched.diagnostics.explain_recurrence import no_record
 from evsched.durations import format_duration
 from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.look_ahead import next_time
@@ -72,7 +73,7 @@ def _row(redis: SyncClient, queue: str, now: float, name: str, at: float, fields
         "declared_by": _text(fields, "owner"),
         "revision": None if revision is None else describe_revision(revision),
         "retired": _number(fields, "retired") if is_retired(at, fields) else None,
-        "reason": _text(fields, "reason"),
+        "reason": _text(fields, "reason") if fields else no_record(queue, name),
     }
 
 

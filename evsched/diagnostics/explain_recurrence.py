@@ -27,6 +27,14 @@ def explain_recurrence(
     return Explanation(sentence, _list_facts(fields, now))
 
 
+def no_record(queue: str, name: str) -> str:
+    """Return why a recurrence without a record makes no jobs, and what to do."""
+    return (
+        f"it has no record: add it with `evsched recurrences add {name} TASK --rule ... --queue {queue}`, or delete it "
+        f"with `evsched recurrences remove {name} --queue {queue}`"
+    )
+
+
 def _text(fields: Mapping[str, bytes], field: str) -> str:
     return fields.get(field, b"").decode(errors="backslashreplace")
 
@@ -34,7 +42,7 @@ def _text(fields: Mapping[str, bytes], field: str) -> str:
 def _why_not(name: str, queue: str, fields: Mapping[str, bytes], now: float) -> str:
     """Return why a recurrence makes no jobs, '' = it does."""
     if not fields:
-        return "it makes no jobs: it has no record"
+        return f"it makes no jobs: {no_record(queue, name)}"
     if "retired" in fields:
         return "stopped: the code no longer declares it" + (f"; {_paused(fields, now)}" if "paused" in fields else "")
     if "paused" in fields:

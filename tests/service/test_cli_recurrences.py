@@ -217,6 +217,19 @@ def test_while_a_run_is_under_way_its_end_decides_the_next_time(cli: Cli, queue:
     assert "its next occurrence is planned in 2h" in cli.run("explain", "r", *of).stdout
 
 
+def test_a_recurrence_without_a_record_says_so_and_hinders_no_other(cli: Cli, queue: str, raw: Any) -> None:
+    of = ("--queue", queue)
+    cli.run("recurrences", "add", "r", "tick", "--rule", "every 3600", *of)
+    raw.zadd(f"evsched:{{{queue}}}:recurrences", {"ghost": 0})
+    assert {row["name"] for row in cli.json("simulate", *of)} == {"r"}
+    said = listed(cli, *of)["ghost"]["reason"]
+    assert "it has no record: add it with `evsched recurrences add ghost TASK" in said
+    assert f"`evsched recurrences remove ghost --queue {queue}`" in said
+    assert said in cli.run("recurrences", *of).stdout
+    assert cli.run("recurrences", "remove", "ghost", *of).returncode == 0
+    assert listed(cli, *of).keys() == {"r"}
+
+
 def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(cli: Cli, queue: str, raw: Any) -> None:
     of, schedule = ("--queue", queue), f"evsched:{{{queue}}}:recurrences"
     add = ("recurrences", "add", "r", "tick", "--rule", "@daily", "--window", "nights", *of)
