@@ -277,6 +277,12 @@ def test_the_sentence_says_which_workers_fetch_nothing_and_why(
     assert explanation.sentence == sentence
 
 
+def test_an_inline_job_needs_no_record_before_it_is_due(send: Send, store: Store, raw: Any) -> None:
+    member = '{"task":"t","args":[1]}'
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: NOW + 180})
+    assert explain(member, store.queue, send(store.explain(member, now=NOW))).sentence == "due in 3m 00s"
+
+
 def test_a_job_that_was_returned_needs_a_process_too(send: Send, store: Store, raw: Any) -> None:
     scene = Scene(send, store, raw)
     scene.send(store.requeue_runs("w", [(scene.run(), Requeued())]))
