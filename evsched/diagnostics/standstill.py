@@ -34,6 +34,9 @@ _LOOKS: Final = 6
 _RECOVERED: Final = 30.0
 """Seconds after the end of a lease. A janitor waits for another heartbeat, 5 s, before it puts jobs back."""
 
+_RECURRENCES: Final = 20
+"""Recurrences among which the first one with a record is sought."""
+
 _MOVED: Final = 5.0
 """Seconds since the next time of a recurrence. Dispatchers schedule it 15 s ahead, so it is later than it seems."""
 
@@ -127,7 +130,7 @@ class Standstill:
                 store.front("schedule", 1),
                 store.front("backlog", 1),
                 store.line(1),
-                store.recurrences(0, 1),
+                store.recurrences(0, _RECURRENCES),
                 store.limits(),
             ]
         )
@@ -144,8 +147,19 @@ class Standstill:
             await send(store.enqueue([]))  # writes nothing, and is refused for the same reasons as a new job
         except StoreError as error:
             refusal = error
-        first = _first(due), moved, _first(waiting), _first(ready), _first(recurs)
+        first = _first(due), moved, _first(waiting), _first(ready), await self._first_recorded(store, recurs)
         return _Look(queue_stats, *first, leases, limits, dispatchers, refusal)
+
+    async def _first_recorded(self, store: Store, found: list[tuple[str, float]]) -> tuple[str, float] | None:
+        """Return the first recurrence that has a record. Other checks report those that have none."""
+        for name, at in found:
+            try:
+                if await self._sender.send(store.recurrence(name)):
+                    return name, at
+            except StoreRefused as error:
+                if error.kind != "wrongtype":
+                    raise
+        return None
 
 
 def _first(found: list[T]) -> T | None:

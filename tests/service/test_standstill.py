@@ -198,6 +198,18 @@ async def test_each_kind_of_standstill_is_reported_with_its_remedy(
         assert mend.format(q=queue) in finding.mend
 
 
+async def test_a_recurrence_without_a_record_neither_stands_still_nor_hides_one_that_does(
+    sender: BatchingSender, queue: str, raw: Any
+) -> None:
+    seed = Seed(raw, queue)
+    raw.zadd(f"{seed.root}recurrences", {"ghost": 0, "other": 0})
+    raw.set(f"{seed.root}recurrence:other", "not a hash")
+    assert await watch(sender, queue) == []
+    seed.recurrence()
+    (finding,) = await watch(sender, queue)
+    assert "recurrence r makes no jobs" in finding.what
+
+
 async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_none(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
