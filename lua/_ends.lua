@@ -155,18 +155,27 @@ end
 
 -- The ids of the dead jobs that `revive` and `drop` move: those in the rows from `first` on or, if there are no rows,
 -- the oldest `limit` that died at `before` or earlier ('' = at any time). With a filter, those in the rows that are
--- dead and match. Without one, if a row names a job that is not dead, returns nil and the refusal.
--- USES rows, fail, match_dead
-local function pick_dead(first, before, limit, filter)
-  local ids = {}
+-- dead and match. Without one, if rows name jobs that are not dead, or without a record if `needs_record`, returns nil
+-- and the refusal, which names the first of them.
+-- USES rows, fail, match_dead, record
+local function pick_dead(first, before, limit, filter, needs_record)
+  local ids, seen, wrong = {}, {}, {}
   for id in rows(first, 1) do
-    if filter and match_dead(id, filter) then
-      ids[#ids + 1] = id
-    elseif not filter and not redis.call('ZSCORE', dead, id) then
-      return nil, fail('MISSING', id .. ' is not dead')
-    elseif not filter then
+    if not filter and not redis.call('ZSCORE', dead, id) then
+      wrong[#wrong + 1] = not seen[id] and id .. ' is not dead' or nil
+    elseif not filter and needs_record and redis.call('EXISTS', record(id)) == 0 then
+      wrong[#wrong + 1] = not seen[id] and id .. ' has no record, so it cannot be revived: drop it' or nil
+    elseif not seen[id] and (not filter or match_dead(id, filter)) then
       ids[#ids + 1] = id
     end
+    seen[id] = true -- it may be named twice
+  end
+  if #wrong > 0 then
+    local text = table.concat(wrong, '; ', 1, math.min(#wrong, 5))
+    if #wrong > 5 then
+      text = text .. '; and ' .. #wrong - 5 .. ' more'
+    end
+    return nil, fail('MISSING', text .. (#ids > 0 and '; the other jobs were left as they are' or ''))
   end
   if #ids == 0 and not filter then
     ids = redis.call('ZRANGE', dead, '-inf', before == '' and '+inf' or before, 'BYSCORE', 'LIMIT', 0, limit)

@@ -7,6 +7,12 @@
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 -- revisions:<owner>  zset  digest of what an app declared -> its revision; the newest revision is in force
 
+-- The refusal of a name that no recurrence has.
+-- USES fail
+local function no_recurrence(name)
+  return fail('MISSING', name .. ' is not a recurrence of queue ' .. string.match(root, '{(.*)}'))
+end
+
 -- Is an occurrence on its way, or does it run?
 -- USES place_of, fields_of, record
 local function unended(id)

@@ -11,8 +11,8 @@
 --        so many wait already; how many wait
 -- FAILS  MISSING   no recurrence has that name, or it is retired
 -- TWICE  the second call finds all of them requested
--- USES   clock, recurrence, expect, fail, requests_of, requested_of, rows, request, REQUESTS_MOST, REQUESTS_AT_ONCE,
---        begin_requests_if_free
+-- USES   clock, recurrence, expect, fail, no_recurrence,
+--        requests_of, requested_of, rows, request, REQUESTS_MOST, REQUESTS_AT_ONCE, begin_requests_if_free
 --
 -- Which planned times ran in their time is not known for longer than their records are kept.
 
@@ -24,7 +24,7 @@ expect('ZCARD', schedule, recurrences, requests, requested_of(name))
 expect('HLEN', recurrence(name))
 local next = tonumber(redis.call('ZSCORE', recurrences, name) or '')
 if not next then
-  return fail('MISSING', name .. ' is no recurrence of this queue')
+  return no_recurrence(name)
 elseif redis.call('HEXISTS', recurrence(name), 'retired') == 1 then
   return fail('MISSING', name .. ' is stopped: the code no longer declares it')
 end

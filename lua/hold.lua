@@ -10,7 +10,7 @@
 -- REPLY  '1', or '0' when it is resumed and still does not recur, because it is retired
 -- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call does the same
--- USES   clock, recurrence, expect, fail, pauses, begin_pause, end_pause
+-- USES   clock, recurrence, expect, no_recurrence, pauses, begin_pause, end_pause
 --
 -- The times that pass while it is paused do not count as missed. Another pause takes the place of the first.
 
@@ -21,7 +21,7 @@ local key = recurrence(name)
 expect('ZCARD', schedule, recurrences)
 expect('HLEN', key)
 if not redis.call('ZSCORE', recurrences, name) then
-  return fail('MISSING', name .. ' is no recurrence of this queue')
+  return no_recurrence(name)
 end
 if paused == '1' then
   if ends ~= '' then

@@ -6,7 +6,7 @@
 -- REPLY  '1'
 -- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call fails with MISSING
--- USES   recurrence, expect, fail, delete_recurrence
+-- USES   recurrence, expect, no_recurrence, delete_recurrence
 
 local name = unpack(ARGV, 1, 1)
 local key = recurrence(name)
@@ -14,7 +14,7 @@ local key = recurrence(name)
 expect('ZCARD', schedule, recurrences)
 expect('HLEN', key)
 if not redis.call('ZSCORE', recurrences, name) then
-  return fail('MISSING', name .. ' is no recurrence of this queue')
+  return no_recurrence(name)
 end
 delete_recurrence(name)
 return '1'

@@ -8,7 +8,7 @@
 --        filter    see _match.lua: of the rows, only what matches; '' = none, all rows
 -- ROWS   id        of a job to revive; no rows = the oldest
 -- REPLY  ids of what was revived
--- FAILS  MISSING   without a filter: an id is not dead; then none is revived
+-- FAILS  MISSING   without a filter: an id is not dead, or has no record; then none is revived
 -- TWICE  the second call fails with MISSING, or revives the next oldest
 -- USES   clock, expect, read_filter, pick_dead, seconds, size_of, record, reuse
 
@@ -16,7 +16,7 @@ local now, before, limit, filter = unpack(ARGV, 1, 4)
 now = clock(now)
 
 expect('ZCARD', schedule, dead)
-local ids, refusal = pick_dead(5, before, limit, read_filter(filter))
+local ids, refusal = pick_dead(5, before, limit, read_filter(filter), true)
 if refusal then
   return refusal
 end

@@ -9,8 +9,8 @@
 -- REPLY  '1' = it is on the schedule; '0' = it waits for an occurrence that has not ended, or is an earlier call's
 -- FAILS  MISSING   no recurrence has that name, or it is retired
 -- TWICE  the second call finds it requested
--- USES   clock, recurrence, expect, fail, requests_of, requested_of, request, REQUESTS_MOST, begin_requests_if_free,
---        record
+-- USES   clock, recurrence, expect, fail, no_recurrence,
+--        requests_of, requested_of, request, REQUESTS_MOST, begin_requests_if_free, record
 --
 -- A paused recurrence can be triggered: a pause stops what nobody asks for.
 
@@ -20,7 +20,7 @@ now = clock(now)
 expect('ZCARD', schedule, recurrences, requests_of(name), requested_of(name))
 expect('HLEN', recurrence(name))
 if not redis.call('ZSCORE', recurrences, name) then
-  return fail('MISSING', name .. ' is no recurrence of this queue')
+  return no_recurrence(name)
 elseif redis.call('HEXISTS', recurrence(name), 'retired') == 1 then
   return fail('MISSING', name .. ' is stopped: the code no longer declares it')
 end

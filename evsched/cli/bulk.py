@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.options import client
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_length
+from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.sweep import Filter, Sweep
 from evsched.client.sync_client import SyncClient
@@ -80,20 +80,25 @@ def by_filter(
     return None if named else matching
 
 
-def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: str, dry_run: bool, json: bool) -> None:
-    """Change all jobs that match, and print how many; or with `dry_run`, list them. `done`: what the jobs are then."""
-    with client(url) as redis:
+def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: str, dry_run: bool, json: bool) -> int:
+    """Change all jobs that match, and print how many; or with `dry_run`, list them. `done`: what the jobs are then.
+
+    Return the exit code: 1 if nothing matched because there is no such queue.
+    """
+    with client_of(url, queue) as redis:
         sweep = plan(Store(queue))
         if dry_run:
-            _list(search(redis, sweep.without_change()), done, json)
-            return
+            found = search(redis, sweep.without_change())
+            _list(found, done, json)
+            return note_if_unknown(redis, queue, found)
         try:
             ended = _run(redis, sweep, done)
         except EvschedError as error:
             rest = ": the same command does the rest" if isinstance(error, StoreDown) else ""
             output.note(f"{sweep.changed} {done} before this failed{rest}")
             raise
-    swept = sweep.swept
+        swept = sweep.swept
+        code = note_if_unknown(redis, queue, swept.matched)
     print(
         f"{swept.changed} {done}" if ended else f"{swept.changed} {done}, then stopped: the same command does the rest"
     )
@@ -104,6 +109,7 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
         print(f"{swept.unknown} more may be {done}: Redis was away, and its answer was lost")
     if not ended:
         raise KeyboardInterrupt
+    return code
 
 
 def search(redis: SyncClient, sweep: Sweep) -> list[Match]:

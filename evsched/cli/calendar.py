@@ -17,6 +17,7 @@ from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.recurrences import Zone, in_zone
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_time
+from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.recurrences import read_stored
 from evsched.client.sync_client import SyncClient
@@ -43,16 +44,17 @@ _KEPT = 35 * 86400.0
 
 @windows.default
 @windows.command(name="list")
-def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
+def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
     """List the named windows of a queue, and when each opens next.
 
     Example: evsched windows --queue mail
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         found, now = redis.send(Store(queue).windows()), redis.now()
+        unknown = note_if_unknown(redis, queue, found)
     if json:
         output.as_json(found)
-        return
+        return unknown
     shown = list[tuple[str, str, Moment, str]]()
     for name, text in sorted(found.items()):
         opens: float | None = None
@@ -64,6 +66,7 @@ def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url =
         shown.append((name, state, Moment(opens if state == "closed" else None), text))
     columns = (Column("name"), Column("now", 2), Column("opens", 3), Column("window", 1, prose=True))
     table(columns, shown, f"queue {queue} has no named windows")
+    return unknown
 
 
 @windows.command(name="set")
@@ -107,7 +110,7 @@ def remove_window(
 
     Example: evsched windows remove nights
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         redis.send(Store(queue).count_deferred(name))  # refused before anything is written
         if users := _users(redis, queue, name):
             raise EvschedError(
@@ -150,7 +153,7 @@ def simulate(
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
-) -> None:
+) -> int:
     """List what the recurrences of a queue will run between two times. Nothing is changed.
 
     At most 400 days and 200,000 planned times.
@@ -163,17 +166,17 @@ def simulate(
         last = first + 86400 if until is None else parse_time(until, zone)
         if not 0 < last - first <= 400 * 86400:
             raise UsageError("--to: after --from, by 400 days at the most")
-        recurrences = _given(rule, local.key) if rule else _kept(url, queue)
+        recurrences, unknown = (_given(rule, local.key), 0) if rule else _kept(url, queue)
         runs = _runs(recurrences, first, last)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     if json:
         output.as_json([{"due": due, "name": name} for due, name in runs])
-        return
+        return unknown
     if by == "run":
         columns = (Column("due", 1), Column("name"))
         table(columns, [(in_zone(due, local), name) for due, name in runs], "nothing will run")
-        return
+        return unknown
     hours = Counter(due // 3600 * 3600 for due, _ in runs)
     shown = list[tuple[str, int, str | None, str]]()
     for hour in sorted(hours):
@@ -182,6 +185,7 @@ def simulate(
         shown.append((in_zone(hour, local), hours[hour], _clock_is_set(hour, local), counts))
     columns = (Column("hour"), Column("runs", 1), Column("DST", 3), Column("of", 2, prose=True))
     table(columns, shown, "nothing will run")
+    return unknown
 
 
 class _Ahead(NamedTuple):
@@ -197,16 +201,18 @@ def _given(rules: list[str], zone: str) -> list[_Ahead]:
     return [_Ahead(read_recurrence(one), Standing(0.0), 0.0) for one in declared]
 
 
-def _kept(url: str | None, queue: str) -> list[_Ahead]:
-    with client(url) as redis:
-        now = redis.now()
-        return [
+def _kept(url: str | None, queue: str) -> tuple[list[_Ahead], int]:
+    """Return the recurrences of a queue that recur, and the exit code."""
+    with client_of(url, queue) as redis:
+        now, found = redis.now(), kept(redis, queue)
+        ahead = [
             _Ahead(redis.run(read_stored(Store(queue), name, fields)), find_standing(redis, queue, at, fields), now)
-            for name, at, fields in kept(redis, queue)
+            for name, at, fields in found
             if fields
             and not {"reason", "retired"} & fields.keys()
             and ("paused" not in fields or "paused_until" in fields)
         ]
+        return ahead, note_if_unknown(redis, queue, found)
 
 
 def _runs(recurrences: list[_Ahead], first: float, last: float) -> list[tuple[float, str]]:

@@ -13,6 +13,7 @@ from evsched.cli import ics, output
 from evsched.cli.kept_recurrences import kept
 from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.table import Column, table
+from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -33,16 +34,17 @@ _YEARS_MOST = 50
 
 @app.default
 @app.command(name="list")
-def list_calendars(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
+def list_calendars(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
     """List the calendars of a queue: how many days each has, the next of them, and the last.
 
     Example: evsched calendars --queue reports
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         found, today = redis.send(Store(queue).all_calendars()), _today(redis)
+        unknown = note_if_unknown(redis, queue, found)
     if json:
         output.as_json(found)
-        return
+        return unknown
     shown = list[tuple[str, object, object, object, str]]()
     for name, text in sorted(found.items()):
         try:
@@ -55,6 +57,7 @@ def list_calendars(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url
         shown.append((name, _count(days), ahead, last, "" if ahead else "no day is ahead: set it from a newer file"))
     columns = (Column("name"), Column("days", 3), Column("next", 1), Column("last", 2), Column("note", 4, prose=True))
     table(columns, shown, f"queue {queue} has no calendars")
+    return unknown
 
 
 def _today(redis: SyncClient) -> date:
@@ -109,7 +112,7 @@ def remove_calendar(name: _Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = 
 
     Example: evsched calendars remove de-holidays
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         if users := _users(redis, queue, name):
             raise EvschedError(f"calendar {name} is in use by {', '.join(users[:5])}: change those first")
         if not redis.send(Store(queue).set_calendar(name, None)):

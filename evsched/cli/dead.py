@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -10,8 +10,9 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli import output
 from evsched.cli.bulk import AllFound, DryRun, Only, by_filter, change
-from evsched.cli.options import Ids, Json, Queue, Url, check_limit, client
+from evsched.cli.options import Ids, Json, Queue, Url, check_limit
 from evsched.cli.table import Column, Moment, table
+from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.sweep import dropping, reviving
 from evsched.client.sync_client import SyncClient
@@ -37,17 +38,18 @@ def list_dead(
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
-) -> None:
+) -> int:
     """List dead jobs with the reasons, the newest first.
 
     Example: evsched dead --queue mail --limit 100
     """
     check_limit(limit)
     store = Store(queue)
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         front = redis.send(store.front("dead", limit, last=True))
         there = redis.send(store.dead())
         rows = [(job, died, *_read(redis, queue, job)) for job, died in front]
+        unknown = note_if_unknown(redis, queue, there)
     if there > len(front):
         output.note(f"{len(front)} of {there} dead jobs, the newest first: --limit {there} lists them all")
     if json:
@@ -62,10 +64,11 @@ def list_dead(
                 for job, died, task, reason in rows
             ]
         )
-        return
+        return unknown
     shown = [(job, Moment(died), task, reason) for job, died, task, reason in rows]
     columns = (Column("job"), Column("died", 3), Column("task", 2), Column("reason", 1, prose=True))
     table(columns, shown, f"no dead jobs in queue {queue}")
+    return unknown
 
 
 def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | None]:
@@ -88,17 +91,16 @@ def revive(
     queue: Queue = DEFAULT_QUEUE,
     json: AllFound = False,
     url: Url = None,
-) -> None:
+) -> int:
     """Schedule dead jobs again, due now: by id, by a filter, or all. Their attempts are counted from 1 again.
 
     Examples: evsched dead revive --all --queue mail; evsched dead revive --reason ConnectionError --dry-run
     """
     matching = by_filter("dead revive", ids or all_, only, dry_run, json, "; or --all")
     if matching is not None:
-        change(url, queue, lambda store: reviving(store, matching), "revived", dry_run, json)
-        return
+        return change(url, queue, lambda store: reviving(store, matching), "revived", dry_run, json)
     store = Store(queue)
-    print(f"{_each(ids, all_, url, store.revive, lambda now: store.revive(before=now))} revived")
+    return _each(ids, all_, url, store, "revived", store.revive, lambda now: store.revive(before=now))
 
 
 @app.command
@@ -112,33 +114,39 @@ def drop(
     queue: Queue = DEFAULT_QUEUE,
     json: AllFound = False,
     url: Url = None,
-) -> None:
+) -> int:
     """Delete dead jobs: by id, by a filter, or all.
 
     Examples: evsched dead drop report-17; evsched dead drop --task report --older 7d --dry-run
     """
     matching = by_filter("dead drop", ids or all_, only, dry_run, json, "; or --all")
     if matching is not None:
-        change(url, queue, lambda store: dropping(store, matching), "dropped", dry_run, json)
-        return
+        return change(url, queue, lambda store: dropping(store, matching), "dropped", dry_run, json)
     store = Store(queue)
-    print(f"{_each(ids, all_, url, store.drop, lambda now: store.drop(before=now))} dropped")
+    return _each(ids, all_, url, store, "dropped", store.drop, lambda now: store.drop(before=now))
 
 
 def _each(
     ids: list[str] | None,
     every: bool,
     url: str | None,
+    store: Store,
+    done: str,
     some: Callable[[list[str]], Call[list[str]]],
     slice_: Callable[[float], Call[list[str]]],
 ) -> int:
-    """Handle the jobs named, or in slices all that were dead at the start; return how many."""
+    """Handle the jobs named, or in slices all that were dead at the start; print how many. Return the exit code."""
     if bool(ids) == every:
         raise UsageError("give ids of jobs, or --all")
-    with client(url) as redis:
-        if ids:
-            return len(redis.send(some(ids)))
-        now, done = redis.now(), 0
-        while part := len(redis.send(slice_(now))):
-            done += part
-        return done
+    with client_of(url, store.queue) as redis:
+        count = len(redis.send(some(ids))) if ids else sum(_slices(redis, slice_))
+        code = note_if_unknown(redis, store.queue, count)
+    print(f"{count} {done}")
+    return code
+
+
+def _slices(redis: SyncClient, slice_: Callable[[float], Call[list[str]]]) -> Generator[int]:
+    """Handle all that were dead at the start, and yield how many at a time."""
+    now = redis.now()
+    while part := len(redis.send(slice_(now))):
+        yield part

@@ -8,7 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from evsched.cli.kept_recurrences import is_retired, kept
-from evsched.cli.options import Queue, Url, client
+from evsched.cli.options import Queue, Url
+from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -29,7 +30,7 @@ def prune(
     dry_run: Annotated[bool, Parameter(negative="", help="List them, and delete nothing.")] = False,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,
-) -> None:
+) -> int:
     """Delete the recurrences that the code declared once, and does not declare in its newest revision.
 
     Until then they are stopped, and go on if a later revision declares them again. --all deletes all that the code of
@@ -40,7 +41,7 @@ def prune(
     """
     if all and app is None:
         raise UsageError("prune: --all needs --app NAME")
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         if app is not None and not (redis.send(Store(queue).known_revisions(app)) or app in _owners(redis, queue)):
             raise JobMissing(_no_app(redis, queue, app))
         if all and app is not None:
@@ -48,10 +49,12 @@ def prune(
         else:
             pruned = _prune_retired(redis, queue, app, dry_run=dry_run)
         hint = "" if pruned else _hint(redis, queue)
+        unknown = note_if_unknown(redis, queue, pruned)
     for name in pruned:
         print(f"{name} would be removed" if dry_run else f"{name} removed")
     if not pruned:
         print(f"nothing to prune: no recurrence is stopped because the code no longer declares it{hint}")
+    return unknown
 
 
 def _prune_retired(redis: SyncClient, queue: str, app: str | None, *, dry_run: bool) -> list[str]:
@@ -113,7 +116,7 @@ def rollback(*, app: OneApp = None, queue: Queue = DEFAULT_QUEUE, url: Url = Non
 
     Example: evsched recurrences rollback --queue reports
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         apps = [app] if app is not None else _apps(redis, queue)
         forgotten = [name for name in apps if redis.send(Store(queue).forget_revisions(name))]
         if not forgotten:

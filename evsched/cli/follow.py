@@ -14,8 +14,9 @@ from evsched import keys
 from evsched.cli import output, table
 from evsched.cli.jobs import Id
 from evsched.cli.kept_recurrences import find_standing
-from evsched.cli.options import Json, Queue, Url, client, settings
+from evsched.cli.options import Json, Queue, Url, settings
 from evsched.cli.table import Moment
+from evsched.cli.unknown_queues import client_of
 from evsched.client.client import Client
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -53,12 +54,12 @@ def show(
 
     Example: evsched show report-17 --follow
     """
-    if follow:
-        asyncio.run(_follow(settings(url).url, queue, job))
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
+        if follow:
+            asyncio.run(_follow(settings(url).url, queue, job))
         status = redis.status(queue, job)
-    if status is None:
-        raise JobMissing(missing(job, queue))
+        if status is None:
+            raise JobMissing(missing(job, queue))
     if json:
         output.as_json(status)
         return
@@ -89,12 +90,16 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     Example: evsched explain report-17
     """
     store = Store(queue)
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         facts = redis.send(store.explain(job))
-        if facts.status is None and (found := _recurrence(redis, store, job)) is not None:
-            _print(job, found, json)
-            return
-        similar = _similar(redis, store, job) if facts.status is None else []
+        if facts.status is None:
+            if (found := _recurrence(redis, store, job)) is not None:
+                _print(job, found, json)
+                return
+            answer = explain_job(job, queue, facts, _similar(redis, store, job))
+            if json:
+                output.as_json(answer)
+            raise JobMissing(answer.sentence)
         name = named_window(facts.status)
         window = None
         with contextlib.suppress(StoreRefused):  # the reason in the record says that the window cannot be read
@@ -107,14 +112,9 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
             with contextlib.suppress(StoreRefused):  # this user may not ask
                 dispatchers = redis.send(server.dispatchers())
     pauses = list[FetchPause | None]()
-    if facts.status is not None and facts.status.place == "ready" and facts.counts.get("workers"):
+    if facts.status.place == "ready" and facts.counts.get("workers"):
         pauses = asyncio.run(_pauses(settings(url).url, queue))
-    answer = explain_job(job, queue, facts, similar, window, types, dispatchers, pauses)
-    if facts.status is None:
-        if json:
-            output.as_json(answer)
-        raise JobMissing(answer.sentence)
-    _print(job, answer, json)
+    _print(job, explain_job(job, queue, facts, (), window, types, dispatchers, pauses), json)
 
 
 def _print(name: str, answer: Explanation, json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -13,8 +14,8 @@ from msgspec.structs import replace
 from evsched.cli import output
 from evsched.cli.bulk import AllFound, DryRun, Only, by_filter, change, describe, read, search, show
 from evsched.cli.options import Json, Queue, Url, check_limit, client
-from evsched.cli.queues import not_served, note_unknown
 from evsched.cli.time_args import parse_due, parse_length
+from evsched.cli.unknown_queues import client_of, not_served, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client import sweep
 from evsched.client.new_job import JobOptions, check_job_options, new_job
@@ -151,7 +152,7 @@ def cancel(
     queue: Queue = DEFAULT_QUEUE,
     json: AllFound = False,
     url: Url = None,
-) -> None:
+) -> int:
     """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
 
     With a filter: delete all waiting jobs that match. Jobs that workers have fetched go on.
@@ -160,16 +161,16 @@ def cancel(
     """
     matching = by_filter("cancel", job, only, dry_run, json)
     if matching is not None:
-        change(url, queue, lambda store: cancelling(store, matching), "cancelled", dry_run, json)
-        return
+        return change(url, queue, lambda store: cancelling(store, matching), "cancelled", dry_run, json)
     assert job is not None
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         place = redis.cancel(queue, job)
     print(
         f"{job} is running: its worker was asked to stop it"
         if place == "processing"
         else f"{job} cancelled, it was in {place}"
     )
+    return 0
 
 
 def reschedule(
@@ -183,7 +184,7 @@ def reschedule(
     queue: Queue = DEFAULT_QUEUE,
     json: AllFound = False,
     url: Url = None,
-) -> None:
+) -> int:
     """Give a waiting job another due time, or with a filter all waiting jobs that match.
 
     Examples: evsched reschedule report-17 --in 2h; evsched reschedule --group alice --in 2h --dry-run
@@ -193,11 +194,12 @@ def reschedule(
     if due is None and delay is None:
         raise UsageError("reschedule: say when with --at or --in; `evsched run-now` makes it due now")
     if matching is not None:
-        change(url, queue, lambda store: rescheduling(store, matching, due, delay), "rescheduled", dry_run, json)
-        return
+        plan = partial(rescheduling, matching=matching, due=due, delay=delay)
+        return change(url, queue, plan, "rescheduled", dry_run, json)
     assert job is not None
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         print(f"{job} is due {output.moment(redis.reschedule(queue, job, due, delay=delay))}")
+    return 0
 
 
 def run_now(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
@@ -205,7 +207,7 @@ def run_now(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> Non
 
     Example: evsched run-now report-17
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         print(f"{job} is due {output.moment(redis.reschedule(queue, job))}")
 
 
@@ -233,8 +235,7 @@ def jobs(
             found = search(redis, Sweep(store, matching, places))
             there = Counter(job.place for job in found)
             rows = [row for name in places for row in [job for job in found if job.place == name][:limit]]
-        # A queue that nobody named is empty before its first job.
-        unknown = 0 if rows or queue == DEFAULT_QUEUE else note_unknown(redis, [queue])
+        unknown = note_if_unknown(redis, queue, rows)
     for name, listed in Counter(job.place for job in rows).items():
         if there[name] > listed:
             output.note(f"{listed} of {there[name]} jobs in {name}: --limit {there[name]} lists them all")

@@ -6,8 +6,9 @@ from typing import Any
 
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, client
-from evsched.cli.queues import each, note_unknown, read_limits, report
+from evsched.cli.queues import each, read_limits, report
 from evsched.cli.table import Column, Moment, table
+from evsched.cli.unknown_queues import note_unknown
 from evsched.errors import StoreRefused
 from evsched.store.limits import Limits
 

@@ -7,8 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.options import Queue, RecurrenceName, Url, client
+from evsched.cli.options import Queue, RecurrenceName, Url
 from evsched.cli.time_args import parse_time
+from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
@@ -42,7 +43,7 @@ def pause(
         ends = None if until is None else parse_time(until, zone)
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         if ends is not None and ends <= redis.now():
             raise UsageError(f"--until: {output.moment(ends)} has passed")
         redis.send(Store(queue).hold(name, True, until=ends, why=why))
@@ -54,6 +55,6 @@ def resume(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = 
 
     Example: evsched recurrences resume nightly
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         recurs = redis.send(Store(queue).hold(name, False))
     print(f"{name} is resumed" + ("" if recurs else ", and stays stopped: the code no longer declares it"))

@@ -11,8 +11,8 @@ from msgspec import structs
 from evsched.cli import output
 from evsched.cli.limits import COLUMNS, rows_of
 from evsched.cli.options import Json, Url, client
-from evsched.cli.queues import missing, note_unknown
 from evsched.cli.table import table
+from evsched.cli.unknown_queues import missing, note_unknown
 from evsched.cli.usage import UsageError
 from evsched.errors import ConfigError, EvschedError
 from evsched.jobs import groups

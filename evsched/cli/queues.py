@@ -1,9 +1,8 @@
-"""The commands that list queues and workers, and whether a queue of some name exists."""
+"""The commands that list queues and workers."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -11,6 +10,7 @@ from msgspec import structs
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, client
 from evsched.cli.table import Column, Moment, table
+from evsched.cli.unknown_queues import note_unknown
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
@@ -36,66 +36,6 @@ _QUEUE_COLUMNS = (
 )
 
 _FIELDS = (*_PLACES, "workers", "parents", "next_due", "paused", "limits", "changed_by_hand", "error")
-
-
-def missing(redis: SyncClient, queue: str) -> str | None:
-    """Return a message if a queue has never been used, None if it has."""
-    store = Store(queue)
-    try:
-        queue_stats = redis.send(store.queue_stats())
-    except StoreRefused:  # a key of the wrong type: so the queue has been used
-        return None
-    if (
-        any(queue_stats.places.values())
-        or queue_stats.workers
-        or queue_stats.parents
-        or queue_stats.paused
-        or redis.send(store.recurrences(0, 1))
-    ):
-        return None
-    return f"queue {queue} has no jobs, no workers and no recurrences{_hint(redis, queue)}"
-
-
-def not_served(redis: SyncClient, queue: str) -> str | None:
-    """Return a message if no worker serves a queue; None if one does, a parent stands by, or that cannot be read."""
-    try:
-        queue_stats = redis.send(Store(queue).queue_stats())
-        if queue_stats.workers or queue_stats.parents:
-            return None
-    except StoreRefused:  # a key of the wrong type, or no right to read it
-        return None
-    return f"no worker serves queue {queue} now, so the job waits until one does{_hint(redis, queue)}"
-
-
-def _hint(redis: SyncClient, queue: str) -> str:
-    """Suggest the names of queues that are like this one, if there are any."""
-    try:
-        # The queue itself may have keys, such as limits: it is not a suggestion.
-        others = [name for name in find_queues(redis) if name != queue]
-    except StoreRefused:  # the ACL user `client` may not look for queues
-        return ""
-    near = difflib.get_close_matches(queue, others, n=3)
-    return f": did you mean {', '.join(near)}?" if near else ""
-
-
-def note_unknown(redis: SyncClient, named: Iterable[str]) -> int:
-    """Print a line for each queue of which Redis has nothing: its name is probably misspelt. Return the exit code.
-
-    A queue that has been used and is empty now is known to Redis until its last keys are deleted.
-    """
-    code = 0
-    for queue in named:
-        if (unknown := missing(redis, queue)) and not _is_listed(redis, queue):
-            output.note(unknown)
-            code = 1
-    return code
-
-
-def _is_listed(redis: SyncClient, queue: str) -> bool:
-    try:
-        return queue in find_queues(redis)
-    except StoreRefused:  # the ACL user `client` may not look for queues
-        return False
 
 
 def each(redis: SyncClient, named: list[str] | None, read: Callable[[Store], T]) -> list[tuple[str, T | StoreRefused]]:

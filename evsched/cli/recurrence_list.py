@@ -7,8 +7,9 @@ from typing import Any
 
 from evsched.cli import output
 from evsched.cli.kept_recurrences import find_standing, is_retired, kept, waiting_requests
-from evsched.cli.options import Json, Queue, Url, client
+from evsched.cli.options import Json, Queue, Url
 from evsched.cli.table import Column, Moment, table
+from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.explain_recurrence import no_record
@@ -33,18 +34,20 @@ _COLUMNS = (
 )
 
 
-def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
+def list_recurrences(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> int:
     """List the recurrences of a queue: rule, next time, and how the last run ended.
 
     Example: evsched recurrences --queue reports
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         now = redis.now()
         rows = [_row(redis, queue, now, *one) for one in kept(redis, queue)]
+        unknown = note_if_unknown(redis, queue, rows)
     if json:
         output.as_json(rows)
     else:
         table(_COLUMNS, map(_cells, rows), f"queue {queue} has no recurrences")
+    return unknown
 
 
 def _row(redis: SyncClient, queue: str, now: float, name: str, at: float, fields: dict[str, bytes]) -> dict[str, Any]:

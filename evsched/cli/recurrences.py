@@ -23,6 +23,7 @@ from evsched.cli.recurrence_list import list_recurrences
 from evsched.cli.requested_runs import backfill, trigger
 from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
+from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.recurrences import read_stored, with_stored
@@ -66,7 +67,7 @@ def next_times(
     """
     if not 1 <= count <= _NEXT_MOST:
         raise UsageError(f"--count is {count}: from 1 to {_NEXT_MOST}")
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         next_, fields = redis.send(Store(queue).next_planned(name)), redis.send(Store(queue).recurrence(name))
         if not fields:
             raise JobMissing(f"{name} is not a recurrence of queue {queue}")
@@ -121,7 +122,8 @@ def add(
         Parameter(help="Delay each occurrence by up to this many seconds, to spread the load."),
     ] = 0.0,
     misfire: Annotated[
-        Misfire, Parameter(help="What to do about missed occurrences: run none, the newest, or all.")
+        Misfire,
+        Parameter(help="What to do about missed occurrences: run none, the newest, or all. all: with --overlap allow."),
     ] = "once",
     overlap: Annotated[
         Overlap, Parameter(help="What to do with an occurrence that is due while the one before it runs.")
@@ -183,7 +185,7 @@ def remove(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = 
 
     Example: evsched recurrences remove nightly
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         redis.remove(queue, name)
     print(f"{name} removed")
 

@@ -8,8 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.options import Json, Queue, RecurrenceName, Url, client
+from evsched.cli.options import Json, Queue, RecurrenceName, Url
 from evsched.cli.time_args import parse_time
+from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
 from evsched.client import requested_runs
 from evsched.config import DEFAULT_QUEUE
@@ -23,7 +24,7 @@ def trigger(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url =
 
     Example: evsched recurrences trigger nightly
     """
-    with client(url) as redis:
+    with client_of(url, queue) as redis:
         job_id, begun = redis.run(requested_runs.trigger(Store(queue), name))
     print(job_id if begun else f"{job_id} waits until the run before it has ended")
 
@@ -53,7 +54,7 @@ def backfill(
         last = float("inf") if until is None else parse_time(until, zone)
         if last <= first:
             raise UsageError("--to: after --from")
-        with client(url) as redis:
+        with client_of(url, queue) as redis:
             if dry_run:
                 _list(redis.run(requested_runs.planned_between(Store(queue), name, first, last)), zone, json)
                 return

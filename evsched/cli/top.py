@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, client, settings
-from evsched.cli.queues import note_unknown
+from evsched.cli.unknown_queues import note_unknown
 from evsched.errors import StoreDown, StoreRefused
 from evsched.top.collector import Top
 from evsched.top.snapshot import Page

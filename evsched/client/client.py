@@ -81,7 +81,7 @@ class Client:
         """Create a recurrence, or change the one of that name; return which.
 
         Raises:
-            ConfigError: its rule, zone or window is not valid, a calendar or window that it names does not exist, or it
+            ConfigError: a field of it is not valid, a calendar or window that it names does not exist, or it
                 is too frequent for the retries of its task.
         """
         return await self.run(recurrences.declare(self.store(queue), recurrence))
@@ -147,9 +147,11 @@ class Client:
         """Return the waiting and dead jobs that match a filter, in no order; those of one `place` if it is given.
 
         A job that moves to another place meanwhile may be missed.
+
+        Raises:
+            ConfigError: there is no such place.
         """
-        places = (*sweep.WAITING, "dead") if place is None else (place,)
-        return await self.run(sweep.find(self.store(queue), matching, places))
+        return await self.run(sweep.find(self.store(queue), matching, place))
 
     async def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter. Jobs that workers hold go on.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypedDict, cast, get_args
+from typing import Any, Final, Literal, TypedDict, cast
 
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.times import finite_seconds, seconds, unix
@@ -13,6 +13,7 @@ from evsched.jobs import arguments
 from evsched.jobs import options as check
 from evsched.jobs.options import Check
 from evsched.jobs.tasks import Task
+from evsched.recurrence.check_declared import CHECKS
 from evsched.recurrence.intervals import check_interval
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap, read_recurrence
 
@@ -56,44 +57,19 @@ class RecurringOptions(TypedDict, total=False):
 
 
 _CHECKS: Final[dict[str, Check]] = {
+    **CHECKS,
     "every": finite_seconds,
-    "zone": check.text,
     "name": check.text,
     "args": check.in_order,
     "kwargs": check.named,
     "start": unix,
     "end": unix,
-    "count": check.count,
     "spread": finite_seconds,
-    "misfire": check.one_of(*get_args(Misfire)),
-    "most": check.count,
-    "overlap": check.one_of(*get_args(Overlap)),
-    "window": check.text,
-    "after": check.one_of("end"),
-    "skip": check.text,
-    "pause_after": check.count,
-    "priority": check.priority,
-    "group": check.group,
     "queue": check.identifier,
 }
 """The check of each of `RecurringOptions`, by its declared type; its window and name are read with the rule."""
 
 _NEVER_NONE: Final = ("zone", "args", "spread", "misfire", "most", "overlap")
-
-_AS_GIVEN: Final = (
-    "zone",
-    "priority",
-    "group",
-    "count",
-    "misfire",
-    "most",
-    "overlap",
-    "window",
-    "after",
-    "skip",
-    "pause_after",
-)
-"""Options that are fields of the declaration, under the same name."""
 
 
 def check_recurring_options(given: RecurringOptions) -> None:
@@ -124,7 +100,7 @@ def declared(task: Task, rule: str | None, options: RecurringOptions, payload_ca
         start=None if start is None else unix("start", start),
         end=None if end is None else unix("end", end),
         spread=seconds("spread", options.get("spread", 0.0)),
-        **{option: value for option, value in cast("dict[str, Any]", options).items() if option in _AS_GIVEN},
+        **{option: value for option, value in cast("dict[str, Any]", options).items() if option in CHECKS},
     )
     check_interval(read_recurrence(found), task.retry)
     return found

@@ -7,6 +7,7 @@ from typing import Literal, cast
 from evsched.client.operations import Operation, send
 from evsched.jobs.policies import task_of
 from evsched.recurrence.calendars import names_of
+from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.intervals import check_by_policies
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence, window_names
 from evsched.store.store import Store
@@ -33,8 +34,9 @@ def declare(store: Store, declared: Declared) -> Operation[Literal["made", "chan
     written it.
 
     Raises:
-        ConfigError: it is not valid, or too frequent for the retries of its task.
+        ConfigError: a field is not valid, or it is too frequent for the retries of its task.
     """
+    check_declared(declared)
     recurrence, task = (yield from with_stored(store, declared)), task_of(declared.payload)
     if task is not None:
         check_by_policies(recurrence, (yield from send(store.policies([task]))))

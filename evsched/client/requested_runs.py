@@ -40,7 +40,7 @@ def planned_between(store: Store, name: str, since: float, until: float) -> Oper
     """
     fields = yield from send(store.recurrence(name))
     if not fields:
-        raise JobMissing(f"{name} is no recurrence of queue {store.queue}")
+        raise JobMissing(f"{name} is not a recurrence of queue {store.queue}")
     recurrence = yield from read_stored(store, name, fields)
     if recurrence.declared.after is not None:
         raise ConfigError(f"{name} has no planned times that have passed: it is counted from the end of each run")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
@@ -224,9 +224,15 @@ def dropping(store: Store, matching: Filter) -> Sweep:
     return Sweep(store, _named(matching), ("dead",), store.drop_matching)
 
 
-def find(store: Store, matching: Filter, places: Sequence[Waiting]) -> Operation[list[Match]]:
-    """Return all jobs of some places that match."""
-    sweep = Sweep(store, matching, places)
+def find(store: Store, matching: Filter, place: Waiting | None) -> Operation[list[Match]]:
+    """Return all waiting and dead jobs that match, those of one place if it is given.
+
+    Raises:
+        ConfigError: there is no such place.
+    """
+    if place is not None:
+        check.one_of(*get_args(Waiting))("place", place)
+    sweep = Sweep(store, matching, get_args(Waiting) if place is None else (place,))
     yield from sweep.finish()
     return sweep.found
 

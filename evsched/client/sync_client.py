@@ -99,8 +99,7 @@ class SyncClient:
 
     def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
         """Return the waiting and dead jobs that match a filter, as `Client.find`."""
-        places = (*sweep.WAITING, "dead") if place is None else (place,)
-        return self.run(sweep.find(self.store(queue), matching, places))
+        return self.run(sweep.find(self.store(queue), matching, place))
 
     def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter, as `Client.cancel_matching`."""

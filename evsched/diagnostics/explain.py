@@ -47,10 +47,10 @@ class Explanation(Struct, frozen=True):
     """By name, as they are shown to a person."""
 
 
-def missing(job_id: str, queue: str) -> str:
-    """Return the sentence about an id that no job has."""
+def missing(job_id: str, queue: str, also: str = "") -> str:
+    """Return the sentence about an id that no job has. `also`: what else there is not."""
     return (
-        f"no job {job_id} in queue {queue}: it never existed, it was cancelled while it waited, it ended and its "
+        f"no job {job_id} in queue {queue}{also}: it never existed, it was cancelled while it waited, it ended and its "
         "retention is over, or it was scheduled inline (its payload is in the schedule) and gets its id when it is "
         "dispatched"
     )
@@ -83,7 +83,7 @@ def explain(
     status = facts.status
     if status is None:
         hint = f": did you mean {', '.join(similar)}?" if similar else ""
-        return Explanation(missing(job_id, queue) + hint, {})
+        return Explanation(missing(job_id, queue, ", and no recurrence of this name") + hint, {})
     if reason := _wrong_type(status, facts, types or {}):
         return Explanation(reason, _list_facts(status, facts))
     if status.place == "schedule" and window is not None and (reason := _outside_window(status, facts, window)):

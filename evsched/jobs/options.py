@@ -47,6 +47,8 @@ def identifier(name: str, value: Any) -> None:
 def text(name: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
         raise invalid(name, value, "a string that is not empty")
+    if not _is_unicode(value):
+        raise invalid(name, value, "text that can be encoded in UTF-8: it has half of a surrogate pair")
 
 
 def flag(name: str, value: Any) -> None:
@@ -60,12 +62,8 @@ def priority(name: str, value: Any) -> None:
 
 
 def group(name: str, value: Any) -> None:
-    try:
-        if isinstance(value, str) and 0 < len(value.encode()) <= 200 and "}" not in value:
-            return
-    except UnicodeEncodeError:  # half of a surrogate pair, which cannot be sent
-        pass
-    raise invalid(name, value, "a string of 1 to 200 bytes, without `}`")
+    if not isinstance(value, str) or not _is_unicode(value) or not 0 < len(value.encode()) <= 200 or "}" in value:
+        raise invalid(name, value, "a string of 1 to 200 bytes, without `}`")
 
 
 def number(name: str, value: Any) -> None:
@@ -121,6 +119,15 @@ def one_of(*choices: str) -> Check:
             raise ConfigError(f"{name} is {repr(value)[:200]}{hint}")
 
     return check
+
+
+def _is_unicode(value: str) -> bool:
+    """Return whether a string can be sent: half of a surrogate pair cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_number(value: Any) -> bool:

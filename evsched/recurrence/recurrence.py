@@ -305,6 +305,8 @@ def read_recurrence(
         raise ConfigError(f"recurrence {declared.name}: skip is the name of a calendar, or several with commas")
     if declared.after is not None and (rule.cron is not None or declared.overlap == "allow"):
         raise ConfigError(f"recurrence {declared.name}: after='end' needs every=, and an overlap that is not 'allow'")
+    if declared.misfire == "all" and declared.overlap != "allow":  # they are all due at once
+        raise ConfigError(f"recurrence {declared.name}: misfire='all' needs overlap='allow'")
     return Recurrence(declared, rule, window, closed)
 
 

@@ -124,7 +124,7 @@ class Clients(Queue):
         """Put dead jobs back on the schedule, due now: those of the ids, or the oldest that died before a moment.
 
         Raises (when sent):
-            JobMissing: one of the ids is not dead; then none was revived.
+            JobMissing: one of the ids is not dead, or has no record; then none was revived.
         """
         return self._verb("revive", texts, self._stamp(now), as_moment(before), limit, "", *ids)
 

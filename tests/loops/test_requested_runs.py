@@ -90,6 +90,6 @@ async def test_the_client_triggers_a_run_and_returns_its_id(config: Config, queu
         job_id = await app.client.trigger(queue, "t")
         await ended(running, 1)
         assert await app.job(job_id).result(PATIENCE) == "tock"
-        with pytest.raises(JobMissing, match="nobody is no recurrence"):
+        with pytest.raises(JobMissing, match="nobody is not a recurrence"):
             await app.client.trigger(queue, "nobody")
     assert ran == [job_id]

@@ -171,3 +171,16 @@ async def test_a_filter_without_a_condition_changes_nothing(client: Client, queu
 def test_a_wrong_condition_is_refused_where_it_is_given(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Filter(**wrong)
+
+
+@pytest.mark.parametrize("name", ["task", "group", "reason"])
+def test_a_condition_that_cannot_be_sent_is_refused(name: str) -> None:
+    conditions: Any = {name: "\ud800"}
+    with pytest.raises(ConfigError, match=f"{name} is .*UTF-8"):
+        Filter(**conditions)
+
+
+async def test_jobs_are_found_in_places_that_exist(client: Client, queue: str) -> None:
+    place: Any = "procesing"
+    with pytest.raises(ConfigError, match="place is 'procesing': give 'schedule' or"):
+        await client.find(queue, PAY, place)

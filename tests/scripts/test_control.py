@@ -135,12 +135,32 @@ def test_revive_and_drop_do_all_or_nothing_and_are_bounded(send: Send, store: St
     for verb in (store.revive, store.drop):
         with pytest.raises(JobMissing, match="nobody"):
             send(verb(["d0", "nobody"]))
+        with pytest.raises(JobMissing, match=r"^x is not dead; y is not dead; the other jobs were left as they are$"):
+            send(verb(["d0", "x", "y", "x"]))
+        with pytest.raises(JobMissing, match=r"^n0 is not dead; .*; n4 is not dead; and 2 more$"):
+            send(verb([f"n{n}" for n in range(7)]))
     assert state() == before
     assert send(store.drop(before=NOW - 1)) == []
     assert send(store.drop(before=NOW, limit=2)) == ["d0", "d1"]
     assert send(store.revive(before=NOW, limit=5, now=NOW)) == ["d2", "d3"]
     after = state()
     assert (sorted(after["schedule"]), "dead" in after, "job:d0" in after) == (["d2", "d3"], False, False)
+
+
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_a_dead_job_that_is_named_twice_counts_once(send: Send, store: Store, verb: str) -> None:
+    put(send, store, "dead", "a")
+    assert send(getattr(store, verb)(["a", "a"])) == ["a"]
+
+
+def test_a_dead_job_without_a_record_can_only_be_dropped(send: Send, store: Store, state: State, raw: Any) -> None:
+    put(send, store, "dead", "a")
+    raw.delete(f"evsched:{{{store.queue}}}:job:a")
+    before = state()
+    with pytest.raises(JobMissing, match=r"^a has no record, so it cannot be revived: drop it$"):
+        send(store.revive(["a"], now=NOW))
+    assert state() == before
+    assert send(store.drop(["a"])) == ["a"]
 
 
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "processing", "finished", "dead"])

@@ -315,10 +315,14 @@ def test_a_mistake_gives_one_line_and_its_exit_code(cli: Cli, code: int, words: 
     assert words in line
 
 
-UNKNOWN = ["jobs --queue", "queues --queue", "workers --queue", "top --json --queue", "limit"]
+UNKNOWN = [
+    *("jobs", "queues", "workers", "top --json", "cancel --task t", "reschedule --task t --in 1h", "dead"),
+    *("cancel --task t --dry-run", "dead revive --all", "dead drop --all", "dead drop --task t", "simulate"),
+    *("recurrences", "recurrences prune", "windows", "calendars"),
+]
 
 
-@pytest.mark.parametrize("command", UNKNOWN)
+@pytest.mark.parametrize("command", [*(f"{command} --queue" for command in UNKNOWN), "limit"])
 def test_a_queue_that_does_not_exist_is_named_with_the_nearest(cli: Cli, queue: str, command: str) -> None:
     cli.run("enqueue", "add", "1", "--queue", queue)
     done = cli.run(*command.split(), f"{queue}x")
@@ -326,6 +330,42 @@ def test_a_queue_that_does_not_exist_is_named_with_the_nearest(cli: Cli, queue: 
     assert done.stderr == f"evsched: queue {queue}x has no jobs, no workers and no recurrences: did you mean {queue}?\n"
     known = cli.run(*command.split(), queue)
     assert (known.returncode, known.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("cancel", "reschedule --in 1h", "run-now", "show", "explain", "dead revive", "dead drop"),
+        *(
+            f"recurrences {verb}"
+            for verb in ("next", "trigger", "pause", "resume", "remove", "backfill --from 2025-01-01")
+        ),
+    ],
+)
+def test_what_is_missing_in_a_queue_that_does_not_exist_is_reported_with_the_queue(
+    cli: Cli, queue: str, command: str
+) -> None:
+    cli.run("enqueue", "add", "1", "--id", "a", "--queue", queue)
+    done = cli.run(*command.split(), "a", "--queue", f"{queue}x")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    no_queue = f"; queue {queue}x has no jobs, no workers and no recurrences: did you mean {queue}?\n"
+    assert done.stderr.endswith(no_queue)
+    known = cli.run(*command.split(), "b", "--queue", queue)
+    assert known.returncode == 1
+    assert "has no jobs" not in known.stderr
+
+
+def test_windows_alone_make_a_queue(cli: Cli, queue: str) -> None:
+    cli.run("windows", "set", "nights", "22:00-06:00 UTC", "--queue", queue)
+    listed = cli.run("windows", "--queue", queue)
+    assert (listed.returncode, listed.stderr) == (0, "")
+
+
+def test_the_name_that_neither_a_job_nor_a_recurrence_has_is_explained_with_its_queue(cli: Cli, queue: str) -> None:
+    cli.run("enqueue", "add", "1", "--queue", queue)
+    done = cli.run("explain", "nightly", "--queue", queue)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"evsched: no job nightly in queue {queue}, and no recurrence of this name: ")
 
 
 def test_an_empty_queue_that_redis_knows_is_no_mistake(cli: Cli, queue: str) -> None:

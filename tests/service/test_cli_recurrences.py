@@ -58,7 +58,7 @@ def test_a_recurrence_is_added_listed_paused_resumed_and_removed(cli: Cli, queue
     assert cli.run("recurrences", "resume", "report", *of).stdout == "report is resumed\n"
     assert cli.run("recurrences", "remove", "t", *of).stdout == "t removed\n"
     gone = cli.run("recurrences", "remove", "t", *of)
-    assert (gone.returncode, gone.stderr) == (1, "evsched: t is no recurrence of this queue\n")
+    assert (gone.returncode, gone.stderr) == (1, f"evsched: t is not a recurrence of queue {queue}\n")
 
 
 def test_next_and_simulate_list_the_times_to_come(cli: Cli, queue: str) -> None:

@@ -74,8 +74,8 @@ def test_what_a_backfill_says(cli: Cli, queue: str, raw: Any) -> None:
 @pytest.mark.parametrize(
     ("code", "words", "command"),
     [
-        (1, "nobody is no recurrence of", ("trigger", "nobody")),
-        (1, "nobody is no recurrence of", ("backfill", "nobody", "--from", "2025-01-01")),
+        (1, "nobody is not a recurrence of queue", ("trigger", "nobody")),
+        (1, "nobody is not a recurrence of queue", ("backfill", "nobody", "--from", "2025-01-01")),
         (2, "--to: after --from", ("backfill", "r", "--from", "100", "--to", "50")),
         (2, "is not a time", ("backfill", "r", "--from", "noon")),
         (2, "more than 10000 planned times of r: backfill a shorter span", ("backfill", "r", "--from", "0")),

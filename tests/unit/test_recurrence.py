@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evsched.app import App
+from evsched.client.recurrences import declare
 from evsched.errors import ConfigError
 from evsched.recurrence.cron import parse_rule
 from evsched.recurrence.recurrence import Declared, Plan, Recurrence, occurrence_id, read_declared, read_recurrence
+from evsched.store.store import Store
 
 ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]
 MOMENTS = st.integers(
@@ -261,3 +264,49 @@ def test_of_what_is_counted_from_the_end_one_is_planned_and_none_is_missed() -> 
 def test_what_cannot_be_counted_from_the_end_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="after='end' needs every="):
         after_end(**more)
+
+
+REPORT = Declared(name="report", rule="@daily", payload=b'{"task":"report"}')
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("misfire", "bla", "misfire is 'bla': give 'skip' or 'once' or 'all'"),
+        ("overlap", "alow", "overlap is 'alow', did you mean 'allow'[?]"),
+        ("overlap", None, "overlap is None: give"),
+        ("after", "start", "after is 'start': give 'end'"),
+        ("priority", 12, "priority is 12: give a whole number from 0 to 9"),
+        ("group", "}", "group is '}': give a string"),
+        ("payload", b"x", "payload is b'x': give the JSON of a job"),
+        ("payload", b"{}", "missing required field `task`"),
+        ("payload", "{}", "payload is '{}': give the JSON of a job as bytes"),
+        ("rule", None, "rule is None: give a string"),
+        ("name", 5, "name is 5: give a string"),
+        ("start", "now", "start is 'now': give a number"),
+        ("spread", -1.0, "spread is -1.0: give a number of seconds, 0 or more"),
+        ("most", 0, "most is 0: give a whole number, 1 or more"),
+        ("zone", "\ud800", "zone is '.ud800': give"),
+    ],
+)
+def test_a_field_of_a_declaration_that_is_not_valid_is_refused(field: str, value: Any, words: str) -> None:
+    changed: Any = {field: value}
+    with pytest.raises(ConfigError, match=words):
+        next(declare(Store("q"), msgspec.structs.replace(REPORT, **changed)))
+
+
+@pytest.mark.parametrize("overlap", ["skip", "wait"])
+def test_missed_occurrences_that_are_all_due_at_once_must_be_allowed_to_overlap(overlap: Any) -> None:
+    with pytest.raises(ConfigError, match="recurrence report: misfire='all' needs overlap='allow'"):
+        next(declare(Store("q"), msgspec.structs.replace(REPORT, misfire="all", overlap=overlap)))
+    with pytest.raises(ConfigError, match="misfire='all' needs overlap='allow'"):
+        App("redis://localhost:1/0").recurring("@daily", misfire="all", overlap=overlap)(report)
+    next(declare(Store("q"), msgspec.structs.replace(REPORT, misfire="all", overlap="allow")))
+
+
+def report() -> None:
+    """A task."""
+
+
+def test_a_declaration_that_is_valid_is_sent() -> None:
+    next(declare(Store("q"), REPORT))

@@ -174,7 +174,8 @@ async def tested(clock: Clock) -> None:
 
 
 def declared() -> None:
-    app.recurring("@daily", start=datetime.now(UTC), count=3, spread=timedelta(minutes=5), misfire="all", most=5)
+    app.recurring("@daily", start=datetime.now(UTC), count=3, spread=timedelta(minutes=5))
+    app.recurring("@daily", misfire="all", most=5, overlap="allow")
     app.task(name="other", timeout=None, retention=0, on="process")
     app.task(name="few", queue="slow", concurrency=3)
     app.limit("slow", rate=0.5, burst=2)
