@@ -315,7 +315,7 @@ def test_a_paused_recurrence_can_be_triggered_and_stays_paused(send: Send, store
 
 
 def test_what_does_not_exist_or_is_retired_is_not_triggered(send: Send, store: Store, state: State) -> None:
-    with pytest.raises(JobMissing, match="is no recurrence"):
+    with pytest.raises(JobMissing, match="is not a recurrence of queue"):
         trigger(send, store)
     assert state() == {}
 
