@@ -45,15 +45,21 @@ local function withdraw(name)
   redis.call('HDEL', recurrence(name), 'ahead', 'waiting')
 end
 
+-- Have the next time of a recurrence be the first one from now on. The score is 0 or -1, whichever it was not: so a
+-- dispatcher that has read it, with the rule and calendars of then, does not move the recurrence on.
+local function plan_from_now(name)
+  redis.call('ZADD', recurrences, redis.call('ZSCORE', recurrences, name) == '0' and -1 or 0, name)
+end
+
 -- Have a recurrence planned anew from now on. What is on the schedule ahead of its time no longer counts as made.
--- USES recurrence, made_of, ahead_of, withdraw
+-- USES recurrence, made_of, ahead_of, withdraw, plan_from_now
 local function restart(name)
   local key = recurrence(name)
   local made = made_of(redis.call('HGET', key, 'made')) - #ahead_of(name)
   withdraw(name)
   redis.call('HSET', key, 'made', math.max(made, 0))
   redis.call('HDEL', key, 'moved')
-  redis.call('ZADD', recurrences, 0, name)
+  plan_from_now(name)
 end
 
 -- The names of the recurrences that an app declares.

@@ -11,13 +11,11 @@
 --        revision, and nothing was written
 -- FAILS  none
 -- TWICE  the second call finds it the same
--- USES   recurrence, expect, declared_by, is_older, rows, withdraw, end_pause
+-- USES   recurrence, expect, declared_by, is_older, rows, withdraw, end_pause, plan_from_now
 --
 -- It runs while Redis's memory is full: a worker declares its app's recurrences before it runs jobs, which free memory.
 --
--- Its next planned time is 0 or -1, which a dispatcher reads as "from now on"; whichever it was not before, so that a
--- dispatcher which has read it before this change does not move it on by the rule that it had. Its counts and last
--- outcome are kept. If it is paused, it stays so.
+-- It is planned from now on. Its counts and last outcome are kept. If it is paused, it stays so.
 
 local name, owner, revision = unpack(ARGV, 1, 3)
 local key = recurrence(name)
@@ -46,7 +44,11 @@ if same then
 end
 
 local paused = there and was[2]
-redis.call('ZADD', recurrences, paused and '+inf' or there == '0' and -1 or 0, name)
+if paused then
+  redis.call('ZADD', recurrences, '+inf', name)
+else
+  plan_from_now(name)
+end
 withdraw(name)
 for field, value in rows(4, 2) do
   if value == '' then

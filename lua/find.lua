@@ -36,16 +36,22 @@ local function scan()
   return found[1], found[2]
 end
 
--- Ids in ready, from its end to its front. Workers take jobs from the front, which moves the others towards it: so none
--- that stays is passed over. The cursor is how many are left.
+-- Ids in ready, from its end to its front. Workers take jobs from the front, which moves the others towards it; jobs that
+-- workers return to the front move the others away from it. So the cursor is how many are left, and the last of these:
+-- if it is still there, they end with it.
 local function walk()
-  local last = cursor == '0' and redis.call('LLEN', key) or tonumber(cursor)
+  local left, anchor = cursor:match('^(%d+) ?(.*)$')
+  local last = cursor == '0' and redis.call('LLEN', key) or tonumber(left)
+  local place = anchor ~= '' and redis.call('LPOS', key, anchor)
+  last = place and place + 1 or last
   local first, members = math.max(0, last - tonumber(limit)), {}
-  for _, id in ipairs(last > 0 and redis.call('LRANGE', key, first, last - 1) or {}) do
+  local ids = last > 0 and redis.call('LRANGE', key, math.max(0, first - 1), last - 1) or {}
+  local beyond = first > 0 and table.remove(ids, 1)
+  for _, id in ipairs(ids) do
     members[#members + 1] = id
     members[#members + 1] = ''
   end
-  return tostring(first), members
+  return first > 0 and first .. ' ' .. (beyond or '') or '0', members
 end
 
 local function named()

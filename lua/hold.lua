@@ -10,7 +10,8 @@
 -- REPLY  '1', or '0' when it is resumed and still does not recur, because it is retired
 -- FAILS  MISSING   no recurrence has that name
 -- TWICE  the second call does the same
--- USES   clock, recurrence, expect, no_recurrence, pauses, begin_pause, end_pause
+-- USES   clock, recurrence, expect, no_recurrence, pauses, begin_pause, end_pause,
+--        plan_from_now
 --
 -- The times that pass while it is paused do not count as missed. Another pause takes the place of the first.
 
@@ -32,6 +33,6 @@ if paused == '1' then
 end
 local retired = redis.call('HEXISTS', key, 'retired') == 1
 if end_pause(name) and not retired then
-  redis.call('ZADD', recurrences, 0, name)
+  plan_from_now(name)
 end
 return retired and '0' or '1'

@@ -23,7 +23,7 @@ local score = tonumber(redis.call('ZSCORE', recurrences, name) or '')
 if not score or redis.call('HEXISTS', key, 'paused') + redis.call('HEXISTS', key, 'retired') > 0 then
   return '0'
 end
-if score > now then
+if score > now or score <= 0 then
   restart(name)
 end
 return '1'

@@ -52,21 +52,24 @@ def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url =
     with client_of(url, queue) as redis:
         found, now = redis.send(Store(queue).windows()), redis.now()
         unknown = note_if_unknown(redis, queue, found)
+    rows = [_row(name, text, now) for name, text in sorted(found.items())]
     if json:
-        output.as_json(found)
+        output.as_json(rows)
         return unknown
-    shown = list[tuple[str, str, Moment, str]]()
-    for name, text in sorted(found.items()):
-        opens: float | None = None
-        try:
-            opens = parse_window(text).next_open(now)
-            state = "open" if opens == now else "closed" if opens else "does not open again"
-        except ConfigError as error:
-            state = f"not valid: {error}"
-        shown.append((name, state, Moment(opens if state == "closed" else None), text))
     columns = (Column("name"), Column("now", 2), Column("opens", 3), Column("window", 1, prose=True))
+    shown = [(row["name"], row["now"], Moment(row["opens"]), row["window"]) for row in rows]
     table(columns, shown, f"queue {queue} has no named windows")
     return unknown
+
+
+def _row(name: str, window: str, now: float) -> dict[str, Any]:
+    opens: float | None = None
+    try:
+        opens = parse_window(window).next_open(now)
+        state = "open" if opens == now else "closed" if opens else "does not open again"
+    except ConfigError as error:
+        state = f"not valid: {error}"
+    return {"name": name, "now": state, "opens": opens if state == "closed" else None, "window": window}
 
 
 @windows.command(name="set")
@@ -202,16 +205,21 @@ def _given(rules: list[str], zone: str) -> list[_Ahead]:
 
 
 def _kept(url: str | None, queue: str) -> tuple[list[_Ahead], int]:
-    """Return the recurrences of a queue that recur, and the exit code."""
+    """Return the recurrences of a queue that recur, and the exit code. A line on stderr names each that cannot."""
+    ahead = list[_Ahead]()
     with client_of(url, queue) as redis:
         now, found = redis.now(), kept(redis, queue)
-        ahead = [
-            _Ahead(redis.run(read_stored(Store(queue), name, fields)), find_standing(redis, queue, at, fields), now)
-            for name, at, fields in found
-            if fields
-            and not {"reason", "retired"} & fields.keys()
-            and ("paused" not in fields or "paused_until" in fields)
-        ]
+        for name, at, fields in found:
+            if not fields or "retired" in fields or ("paused" in fields and "paused_until" not in fields):
+                continue
+            try:
+                if "reason" in fields:
+                    raise ConfigError(fields["reason"].decode(errors="backslashreplace"))
+                recurrence = redis.run(read_stored(Store(queue), name, fields))
+            except ConfigError as error:
+                output.note(f"{name} is left out, since it makes no jobs: {error}")
+            else:
+                ahead.append(_Ahead(recurrence, find_standing(redis, queue, at, fields), now))
         return ahead, note_if_unknown(redis, queue, found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -42,22 +42,25 @@ def list_calendars(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url
     with client_of(url, queue) as redis:
         found, today = redis.send(Store(queue).all_calendars()), _today(redis)
         unknown = note_if_unknown(redis, queue, found)
+    rows = [_row(name, text, today) for name, text in sorted(found.items())]
     if json:
-        output.as_json(found)
+        output.as_json(rows)
         return unknown
-    shown = list[tuple[str, object, object, object, str]]()
-    for name, text in sorted(found.items()):
-        try:
-            days = parse_calendar(text)
-        except ConfigError as error:
-            shown.append((name, None, None, None, f"not valid: {error}"))
-            continue
-        ahead = next((max(first, today) for first, last in days if last >= today), None)
-        last = days[-1][1] if days else None
-        shown.append((name, _count(days), ahead, last, "" if ahead else "no day is ahead: set it from a newer file"))
     columns = (Column("name"), Column("days", 3), Column("next", 1), Column("last", 2), Column("note", 4, prose=True))
+    shown = [(row["name"], row["days"], row["next"], row["last"], row["note"]) for row in rows]
     table(columns, shown, f"queue {queue} has no calendars")
     return unknown
+
+
+def _row(name: str, calendar: str, today: date) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "days": None, "next": None, "last": None, "calendar": calendar}
+    try:
+        days = parse_calendar(calendar)
+    except ConfigError as error:
+        return {**row, "note": f"not valid: {error}"}
+    ahead = next((max(first, today) for first, last in days if last >= today), None)
+    row |= {"days": _count(days), "next": ahead, "last": days[-1][1] if days else None}
+    return {**row, "note": "" if ahead else "no day is ahead: set it from a newer file"}
 
 
 def _today(redis: SyncClient) -> date:

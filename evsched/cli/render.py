@@ -71,10 +71,16 @@ def draw(page: Page, title: str, width: int, height: int | None) -> RenderableTy
         _speed(page),
         *_lateness(page.lateness, width),
         Text(),
-        *(_workers(workers, runs, width) if workers else [Text("no workers: start one: evsched worker MODULE:APP")]),
+        *(_workers(workers, runs, width) if workers else [Text(_no_workers(page))]),
         _rest(len(page.workers) - len(workers), "workers"),
     ]
     return Group(*parts)
+
+
+def _no_workers(page: Page) -> str:
+    if any(row.parents for row in page.queues):
+        return "no workers: a parent stands by, and starts one when a job waits (evsched workers)"
+    return "no workers: start one: evsched worker MODULE:APP"
 
 
 def sparkline(lateness: Sequence[float | None]) -> str:

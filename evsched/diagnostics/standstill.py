@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.finding import Finding, Level
 from evsched.durations import format_duration
 from evsched.errors import StoreError, StoreRefused
 from evsched.store import server
@@ -66,6 +66,11 @@ class _Look(Struct, frozen=True):
     """How many dispatchers are subscribed, for any queue; None if this user may not ask."""
     refusal: StoreError | None
     """Why Redis refuses new jobs; None if it accepts them."""
+
+    @property
+    def recurs_on(self) -> bool:
+        """Whether a recurrence makes jobs, now or later."""
+        return self.recurs is not None and self.recurs[1] != float("inf")
 
     @property
     def late(self) -> int:
@@ -176,6 +181,8 @@ def _suspicions(queue: str, look: _Look) -> Iterator[_Suspicion]:
     yield from _held_at_the_gate(queue, look)
     if look.late and look.limits.paused is None:
         yield from _not_fetched(queue, look)
+    elif look.recurs_on and not (look.late or look.queue_stats.workers or look.queue_stats.parents):
+        yield _no_worker(queue, look, "no worker has a lease on this queue", "warning")
 
 
 def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
@@ -199,7 +206,7 @@ def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
             mend = "raise it with CONFIG SET maxmemory, or drop dead jobs (evsched dead drop)"
         what = f"recurrence {look.recurs[0]} makes no jobs{look.late_by(look.recurs[1])}: {who}"
         yield _Suspicion(Finding("not-recurring", "fault", what, where, mend), look.recurs)
-    ahead = look.queue_stats.places["schedule"] or (look.recurs and look.recurs[1] != float("inf"))
+    ahead = look.queue_stats.places["schedule"] or look.recurs_on
     if look.dispatchers == 0 and ahead and not reported:
         what = "no dispatcher is connected: scheduled jobs will not start"
         yield _Suspicion(Finding("no-dispatcher", "warning", what, "Redis", "start one: evsched dispatcher"))
@@ -245,7 +252,7 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
     """Find jobs that have passed the gate, or wait behind such jobs, and that no worker fetches."""
     where, places, late = f"queue {queue}", look.queue_stats.places, look.queue_stats.oldest
     wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.queue_stats.now - late)}"
-    serve = f"evsched worker MODULE:APP --queue {queue}"
+    serve = _serve(queue)
     workers = sum(lease.left > 0 for lease in look.leases)
     if not workers and look.queue_stats.parents:
         if look.queue_stats.places["ready"] and late > _LATE:
@@ -254,15 +261,7 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
             mend = "read the log of the parent: its process may not start, or take long to import the app"
             yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)
     elif not workers:
-        what = f"{wait}, and no worker has a lease on this queue"
-        mend = f"start one: {serve}"
-        if look.recurs and look.recurs[1] != float("inf"):
-            what += f"; its recurrences, such as {look.recurs[0]}, make more"
-            mend += (
-                f"; if no code uses the queue any more, delete them: evsched recurrences prune --queue {queue} --all "
-                f"--app NAME, or evsched recurrences remove NAME --queue {queue} if they are not declared in code"
-            )
-        yield _Suspicion(Finding("no-worker", "fault", what, where, mend))
+        yield _no_worker(queue, look, f"{wait}, and no worker has a lease on this queue", "fault")
     elif places["processing"] and places["ready"] and late > _BUSY:
         what = f"{wait}; {_count(workers, 'worker')} running {_count(places['processing'], 'job')} and fetching no more"
         mend = (
@@ -274,3 +273,22 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         what = f"{wait}; {_count(workers, 'worker')} with a lease, but running no job of this queue and fetching none"
         mend = f"see in evsched top which hang, and which are busy with other queues; start more workers: {serve}"
         yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)
+
+
+def _serve(queue: str) -> str:
+    return f"evsched worker MODULE:APP --queue {queue}"
+
+
+def _no_worker(queue: str, look: _Look, what: str, level: Level) -> _Suspicion:
+    """Report that no worker serves a queue, and the recurrences that make jobs there all the same.
+
+    A deploy that gives up a queue leaves them in force: no worker of the new code serves it, so none can stop them.
+    """
+    mend = f"start one: {_serve(queue)}"
+    if look.recurs and look.recurs_on:
+        what += f"; its recurrences, such as {look.recurs[0]}, make jobs"
+        mend += (
+            f"; if no code uses the queue any more, delete them: evsched recurrences prune --queue {queue} --all "
+            f"--app NAME, or evsched recurrences remove NAME --queue {queue} if they are not declared in code"
+        )
+    return _Suspicion(Finding("no-worker", level, what, f"queue {queue}", mend))

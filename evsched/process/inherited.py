@@ -24,7 +24,6 @@ METRICS_TAKEN: Final = "_EVSCHED_METRICS_TAKEN_FD"
 PUT_BACK: Final = "_EVSCHED_PUT_BACK"
 """How many jobs of the processes that ran here before the parent put back, by queue, as JSON; absent = none."""
 
-
 ANNOUNCED: Final = "_EVSCHED_ANNOUNCED"
 """What the last worker process of the parent had announced to Redis, by queue, as JSON; absent = nothing."""
 

@@ -15,7 +15,6 @@ from evsched.process.reports import Behind, Idle, Report
 _APART: Final = 2.0
 """Seconds between the starts of two more processes: the first one needs this time before it fetches jobs."""
 
-
 _SOUGHT: Final = 20.0
 """Seconds for which a process stays that starts for a task that is sought: about five offers of a job."""
 

@@ -83,6 +83,8 @@ class QueueRow(Struct, frozen=True):
     """Since when."""
     rates: Rates | None
     """None: this is the first look, and a rate needs two."""
+    parents: int = 0
+    """Parents that stand by: they have no worker process, and start one when a job waits."""
 
 
 class JobRow(Struct, frozen=True):
@@ -194,6 +196,7 @@ def _queue(queue: str, queue_stats: QueueStats, rates: Rates | None) -> QueueRow
         next_due=queue_stats.next_due,
         paused=queue_stats.paused,
         rates=rates,
+        parents=queue_stats.parents,
     )
 
 

@@ -154,9 +154,9 @@ def test_what_stays_is_found_while_others_come_and_go(
     assert ids >= set(stay)
 
 
-@pytest.mark.parametrize("fetched", [0, 1, 10])
-def test_what_stays_in_ready_is_found_while_workers_fetch(
-    send: Send, store: Store, raw: Any, root: str, fetched: int
+@pytest.mark.parametrize(("fetched", "returned"), [(0, 0), (1, 0), (10, 0), (0, 1), (0, 100), (3, 50)])
+def test_what_stays_in_ready_is_found_while_workers_fetch_and_return(
+    send: Send, store: Store, raw: Any, root: str, fetched: int, returned: int
 ) -> None:
     jobs = [f"j{n:03}" for n in range(200)]
     for job in jobs:
@@ -168,6 +168,8 @@ def test_what_stays_in_ready_is_found_while_workers_fetch(
         ids |= {match.id for match in part.found}
         raw.lpop(f"{root}ready", fetched)
         raw.rpush(f"{root}ready", "late")
+        if returned:
+            raw.lpush(f"{root}ready", *["late"] * returned)
         cursor = part.cursor
         if cursor == "0":
             break

@@ -309,7 +309,20 @@ def test_a_recurrence_whose_calendar_was_changed_is_planned_anew(send: Send, sto
     assert (after["recurrences"], after["ready"], record(state)["made"]) == ({NAME: 0}, [first], "1")
     assert f"job:{second}" not in after
     assert send(store.replan(NAME, now=NOW))
-    assert state() == after
+    assert state() == {**after, "recurrences": {NAME: -1}}
+
+
+@pytest.mark.parametrize("seen", [b"0", b"-1"])
+def test_a_dispatcher_that_has_read_the_old_calendar_does_not_move_a_recurrence_on(
+    send: Send, store: Store, state: State, seen: bytes
+) -> None:
+    send(store.declare(Declared(name=NAME, rule="* * * * *", payload=b'{"task":"t"}', skip="holidays")))
+    if seen == b"-1":
+        send(store.replan(NAME, now=NOW))
+    assert state()["recurrences"] == {NAME: float(seen)}
+    assert send(store.replan(NAME, now=NOW))
+    assert send(store.recur(NAME, seen, [], next_=NOW + 60, now=NOW)) is None
+    assert state()["recurrences"] == {NAME: -1 - float(seen)}
 
 
 @pytest.mark.parametrize("why", ["paused", "retired", "overdue", "gone"])

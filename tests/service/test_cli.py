@@ -355,10 +355,15 @@ def test_what_is_missing_in_a_queue_that_does_not_exist_is_reported_with_the_que
     assert "has no jobs" not in known.stderr
 
 
-def test_windows_alone_make_a_queue(cli: Cli, queue: str) -> None:
+def test_windows_alone_make_a_queue(cli: Cli, queue: str, raw: Any) -> None:
     cli.run("windows", "set", "nights", "22:00-06:00 UTC", "--queue", queue)
     listed = cli.run("windows", "--queue", queue)
     assert (listed.returncode, listed.stderr) == (0, "")
+    raw.hset(f"evsched:{{{queue}}}:windows", "never", "22:00-06:00 UTC; not 2000-01-01..2999-12-31")
+    never, nights = cli.json("windows", "--queue", queue)
+    assert (nights["name"], nights["window"]) == ("nights", "22:00-06:00 UTC")
+    assert (nights["now"] == "closed") is (nights["opens"] is not None)
+    assert (never["now"], never["opens"]) == ("does not open again", None)
 
 
 def test_the_name_that_neither_a_job_nor_a_recurrence_has_is_explained_with_its_queue(cli: Cli, queue: str) -> None:

@@ -53,7 +53,7 @@ def test_a_calendar_is_set_listed_used_and_removed(cli: Cli, queue: str, raw: An
         f"de has 12 days from {year - 1}-12-24 to {year + 2}-12-26; "
         "1 events that do not last whole days were left out\n"
     )
-    assert cli.json("calendars", *of)["de"].split()[0] == f"{year - 1}-12-24..{year - 1}-12-26"
+    assert cli.json("calendars", *of)[0]["calendar"].split()[0] == f"{year - 1}-12-24..{year - 1}-12-26"
     assert f"{year + 2}-12-26" in cli.run("calendars", *of).stdout
     assert cli.run(*add).stdout == "r made\n"
     span = ("--from", f"{year + 1}-12-20T00:00+00:00", "--to", f"{year + 1}-12-31T00:00+00:00")
@@ -90,6 +90,11 @@ def test_a_calendar_that_is_over_or_not_valid_is_marked(cli: Cli, queue: str, ra
     shown = cli.run("calendars", "--queue", queue).stdout
     assert "no day is ahead: set it from a newer file" in shown
     assert "not valid: 'x' is not a date or a range" in shown
+    rows = {row.pop("name"): row for row in cli.json("calendars", "--queue", queue)}
+    over = {"days": 1, "next": None, "last": "2001-01-01", "calendar": "2001-01-01"}
+    assert rows["old"] == {**over, "note": "no day is ahead: set it from a newer file"}
+    assert rows["bad"]["note"].startswith("not valid: 'x'")
+    assert (rows["none"]["days"], rows["none"]["last"]) == (0, None)
 
 
 @pytest.mark.parametrize(

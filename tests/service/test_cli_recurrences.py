@@ -245,3 +245,15 @@ def test_a_window_that_does_not_exist_is_refused_and_one_in_use_is_not_removed(c
     raw.zadd(schedule, {"r": "inf"})
     cli.run("windows", "set", "nights", "21:00-06:00 UTC", *of)
     assert raw.zscore(schedule, "r") == 0
+
+
+def test_simulate_names_recurrences_that_cannot_recur_and_lists_the_others(cli: Cli, queue: str, raw: Any) -> None:
+    of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
+    for name in ("good", "known", "unknown"):
+        cli.run("recurrences", "add", name, "tick", "--rule", "every 3600", *of)
+    raw.hset(f"{root}recurrence:known", mapping={"zone": "Mars/Base", "reason": "there is no zone Mars/Base"})
+    raw.hset(f"{root}recurrence:unknown", "rule", "every blue moon")
+    done = cli.run("simulate", "--by", "run", *of)
+    assert (done.returncode, "good" in done.stdout, "known" in done.stdout) == (0, True, False)
+    assert "known is left out, since it makes no jobs: there is no zone Mars/Base" in done.stderr
+    assert "unknown is left out, since it makes no jobs: recurrence unknown: " in done.stderr

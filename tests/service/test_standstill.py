@@ -40,6 +40,7 @@ class Seed:
     def recurrence(self) -> None:
         self.raw.hset(f"{self.root}recurrence:r", mapping={"rule": "every 60", "payload": PAYLOAD})
         self.raw.zadd(f"{self.root}recurrences", {"r": self.now - 120})
+        self.worker()
 
     def ready(self, ago: float = 120) -> None:
         for n in range(2):
@@ -73,6 +74,16 @@ def left_by_its_app(seed: Seed) -> None:
     seed.ready()
     seed.raw.hset(f"{seed.root}recurrence:r", mapping={"rule": "every 60", "payload": PAYLOAD, "owner": "app"})
     seed.raw.zadd(f"{seed.root}recurrences", {"r": seed.now + 3600})
+
+
+def given_up(seed: Seed) -> None:
+    left_by_its_app(seed)
+    seed.raw.delete(f"{seed.root}ready", f"{seed.root}job:ready-0", f"{seed.root}job:ready-1")
+
+
+def given_up_and_stopped(seed: Seed) -> None:
+    given_up(seed)
+    seed.raw.zadd(f"{seed.root}recurrences", {"r": "+inf"})
 
 
 def dead_worker(seed: Seed) -> None:
@@ -164,9 +175,17 @@ STATES: list[tuple[Callable[[Seed], None], list[tuple[str, str, str, str]]]] = [
         left_by_its_app,
         [
             ("no-dispatcher", "warning", "no dispatcher is connected", "evsched dispatcher"),
-            ("no-worker", "fault", "its recurrences, such as r, make more", "prune --queue {q} --all --app NAME"),
+            ("no-worker", "fault", "its recurrences, such as r, make jobs", "prune --queue {q} --all --app NAME"),
         ],
     ),
+    (
+        given_up,
+        [
+            ("no-dispatcher", "warning", "no dispatcher is connected", "evsched dispatcher"),
+            ("no-worker", "warning", "no worker has a lease on this queue; its recurrences, such as r,", "prune"),
+        ],
+    ),
+    (given_up_and_stopped, []),
     (dead_worker, [("no-worker", "fault", "no worker has a lease", "start one")]),
     (parent_that_starts_nothing, [("not-fetched", "fault", "1 parent standing by", "read the log of the parent")]),
     (parent_that_starts_a_process, []),

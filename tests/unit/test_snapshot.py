@@ -7,6 +7,7 @@ import math
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from evsched.cli.render import draw, due, rate, sparkline
@@ -145,6 +146,13 @@ def drawn(page: Page, width: int = 100, height: int | None = None) -> list[str]:
 
 def row(queue: str, processing: int = 0) -> QueueRow:
     return QueueRow(queue, 0, 0, 0, 0, processing, 0, 0, None, None, None)
+
+
+def test_a_page_without_workers_says_if_a_parent_stands_by() -> None:
+    page = Page(now=None, queues=[row("q"), row("r")], rates=None, lateness=[], workers=[])
+    assert "no workers: start one: evsched worker MODULE:APP" in drawn(page)
+    waiting = replace(page, queues=[row("q"), replace(row("r"), parents=1)])
+    assert "no workers: a parent stands by, and starts one when a job waits (evsched workers)" in drawn(waiting)
 
 
 def test_a_page_is_drawn() -> None:
