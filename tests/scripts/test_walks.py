@@ -14,6 +14,7 @@ import pytest
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Retried, Snoozed
 from evsched.store.clients import New
+from evsched.store.matching import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
@@ -26,7 +27,7 @@ START = 1_900_000_000.0
 IDS = [f"j{n:02}" for n in range(40)]
 WORKERS = ["u", "v"]
 
-STEPS = 250
+STEPS = 300
 """Steps of a walk: enough to call each verb about ten times, and for pairs of verbs to meet on one id."""
 
 WEIGHTS = {
@@ -41,6 +42,7 @@ WEIGHTS = {
     "cancel": 2,
     "reschedule": 1,
     "revive_or_drop": 2,
+    "filter": 3,
     "limit": 3,
     "pause": 0.4,
     "resume": 1,
@@ -250,6 +252,37 @@ class Walk:
             moved = False
         assert moved is (self.model.drop(job) if drop else self.model.revive(job, self.now))
 
+    def filter(self) -> None:
+        """Change those of some jobs that are of a group."""
+        dead = bool(self.model.dead) and self.pick.random() < 0.8
+        verb = self.pick.choice(["revive", "drop"] if dead else ["cancel", "reschedule"])
+        # The first is of the group that is asked for.
+        some = [*self.pick.sample(sorted(self.model.dead), min(3, len(self.model.dead))), self.recent(), self.recent()]
+        some = some if dead else some[::-1]
+        jobs = [job for job in dict.fromkeys(some) if not self.fetched(job)]
+        if not jobs:
+            return
+        one, due = self.model.jobs.get(jobs[0]), self.now + self.pick.choice([0, 3])
+        group = one.group if one is not None else "a"
+        of, model = condition(group=group), self.model
+        if verb == "cancel":
+            changed = self.send(self.store.cancel_matching(jobs, of, now=self.now))
+            expected = model.cancel_matching(jobs, group, self.now)
+        elif verb == "reschedule":
+            changed = self.send(self.store.reschedule_matching(jobs, of, due, now=self.now))
+            expected = model.reschedule_matching(jobs, group, due, self.now)
+        elif verb == "revive":
+            changed = self.send(self.store.revive_matching(jobs, of, now=self.now))
+            expected = sum(model.revive(job, self.now) for job in jobs if self.is_dead(job, group))
+        else:
+            changed = self.send(self.store.drop_matching(jobs, of))
+            expected = sum(model.drop(job) for job in jobs if self.is_dead(job, group))
+        assert changed == expected
+        self.done["dead jobs by filter" if verb in ("revive", "drop") else f"{verb} by filter"] += changed
+
+    def is_dead(self, job: str, group: str) -> bool:
+        return job in self.model.dead and self.model.jobs[job].group == group
+
     def limit(self) -> None:
         name = self.pick.choice(list(LIMITS))
         value = self.pick.choice(LIMITS[name])
@@ -359,7 +392,7 @@ class Walk:
 def test_random_walks(server: EmbeddedRedis, part: int) -> None:
     done = Counter[str]()
     explored = os.environ.get("EVSCHED_TEST_SEED")
-    first = int(explored or 0) + 3 * part
+    first = int(explored or 12) + 3 * part
     for seed in range(first, first + 3):
         walk = Walk(server.url, seed)
         try:
@@ -389,5 +422,8 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
         "it hands back",
         "a suspect is handed out",
         "cancel, processing",
+        "cancel by filter",
+        "reschedule by filter",
+        "dead jobs by filter",
     )
-    assert explored or all(done[name] for name in met), done
+    assert explored or all(done[name] for name in met), [name for name in met if not done[name]]

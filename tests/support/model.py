@@ -349,6 +349,36 @@ class Model(Gate):
         self.admit(0, now)
         return place
 
+    def matching(self, jobs: list[str], group: str) -> list[str]:
+        """Return those of the jobs that wait and are of a group."""
+        return [
+            job
+            for job in jobs
+            if (job in self.schedule or self.waits(job)) and job in self.jobs and self.jobs[job].group == group
+        ]
+
+    @verb
+    def cancel_matching(self, jobs: list[str], group: str, now: float) -> int:
+        found = self.matching(jobs, group)
+        for job in found:
+            self.remove_waiting(job)
+            self.schedule.pop(job, None)
+            record = self.jobs[job]
+            running = not record.finished and self.holds(record.worker, job)
+            if not running and job not in self.dead:
+                del self.jobs[job]
+        self.admit(0, now)
+        return len(found)
+
+    @verb
+    def reschedule_matching(self, jobs: list[str], group: str, due: float, now: float) -> int:
+        found = self.matching(jobs, group)
+        for job in found:
+            self.schedule[job] = due
+            self.remove_waiting(job)
+        self.admit(0, now)
+        return len(found)
+
     @verb
     def reschedule(self, job: str, due: float, now: float) -> bool:
         if job not in self.schedule and not self.waits(job):
