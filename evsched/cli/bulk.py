@@ -26,12 +26,9 @@ from evsched.store.store import Store
 _EXAMPLES: Final = 10
 """Jobs that --dry-run shows besides their number."""
 
-DryRun = Annotated[bool, Parameter(negative="", help="With a filter: count the jobs and list some, change nothing.")]
-AllFound = Annotated[bool, Parameter(name="--json", negative="", help="With --dry-run: print all the jobs as JSON.")]
-
 
 @dataclass(frozen=True)
-class Flags:
+class FilterFlags:
     """The flags of a filter. All that are given must hold."""
 
     task: Annotated[str | None, Parameter(help="Only jobs of this task.")] = None
@@ -42,16 +39,29 @@ class Flags:
     ] = None
 
 
-Only = Annotated[Flags | None, Parameter(name="*")]
+@dataclass(frozen=True)
+class BulkFlags(FilterFlags):
+    """The flags of a command that changes one job, or those that match a filter."""
+
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="With a filter: count the jobs and list some, change nothing.")
+    ] = False
+    json: Annotated[bool, Parameter(name="--json", negative="", help="With --dry-run: print all the jobs as JSON.")] = (
+        False
+    )
 
 
-def read(flags: Flags | None) -> Filter:
+Only = Annotated[FilterFlags | None, Parameter(name="*")]
+Bulk = Annotated[BulkFlags | None, Parameter(name="*")]
+
+
+def read(flags: FilterFlags | None) -> Filter:
     """Return the filter; an empty one if no flag is given.
 
     Raises:
         UsageError
     """
-    given = flags or Flags()
+    given = flags or FilterFlags()
     older = None if given.older is None else parse_length(given.older)
     try:
         return Filter(task=given.task, group=given.group, reason=given.reason, older=older)
@@ -59,37 +69,35 @@ def read(flags: Flags | None) -> Filter:
         raise UsageError(f"--{error}") from None
 
 
-def by_filter(
-    command: str, named: object, flags: Flags | None, dry_run: bool, json: bool, also: str = ""
-) -> Filter | None:
+def by_filter(command: str, named: object, bulk: BulkFlags | None, also: str = "") -> Filter | None:
     """Return the filter that a command was given; None if the jobs were `named` instead. `also`: another way to do so.
 
     Raises:
         UsageError: it was given neither, or both.
     """
-    matching = read(flags)
+    matching, bulk = read(bulk), bulk or BulkFlags()
     if named and not matching.is_empty:
         raise UsageError(f"{command}: name jobs, or give a filter, not both")
     if not named and matching.is_empty:
         ways = "an id, or a filter: --task, --group, --reason, --older"
         raise UsageError(f"{command}: say which jobs: {ways}{also}")
-    if dry_run and named:
+    if bulk.dry_run and named:
         raise UsageError("--dry-run needs a filter: --task, --group, --reason or --older")
-    if json and not dry_run:
+    if bulk.json and not bulk.dry_run:
         raise UsageError("--json needs --dry-run")
     return None if named else matching
 
 
-def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: str, dry_run: bool, json: bool) -> int:
-    """Change all jobs that match, and print how many; or with `dry_run`, list them. `done`: what the jobs are then.
+def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: str, bulk: BulkFlags | None) -> int:
+    """Change all jobs that match, and print how many; or with --dry-run, list them. `done`: what the jobs are then.
 
     Return the exit code: 1 if nothing matched because there is no such queue.
     """
     with client_of(url, queue) as redis:
         sweep = plan(Store(queue))
-        if dry_run:
+        if bulk is not None and bulk.dry_run:
             found = search(redis, sweep.without_change())
-            _list(found, done, json)
+            _list(found, done, bulk.json)
             return note_if_unknown(redis, queue, found)
         try:
             ended = _run(redis, sweep, done)

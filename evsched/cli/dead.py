@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
-from evsched.cli.bulk import AllFound, DryRun, Only, by_filter, change
+from evsched.cli.bulk import Bulk, by_filter, change
 from evsched.cli.options import Ids, Json, Queue, Url, check_limit
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
@@ -86,19 +86,17 @@ def revive(
     /,
     *,
     all_: All = False,
-    only: Only = None,
-    dry_run: DryRun = False,
+    bulk: Bulk = None,
     queue: Queue = DEFAULT_QUEUE,
-    json: AllFound = False,
     url: Url = None,
 ) -> int:
     """Schedule dead jobs again, due now: by id, by a filter, or all. Their attempts are counted from 1 again.
 
     Examples: evsched dead revive --all --queue mail; evsched dead revive --reason ConnectionError --dry-run
     """
-    matching = by_filter("dead revive", ids or all_, only, dry_run, json, "; or --all")
+    matching = by_filter("dead revive", ids or all_, bulk, "; or --all")
     if matching is not None:
-        return change(url, queue, lambda store: reviving(store, matching), "revived", dry_run, json)
+        return change(url, queue, lambda store: reviving(store, matching), "revived", bulk)
     store = Store(queue)
     return _each(ids, all_, url, store, "revived", store.revive, lambda now: store.revive(before=now))
 
@@ -109,19 +107,17 @@ def drop(
     /,
     *,
     all_: All = False,
-    only: Only = None,
-    dry_run: DryRun = False,
+    bulk: Bulk = None,
     queue: Queue = DEFAULT_QUEUE,
-    json: AllFound = False,
     url: Url = None,
 ) -> int:
     """Delete dead jobs: by id, by a filter, or all.
 
     Examples: evsched dead drop report-17; evsched dead drop --task report --older 7d --dry-run
     """
-    matching = by_filter("dead drop", ids or all_, only, dry_run, json, "; or --all")
+    matching = by_filter("dead drop", ids or all_, bulk, "; or --all")
     if matching is not None:
-        return change(url, queue, lambda store: dropping(store, matching), "dropped", dry_run, json)
+        return change(url, queue, lambda store: dropping(store, matching), "dropped", bulk)
     store = Store(queue)
     return _each(ids, all_, url, store, "dropped", store.drop, lambda now: store.drop(before=now))
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched.cli import output
-from evsched.cli.bulk import AllFound, DryRun, Only, by_filter, change, describe, read, search, show
+from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show
 from evsched.cli.options import Json, Queue, Url, check_limit, client
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.cli.unknown_queues import client_of, not_served, note_if_unknown
@@ -147,10 +147,8 @@ def cancel(
     job: OneId = None,
     /,
     *,
-    only: Only = None,
-    dry_run: DryRun = False,
+    bulk: Bulk = None,
     queue: Queue = DEFAULT_QUEUE,
-    json: AllFound = False,
     url: Url = None,
 ) -> int:
     """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
@@ -159,9 +157,9 @@ def cancel(
 
     Examples: evsched cancel report-17 --queue mail; evsched cancel --task report --older 2h --dry-run
     """
-    matching = by_filter("cancel", job, only, dry_run, json)
+    matching = by_filter("cancel", job, bulk)
     if matching is not None:
-        return change(url, queue, lambda store: cancelling(store, matching), "cancelled", dry_run, json)
+        return change(url, queue, lambda store: cancelling(store, matching), "cancelled", bulk)
     assert job is not None
     with client_of(url, queue) as redis:
         place = redis.cancel(queue, job)
@@ -179,23 +177,21 @@ def reschedule(
     *,
     at: At = None,
     after: In = None,
-    only: Only = None,
-    dry_run: DryRun = False,
+    bulk: Bulk = None,
     queue: Queue = DEFAULT_QUEUE,
-    json: AllFound = False,
     url: Url = None,
 ) -> int:
     """Give a waiting job another due time, or with a filter all waiting jobs that match.
 
     Examples: evsched reschedule report-17 --in 2h; evsched reschedule --group alice --in 2h --dry-run
     """
-    matching = by_filter("reschedule", job, only, dry_run, json)
+    matching = by_filter("reschedule", job, bulk)
     due, delay = parse_due(at, after)
     if due is None and delay is None:
         raise UsageError("reschedule: say when with --at or --in; `evsched run-now` makes it due now")
     if matching is not None:
         plan = partial(rescheduling, matching=matching, due=due, delay=delay)
-        return change(url, queue, plan, "rescheduled", dry_run, json)
+        return change(url, queue, plan, "rescheduled", bulk)
     assert job is not None
     with client_of(url, queue) as redis:
         print(f"{job} is due {output.moment(redis.reschedule(queue, job, due, delay=delay))}")
