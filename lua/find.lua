@@ -36,14 +36,14 @@ local function scan()
   return found[1], found[2]
 end
 
--- Ids in ready, from its end to its front. Workers take jobs from the front, which moves the others towards it; jobs that
--- workers return to the front move the others away from it. So the cursor is how many are left, and the last of these:
--- if it is still there, they end with it.
+-- Ids in ready, from its end to its front. Workers take jobs from the front, which moves the others towards it; jobs
+-- that workers return to the front move the others away from it. So the cursor is how many are left, and the last of
+-- these: if it is still there, they end with it.
 local function walk()
   local left, anchor = cursor:match('^(%d+) ?(.*)$')
   local last = cursor == '0' and redis.call('LLEN', key) or tonumber(left)
-  local place = anchor ~= '' and redis.call('LPOS', key, anchor)
-  last = place and place + 1 or last
+  local rank = anchor ~= '' and redis.call('LPOS', key, anchor)
+  last = rank and rank + 1 or last
   local first, members = math.max(0, last - tonumber(limit)), {}
   local ids = last > 0 and redis.call('LRANGE', key, math.max(0, first - 1), last - 1) or {}
   local beyond = first > 0 and table.remove(ids, 1)
