@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -94,18 +95,7 @@ def limit(
 
     Example: evsched limit mail --concurrency 20 --rate 200/s
     """
-    asked = {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight}
-    try:
-        if task is not None:
-            if group is not None:
-                raise ConfigError("give either --group or --task: a limit holds for one of them")
-            group = groups.of_task(task)
-        fields = {
-            limits.field(name, group, value): value
-            for name, value in ((name, _number(name, text)) for name, text in asked.items() if text is not None)
-        }
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
+    fields = _fields(group, task, {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight})
     store = _store(queue)
     with client(url) as redis:
         # Limits that a queue already has can be changed, and those of a misspelt queue removed, without --create.
@@ -120,6 +110,23 @@ def limit(
         return unknown
     table(COLUMNS, rows_of(found), f"queue {queue} has no limits")
     return unknown
+
+
+def _fields(group: str | None, task: str | None, asked: Mapping[str, str | None]) -> dict[str, float | None]:
+    """Return the limits that are to be set, by their fields; None removes one.
+
+    Raises:
+        UsageError: a value is not valid.
+    """
+    try:
+        if task is not None:
+            if group is not None:
+                raise ConfigError("give either --group or --task: a limit holds for one of them")
+            group = groups.of_task(task)
+        given = {name: _number(name, text) for name, text in asked.items() if text is not None}
+        return {limits.field(name, group, value): value for name, value in given.items()}
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
 
 
 def _number(name: str, text: str) -> float | None:
