@@ -78,8 +78,9 @@ class App:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that its workers serve unless they are told otherwise: its own, and those of its tasks."""
-        return list(dict.fromkeys([self.queue, *(task.queue for task in self.tasks.values() if task.queue)]))
+        """The queues that its workers serve unless told otherwise: its own, and those of its tasks and recurrences."""
+        of_tasks = (task.queue for task in self.tasks.values() if task.queue)
+        return list(dict.fromkeys([self.queue, *of_tasks, *(queue for queue, _ in self.program.recurrences)]))
 
     def middleware(self, function: Middleware) -> Middleware:
         """Register an async function that wraps each run: it gets the job, and a function that continues the run.

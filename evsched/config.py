@@ -69,7 +69,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "A queue to serve; repeat the flag for several. A worker takes NAME:WEIGHT too, such as mail:3", _SERVICES
         ),
     ] = ()
-    """Empty: a dispatcher serves all queues, a worker the queues of its app and its tasks."""
+    """Empty: a dispatcher serves all queues, a worker those of its app, its tasks and its recurrences."""
     require_redis: Annotated[
         bool, Setting("Exit with code 1 if Redis cannot be reached at the start, instead of waiting for it", _SERVICES)
     ] = False

@@ -183,20 +183,64 @@ local function pick_dead(first, before, limit, filter, needs_record)
   return ids
 end
 
+-- The fields of a job that `replace` puts in the place of one that runs. Until that run has ended for good, they have
+-- `next_` before their names: its retries are of the job that it began with.
+local NEXT = { 'payload', 'priority', 'group', 'created', 'by' }
+
+-- Delete what waits under those names.
+-- USES record, NEXT
+local function drop_next(id)
+  for _, name in ipairs(NEXT) do
+    redis.call('HDEL', record(id), 'next_' .. name)
+  end
+end
+
+-- Write the fields of a job that runs after the run of the same id; '' = not given.
+-- USES drop_next, record
+local function write_next(id, payload, priority, group, created, by)
+  drop_next(id)
+  local fields = { payload = payload, priority = priority, group = group, created = created, by = by }
+  for name, value in pairs(fields) do
+    if value ~= '' then
+      redis.call('HSET', record(id), 'next_' .. name, value)
+    end
+  end
+end
+
+-- The next job of this id takes the place of the one that has ended, if there is one.
+-- USES record, NEXT, drop_next
+local function take_next(id)
+  local key = record(id)
+  if redis.call('HEXISTS', key, 'next_payload') == 0 then
+    return -- another client has scheduled the id again
+  end
+  for _, name in ipairs(NEXT) do
+    local value = redis.call('HGET', key, 'next_' .. name)
+    if value then
+      redis.call('HSET', key, name, value)
+    else
+      redis.call('HDEL', key, name)
+    end
+  end
+  drop_next(id)
+end
+
 -- Reset the record of a job that has ended, because its id is used again.
--- USES record
+-- USES record, drop_next
 local function reuse(id)
   redis.call('PERSIST', record(id))
   redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
   redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'traceback', 'snoozes')
   redis.call('HDEL', record(id), 'failure')
+  drop_next(id)
   redis.call('ZREM', dead, id)
 end
 
 -- Reset the record when a run ends and its id was scheduled again meanwhile. `again` is the due time of the new job if
 -- it was dispatched during the run; nil if it is on the schedule.
--- USES record, acquit, again_of
+-- USES record, take_next, acquit, again_of
 local function begin_anew(id, again)
+  take_next(id)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
   redis.call('HDEL', record(id), 'begun', 'traceback', 'snoozes', 'failure')
   acquit(id)

@@ -21,8 +21,8 @@ local function program_key(program)
   return root .. 'program:' .. program
 end
 
--- The workers of a program -> when the lease of each ends.
-local function workers_of(program)
+-- The workers of a program, and its parents that stand by -> when the registration of each ends.
+local function members_of(program)
   return root .. 'workers:' .. program
 end
 
@@ -52,30 +52,36 @@ local function sought_in(program, now)
   return found
 end
 
--- Note that a worker of a program has a lease until `ends`: its tasks are not sought any more.
--- USES seconds, milliseconds, sought, workers_of, sought_in
-local function register_worker(worker, program, now, ends)
+-- Note that a worker of a program, or a parent that stands by, is registered until `ends`.
+-- USES seconds, milliseconds, members_of
+local function register_member(member, program, now, ends)
   if program == '' then
     return
   end
-  local key = workers_of(program)
-  redis.pcall('ZADD', key, seconds(ends), worker)
+  local key = members_of(program)
+  redis.pcall('ZADD', key, seconds(ends), member)
   redis.pcall('ZREMRANGEBYSCORE', key, '-inf', '(' .. seconds(now))
   redis.pcall('PEXPIRE', key, milliseconds(86400))
+end
+
+-- The tasks of a program that has a worker are not sought any more.
+-- USES sought_in, sought
+local function end_search(program, now)
   for _, name in ipairs(sought_in(program, now)) do
     redis.pcall('ZREM', sought, name)
   end
 end
 
--- Whether a program has a live worker. One that has ended has no lease any more.
--- USES seconds, workers_of
-local function has_worker(program, now)
-  for _, worker in ipairs(redis.pcall('ZRANGE', workers_of(program), seconds(now), '+inf', 'BYSCORE')) do
-    if (tonumber(redis.pcall('ZSCORE', leases, worker)) or 0) >= now then
-      return true
-    end
+-- Whether a program has a live worker, and whether a parent of it stands by. One that has ended in order has no lease
+-- and no registration any more.
+-- USES seconds, members_of, parents
+local function who_has(program, now)
+  local worker, parent = false, false
+  for _, member in ipairs(redis.pcall('ZRANGE', members_of(program), seconds(now), '+inf', 'BYSCORE')) do
+    worker = worker or (tonumber(redis.pcall('ZSCORE', leases, member)) or 0) >= now
+    parent = parent or (tonumber(redis.pcall('ZSCORE', parents, member)) or 0) >= now
   end
-  return false
+  return worker, parent
 end
 
 -- Whether Redis has what an app declares; '' = nothing to lose. A key of another type is a refusal of `register`.

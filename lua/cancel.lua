@@ -10,7 +10,7 @@
 -- FAILS  MISSING   without a filter: there is no such job, or it has ended or is dead
 -- TWICE  the second call fails with MISSING, or tells the worker again; with a filter, it finds nothing
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
---        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest
+--        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -57,6 +57,7 @@ local function cancel(id)
       place = 'schedule'
     end
     if holder then
+      drop_next(id)
       redis.call('HSET', key, 'stop', '1')
       redis.call('PUBLISH', root .. 'control:' .. holder, id)
       place = 'processing'

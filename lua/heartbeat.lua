@@ -14,7 +14,7 @@
 --        declared was lost, or is to be declared anew
 -- FAILS  none
 -- TWICE  the second call renews once more
--- USES   clock, processing, field_of, seconds, register_program, register_worker, is_declared
+-- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search
 
 local now, worker, lease, fresh, owner, content, program = unpack(ARGV, 1, 7)
 now = clock(now)
@@ -33,6 +33,7 @@ if kept then
   redis.call('ZADD', leases, seconds(ends), worker)
 end
 local known = register_program(program, ends)
-register_worker(worker, program, now, ends)
+register_member(worker, program, now, ends)
+end_search(program, now)
 local declared = known and is_declared(owner, content)
 return { kept and '1' or '0', #held, stops, declared and '1' or '0' }

@@ -15,7 +15,7 @@
 --
 -- A new content gets a revision that is higher than all that are known: the time minus 1e11. Being the time, it is also
 -- higher than those that Redis had before it lost its data. Being negative, it is lower than any that an app gives,
--- which are 1 or more; only after a given one, it is that plus 1.
+-- which are 1 or more. After a given one, it lies between that and the next whole number, which the app may give next.
 
 local now, owner, content, given, known = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -31,9 +31,11 @@ if not revision then
   local seen = tonumber(redis.call('ZSCORE', revisions, content) or '') or -math.huge
   revision = math.max(seen, tonumber(known) or -math.huge)
   if revision == -math.huge then
-    revision = math.max(math.floor(now) - 1e11, newest_of(owner) + 1)
+    local newest = newest_of(owner)
+    local between = newest > 0 and newest + (math.floor(newest) + 1 - newest) / 2 or newest + 1
+    revision = math.max(math.floor(now) - 1e11, between)
   end
 end
-redis.call('ZADD', revisions, 'GT', string.format('%.0f', revision), content)
+redis.call('ZADD', revisions, 'GT', string.format('%.17g', revision), content)
 redis.call('ZREMRANGEBYRANK', revisions, 0, -1 - CONTENTS_MOST)
-return { string.format('%.0f', revision), string.format('%.0f', newest_of(owner)), redis.call('SMEMBERS', declared) }
+return { string.format('%.17g', revision), string.format('%.17g', newest_of(owner)), redis.call('SMEMBERS', declared) }

@@ -15,10 +15,11 @@
 -- FAILS  none
 -- TWICE  the second call writes the same, with a `delay` that much later
 -- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
---        admit, fields_of, field_of, place_of, known_due, still_taken, take, whole_seconds
+--        admit, fields_of, field_of, place_of, known_due, still_taken, take, whole_seconds,
+--        write_next
 --
--- Clients that wait for the job's end get that of the new one. A job that runs goes on running, and runs again
--- afterwards; attempts begin anew. While the id of a unique job is taken, a job that runs or has ended stays as it is,
+-- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
+-- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has ended stays as it is,
 -- so that there is one job in that time. Redis refuses this script when its memory is full.
 
 local now, within, by = unpack(ARGV, 1, 3)
@@ -57,16 +58,17 @@ local function replace(id, payload, priority, group)
   remove_waiting(id)
   redis.call('ZREM', dead, id)
   if holds(worker_of(run[1]), id) then
-    redis.call('HDEL', record(id), 'priority', 'group', 'by', 'again')
-  else
-    redis.call('DEL', record(id))
-    acquit(id)
-    if run[2] then
-      -- The reply of an earlier job of this id must not reach a client that waits for this one.
-      redis.call('DEL', root .. 'reply:' .. id)
-    elseif run[3] then
-      redis.call('HSET', record(id), 'reply', run[3])
-    end
+    redis.call('HDEL', record(id), 'again')
+    write_next(id, payload, priority, group, whole_seconds(now), by)
+    return
+  end
+  redis.call('DEL', record(id))
+  acquit(id)
+  if run[2] then
+    -- The reply of an earlier job of this id must not reach a client that waits for this one.
+    redis.call('DEL', root .. 'reply:' .. id)
+  elseif run[3] then
+    redis.call('HSET', record(id), 'reply', run[3])
   end
   write_record(id, payload, priority, group, whole_seconds(now), by)
 end

@@ -65,6 +65,15 @@ local function cut_short(id, mark)
   end
 end
 
+-- The id was scheduled again during the run: that time is kept for a run after this job's, as `send_back` does.
+local function keep_again(id)
+  local score = redis.call('ZSCORE', schedule, id)
+  if score then
+    redis.call('HSET', record(id), 'again', score)
+    redis.call('ZREM', schedule, id)
+  end
+end
+
 local ids = {}
 for id in rows(6, 1) do
   if redis.call('LPOS', list, id) then
@@ -104,6 +113,7 @@ for i = #ids, 1, -1 do
     end
     if holder then
       cut_short(id, run[4])
+      keep_again(id)
     end
   end
   redis.call('LREM', list, -1, id)

@@ -8,7 +8,7 @@
 -- REPLY  '1' when a live worker, or a parent that stands by, has the task, else '0'
 -- FAILS  none
 -- TWICE  the second call notes the same
--- USES   clock, seconds, milliseconds, programs, program_key, has_worker, sought, SOUGHT_FOR
+-- USES   clock, seconds, milliseconds, programs, program_key, who_has, sought, SOUGHT_FOR
 --
 -- O(n) in the versions of apps that serve the queue. By the note a parent without processes starts one, see
 -- `stand_by`. The heartbeat of a worker that has the task removes the note.
@@ -22,8 +22,8 @@ local SOUGHT_MOST = 100
 local known, has_one = false, false
 for _, program in ipairs(redis.pcall('ZRANGE', programs, seconds(now), '+inf', 'BYSCORE')) do
   if redis.pcall('SISMEMBER', program_key(program), task) == 1 then
-    known = true
-    has_one = has_one or has_worker(program, now)
+    local worker, parent = who_has(program, now)
+    known, has_one = known or worker or parent, has_one or worker
   end
 end
 if not has_one and type(redis.pcall('ZADD', sought, seconds(now), task)) == 'number' then

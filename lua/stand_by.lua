@@ -15,7 +15,8 @@
 --        start
 -- FAILS  none
 -- TWICE  the second call finds its own claim
--- USES   clock, seconds, parents, register_program, is_declared, sought_in, starting, milliseconds, size_of
+-- USES   clock, seconds, parents, register_program, is_declared, sought_in, starting, milliseconds, size_of,
+--        register_member
 --
 -- A parent registers in `parents`, and not with a lease of a worker: it takes no share of the jobs. A task is sought
 -- until a worker that has it sends its first heartbeat, which it does before the claim of its parent ends.
@@ -27,6 +28,7 @@ local ends = now + tonumber(lease)
 redis.pcall('ZADD', parents, seconds(ends), parent)
 redis.pcall('ZREMRANGEBYSCORE', parents, '-inf', '(' .. seconds(now))
 local known = register_program(program, ends)
+register_member(parent, program, now, ends)
 local reason = ''
 if size_of('LLEN', ready) > 0 then
   reason = 'ready'

@@ -28,7 +28,7 @@ def flag(name: str) -> str:
 def default(name: str) -> str:
     """Return the default of a setting as its help says it."""
     if name == "queues":
-        return "all queues for a dispatcher, the queues of its app and its tasks for a worker"
+        return "all queues for a dispatcher, for a worker those of its app, its tasks and its recurrences"
     if name == "process_pool":
         return "the number of processors"
     value = getattr(_DEFAULTS, name)

@@ -153,7 +153,7 @@ def _ended(error: BaseException, prepared: Prepared) -> Failed | Snoozed:
     module = prepared.task.module
     match error:
         case asyncio.CancelledError():
-            return _cancelled(error, prepared.task)
+            return _cancelled(error, prepared)
         case GiveUp():
             return Failed(message(error), given_up=True, traceback=failure_of(error, module).traceback)
         case RetryLater():
@@ -164,11 +164,14 @@ def _ended(error: BaseException, prepared: Prepared) -> Failed | Snoozed:
             return _raised(error, prepared)
 
 
-def _cancelled(error: asyncio.CancelledError, task: Task) -> Failed:
-    """Say where a handler waited when it was cancelled."""
-    place = where(error, task.module)
-    traceback = failure_of(error, task.module).traceback if place else ""
-    return Failed("the handler was cancelled from inside" + place, traceback=traceback, place=place)
+def _cancelled(error: asyncio.CancelledError, prepared: Prepared) -> Failed:
+    """Say where a handler waited when it was cancelled: by itself, by another task, or because of its timeout."""
+    module, policy = prepared.task.module, prepared.policy
+    place = where(error, module)
+    traceback = failure_of(error, module).traceback if place else ""
+    refused = policy.refusal(kinds_of(error)) if policy.by_exception else ""
+    reason = "the handler was cancelled from inside" + place
+    return Failed(reason, traceback=traceback, refused=refused, place=place)
 
 
 def _raised(error: BaseException, prepared: Prepared) -> Failed:

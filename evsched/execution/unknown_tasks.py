@@ -40,7 +40,8 @@ _REPORTED_MOST: Final = 1000
 class UnknownTasks:
     """Decides what becomes of jobs whose task is not in `tasks`, and reports each such task once.
 
-    `grace`: seconds for which a job waits for a worker that knows its task; 0 = it is given up at once.
+    `grace`: seconds for which a job waits for a worker that knows its task; 0 = it is given up at once, if no other
+    worker of the queue has the task.
     """
 
     def __init__(self, tasks: Tasks, store: RunStore, grace: float, emit: Emit) -> None:
@@ -56,7 +57,7 @@ class UnknownTasks:
         reason = self._reason(run.delivery.queue, payload.task)
         try:
             since = await self._store.unknown_since(run)
-            known = self._grace > 0 and await self._store.seek(run, payload.task[:_NAME_MOST])
+            known = await self._store.seek(run, payload.task[:_NAME_MOST])
         except StoreRefused as error:
             why = shorten(f"{reason}; since when it is unknown cannot be read: {error}")
             return not_now(run.delivery.redis_now(), why, "task")

@@ -42,9 +42,9 @@ class Signature(Struct, frozen=True):
             msgspec.ValidationError: they do not fit; the message has the path of the wrong value.
         """
         if len(args) > len(self.positional) and not self.var_positional:
-            raise msgspec.ValidationError(
-                f"{self.task} takes {len(self.positional)} arguments, got {len(args)} - at `$.args`"
-            )
+            most = len(self.positional)
+            takes = f"{most} argument{'' if most == 1 else 's'}"
+            raise msgspec.ValidationError(f"{self.task} takes {takes}, got {len(args)} - at `$.args`")
         values: list[Any] = []
         for i, value in enumerate(args):
             wanted = self.positional[i] if i < len(self.positional) else self.rest

@@ -40,7 +40,7 @@ def content_of(recurrences: Iterable[Declared], limits: Mapping[str, float] | No
 def describe_revision(revision: float) -> str:
     """Return a revision as people know it: the number that the app gave, or when its content was first seen."""
     if revision >= 0:
-        return f"{revision:.0f}"
+        return f"{revision:.17g}"  # a fraction: counted after the number that an app gave
     try:
         return datetime.fromtimestamp(revision + _COUNTED, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError):  # nothing that evsched has written

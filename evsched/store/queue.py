@@ -15,7 +15,7 @@ def as_moment(unix: float | None) -> str:
 
 
 def as_revision(revision: float | None) -> str:
-    return "" if revision is None else f"{revision:.0f}"
+    return "" if revision is None else f"{revision:.17g}"
 
 
 def as_pairs(flat: list[bytes]) -> list[tuple[str, str]]:

@@ -105,7 +105,7 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
         logging.ERROR,
         (
             "reload failed after {replaced} of {processes}: the new worker process {number} {reason}. "
-            "The others go on with the old code. Read the lines above, correct the code and send SIGHUP again"
+            "Those that run go on with the old code. Read the lines above, correct the code and send SIGHUP again"
         ),
     ),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),

@@ -154,6 +154,8 @@ async def test_the_jobs_of_a_task_go_to_its_queue_which_workers_serve(
     if way == "recurring":
         app.recurring("@daily")(work)
         assert app.program.recurrences[0][0] == f"{queue}-own"
+        app.recurring("@daily", queue=other, name="elsewhere")(work)
+        assert app.queues == [queue, f"{queue}-own", other]
         return
     async with system(Config(url=server.url), app) as running:
         job = await (work.using(queue=other) if way == "using" else work).enqueue()

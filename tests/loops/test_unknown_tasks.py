@@ -100,10 +100,11 @@ async def test_a_job_that_nobody_knows_for_the_grace_is_dead_and_the_reason_name
     assert raw.hget(f"evsched:{{{queue}}}:job:a", "attempt") == b"0"
 
 
+@pytest.mark.parametrize("grace", [0.1, 0.0])
 async def test_a_job_is_not_given_up_while_another_worker_has_its_task(
-    config: Config, app: App, newer: App, queue: str, raw: Any
+    config: Config, app: App, newer: App, queue: str, raw: Any, grace: float
 ) -> None:
-    config, store = replace(config, unknown_task_grace=0.1), Store(queue)
+    config, store = replace(config, unknown_task_grace=grace), Store(queue)
     async with system(config, app) as running:
         program = Announced(program=newer.program.digest)
         await running.sender.send(store.set_program(program.program, sorted(newer.tasks)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Buried, Done, FetchedJob, Retried
+from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
 from evsched.store.clients import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
@@ -174,3 +174,56 @@ def test_an_id_that_is_dispatched_again_between_blmove_and_start_is_one_run(
     assert send(store.complete("w", [(run, Done(b"1", 0.0, False))], now=NOW)) == []
     assert not {"schedule", "ready", "backlog", "processing:w", "job:a"} & state().keys()
     assert send(store.recount()) == []
+
+
+FIRST, SECOND = b'{"task":"t","args":[1]}', b'{"task":"t","args":[2]}'
+
+
+@pytest.mark.parametrize("cut", ["retry", "snooze", "hand back", "died", "died twice"])
+def test_a_run_whose_job_was_replaced_and_that_is_cut_short_ends_before_the_new_job_begins(
+    send: Send, store: Store, state: State, cut: str
+) -> None:
+    send(store.enqueue([New("a", FIRST, priority=7, group="g", due=NOW)]))
+    send(dispatch(store))
+    (run,) = fetch(send, store)
+    assert send(store.replace([New("a", SECOND, due=NOW + 20)], now=NOW)) == [NOW + 20]
+    if cut == "retry":
+        send(store.retry("w", [(run, Retried(1.0, "x"))], now=NOW))
+    elif cut == "snooze":
+        send(store.snooze("w", [(run, Snoozed("x", 1.0))], now=NOW))
+    for _ in range(2 if cut == "died twice" else cut in ("died", "hand back")):
+        lease = b"" if cut == "hand back" else f"{NOW + 15:.0f}".encode()
+        assert send(store.requeue("w", "x", lease=lease, now=NOW)).ids == ["a"]
+        send(dispatch(store, NOW + 21))  # the new job's time comes first
+        (run,) = fetch(send, store)
+    if cut in ("retry", "snooze"):
+        send(dispatch(store, NOW + 1))
+        (run,) = fetch(send, store)
+    assert (run.payload, state()["job:a"]["group"]) == (FIRST, "g")
+    assert send(store.complete("w", [(run, DONE)], now=NOW + 2)) == []
+    after = state()
+    assert (after["schedule"], after["job:a"]["payload"]) == ({"a": NOW + 20}, SECOND.decode())
+    assert not [field for field in after["job:a"] if field in ("group", "priority") or field.startswith("next_")]
+    send(dispatch(store, NOW + 21))
+    (run,) = fetch(send, store)
+    assert (run.payload, run.attempt) == (SECOND, 1)
+
+
+def test_the_job_that_replaces_one_that_runs_is_replaced_and_cancelled_with_it(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.enqueue([New("a", FIRST, due=NOW)]))
+    send(dispatch(store))
+    (run,) = fetch(send, store)
+    send(store.replace([New("a", b"{}", group="g", due=NOW + 5)], now=NOW))
+    send(store.replace([New("a", SECOND, due=NOW + 20)], now=NOW))
+    record = state()["job:a"]
+    assert {name: value for name, value in record.items() if name.startswith("next_")}.keys() == {
+        "next_payload",
+        "next_created",
+    }
+    send(store.cancel("a", now=NOW))
+    assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
+    after = state()
+    assert ("schedule" in after, after["job:a"]["outcome"]) == (False, "cancelled")
+    assert not [field for field in after["job:a"] if field.startswith("next_")]

@@ -65,8 +65,12 @@ def test_a_revision_that_the_app_gives_counts_whatever_the_content_is(send: Send
     assert register(send, store, "three", given=4) == Registered(4, 5, [])
     assert register(send, store, "two", given=6) == Registered(6, 6, [])
     assert register(send, store, "two", given=5) == Registered(5, 6, [])
-    # The app gives none any more: what it declares now was never seen, so it is the newest.
-    assert register(send, store, "four") == Registered(7, 7, [])
+    # The app gives none: what it declares now was never seen, so it is the newest, until the app gives the next number.
+    assert register(send, store, "four") == Registered(6.5, 6.5, [])
+    assert register(send, store, "five") == Registered(6.75, 6.75, [])
+    assert register(send, store, "six", given=7) == Registered(7, 7, [])
+    assert register(send, store, "five") == Registered(6.75, 7, [])
+    assert send(store.retire("r", "app", 6.75, now=NOW)) == "older"
 
 
 def test_an_app_that_declares_nothing_has_a_revision_too(send: Send, store: Store) -> None:

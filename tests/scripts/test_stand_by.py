@@ -103,11 +103,25 @@ def test_a_task_is_sought_only_while_no_live_worker_has_it(send: Send, store: St
 def test_a_task_is_known_while_a_worker_that_has_it_lives(send: Send, store: Store) -> None:
     announce(send, store)
     assert not send(store.seek("pay", now=NOW)), "no worker has a lease"
-    for lease in (100, 15):  # the one that is busy has a shorter lease
-        send(store.heartbeat("w", lease, fresh=True, announced=APP, now=NOW))
+    for worker, lease in (("idle", 100), ("busy", 15)):
+        send(store.heartbeat(worker, lease, fresh=True, announced=APP, now=NOW))
     assert send(store.seek("pay", now=NOW + 99))
     assert not send(store.seek("charge", now=NOW))
     assert not send(store.seek("pay", now=NOW + 101))
+
+
+@pytest.mark.parametrize("kind", ["worker", "parent"])
+def test_a_task_is_not_known_any_more_once_the_last_that_has_it_has_ended_in_order(
+    send: Send, store: Store, kind: str
+) -> None:
+    announce(send, store)
+    if kind == "worker":
+        send(store.heartbeat("w", 100, fresh=True, announced=APP, now=NOW))
+    else:
+        stand_by(send, store, announced=APP)
+    assert send(store.seek("pay", now=NOW))
+    send(store.requeue("w", "stopped") if kind == "worker" else store.stand_down("p"))
+    assert not send(store.seek("pay", now=NOW))
 
 
 def test_names_that_a_producer_invents_are_bounded(send: Send, store: Store, raw: Any) -> None:

@@ -146,7 +146,8 @@ def test_a_job_that_runs_is_replaced_after_the_time_and_runs_again(
     send(store.replace(new(SECOND, due=NOW + 400), within=WITHIN, now=NOW + WITHIN))
     assert state()["schedule"] == {"a": NOW + 400}
     assert send(store.replace(new(FIRST), within=WITHIN, now=NOW + WITHIN + 1)), "a new time has begun"
-    assert state()["job:a"]["payload"] == SECOND.decode()
+    assert state()["job:a"]["payload"] == FIRST.decode()
+    assert state()["job:a"]["next_payload"] == SECOND.decode()
 
 
 def test_the_time_begins_with_the_first_enqueue(send: Send, store: Store, end: Callable[[Outcome], None]) -> None:

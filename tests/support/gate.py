@@ -37,6 +37,8 @@ class Record:
     begun: str | None = None
     deaths: int = 0
     doubts: int = 0
+    next: tuple[int, str] | None = None
+    """Priority and group of the job that has replaced the one that runs."""
 
 
 @dataclass

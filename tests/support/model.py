@@ -45,7 +45,7 @@ class Model(Gate):
             self.dead.discard(job)
             self.schedule[job] = due
             if not record.finished and self.holds(record.worker, job):
-                record.priority, record.group, record.again = priority, group, None
+                record.next, record.again = (priority, group), None
             else:
                 self.jobs[job] = Record(priority, group)
             self.admit(0, now)
@@ -189,6 +189,7 @@ class Model(Gate):
     def _renew(self, job: str) -> None:
         record = self.jobs[job]
         again = record.again
+        (record.priority, record.group), record.next = record.next or (record.priority, record.group), None
         record.worker, record.attempt, record.again, record.stop = None, 0, None, False
         record.begun, record.deaths, record.doubts = None, 0, 0
         if again is not None:
@@ -325,6 +326,7 @@ class Model(Gate):
                     self.enter(job)
                 if holder is not None:
                     self._cut_short(record, died=died)
+                    record.again = self.schedule.pop(job, record.again)
             held.remove(job)
         self.return_to_backlog(back)
         self.admit(0, now)
@@ -341,7 +343,7 @@ class Model(Gate):
             record.again, place = None, "schedule"
         running = record is not None and not record.finished and self.holds(record.worker, job)
         if record is not None and running:
-            record.stop, place = True, "processing"
+            record.stop, record.next, place = True, None, "processing"
         if not place:
             return "MISSING"
         if not running and job not in self.dead:

@@ -131,6 +131,23 @@ async def test_a_policy_by_exception_does_not_decide_about_timeouts_and_what_a_h
     assert isinstance(await run(later, retry=policy), Retried)
 
 
+@pytest.mark.parametrize(
+    ("policy", "refused"),
+    [
+        (Retry(retry_on=(ConnectionError,)), "retry_on has only ConnectionError"),
+        (Retry(give_up_on=(asyncio.CancelledError,)), "give_up_on has CancelledError"),
+        (Retry(retry_on=(asyncio.CancelledError,)), ""),
+    ],
+)
+async def test_a_policy_by_exception_decides_about_a_cancellation_from_inside(policy: Retry, refused: str) -> None:
+    async def cancel_itself() -> None:
+        raise asyncio.CancelledError
+
+    outcome = await run(cancel_itself, b'{"task":"t"}', retry=policy)
+    assert isinstance(outcome, Buried if refused else Retried)
+    assert outcome.reason.partition("; not run again: ")[2] == refused
+
+
 async def test_a_policy_by_exception_does_not_decide_about_a_process_that_dies() -> None:
     payload = encode({"task": "t", "args": ["die"]})
     outcome = await run(heavy.steer.handler, payload, on="process", retry=Retry(retry_on=()))
