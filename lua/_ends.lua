@@ -153,19 +153,22 @@ local function bury(id, outcome, reason, now)
   end
 end
 
--- The ids of the dead jobs that `revive` and `drop` move: those in the rows from `first` on or, if there are no rows,
--- the oldest `limit` that died at `before` or earlier ('' = at any time). With a filter, those in the rows that are
--- dead and match. Without one, if rows name jobs that are not dead, or without a record if `needs_record`, returns nil
--- and the refusal, which names the first of them.
+-- The ids of the dead jobs that `revive` and `drop` move, in the rows from `first` on: with a filter, those that are
+-- dead and match, and that have a record if `needs_record`. Without one, if rows name jobs that are not dead or lack
+-- that record, returns nil and the refusal, which names the first of them.
 -- USES rows, fail, match_dead, record
-local function pick_dead(first, before, limit, filter, needs_record)
+local function pick_dead(first, filter, needs_record)
   local ids, seen, wrong = {}, {}, {}
   for id in rows(first, 1) do
+    local unfit
     if not filter and not redis.call('ZSCORE', dead, id) then
-      wrong[#wrong + 1] = not seen[id] and id .. ' is not dead' or nil
-    elseif not filter and needs_record and redis.call('EXISTS', record(id)) == 0 then
-      wrong[#wrong + 1] = not seen[id] and id .. ' has no record, so it cannot be revived: drop it' or nil
-    elseif not seen[id] and (not filter or match_dead(id, filter)) then
+      unfit = ' is not dead'
+    elseif needs_record and redis.call('EXISTS', record(id)) == 0 then
+      unfit = ' has no record, so it cannot be revived: drop it'
+    end
+    if not seen[id] and unfit and not filter then
+      wrong[#wrong + 1] = id .. unfit
+    elseif not seen[id] and not unfit and (not filter or match_dead(id, filter)) then
       ids[#ids + 1] = id
     end
     seen[id] = true -- it may be named twice
@@ -176,9 +179,6 @@ local function pick_dead(first, before, limit, filter, needs_record)
       text = text .. '; and ' .. #wrong - 5 .. ' more'
     end
     return nil, fail('MISSING', text .. (#ids > 0 and '; the other jobs were left as they are' or ''))
-  end
-  if #ids == 0 and not filter then
-    ids = redis.call('ZRANGE', dead, '-inf', before == '' and '+inf' or before, 'BYSCORE', 'LIMIT', 0, limit)
   end
   return ids
 end

@@ -2,19 +2,17 @@
 -- drop: dead -> gone, with the record.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   before    only what died up to then, Unix seconds; '' = no bound
---        limit     how many at most, under 1000
---        filter    see _match.lua: of the rows, only what matches; '' = none, all rows
--- ROWS   id        of a job to drop; no rows = the oldest
+-- ARGV   filter    see _match.lua: of the rows, only what matches; '' = none, all rows
+-- ROWS   id        of a job to drop
 -- REPLY  ids of what was dropped
 -- FAILS  MISSING   without a filter: an id is not dead; then none is dropped
--- TWICE  the second call fails with MISSING, or drops the next oldest
+-- TWICE  the second call fails with MISSING; with a filter, it finds nothing
 -- USES   expect, read_filter, pick_dead, record, unique
 
-local before, limit, filter = unpack(ARGV, 1, 3)
+local filter = unpack(ARGV, 1, 1)
 
 expect('ZCARD', schedule, dead)
-local ids, refusal = pick_dead(4, before, limit, read_filter(filter))
+local ids, refusal = pick_dead(2, read_filter(filter), false)
 if refusal then
   return refusal
 end

@@ -19,8 +19,8 @@
 --        write_next
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
--- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has ended stays as it is,
--- so that there is one job in that time. Redis refuses this script when its memory is full.
+-- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has
+-- ended stays as it is, so that there is one job in that time. Redis refuses this script when its memory is full.
 
 local now, within, by = unpack(ARGV, 1, 3)
 now = clock(now)

@@ -3,20 +3,18 @@
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
---        before    only what died up to then, Unix seconds, so that `--all` ends; '' = no bound
---        limit     how many at most, under 1000
 --        filter    see _match.lua: of the rows, only what matches; '' = none, all rows
--- ROWS   id        of a job to revive; no rows = the oldest
+-- ROWS   id        of a job to revive
 -- REPLY  ids of what was revived
 -- FAILS  MISSING   without a filter: an id is not dead, or has no record; then none is revived
--- TWICE  the second call fails with MISSING, or revives the next oldest
+-- TWICE  the second call fails with MISSING; with a filter, it finds nothing
 -- USES   clock, expect, read_filter, pick_dead, seconds, size_of, record, reuse
 
-local now, before, limit, filter = unpack(ARGV, 1, 4)
+local now, filter = unpack(ARGV, 1, 2)
 now = clock(now)
 
 expect('ZCARD', schedule, dead)
-local ids, refusal = pick_dead(5, before, limit, read_filter(filter), true)
+local ids, refusal = pick_dead(3, read_filter(filter), true)
 if refusal then
   return refusal
 end

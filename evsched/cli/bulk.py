@@ -23,6 +23,9 @@ from evsched.errors import ConfigError, EvschedError, StoreDown
 from evsched.store.matching import Match
 from evsched.store.store import Store
 
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM)
+"""The signals that ask a command to end."""
+
 _EXAMPLES: Final = 10
 """Jobs that --dry-run shows besides their number."""
 
@@ -69,22 +72,27 @@ def read(flags: FilterFlags | None) -> Filter:
         raise UsageError(f"--{error}") from None
 
 
-def by_filter(command: str, named: object, bulk: BulkFlags | None, also: str = "") -> Filter | None:
-    """Return the filter that a command was given; None if the jobs were `named` instead. `also`: another way to do so.
+def by_filter(command: str, named: object, bulk: BulkFlags | None, every: bool | None = None) -> Filter | None:
+    """Return the filter that a command was given; None if the jobs were `named` instead.
+
+    `every`: whether it was given --all; None = it has no such flag.
 
     Raises:
-        UsageError: it was given neither, or both.
+        UsageError: it was given none of these, or several.
     """
     matching, bulk = read(bulk), bulk or BulkFlags()
-    if named and not matching.is_empty:
-        raise UsageError(f"{command}: name jobs, or give a filter, not both")
-    if not named and matching.is_empty:
+    also = "" if every is None else "; or --all"
+    if sum(map(bool, (named, not matching.is_empty, every))) > 1:
+        raise UsageError(f"{command}: name jobs, or give a filter{', or --all' if also else ''}: one of them")
+    if not named and not every and matching.is_empty:
         ways = "an id, or a filter: --task, --group, --reason, --older"
         raise UsageError(f"{command}: say which jobs: {ways}{also}")
     if bulk.dry_run and named:
-        raise UsageError("--dry-run needs a filter: --task, --group, --reason or --older")
+        raise UsageError(f"--dry-run needs a filter: --task, --group, --reason or --older{also}")
     if bulk.json and not bulk.dry_run:
         raise UsageError("--json needs --dry-run")
+    if every:
+        return Filter(older=0.0)  # those that are dead by now: so it ends
     return None if named else matching
 
 
@@ -100,61 +108,63 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
             _list(found, done, bulk.json)
             return note_if_unknown(redis, queue, found)
         try:
-            ended = _run(redis, sweep, done)
+            stopped_by = _run(redis, sweep, done)
         except EvschedError as error:
             rest = ": the same command does the rest" if isinstance(error, StoreDown) else ""
             output.note(f"{sweep.changed} {done} before this failed{rest}")
             raise
         swept = sweep.swept
         code = note_if_unknown(redis, queue, swept.matched)
-    print(
-        f"{swept.changed} {done}" if ended else f"{swept.changed} {done}, then stopped: the same command does the rest"
-    )
+    print(f"{swept.changed} {done}" + (", then stopped: the same command does the rest" if stopped_by else ""))
     if swept.left:
         them = "it had" if swept.left == 1 else "they had"
         print(f"{swept.left} left as found: {them} started, ended or changed before it was their turn")
     if swept.unknown:
         print(f"{swept.unknown} more may be {done}: Redis was away, and its answer was lost")
-    if not ended:
-        raise KeyboardInterrupt
-    return code
+    return 128 + stopped_by if stopped_by else code
 
 
 def search(redis: SyncClient, sweep: Sweep) -> list[Match]:
     """Find all jobs that match, the next to run and the latest to die first."""
-    _run(redis, sweep, "found", stoppable=False)
+    if number := _run(redis, sweep, "found"):
+        output.note(f"stopped after {sweep.examined} of {sweep.total} jobs")
+        raise SystemExit(128 + number)
     order = {place: rank for rank, place in enumerate(("schedule", "backlog", "ready", "dead"))}
     return sorted(sweep.found, key=lambda job: (order[job.place], job.at or 0.0, job.id))
 
 
-def _run(redis: SyncClient, sweep: Sweep, done: str, *, stoppable: bool = True) -> bool:
-    """Do a sweep to its end, or until Ctrl-C; return whether it came to its end."""
-    with progress_bar(f"jobs examined, to be {done}") as show, _stopped(stoppable) as stopped:
+def _run(redis: SyncClient, sweep: Sweep, done: str) -> int:
+    """Do a sweep to its end, or until a signal asks the process to end; return the signal's number, 0 = none came."""
+    with progress_bar(f"jobs examined, to be {done}") as show, _asked_to_end() as asked:
         while redis.run(sweep.step()):
             show(sweep.examined, sweep.total)
-            if stopped():
-                return False
-    return True
+            if number := asked():
+                return number
+    return 0
 
 
 @contextmanager
-def _stopped(stoppable: bool) -> Generator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C was typed: the slice at hand is finished first. A second one kills."""
-    if not stoppable or threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+def _asked_to_end() -> Generator[Callable[[], int]]:
+    """Yield a function that returns which signal came, 0 = none. The slice at hand is finished. A second one kills."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
         return
-    typed = list[int]()
-    before = signal.getsignal(signal.SIGINT)
+    came, before = list[int](), {number: signal.getsignal(number) for number in _ENDS}
 
-    def stop(number: int, _: Any) -> None:
-        typed.append(number)
-        signal.signal(signal.SIGINT, before)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    signal.signal(signal.SIGINT, stop)
+    def note(number: int, _: Any) -> None:
+        came.append(number)
+        restore()
+
+    for number in _ENDS:
+        signal.signal(number, note)
     try:
-        yield lambda: bool(typed)
+        yield lambda: came[0] if came else 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def _list(found: Sequence[Match], done: str, json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -13,7 +12,6 @@ from evsched.cli.bulk import Bulk, by_filter, change
 from evsched.cli.options import Ids, Json, Queue, Url, check_limit
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
-from evsched.cli.usage import UsageError
 from evsched.client.sweep import dropping, reviving
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -94,11 +92,10 @@ def revive(
 
     Examples: evsched dead revive --all --queue mail; evsched dead revive --reason ConnectionError --dry-run
     """
-    matching = by_filter("dead revive", ids or all_, bulk, "; or --all")
+    matching = by_filter("dead revive", ids, bulk, all_)
     if matching is not None:
         return change(url, queue, lambda store: reviving(store, matching), "revived", bulk)
-    store = Store(queue)
-    return _each(ids, all_, url, store, "revived", store.revive, lambda now: store.revive(before=now))
+    return _each(url, queue, Store(queue).revive(ids or ()), "revived")
 
 
 @app.command
@@ -115,34 +112,15 @@ def drop(
 
     Examples: evsched dead drop report-17; evsched dead drop --task report --older 7d --dry-run
     """
-    matching = by_filter("dead drop", ids or all_, bulk, "; or --all")
+    matching = by_filter("dead drop", ids, bulk, all_)
     if matching is not None:
         return change(url, queue, lambda store: dropping(store, matching), "dropped", bulk)
-    store = Store(queue)
-    return _each(ids, all_, url, store, "dropped", store.drop, lambda now: store.drop(before=now))
+    return _each(url, queue, Store(queue).drop(ids or ()), "dropped")
 
 
-def _each(
-    ids: list[str] | None,
-    every: bool,
-    url: str | None,
-    store: Store,
-    done: str,
-    some: Callable[[list[str]], Call[list[str]]],
-    slice_: Callable[[float], Call[list[str]]],
-) -> int:
-    """Handle the jobs named, or in slices all that were dead at the start; print how many. Return the exit code."""
-    if bool(ids) == every:
-        raise UsageError("give ids of jobs, or --all")
-    with client_of(url, store.queue) as redis:
-        count = len(redis.send(some(ids))) if ids else sum(_slices(redis, slice_))
-        code = note_if_unknown(redis, store.queue, count)
+def _each(url: str | None, queue: str, call: Call[list[str]], done: str) -> int:
+    """Handle the jobs that are named, and print how many; return the exit code."""
+    with client_of(url, queue) as redis:
+        count = len(redis.send(call))
     print(f"{count} {done}")
-    return code
-
-
-def _slices(redis: SyncClient, slice_: Callable[[float], Call[list[str]]]) -> Generator[int]:
-    """Handle all that were dead at the start, and yield how many at a time."""
-    now = redis.now()
-    while part := len(redis.send(slice_(now))):
-        yield part
+    return 0

@@ -11,7 +11,7 @@ from evsched import keys
 from evsched.jobs.job import JobStatus, Place, read_status
 from evsched.jobs.untrusted import number
 from evsched.store.limits import Limits, read_declared, read_limits
-from evsched.store.queue import Queue, as_fields, as_moment
+from evsched.store.queue import Queue, as_fields
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -118,23 +118,21 @@ class Clients(Queue):
         moment = "" if due is None else repr(due)
         return self._verb("reschedule", _first_due, self._stamp(now), moment, repr(delay), "", job_id)
 
-    def revive(
-        self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500, now: float | None = None
-    ) -> Call[list[str]]:
-        """Put dead jobs back on the schedule, due now: those of the ids, or the oldest that died before a moment.
+    def revive(self, ids: Sequence[str], *, now: float | None = None) -> Call[list[str]]:
+        """Put dead jobs back on the schedule, due now; the reply is their ids.
 
         Raises (when sent):
             JobMissing: one of the ids is not dead, or has no record; then none was revived.
         """
-        return self._verb("revive", texts, self._stamp(now), as_moment(before), limit, "", *ids)
+        return self._verb("revive", texts, self._stamp(now), "", *ids)
 
-    def drop(self, ids: Sequence[str] = (), *, before: float | None = None, limit: int = 500) -> Call[list[str]]:
-        """Delete dead jobs: those of the ids, or the oldest that died before a moment.
+    def drop(self, ids: Sequence[str]) -> Call[list[str]]:
+        """Delete dead jobs; the reply is their ids.
 
         Raises (when sent):
             JobMissing: one of the ids is not dead; then none was dropped.
         """
-        return self._verb("drop", texts, as_moment(before), limit, "", *ids)
+        return self._verb("drop", texts, "", *ids)
 
     def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
         """Read where a job is, and its record, at the same moment."""

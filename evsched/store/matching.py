@@ -95,11 +95,11 @@ class Matching(Queue):
 
     def revive_matching(self, ids: Sequence[str], matching: bytes, *, now: float | None = None) -> Call[int]:
         """Put jobs that are dead and match back on the schedule, due now."""
-        return self._verb("revive", _count, self._stamp(now), "", 0, matching, *ids)
+        return self._verb("revive", _count, self._stamp(now), matching, *ids)
 
     def drop_matching(self, ids: Sequence[str], matching: bytes) -> Call[int]:
         """Delete jobs that are dead and match."""
-        return self._verb("drop", _count, "", 0, matching, *ids)
+        return self._verb("drop", _count, matching, *ids)
 
 
 def _count(reply: list[bytes]) -> int:

@@ -11,6 +11,7 @@ from evsched.diagnostics.explain import explain
 from evsched.errors import JobExists, JobMissing, JobRunning
 from evsched.jobs.job import Buried, Done
 from evsched.store.clients import New
+from evsched.store.matching import condition
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
 from tests.support.patience import PATIENCE
@@ -128,7 +129,7 @@ def test_reschedule_moves_a_waiting_job(send: Send, store: Store, state: State, 
     assert state()["schedule"]["a"] == NOW + 90.5
 
 
-def test_revive_and_drop_do_all_or_nothing_and_are_bounded(send: Send, store: Store, state: State) -> None:
+def test_revive_and_drop_do_all_or_nothing(send: Send, store: Store, state: State) -> None:
     for n in range(4):
         put(send, store, "dead", f"d{n}")
     before = state()
@@ -140,9 +141,8 @@ def test_revive_and_drop_do_all_or_nothing_and_are_bounded(send: Send, store: St
         with pytest.raises(JobMissing, match=r"^n0 is not dead; .*; n4 is not dead; and 2 more$"):
             send(verb([f"n{n}" for n in range(7)]))
     assert state() == before
-    assert send(store.drop(before=NOW - 1)) == []
-    assert send(store.drop(before=NOW, limit=2)) == ["d0", "d1"]
-    assert send(store.revive(before=NOW, limit=5, now=NOW)) == ["d2", "d3"]
+    assert send(store.drop(["d0", "d1"])) == ["d0", "d1"]
+    assert send(store.revive(["d2", "d3"], now=NOW)) == ["d2", "d3"]
     after = state()
     assert (sorted(after["schedule"]), "dead" in after, "job:d0" in after) == (["d2", "d3"], False, False)
 
@@ -159,6 +159,7 @@ def test_a_dead_job_without_a_record_can_only_be_dropped(send: Send, store: Stor
     before = state()
     with pytest.raises(JobMissing, match=r"^a has no record, so it cannot be revived: drop it$"):
         send(store.revive(["a"], now=NOW))
+    assert send(store.revive_matching(["a"], condition(before=NOW), now=NOW)) == 0
     assert state() == before
     assert send(store.drop(["a"])) == ["a"]
 

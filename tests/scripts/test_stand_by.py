@@ -120,7 +120,10 @@ def test_a_task_is_not_known_any_more_once_the_last_that_has_it_has_ended_in_ord
     else:
         stand_by(send, store, announced=APP)
     assert send(store.seek("pay", now=NOW))
-    send(store.requeue("w", "stopped") if kind == "worker" else store.stand_down("p"))
+    if kind == "worker":
+        send(store.requeue("w", "stopped"))
+    else:
+        send(store.stand_down("p"))
     assert not send(store.seek("pay", now=NOW))
 
 

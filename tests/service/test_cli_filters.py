@@ -121,8 +121,9 @@ def test_dead_jobs_by_their_reason(cli: Cli, queue: str, raw: Any, schedule: Any
     assert schedule().keys() == (changed if verb == "revive" else set())
 
 
-def test_ctrl_c_ends_a_command_after_its_slice_and_the_same_command_does_the_rest(
-    cli: Cli, server: EmbeddedRedis, queue: str, raw: Any, schedule: Any
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_after_its_slice_and_the_same_command_does_the_rest(
+    cli: Cli, server: EmbeddedRedis, queue: str, raw: Any, schedule: Any, number: int, code: int
 ) -> None:
     """A pause of Redis's writes makes it certain that the command is under way."""
     sender, store, count = SyncSender(server.url), Store(queue), 2000
@@ -135,14 +136,14 @@ def test_ctrl_c_ends_a_command_after_its_slice_and_the_same_command_does_the_res
     try:
         while not any("b" in client["flags"] for client in raw.client_list()):
             assert child.poll() is None
-        os.kill(child.pid, signal.SIGINT)
+        os.kill(child.pid, number)
         raw.client_unpause()
         out, _ = child.communicate(timeout=PATIENCE)
     finally:
         raw.client_unpause()
         child.kill()
         child.wait()
-    assert child.returncode == 130
+    assert child.returncode == code
     done = int(out.split()[0])
     assert 0 < done < count
     assert out.endswith("cancelled, then stopped: the same command does the rest\n")

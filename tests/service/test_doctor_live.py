@@ -9,6 +9,7 @@ from evsched import App, GiveUp, Retry, RetryLater, current_job, events
 from evsched.config import Config
 from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.standstill import Standstill
+from evsched.store.matching import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.examine import problems
@@ -61,7 +62,8 @@ async def test_nothing_is_found_while_a_system_works(server: EmbeddedRedis, queu
             await asyncio.to_thread(pipe.execute)
             if n % 4 == 0:
                 await send(store.pause())
-                await send(store.revive(limit=20))
+                dead = [job for job, _ in await send(store.front("dead", 20))]
+                await send(store.revive_matching(dead, condition()))
                 await send(store.resume())
             await send(store.limit({"concurrency": 10.0 * (n % 4 + 1)}))
             last = await work.using(priority=0).enqueue(1)
