@@ -6,7 +6,7 @@ from typing import Final
 
 from evsched.client.sync_client import SyncClient
 from evsched.errors import StoreRefused
-from evsched.recurrence.look_ahead import Standing, counted_from, read_standing
+from evsched.recurrence.look_ahead import Standing, counted_from, put_ahead, read_standing
 from evsched.store.store import Store
 
 _SLICE: Final = 500
@@ -17,7 +17,7 @@ def kept(redis: SyncClient, queue: str) -> list[tuple[str, float, dict[str, byte
     store, found = Store(queue), list[tuple[str, float, dict[str, bytes]]]()
     while True:
         rows = redis.send(store.recurrences(len(found), _SLICE))
-        found += [(name, at, _record(redis, store, name)) for name, at in rows]
+        found += [(name, at, record_of(redis, store, name)) for name, at in rows]
         if len(rows) < _SLICE:
             return found
 
@@ -25,11 +25,12 @@ def kept(redis: SyncClient, queue: str) -> list[tuple[str, float, dict[str, byte
 def find_standing(redis: SyncClient, queue: str, at: float, fields: dict[str, bytes]) -> Standing:
     """Return how far a recurrence has got: `at` is its score, which was read before the record.
 
-    Most are read without asking Redis. Of one that counts from the ends, it asks where the latest occurrence is.
+    It asks which of the latest occurrences are still there.
     """
     statuses = (redis.status(queue, job_id) for job_id in counted_from(fields))
     under_way = any(status is not None and status.place not in ("finished", "dead") for status in statuses)
-    return read_standing(at, fields, under_way)
+    gone = {job_id for job_id in put_ahead(fields) if redis.status(queue, job_id) is None}  # cancelled
+    return read_standing(at, fields, under_way, gone)
 
 
 def is_retired(at: float, fields: dict[str, bytes]) -> bool:
@@ -49,7 +50,8 @@ def waiting_requests(redis: SyncClient, queue: str, name: str, fields: dict[str,
         return 0
 
 
-def _record(redis: SyncClient, store: Store, name: str) -> dict[str, bytes]:
+def record_of(redis: SyncClient, store: Store, name: str) -> dict[str, bytes]:
+    """Return the record of a recurrence, empty if there is none. If its key is of another type, that is its reason."""
     try:
         return redis.send(store.recurrence(name))
     except StoreRefused as error:

@@ -46,13 +46,20 @@ def not_served(redis: SyncClient, queue: str) -> str | None:
 
 def _hint(redis: SyncClient, queue: str) -> str:
     """Suggest the names of queues that are like this one, if there are any."""
-    try:
-        # The queue itself may have keys, such as limits: it is not a suggestion.
-        others = [name for name in find_queues(redis) if name != queue]
-    except StoreRefused:  # the ACL user `client` may not look for queues
-        return ""
-    near = difflib.get_close_matches(queue, others, n=3)
+    near = difflib.get_close_matches(queue, _others(redis, queue), n=3)
     return f": did you mean {', '.join(near)}?" if near else ""
+
+
+def _others(redis: SyncClient, queue: str) -> list[str]:
+    """Return the queues that there are, without this one, which may have keys such as limits."""
+    try:
+        return [name for name in find_queues(redis) if name != queue]
+    except StoreRefused:  # the ACL user `client` may not look for queues
+        return []
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def note_unknown(redis: SyncClient, named: Iterable[str]) -> int:
@@ -73,8 +80,15 @@ def note_if_unknown(redis: SyncClient, queue: str, found: object) -> int:
 
     If that is nothing, and Redis has nothing of the queue, it is 1, with a line on stderr.
     """
-    # A queue that nobody named is empty before its first job.
-    return 0 if found or queue == DEFAULT_QUEUE else note_unknown(redis, [queue])
+    if found:
+        return 0
+    if queue != DEFAULT_QUEUE:
+        return note_unknown(redis, [queue])
+    # A queue that nobody named is empty before its first job; or the flag was forgotten.
+    if (unknown := missing(redis, queue)) and (others := _others(redis, queue)):
+        named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+        output.note(f"{unknown.partition(':')[0]}; give --queue for another: there {_are(len(others))} {named}")
+    return 0
 
 
 @contextmanager

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
+from msgspec.structs import replace
+
 from evsched.client.operations import Operation, send
 from evsched.jobs.policies import task_of
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.intervals import check_by_policies
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence, window_names
+from evsched.recurrence.windows import read_window
 from evsched.store.store import Store
 
 
 def with_stored(store: Store, declared: Declared) -> Operation[Recurrence]:
     """Parse a recurrence, with the calendars and windows that are stored in its queue.
 
+    Dispatchers leave a window that has a name to the workers, so that a change of it applies to jobs that wait. For
+    whoever looks ahead, it is the recurrence's window as it is now.
+
     Raises:
         ConfigError: a part of it is not valid, or it names a calendar or a window that does not exist.
     """
     names, windows = names_of(declared.skip), window_names(declared.window, declared.payload)
-    return read_recurrence(
-        declared,
-        (yield from send(store.calendars(names))) if names else {},
-        (yield from send(store.some_windows(windows))) if windows else {},
-    )
+    stored = (yield from send(store.some_windows(windows))) if windows else {}
+    calendars = (yield from send(store.calendars(names))) if names else {}
+    found = read_recurrence(declared, calendars, stored)
+    if declared.window in stored:
+        found = replace(found, window=read_window(stored[declared.window]))
+    return found
 
 
 def declare(store: Store, declared: Declared) -> Operation[Literal["made", "changed", "same"]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 
@@ -248,7 +248,9 @@ def describe(store: Store, place: str, jobs: Sequence[tuple[str, float | None]])
     return [known.get(job) or Match(name, job, score, None, None, None, None, None) for job, score in jobs]
 
 
-def _named(matching: Filter) -> Filter:
+def _named(matching: Any) -> Filter:
+    if not isinstance(matching, Filter):
+        raise check.invalid("matching", matching, "a Filter, such as Filter(task='mail')")
     if matching.is_empty:
         raise ConfigError("the filter has no condition, so every job would match: give it a task, group, reason or age")
     return matching

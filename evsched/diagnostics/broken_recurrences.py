@@ -8,6 +8,7 @@ as it is broken.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -105,12 +106,15 @@ def _too_frequent(name: str, fields: dict[str, bytes], policies: dict[str, str])
 
 
 def _describe(queue: str, name: str, reason: str) -> Finding:
-    root = keys.root(queue)
+    root, quoted = keys.root(queue), shlex.quote(name)
+    _, there_is_none, command = reason.partition(": evsched ")
     mend = (
-        f"replace it: evsched recurrences add {name} TASK --rule ... --queue {queue}; or HSET the wrong field of "
-        f"{root}recurrence:{name}, then ZADD {root}recurrences 0 {name}; or delete it: evsched recurrences remove "
-        f"{name} --queue {queue}"
+        f"replace it: evsched recurrences add {quoted} TASK --rule ... --queue {queue}; or HSET the wrong field of "
+        f"{root}recurrence:{name}, then ZADD {root}recurrences 0 {quoted}; or delete it: evsched recurrences remove "
+        f"{quoted} --queue {queue}"
     )
+    if there_is_none:
+        mend = f"evsched {command.replace('--queue QUEUE', f'--queue {queue}')}; or {mend}"
     return Finding("recurrence-broken", "fault", f"it makes no jobs: {reason}", f"queue {queue}, {name}", mend)
 
 
@@ -124,7 +128,8 @@ def _describe_failing(queue: str, name: str, fields: dict[str, bytes]) -> Findin
     """Report a recurrence that was paused because its runs failed: someone has to find out why, and resume it."""
     why, last = (fields.get(field, b"").decode(errors="backslashreplace") for field in ("paused_why", "last_id"))
     mend = (
-        f"find out why: evsched explain {last} --queue {queue}; then: evsched recurrences resume {name} --queue {queue}"
+        f"find out why: evsched explain {shlex.quote(last)} --queue {queue}; then: evsched recurrences resume "
+        f"{shlex.quote(name)} --queue {queue}"
     )
     return Finding(
         "recurrence-failing", "warning", f"it is paused: {why or 'no reason'}", f"queue {queue}, {name}", mend

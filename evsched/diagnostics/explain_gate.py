@@ -27,7 +27,7 @@ def in_backlog(no_worker: str | None, status: JobStatus, facts: Facts) -> str:
             counts.get("opens_group"),
         )
     most = limits.queue.get("concurrency")
-    if "opens" in counts or (most is not None and counts.get("in_flight", 0) >= most):
+    if "opens" in counts or (most is not None and counts.get("in_flight", 0) >= int(most)):
         own = {name: (name, value) for name, value in limits.queue.items()}
         return _limited("the gate is closed", facts, own, counts.get("in_flight", 0), counts.get("opens"))
     ahead, sharing = counts.get("ahead", 0), counts.get("groups", 1)

@@ -13,15 +13,29 @@ from evsched.recurrence.look_ahead import Standing, next_time
 _SHOWN = ("rule", "zone", "after", "skip", "window", "overlap", "misfire")
 """The fields of the declaration that are listed."""
 
-_OVERDUE = 30.0
-"""Seconds after its planned time within which a dispatcher that serves the queue has moved a recurrence on."""
+_OVERDUE = 5.0
+"""Seconds after its planned time by which a dispatcher that serves the queue has moved a recurrence on: it does so 15 s
+before that time."""
 
 
 def explain_recurrence(
-    name: str, queue: str, standing: Standing, fields: Mapping[str, bytes], requests: int, now: float
+    name: str,
+    queue: str,
+    standing: Standing,
+    fields: Mapping[str, bytes],
+    requests: int,
+    now: float,
+    dispatchers: int | None = None,
 ) -> Explanation:
-    """Explain what a recurrence does next. `requests`: how many requested runs wait."""
-    sentence = _why_not(name, queue, fields, now) or _when(standing, now)
+    """Explain what a recurrence does next.
+
+    `requests`: how many requested runs wait. `dispatchers`: how many are connected; None = that is not known.
+    """
+    sentence = _why_not(name, queue, fields, now)
+    if not sentence:
+        sentence = _when(standing, now)
+        if dispatchers == 0:
+            sentence += "; but no dispatcher is connected, so nothing starts: start one with `evsched dispatcher`"
     if requests:
         sentence += f"; {requests} requested runs wait" if requests > 1 else "; 1 requested run waits"
     return Explanation(sentence, _list_facts(fields, now))
@@ -68,7 +82,7 @@ def _when(standing: Standing, now: float) -> str:
         return "it is over: its end or its count is reached, or its rule has no more times"
     if next_ < now - _OVERDUE:
         late = format_duration(now - next_)
-        return f"its next occurrence was planned {late} ago: no dispatcher serves this queue"
+        return f"its next occurrence was planned {late} ago, and no dispatcher has made it: `evsched doctor` says why"
     return f"its next occurrence is planned in {format_duration(max(next_ - now, 0.0))}"
 
 

@@ -258,7 +258,10 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
         if look.queue_stats.places["ready"] and late > _LATE:
             standing = _count(look.queue_stats.parents, "parent")
             what = f"{wait}; {standing} standing by (worker --processes 0:N), but starting no worker process"
-            mend = "read the log of the parent: its process may not start, or take long to import the app"
+            mend = (
+                "read the log of the parent: its process may not start, or take long to import the app; a parent that "
+                "was killed stands by until its registration ends (evsched workers)"
+            )
             yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)
     elif not workers:
         yield _no_worker(queue, look, f"{wait}, and no worker has a lease on this queue", "fault")

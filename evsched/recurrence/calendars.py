@@ -112,7 +112,7 @@ def read_days(skip: str | None, calendars: Mapping[str, str]) -> Days:
     found = list[tuple[date, date]]()
     for name in names_of(skip):
         if name not in calendars:
-            raise ConfigError(f"there is no calendar {name}: evsched calendars set {name} FILE.ics")
+            raise ConfigError(f"there is no calendar {name}: evsched calendars set {name} FILE.ics --queue QUEUE")
         try:
             found += _read(calendars[name])
         except ConfigError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from itertools import islice
 
 from msgspec import Struct
@@ -38,13 +38,20 @@ def counted_from(fields: Mapping[str, bytes]) -> list[str]:
     return sorted(id_.decode(errors="backslashreplace") for id_ in ids)
 
 
-def read_standing(next_: float, fields: Mapping[str, bytes], under_way: bool) -> Standing:
+def put_ahead(fields: Mapping[str, bytes]) -> list[str]:
+    """Return the ids of the occurrences that were put on the schedule last, those that have ended left out."""
+    ids = (id_ for id_ in fields.get("ahead", b"").split() if id_ != fields.get("last_id"))
+    return [id_.decode(errors="backslashreplace") for id_ in ids]
+
+
+def read_standing(next_: float, fields: Mapping[str, bytes], under_way: bool, gone: Container[str] = ()) -> Standing:
     """Read a recurrence's score and record. Malformed values count as absent. `under_way`: see `Standing`.
+
+    `gone`: which of `put_ahead` have no job any more.
 
     Read the score first: if a dispatcher moves the recurrence on in between, the record has what the score had.
     """
-    ids = (id_ for id_ in fields.get("ahead", b"").split() if id_ != fields.get("last_id"))
-    planned = (number(id_.rpartition(b"@")[2]) for id_ in ids)
+    planned = (number(id_.rpartition("@")[2].encode()) for id_ in put_ahead(fields) if id_ not in gone)
     ahead = tuple(sorted(moment for moment in planned if moment is not None))
     paused = "paused" in fields
     until = number(fields.get("paused_until")) if paused else None

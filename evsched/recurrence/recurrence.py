@@ -268,7 +268,7 @@ def window_names(window: str | bytes | None, payload: bytes) -> list[str]:
 def _check_windows(declared: Declared, windows: Mapping[str, str]) -> None:
     for name in window_names(declared.window, declared.payload):
         if name not in windows:
-            raise ConfigError(f"there is no window {name}: evsched windows set {name} HOURS")
+            raise ConfigError(f"there is no window {name}: evsched windows set {name} HOURS --queue QUEUE")
 
 
 def read_recurrence(

@@ -22,6 +22,9 @@ _RANGES: Final = {
     "burst": (1, 1_000_000),
     "weight": (0.001, 1000),
 }
+_RATE_LEAST: Final = 1e-6
+"""A lower rate means no rate, in the scripts too (lua/_limits.lua)."""
+
 _WHOLE: Final = ("concurrency", "burst")
 
 
@@ -88,20 +91,22 @@ def field(name: str, group: str | None, value: float | None) -> str:
         options.number(name, value)
     least, most = _RANGES[name]
     if value is not None and not least <= value <= most:
-        raise ConfigError(f"{name} is {value:g}: must be from {least:g} to {most:g}")
+        raise ConfigError(f"{name} is {value:g}: must be from {least:,g} to {most:,.0f}")
     if value is not None and name in _WHOLE and value != int(value):
         raise ConfigError(f"{name} is {value:g}: must be a whole number")
     return name if group is None else f"{name}:{group}"
 
 
 def read_limits(reply: list[Any]) -> Limits:
-    """Read the hash `limits`. A value that is not a number limits nothing, and is left out."""
+    """Read the hash `limits`. What limits nothing is left out: no number, a negative one, a rate of next to nothing."""
     paused, queue, by_group = None, dict[str, float](), dict[str, dict[str, float]]()
     for at in range(0, len(reply), 2):
         name, colon, group = text(reply[at]).partition(":")
         try:
             value = float(reply[at + 1])
         except ValueError:
+            continue
+        if not value >= (_RATE_LEAST if name == "rate" else 0.0):  # nor NaN
             continue
         if name == "paused":
             paused = value

@@ -159,6 +159,17 @@ def test_the_name_that_neither_a_job_nor_a_recurrence_has_is_explained_with_its_
     assert done.stderr.startswith(f"evsched: no job nightly in queue {queue}, and no recurrence of this name: ")
 
 
+def test_a_command_without_a_queue_that_finds_nothing_names_those_that_there_are(tmp_path: Path) -> None:
+    with EmbeddedRedis() as own:
+        cli = Cli(own.url, tmp_path)
+        assert (cli.run("jobs").returncode, cli.run("jobs").stderr) == (0, "")
+        cli.run("enqueue", "t", "--queue", "mail")
+        done = cli.run("jobs")
+        assert done.returncode == 0
+        assert done.stderr.startswith("evsched: queue default has no jobs, no workers and no recurrences; ")
+        assert done.stderr.endswith("; give --queue for another: there is mail\n")
+
+
 def test_an_empty_queue_that_redis_knows_is_no_mistake(cli: Cli, queue: str) -> None:
     cli.run("limit", queue, "--concurrency", "3", "--create")
     done = cli.run("jobs", "--queue", queue)

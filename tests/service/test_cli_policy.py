@@ -255,12 +255,12 @@ def test_a_job_is_followed_to_its_end(cli: Cli, queue: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        ("from 1 to 1e+06", ("--concurrency", "0")),
+        ("from 1 to 1,000,000", ("--concurrency", "0")),
         ("a whole number", ("--concurrency", "2.5")),
         ("write it as 200/s", ("--rate", "fast")),
         ("write it as 5, or none", ("--burst", "3/s")),
         ("weight is the share of a group", ("--weight", "2")),
-        ("from 0.001 to 1000", ("--weight", "5000", "--group", "a")),
+        ("from 0.001 to 1,000", ("--weight", "5000", "--group", "a")),
     ],
 )
 def test_a_limit_that_is_not_valid_is_refused(cli: Cli, words: str, command: tuple[str, ...]) -> None:

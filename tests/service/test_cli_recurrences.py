@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -106,7 +109,7 @@ def test_simulate_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> Non
 def test_a_named_window_is_set_listed_changed_and_removed(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     assert "customer-a is 22:00-06:00 UTC" in cli.run("windows", "set", "customer-a", "22:00-06:00 UTC", *of).stdout
-    assert cli.json("windows", *of) == {"customer-a": "22:00-06:00 UTC"}
+    assert [(row["name"], row["window"]) for row in cli.json("windows", *of)] == [("customer-a", "22:00-06:00 UTC")]
     assert "customer-a" in cli.run("windows", *of).stdout
     raw.zadd(f"evsched:{{{queue}}}:schedule", {f"job-{n}": 4e9 for n in range(600)})
     raw.zadd(f"evsched:{{{queue}}}:deferred:customer-a", {f"job-{n}": 4e9 for n in range(600)})
@@ -125,7 +128,7 @@ def test_a_window_whose_notes_are_of_a_wrong_type_is_left_as_it_is(cli: Cli, que
         done = cli.run("windows", *command, *of)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
         assert "`evsched doctor` names it" in done.stderr
-        assert cli.json("windows", *of) == {"night": "22:00-06:00 UTC"}
+        assert [(row["name"], row["window"]) for row in cli.json("windows", *of)] == [("night", "22:00-06:00 UTC")]
 
 
 @pytest.mark.parametrize(
@@ -257,3 +260,55 @@ def test_simulate_names_recurrences_that_cannot_recur_and_lists_the_others(cli: 
     assert (done.returncode, "good" in done.stdout, "known" in done.stdout) == (0, True, False)
     assert "known is left out, since it makes no jobs: there is no zone Mars/Base" in done.stderr
     assert "unknown is left out, since it makes no jobs: recurrence unknown: " in done.stderr
+
+
+def test_a_window_that_has_a_name_counts_for_whoever_looks_ahead(cli: Cli, queue: str) -> None:
+    of = ("--queue", queue)
+    hour = int(time.strftime("%H", time.gmtime(time.time() + 3 * 3600)))
+    window = f"{hour:02}:00-{(hour + 1) % 24:02}:00 UTC"
+    cli.run("windows", "set", "later", window, *of)
+    for name, one in (("named", "later"), ("plain", window)):
+        cli.run("recurrences", "add", name, "tick", "--rule", "every 60", "--window", one, *of)
+    named, plain = (
+        [time["due"] for time in cli.json("recurrences", "next", name, *of)["times"]] for name in ("named", "plain")
+    )
+    assert named == plain
+    assert Counter(row["name"] for row in cli.json("simulate", *of))["named"] > 0
+    assert min(row["due"] for row in cli.json("simulate", *of)) == named[0]
+
+
+def test_an_occurrence_that_was_cancelled_is_no_next_time(cli: Cli, queue: str, raw: Any) -> None:
+    of, root, now = ("--queue", queue), f"evsched:{{{queue}}}:", raw.time()[0]
+    cli.run("recurrences", "add", "r", "tick", "--rule", "every 60", *of)
+    raw.hset(f"{root}job:r@{now + 30}", mapping={"payload": '{"task":"tick"}', "recurrence": "r"})
+    raw.zadd(f"{root}schedule", {f"r@{now + 30}": now + 30})
+    raw.hset(f"{root}recurrence:r", "ahead", f"r@{now + 30}")
+    raw.zadd(f"{root}recurrences", {"r": now + 90})
+    assert listed(cli, *of)["r"]["next"] == now + 30
+    cli.run("cancel", f"r@{now + 30}", *of)
+    assert listed(cli, *of)["r"]["next"] == now + 90
+
+
+def test_explain_says_that_no_dispatcher_is_connected_or_that_the_record_is_of_another_type(
+    cli: Cli, queue: str, raw: Any
+) -> None:
+    of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
+    cli.run("recurrences", "add", "r", "tick", "--rule", "every 60", *of)
+    shown = cli.run("explain", "r", *of).stdout
+    assert "about to begin" in shown
+    assert "but no dispatcher is connected, so nothing starts: start one with `evsched dispatcher`" in " ".join(
+        shown.split()
+    )
+    raw.delete(f"{root}recurrence:r")
+    raw.set(f"{root}recurrence:r", "x")
+    assert "it makes no jobs: its key is not a hash" in cli.run("explain", "r", *of).stdout
+
+
+def test_the_doctor_names_the_command_that_sets_what_a_recurrence_names(cli: Cli, queue: str, raw: Any) -> None:
+    fields = {"rule": "every 60", "payload": '{"task":"t"}', "skip": "holidays"}
+    raw.hset(f"evsched:{{{queue}}}:recurrence:a b", mapping=fields)
+    raw.zadd(f"evsched:{{{queue}}}:recurrences", {"a b": 0})
+    found = {one["check"]: one["mend"] for one in json.loads(cli.run("doctor", "--json", "--queue", queue).stdout)}
+    mend = found["recurrence-broken"]
+    assert mend.startswith(f"evsched calendars set holidays FILE.ics --queue {queue}; or replace it: ")
+    assert mend.endswith(f"evsched recurrences remove 'a b' --queue {queue}")
