@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from evsched.jobs.job import Done
 from evsched.store.clients import New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State, status_of
@@ -35,13 +36,16 @@ def test_a_replaced_job_was_created_when_it_was_replaced(send: Send, store: Stor
     assert (status.created, status.by) == (NOW + 60, None)
 
 
-def test_a_run_that_is_replaced_names_who_replaced_it(send: Send, store: Store, queue: str) -> None:
+def test_a_job_that_replaces_one_that_runs_has_its_own(send: Send, store: Store, queue: str) -> None:
     send(Store(queue, by="billing").enqueue(new(), now=NOW))
     send(store.dispatch(limit=9, cap=99, now=NOW))
-    send(store.start("w", (), hold=1, lease=15, now=NOW))
+    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
     send(store.replace(new(NOW + 99), now=NOW + 60))
     status = status_of(send, store, "a")
-    assert (status.place, status.created, status.by) == ("processing", NOW + 60, None)
+    assert (status.place, status.created, status.by) == ("processing", NOW, "billing")
+    send(store.complete("w", [(run, Done(b"1", 300.0, False))], now=NOW + 61))
+    status = status_of(send, store, "a")
+    assert (status.place, status.created, status.by) == ("schedule", NOW + 60, None)
 
 
 def test_a_revived_job_keeps_its_time_and_user(send: Send, queue: str, store: Store) -> None:
