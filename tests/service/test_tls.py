@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from evsched.errors import ConfigError
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from tests.support.certificates import make_certificates
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 from tests.support.system import system
@@ -26,21 +25,8 @@ PING = Call(("PING",), raw)
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a CA, and a certificate for localhost that it signs."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("tls")
-
-    def run(*words: str) -> None:
-        subprocess.run([openssl, *words], cwd=folder, check=True, capture_output=True)
-
-    new = ("req", "-newkey", "rsa:2048", "-nodes")
-    ca = ("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")
-    run(*new, "-x509", "-days", "2", "-subj", "/CN=ca", *ca, "-keyout", "ca.key", "-out", "ca.crt")
-    run(*new, "-subj", "/CN=localhost", "-keyout", "redis.key", "-out", "redis.csr")
-    (folder / "names").write_text("subjectAltName=DNS:localhost\nkeyUsage=digitalSignature\n")
-    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2")
-    run("x509", "-req", "-in", "redis.csr", *signed, "-out", "redis.crt")
+    make_certificates(folder)
     return folder
 
 
@@ -52,8 +38,8 @@ def port(certificates: Path) -> Generator[int]:
         number = free.getsockname()[1]
     server = EmbeddedRedis(
         tls_port=f"{number}",
-        tls_cert_file=f"{certificates / 'redis.crt'}",
-        tls_key_file=f"{certificates / 'redis.key'}",
+        tls_cert_file=f"{certificates / 'server.crt'}",
+        tls_key_file=f"{certificates / 'server.key'}",
         tls_ca_cert_file=f"{certificates / 'ca.crt'}",
         tls_auth_clients="no",
     )
