@@ -129,6 +129,25 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metrics_host: Annotated[str, Setting("Address on which the metrics port listens", _SERVICES)] = "127.0.0.1"
     log_level: Annotated[LogLevel, Setting("Log lines of this level and above", _SERVICES)] = "INFO"
     log_jobs: Annotated[bool, Setting("Log the start and the end of each job", _WORKERS)] = False
+    http_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            "For evsched.targets: a host to which requests may be sent: HOST, HOST:PORT, *.example.com or *; repeat "
+            "the flag for several",
+            _WORKERS,
+        ),
+    ] = ()
+    http_networks: Annotated[
+        tuple[str, ...],
+        Setting(
+            "For evsched.targets: a network, such as 10.1.0.0/16, to which requests may be sent although it is not "
+            "public; repeat the flag for several",
+            _WORKERS,
+        ),
+    ] = ()
+    http_redirects: Annotated[
+        int, Setting("For evsched.targets: how many redirects of a request are followed", _WORKERS, Range(0, 20))
+    ] = 0
     scale_down_after: Annotated[
         float,
         Setting(
@@ -199,6 +218,9 @@ SETTINGS: Final = _settings()
 """By their names."""
 
 RANGES: Final = {name: setting.range for name, setting in SETTINGS.items() if setting.range is not None}
+
+LISTS: Final = tuple(name for name in SETTINGS if isinstance(getattr(Config(), name), tuple))
+"""The settings that have several values: their variables have a comma between them, and their flags are repeated."""
 
 
 def variable(name: str) -> str:

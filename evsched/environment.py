@@ -9,12 +9,15 @@ from typing import Any, Final
 
 import msgspec
 
-from evsched.config import LOG_LEVELS, RANGES, SETTINGS, Config, out_of_range, variable
+from evsched.config import LISTS, LOG_LEVELS, RANGES, SETTINGS, Config, out_of_range, variable
 from evsched.errors import ConfigError
 from evsched.weights import join_weights, split_weights
 
 _KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
 """The variables that Kubernetes makes for each Service of a namespace, such as EVSCHED_REDIS_SERVICE_HOST."""
+
+SECRET: Final = "EVSCHED_SECRET_"  # noqa: S105 - the name of a variable
+"""What the variables begin with that have the secrets of evsched.targets. They are not settings: nothing shows them."""
 
 _NAMED_MOST: Final = 8
 """The most variables that a warning names."""
@@ -34,7 +37,7 @@ def load(environment: Mapping[str, str], **flags: Any) -> Config:
     values: dict[str, Any] = {}
     for name, value in _variables(environment):
         if _is_setting(name, value):
-            values[name.lower()] = tuple(value.split(",")) if name.lower() == "queues" else value
+            values[name.lower()] = tuple(value.split(",")) if name.lower() in LISTS else value
     values.update({name: value for name, value in flags.items() if value is not None})
     if isinstance(level := values.get("log_level"), str):
         values["log_level"] = level.upper()
@@ -82,7 +85,7 @@ def warning(environment: Mapping[str, str]) -> str | None:
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in environment.items():
         # EVSCHED_TEST_... are read by the tests.
-        if name.startswith("EVSCHED_") and not name.startswith("EVSCHED_TEST_"):
+        if name.startswith("EVSCHED_") and not name.startswith((SECRET, "EVSCHED_TEST_")):
             yield name.removeprefix("EVSCHED_"), value
 
 
@@ -97,9 +100,11 @@ def _is_link(name: str, value: str) -> bool:
 
 def as_environment(config: Config) -> dict[str, str]:
     """Return the environment from which `load` reads these settings. Defaults too: they win over variables."""
-    queues = ",".join(join_weights(config.queues, config.weights))
+    values = {name: getattr(config, name) for name in SETTINGS} | {
+        "queues": tuple(join_weights(config.queues, config.weights))
+    }
     return {
-        variable(name): queues if name == "queues" else str(value)
-        for name in SETTINGS
-        if (value := getattr(config, name)) not in (None, ())
+        variable(name): ",".join(value) if name in LISTS else str(value)
+        for name, value in values.items()
+        if value not in (None, ())
     }

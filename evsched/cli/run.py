@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -68,27 +69,30 @@ def worker(
         raise UsageError("--burst runs in one process: leave --processes out")
     log.configure(config.log_level)
     of_app = url is None and "EVSCHED_URL" not in os.environ
+    environment = as_environment(config)
+    if of_app:
+        del environment[variable("url")]
     if processes is not None:
-        return _worker_processes(config, processes, module, metrics_targets, url_of_app=of_app)
+        return _worker_processes(config, processes, module, metrics_targets, environment)
 
     from evsched.process.inherited import tied_to_parent
     from evsched.process.locate_app import find_app
     from evsched.process.service import run_worker
 
+    os.environ.update(environment)  # where the app reads its settings, also in the processes of isolated runs
     with tied_to_parent():
         app = find_app(module)
     run_worker(replace(config, url=app.url) if of_app else config, app, burst=burst)
     return 0
 
 
-def _worker_processes(config: Config, processes: str, module: str, targets: Path | None, *, url_of_app: bool) -> int:
-    """Run worker processes. `url_of_app`: each connects to the Redis that its app names, since no other is set."""
+def _worker_processes(
+    config: Config, processes: str, module: str, targets: Path | None, environment: Mapping[str, str]
+) -> int:
+    """Run worker processes. `environment`: their settings; no URL = that of the app."""
     from evsched.process.parent import run_workers
     from evsched.process.scaling import read_span
 
-    environment = as_environment(config)
-    if url_of_app:
-        del environment[variable("url")]
     return run_workers(config, read_span(processes), ["worker", module], environment, targets)
 
 
@@ -110,6 +114,7 @@ def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
     if url is None and is_ended(config.url):
         # It was exported for an earlier `dev`. Remove it before the app is imported, because the app reads it too.
         del os.environ["EVSCHED_URL"]
+    os.environ.update({name: value for name, value in as_environment(config).items() if name != variable("url")})
     app = find_app(module)
     if url is not None or "EVSCHED_URL" in os.environ:
         run_dev(config, app)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
 from evsched.cli.options import settings
-from evsched.config import SETTINGS, Config, variable
+from evsched.config import LISTS, SETTINGS, Config, variable
 
 R = TypeVar("R")
 
@@ -22,7 +22,7 @@ _DEFAULTS: Final = Config()
 
 def flag(name: str) -> str:
     """Return the flag of a setting."""
-    return "--queue" if name == "queues" else f"--{name.replace('_', '-')}"
+    return f"--{(name.removesuffix('s') if name in LISTS else name).replace('_', '-')}"
 
 
 def default(name: str) -> str:
@@ -32,7 +32,7 @@ def default(name: str) -> str:
     if name == "process_pool":
         return "the number of processors"
     value = getattr(_DEFAULTS, name)
-    if value is None:
+    if value in (None, ()):
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -69,7 +69,7 @@ def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
 
 def _annotation(name: str) -> Any:
     setting, kind = SETTINGS[name], _TYPES[name]
-    if get_origin(kind) is tuple:
+    if name in LISTS:
         kind = list[str]
     described = Parameter(
         name=flag(name),

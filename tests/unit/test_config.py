@@ -24,7 +24,8 @@ def test_a_flag_wins_over_the_environment_unless_it_is_none() -> None:
 def test_every_setting_can_come_from_the_environment(name: str) -> None:
     default = getattr(Config(), name)
     given: dict[str, tuple[str, object]] = {"queues": ("a,b", ("a", "b")), "metrics_port": ("9100", 9100)}
-    given["log_level"] = ("debug", "DEBUG")
+    given |= {"log_level": ("debug", "DEBUG"), "http_hosts": ("a,b:1", ("a", "b:1"))}
+    given["http_networks"] = ("10.0.0.0/8", ("10.0.0.0/8",))
     value, expected = given.get(name, (str(default), default))
     assert getattr(load({f"EVSCHED_{name.upper()}": value}), name) == expected
 
@@ -49,6 +50,7 @@ def test_queues_may_have_weights() -> None:
             kill_grace=0.25,
         ),
         Config(queues=("a", "b:2", "c:-1"), weights={"a": 2.5}),
+        Config(http_hosts=("a", "*.b:1"), http_networks=("fd00::/8",), http_redirects=3),
     ],
 )
 def test_settings_survive_a_round_trip_through_the_environment(config: Config) -> None:
@@ -96,7 +98,15 @@ def test_every_number_has_a_range(name: str) -> None:
         *(
             (name, "0")
             for name in RANGES
-            if name not in ("shutdown_grace", "kill_grace", "unknown_task_grace", "scale_down_after", "metrics_port")
+            if name
+            not in (
+                "shutdown_grace",
+                "kill_grace",
+                "unknown_task_grace",
+                "scale_down_after",
+                "metrics_port",
+                "http_redirects",
+            )
         ),
         ("payload_cap", "-5"),
     ],
@@ -122,7 +132,8 @@ def test_a_variable_that_is_not_a_setting_is_ignored_and_named() -> None:
     shown = warning(environment)
     assert shown is not None
     assert shown.endswith("ignored: EVSCHED_SAFTY_CAP (did you mean EVSCHED_SAFETY_CAP?), EVSCHED_ZZZZZZ")
-    assert warning({"EVSCHED_BATCH": "7", "EVSCHED_TEST_SERVER": "valkey"}) is None
+    known = {"EVSCHED_BATCH": "7", "EVSCHED_TEST_SERVER": "valkey", "EVSCHED_SECRET_ORDERS": "whsec_"}
+    assert warning(known) is None
 
 
 def test_variables_of_kubernetes_services_change_nothing() -> None:
