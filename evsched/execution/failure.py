@@ -189,10 +189,13 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _is_users(frame: FrameType, module: str) -> bool:
-    """Tell whether it is the user's code: not a library's, or in the package of the handler, which may be installed."""
+    """Tell whether it is the user's code: not a library's, or in the package of the handler, which may be installed.
+
+    The tasks that come with evsched are not: what they raise says what to do, and their lines would say nothing.
+    """
     name = str(frame.f_globals.get("__name__", ""))
     package = module.partition(".")[0]
-    if name == module or (package not in ("", "evsched") and name.partition(".")[0] == package):
+    if package not in ("", "evsched") and name.partition(".")[0] == package:
         return True
     return not _is_foreign(frame.f_code.co_filename)
 
