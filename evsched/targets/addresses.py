@@ -1,0 +1,69 @@
+"""Which IP addresses a request may be sent to. Pure.
+
+A payload names a host, and whoever controls its name in the DNS chooses the address. So an address must be public, or
+in a network that the settings allow: otherwise a payload could reach what only this machine can reach, such as a
+database or the metadata service of a cloud.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import Final
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_UNICAST: Final = ip_network("2000::/3")
+"""The only IPv6 block from which global unicast addresses are assigned (RFC 4291, IANA)."""
+
+_NAT64: Final = ip_network("64:ff9b::/96")
+"""IPv6 addresses that a gateway translates to the IPv4 address in their last 32 bits (RFC 6052)."""
+
+_REFUSED: Final = tuple(
+    map(
+        ip_network,
+        (
+            "192.0.0.0/24",  # for protocols; 192.0.0.192 is a metadata service. Older Pythons call most of it public
+            "192.88.99.0/24",  # relays to 6to4 (RFC 7526)
+            "168.63.129.16/32",  # Azure's platform, from within its virtual machines
+            "2001::/23",  # for protocols, Teredo among them
+            "3fff::/20",  # for documentation (RFC 9637)
+        ),
+    )
+)
+"""What Python's `ipaddress` calls public in some of its versions, or always."""
+
+
+def may_connect(address: Address, allowed: Sequence[Network]) -> bool:
+    """Return whether a request may be sent to an address: it is public, or in one of the allowed networks.
+
+    The same must hold for each IPv4 address inside it, to which a gateway may pass the packets on.
+    """
+    return all(_is_public(part) or any(part in network for network in allowed) for part in _parts(address))
+
+
+def _parts(address: Address) -> list[Address]:
+    if isinstance(address, IPv4Address):
+        return [address]
+    if address.ipv4_mapped is not None:  # only another form of the IPv4 address, for the kernel too
+        return [address.ipv4_mapped]
+    parts: list[Address] = [address]
+    if address.sixtofour is not None:
+        parts.append(address.sixtofour)
+    if address.teredo is not None:
+        parts += address.teredo
+    if address in _NAT64:
+        parts.append(IPv4Address(int(address) & 0xFFFFFFFF))
+    return parts
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, IPv6Address):
+        if address in _NAT64:
+            return True
+        if address not in _UNICAST:
+            return False
+    if any(address in network for network in _REFUSED):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)

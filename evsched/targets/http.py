@@ -1,0 +1,110 @@
+"""The task `evsched.http`: a job that is one HTTP request."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Annotated, Any, Final, cast
+
+from msgspec import UNSET, Meta
+
+from evsched import __version__
+from evsched.jobs.current_job import CurrentJob, current_job
+from evsched.jobs.steering import GiveUp, RetryLater
+from evsched.targets.allowed import Allowed
+from evsched.targets.answer import Answer, Response, as_result, judge
+from evsched.targets.pool import Pool
+from evsched.targets.request import REDIRECTS, Method, Request, read_request, redirected
+from evsched.targets.signature import Secrets, signature
+
+TIMEOUT: Final = 30.0
+"""Seconds for a request, unless its payload says otherwise."""
+
+_TIMEOUT_MOST: Final = 1800.0
+"""Seconds: after these the task's own timeout ends a run."""
+
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE: Final = re.compile(r"[!-~][ -~]{0,511}")
+
+
+async def http(
+    url: str,
+    method: Method = "POST",
+    headers: dict[str, str] | None = None,
+    body: str | None = None,
+    json: Any = UNSET,
+    timeout: Annotated[float, Meta(gt=0, le=_TIMEOUT_MOST)] = TIMEOUT,
+    sign: str | None = None,
+    response: bool = False,
+) -> Response | None:
+    """Send a request. `timeout`: seconds for all of it. `sign`: the name of a secret. `response`: return the answer.
+
+    Raises:
+        RetryLater: no answer came, or one that asks for another attempt.
+        GiveUp: the request is not valid or not allowed, or the server refuses it.
+    """
+    job = current_job()
+    sender = cast("Sender", job.state)
+    request = read_request(url, method, headers or {}, body, json)
+    signed = {} if sign is None else signature(sender.secrets, sign, job, request.content)
+    try:
+        async with asyncio.timeout(timeout):
+            answer = await sender.send(request, _headers(job), signed)
+    except TimeoutError:
+        raise RetryLater(None, f"{request.target.origin} did not answer within {timeout:g} s") from None
+    return as_result(answer) if response else None
+
+
+def _headers(job: CurrentJob) -> dict[str, str]:
+    """Return the headers that all requests of a job have, unless its payload has others."""
+    headers = {
+        "user-agent": f"evsched/{__version__}",
+        "accept": "*/*",
+        "accept-encoding": "identity",
+        "idempotency-key": job.idempotency_key,
+    }
+    # Whoever writes a payload may write anything into its meta.
+    for name, form in (("traceparent", _TRACEPARENT), ("tracestate", _TRACESTATE)):
+        value = job.meta.get(name)
+        if isinstance(value, str) and form.fullmatch(value):
+            headers[name] = value
+    return headers
+
+
+class Sender:
+    """Sends the requests of one worker, as far as the settings allow them."""
+
+    def __init__(self, allowed: Allowed, secrets: Secrets, pool: Pool) -> None:
+        self.secrets = secrets
+        self._allowed = allowed
+        self._pool = pool
+
+    async def send(self, request: Request, headers: dict[str, str], signed: dict[str, str]) -> Answer:
+        """Send a request, follow redirects if that is allowed, and return the answer of a server that has done it.
+
+        `headers`: for each server. `signed`: the signature, for the server that the payload names.
+
+        Raises:
+            RetryLater, GiveUp: as `http` does.
+        """
+        named = request.target.origin
+        for followed in range(self._allowed.redirects + 1):
+            target = request.target
+            if not self._allowed.allows(target):
+                raise GiveUp(
+                    f"requests to {target.origin} are not allowed: to send them, start the worker with --http-host "
+                    f"{target.authority}"
+                )
+            own = {**headers, **signed} if target.origin == named else headers
+            answer = await self._pool.send(request, {**own, **request.headers})
+            location = answer.header("location")
+            if answer.status not in REDIRECTS or location is None:
+                judge(answer, target.origin)
+                return answer
+            request = redirected(request, answer.status, location)
+            if followed == self._allowed.redirects:
+                raise GiveUp(
+                    f"{target.origin} redirects to {request.target.origin}: name the final URL in the payload, or "
+                    "start the worker with --http-redirects"
+                )
+        raise AssertionError("the last pass returns or raises")

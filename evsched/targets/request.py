@@ -1,0 +1,103 @@
+"""A request as its payload describes it: read and checked once, before anything is sent. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+from urllib.parse import urljoin
+
+import msgspec
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
+
+from evsched.jobs.steering import GiveUp
+from evsched.targets.url import Target, read_url
+
+Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[!-~]([\t -~]*[!-~])?|")
+
+_FRAMING: Final = (
+    *("connection", "content-length", "expect", "host", "http2-settings", "keep-alive", "te", "trailer"),
+    *("transfer-encoding", "upgrade"),
+)
+"""Headers that belong to the connection, or tell where the request ends. A second opinion of these is an attack."""
+
+REDIRECTS: Final = (301, 302, 303, 307, 308)
+
+
+class Request(Struct, frozen=True):
+    """A request, without the headers that evsched adds for the job."""
+
+    method: Method
+    target: Target
+    headers: dict[str, str]
+    """By their names in lower case."""
+    content: bytes
+
+    @property
+    def has_body(self) -> bool:
+        """Whether its length is sent. A server may refuse a POST without one."""
+        return bool(self.content) or self.method in ("POST", "PUT", "PATCH")
+
+
+def read_request(url: str, method: Method, headers: Mapping[str, str], body: str | None, json: Any = UNSET) -> Request:
+    """Make a request of a payload's arguments. `json` UNSET: there is none.
+
+    Raises:
+        GiveUp: they are not valid. The reason quotes no value, since any may be secret.
+    """
+    target, found = read_url(url), _read_headers(headers)
+    if body is not None and json is not UNSET:
+        raise GiveUp("the request has a body and json: give one of them")
+    if body is not None:
+        return Request(method, target, {"content-type": "text/plain; charset=utf-8", **found}, body.encode())
+    if json is not UNSET:
+        return Request(method, target, {"content-type": "application/json", **found}, msgspec.json.encode(json))
+    return Request(method, target, found, b"")
+
+
+def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    found = dict[str, str]()
+    for n, (given, value) in enumerate(headers.items(), start=1):
+        name = given.lower()
+        if not _NAME.fullmatch(given):
+            raise GiveUp(f"the name of header {n} is not valid: a name has letters, digits and - alone")
+        if name in _FRAMING or name.startswith(("proxy-", "webhook-")):
+            raise GiveUp(f"evsched itself writes the header {name}: leave it out of the payload")
+        if name in found:
+            raise GiveUp(f"the header {name} is there twice: join its values with a comma")
+        if not _VALUE.fullmatch(value):
+            raise GiveUp(
+                f"the value of the header {name} is not valid: it may have visible ASCII characters and blanks, and no "
+                "blank at its ends"
+            )
+        found[name] = value
+    return found
+
+
+def redirected(request: Request, status: int, location: str) -> Request:
+    """Return the request that follows a redirect (RFC 9110, 15.4).
+
+    To another origin, none of the payload's headers is sent but those about the body: any of them may be a credential.
+
+    Raises:
+        GiveUp: the location is not valid, or would send the request over plain HTTP instead of TLS.
+    """
+    before = request.target
+    try:
+        target = read_url(urljoin(f"{before.origin}{before.path}", location))
+    except (GiveUp, ValueError) as error:
+        raise GiveUp(f"{before.origin} redirects to a URL that is not valid: {error}") from None
+    if before.scheme == "https" and target.scheme == "http":
+        raise GiveUp(f"{before.origin} redirects to {target.origin}, without TLS: name the final URL in the payload")
+    headers = request.headers
+    if target.origin != before.origin:
+        headers = {name: value for name, value in headers.items() if name.startswith("content-")}
+    to_get = request.method != "HEAD" and (status == 303 or (status in (301, 302) and request.method == "POST"))
+    if to_get:
+        kept = {name: value for name, value in headers.items() if not name.startswith("content-")}
+        return Request("GET", target, kept, b"")
+    return replace(request, target=target, headers=headers)

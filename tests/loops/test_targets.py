@@ -1,0 +1,261 @@
+"""`evsched.http` in a real worker: what it sends to a real server, and what becomes of the job by the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook
+
+from evsched import App, events
+from evsched.config import Config
+from evsched.errors import ConfigError
+from evsched.targets.program import make_app
+from tests.support.endpoint import Received, Reply, always, in_turn
+from tests.support.site import Site, site
+
+ORDERS = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+NEXT = "whsec_bmV4dF9zZWNyZXRfb2ZfMjRfYnl0ZXMh"
+SECRETS = {"EVSCHED_SECRET_ORDERS": f"{ORDERS} {NEXT}", "HOME": ORDERS}
+Run = Callable[..., AbstractAsyncContextManager[Site]]
+SOON = {"attempts": 3, "interval": 0.01, "jitter": 0}
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def run(config: Config, raw: Any) -> Run:
+    return partial(site, config, raw, secrets=SECRETS)
+
+
+async def test_a_request_is_sent_as_the_payload_says(run: Run) -> None:
+    async with run() as shop:
+        assert (
+            await shop.requests.result(
+                url=f"{shop.url}/orders/7?x=1#part", method="PUT", headers={"X-Kind": "a b"}, json={"ä": [1, None]}
+            )
+            is None
+        )
+        (received,) = shop.received
+    assert (received.method, received.path, received.body) == ("PUT", "/orders/7?x=1", '{"ä":[1,null]}'.encode())
+    assert received.headers["host"] == f"shop.test:{shop.endpoint.port}"
+    assert received.headers["content-type"] == "application/json"
+    assert received.headers["x-kind"] == "a b"
+    assert received.headers["user-agent"].startswith("evsched/")
+    assert "cookie" not in received.headers
+
+
+async def test_the_answer_is_the_result_if_the_payload_asks_for_it(run: Run) -> None:
+    reply = Reply(201, {"x-id": "7", "content-type": "text/plain"}, "fü".encode() + b"\xff\x00")
+    async with run(always(reply)) as shop:
+        found = await shop.requests.result(url=shop.url, body="hello", response=True)
+    assert (found["status"], found["body"], found["cut"]) == (201, "fü�\x00", False)
+    assert found["headers"]["x-id"] == "7"
+
+
+@pytest.mark.parametrize(("size", "cut"), [(65536, False), (65537, True), (3_000_000, True)])
+async def test_a_body_is_read_up_to_its_bound(run: Run, size: int, cut: bool) -> None:
+    async with run(always(Reply(body=b"x" * size))) as shop:
+        found = await shop.requests.result(url=shop.url, response=True)
+        assert (len(found["body"]), found["cut"]) == (65536, cut)
+        assert (await shop.requests.result("two", url=shop.url, response=True))["cut"] is cut
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
+async def test_a_server_that_is_not_ready_is_asked_again_with_the_same_key(run: Run, status: int) -> None:
+    async with run(in_turn(Reply(status), Reply(status), Reply())) as shop:
+        await shop.requests.result(url=shop.url, payload={"retry": SOON})
+        assert [event.attempt for event in shop.requests.recorder.of(events.Retrying)] == [1, 2]
+        assert (
+            f"http://shop.test:{shop.endpoint.port} answered {status}"
+            in shop.requests.recorder.of(events.Retrying)[0].reason
+        )
+        keys = {received.headers["idempotency-key"] for received in shop.received}
+    assert len(shop.received) == 3
+    assert len(keys) == 1
+    assert keys.pop().startswith("one:")
+
+
+async def test_the_server_says_when_it_is_to_be_asked_again(run: Run) -> None:
+    date = {"date": "Sun, 22 Nov 2026 10:00:00 GMT", "retry-after": "Sun, 22 Nov 2026 10:02:05 GMT"}
+    async with run(in_turn(Reply(503, {"retry-after": "77"}), Reply(429, date))) as shop:
+        for n, seconds in enumerate((77, 125)):
+            shop.requests.schedule(f"job-{n}", url=shop.url)
+            event = await shop.requests.recorder.wait(events.Retrying, count=n + 1)
+            assert event.delay == seconds
+
+
+@pytest.mark.parametrize("status", [300, 301, 304, 400, 401, 404, 410, 422])
+async def test_any_other_answer_ends_the_job(run: Run, status: int) -> None:
+    async with run(always(Reply(status))) as shop:
+        why = await shop.requests.reason(url=f"{shop.url}/secret?token=abc")
+        assert f"answered {status}" in why
+        assert "which is not tried again" in why
+        assert (await shop.requests.recorder.wait(events.JobBuried)).traceback == ""
+        assert "secret" not in why
+        assert len(shop.received) == 1
+
+
+async def test_a_server_that_hangs_up_or_is_not_there_is_asked_again(run: Run) -> None:
+    async with run(in_turn(Reply(hang_up=True), Reply(headers={"connection": "close"}))) as shop:
+        await shop.requests.result(url=shop.url, payload={"retry": SOON})
+        (event,) = shop.requests.recorder.of(events.Retrying)
+        assert "closed the connection before it had answered" in event.reason
+        shop.endpoint.stop_listening()
+        why = await shop.requests.reason("two", url=shop.url, payload={"retry": SOON})
+        assert "attempt 3 of 3" in why
+        assert "cannot be connected to: Connection refused" in why
+
+
+async def test_a_server_that_does_not_answer_in_time_is_asked_again(run: Run) -> None:
+    silent = asyncio.Event()
+
+    async def answer(received: Received) -> Reply:
+        if received.path == "/slow":
+            await silent.wait()
+        return Reply()
+
+    async with run(answer) as shop:
+        why = await shop.requests.reason(url=f"{shop.url}/slow", timeout=0.05, payload={"retry": SOON})
+        assert "attempt 3 of 3" in why
+        assert "did not answer within 0.05 s" in why
+        await shop.requests.result("two", url=shop.url)  # its connections are not mixed up
+
+
+async def test_the_context_of_a_trace_is_passed_on(run: Run) -> None:
+    async with run() as shop:
+        await shop.requests.result(url=shop.url, payload={"meta": {"traceparent": TRACE, "tracestate": "a=1"}})
+        await shop.requests.result("two", url=shop.url, payload={"meta": {"traceparent": f"{TRACE}\r\nx: y"}})
+        await shop.requests.result("three", url=shop.url, payload={"meta": {"traceparent": 7}})
+    first, *others = shop.received
+    assert (first.headers["traceparent"], first.headers["tracestate"]) == (TRACE, "a=1")
+    assert not any("traceparent" in received.headers for received in others)
+
+
+async def test_a_request_is_signed_with_each_secret_of_the_name(run: Run) -> None:
+    async with run(in_turn(Reply(500), Reply())) as shop:
+        await shop.requests.result(url=shop.url, json={"a": 1}, sign="ORDERS", payload={"retry": SOON})
+    assert len({received.headers["webhook-id"] for received in shop.received}) == 1
+    assert "." not in shop.received[0].headers["webhook-id"]
+    for received in shop.received:
+        for secret in (ORDERS, NEXT):
+            assert Webhook(secret).verify(received.body, received.headers) == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["NOTHING", "HOME", "../ORDERS", "", "EVSCHED_SECRET_ORDERS"])
+async def test_a_secret_that_the_worker_does_not_have_ends_the_job(run: Run, name: str) -> None:
+    async with run() as shop:
+        why = await shop.requests.reason(url=shop.url, sign=name)
+        assert "a secret that this worker does not have" in why
+        assert ORDERS not in why
+        assert shop.endpoint.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"url": "ftp://shop.test/"}, "does not begin with http://"),
+        ({"url": "http://user:hidden@shop.test/"}, "has a user or a password"),
+        ({"headers": {"Host": "other"}}, "evsched itself writes the header host"),
+        ({"headers": {"a": "hidden\r\nx: y"}}, "the value of the header a is not valid"),
+        ({"headers": {"hidden: x": "y"}}, "the name of header 1 is not valid"),
+        ({"body": "a", "json": 1}, "a body and json"),
+        ({"method": "CONNECT"}, "the arguments do not fit"),
+        ({"timeout": 0}, "the arguments do not fit"),
+        ({"url": 7}, "the arguments do not fit"),
+        ({"colour": 7}, "takes no 'colour'"),
+    ],
+)
+async def test_a_request_that_is_not_valid_ends_the_job(run: Run, kwargs: dict[str, Any], words: str) -> None:
+    async with run() as shop:
+        why = await shop.requests.reason(**{"url": shop.url, **kwargs})
+        assert words in why
+        assert "hidden" not in why
+        assert shop.endpoint.connections == 0
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed_unless_that_is_allowed(run: Run, status: int) -> None:
+    async with run(always(Reply(status, {"location": "/other"}))) as shop:
+        why = await shop.requests.reason(url=shop.url)
+        assert "start the worker with --http-redirects" in why
+        assert len(shop.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "then"),
+    [(301, "POST", "GET"), (302, "PUT", "PUT"), (303, "PUT", "GET"), (307, "POST", "POST"), (308, "POST", "POST")],
+)
+async def test_a_redirect_is_followed(run: Run, status: int, method: str, then: str) -> None:
+    async with run(in_turn(Reply(status, {"location": "/other?a=1"}), Reply()), redirects=1) as shop:
+        await shop.requests.result(url=f"{shop.url}/first", method=method, headers={"Authorization": "x"}, json=[1])
+    first, second = shop.received
+    assert (first.method, second.method, second.path) == (method, then, "/other?a=1")
+    assert (second.body, second.headers.get("content-type")) == (
+        (b"[1]", "application/json") if then == method else (b"", None)
+    )
+    assert second.headers["authorization"] == "x"  # the same origin
+    assert second.headers["idempotency-key"] == first.headers["idempotency-key"]
+
+
+async def test_another_origin_gets_no_header_of_the_payload_and_no_signature(run: Run) -> None:
+    async def answer(received: Received) -> Reply:
+        other = f"http://other.test:{received.headers['host'].rpartition(':')[2]}/"
+        return Reply(307, {"location": other}) if received.headers["host"].startswith("shop") else Reply()
+
+    async with run(answer, redirects=3) as shop:
+        headers = {"Authorization": "x", "Cookie": "y", "X-Api-Key": "z", "Content-Type": "text/csv"}
+        await shop.requests.result(url=shop.url, headers=headers, body="a,b", sign="ORDERS")
+    first, second = shop.received
+    assert {"authorization", "cookie", "x-api-key", "webhook-signature"} <= first.headers.keys()
+    assert not {"authorization", "cookie", "x-api-key", "webhook-signature"} & second.headers.keys()
+    assert (second.headers["content-type"], second.body) == ("text/csv", b"a,b")
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("http://elsewhere.example/", "requests to http://elsewhere.example are not allowed"),
+        ("//inside.test:1/", "requests to http://inside.test:1 are not allowed"),
+        ("ftp://shop.test/", "redirects to a URL that is not valid"),
+        ("http://a:b@shop.test/", "redirects to a URL that is not valid"),
+        ("/again", "redirects to http://shop.test"),
+    ],
+)
+async def test_each_hop_is_judged_anew(run: Run, location: str, words: str) -> None:
+    async with run(always(Reply(302, {"location": location})), redirects=2) as shop:
+        assert words in await shop.requests.reason(url=shop.url, method="GET")
+        assert len(shop.received) == (3 if location == "/again" else 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "none is allowed: name each with --http-host or in EVSCHED_HTTP_HOSTS"),
+        ({"http_hosts": ("a b",)}, "EVSCHED_HTTP_HOSTS has 'a b'"),
+        ({"http_hosts": ("http://a",)}, "EVSCHED_HTTP_HOSTS has 'http://a'"),
+        ({"http_hosts": ("a:0",)}, "EVSCHED_HTTP_HOSTS has 'a:0'"),
+        ({"http_hosts": ("*a",)}, "EVSCHED_HTTP_HOSTS has '"),
+        ({"http_hosts": ("",)}, "EVSCHED_HTTP_HOSTS has ''"),
+        ({"http_hosts": ("a",), "http_networks": ("10.0.0.1/8",)}, "EVSCHED_HTTP_NETWORKS has '10.0.0.1/8'"),
+    ],
+)
+def test_settings_that_are_not_valid_make_no_app(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_app(Config(**settings), {})
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("secret", ["short", "whsec_c2hvcnQ=", "whsk_" + ORDERS[6:], "ünd", f"{ORDERS} x"])
+def test_a_secret_that_is_not_valid_makes_no_app_and_is_not_shown(secret: str) -> None:
+    with pytest.raises(ConfigError, match="EVSCHED_SECRET_A is not a secret") as error:
+        make_app(Config(http_hosts=("a",)), {"EVSCHED_SECRET_A": secret})
+    assert secret not in str(error.value)
+
+
+def test_the_app_has_a_queue_of_its_own() -> None:
+    app: App = make_app(Config(http_hosts=("a",)), {})
+    assert (app.queue, list(app.tasks), app.program.owner) == ("targets", ["evsched.http"], "evsched.targets")

@@ -1,0 +1,229 @@
+"""An HTTP server on loopback, as the endpoint of requests: HTTP/1.1, or HTTP/2 over TLS if the client offers it.
+
+It counts the connections that it accepts, and keeps the requests that it received. A test gives it a function that
+answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Self, cast
+
+import h2.config
+import h2.connection
+import h2.events
+import h11
+from msgspec import Struct
+
+
+class Received(NamedTuple):
+    """A request as it arrived."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    version: str
+
+
+class Reply(Struct, frozen=True):
+    """An answer. `hang_up`: close the connection in its place, without a word."""
+
+    status: int = 200
+    headers: dict[str, str] = {}
+    body: bytes = b""
+    hang_up: bool = False
+
+
+Answer = Callable[[Received], Awaitable[Reply]]
+
+
+async def fine(received: Received) -> Reply:
+    """Answer 200."""
+    return Reply()
+
+
+def always(reply: Reply) -> Answer:
+    """Answer every request in the same way."""
+
+    async def answer(received: Received) -> Reply:
+        return reply
+
+    return answer
+
+
+def in_turn(*replies: Reply) -> Answer:
+    """Answer the first request with the first reply, and so on; the last one is repeated."""
+    left = list(replies)
+
+    async def answer(received: Received) -> Reply:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return answer
+
+
+class Endpoint:
+    """A server. `hosts`: the addresses on which it listens, all on one port; 0 chooses a free one."""
+
+    def __init__(
+        self,
+        answer: Answer = fine,
+        *,
+        hosts: tuple[str, ...] = ("127.0.0.1",),
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.answer = answer
+        self.port = port
+        self.connections = 0
+        """Connections that were accepted."""
+        self.ended = asyncio.Semaphore(0)
+        """Released at the end of each connection."""
+        self.requests = list[Received]()
+        self._hosts = hosts
+        self._tls = tls
+        self._servers = list[asyncio.Server]()
+        self._tasks = set[asyncio.Task[None]]()
+
+    async def __aenter__(self) -> Self:
+        for host in self._hosts:
+            server = await asyncio.start_server(self._accept, host, self.port, ssl=self._tls)
+            self.port = server.sockets[0].getsockname()[1]
+            self._servers.append(server)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop_listening()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
+
+    def stop_listening(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    async def reply_to(self, received: Received) -> Reply:
+        self.requests.append(received)
+        return await self.answer(received)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        tls = writer.get_extra_info("ssl_object")
+        is_http2 = tls is not None and tls.selected_alpn_protocol() == "h2"
+        serve = _Http2(self, reader, writer).run if is_http2 else _Http1(self, reader, writer).run
+        task = asyncio.create_task(self._serve(serve, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, serve: Callable[[], Awaitable[None]], writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve()
+        except* (ConnectionError, h11.RemoteProtocolError):
+            pass  # the client has gone
+        finally:
+            writer.close()
+            self.ended.release()
+
+
+class _Http1:
+    """One connection of HTTP/1.1."""
+
+    def __init__(self, endpoint: Endpoint, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._endpoint = endpoint
+        self._reader = reader
+        self._writer = writer
+        self._h11 = h11.Connection(h11.SERVER)
+
+    async def run(self) -> None:
+        while isinstance(request := await self._next(), h11.Request):
+            body = b""
+            while isinstance(part := await self._next(), h11.Data):
+                body += bytes(part.data)
+            headers = {name.decode(): value.decode() for name, value in request.headers}
+            received = Received(request.method.decode(), request.target.decode(), headers, body, "HTTP/1.1")
+            reply = await self._endpoint.reply_to(received)
+            if reply.hang_up:
+                return
+            length = {} if reply.status in (204, 304) else {"content-length": f"{len(reply.body)}"}
+            self._send(h11.Response(status_code=reply.status, headers=list((length | reply.headers).items())))
+            if received.method != "HEAD" and length:
+                self._send(h11.Data(data=reply.body))
+            self._send(h11.EndOfMessage())
+            await self._writer.drain()
+            if self._h11.our_state is not h11.DONE:
+                return
+            self._h11.start_next_cycle()
+
+    async def _next(self) -> Any:
+        while (event := self._h11.next_event()) is h11.NEED_DATA:
+            self._h11.receive_data(await self._reader.read(65536))
+        return event
+
+    def _send(self, event: Any) -> None:
+        self._writer.write(cast("bytes", self._h11.send(event) or b""))
+
+
+class _Http2:
+    """One connection of HTTP/2."""
+
+    def __init__(self, endpoint: Endpoint, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._endpoint = endpoint
+        self._reader = reader
+        self._writer = writer
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
+        self._begun = dict[int, tuple[dict[str, str], bytearray]]()
+        self._window = asyncio.Event()
+
+    async def run(self) -> None:
+        self._h2.initiate_connection()
+        async with asyncio.TaskGroup() as replies:
+            while True:
+                self._flush()
+                data = await self._reader.read(65536)
+                if not data:
+                    raise ConnectionResetError
+                for event in self._h2.receive_data(data):
+                    self._take(event, replies)
+
+    def _take(self, event: h2.events.Event, replies: asyncio.TaskGroup) -> None:
+        match event:
+            case h2.events.RequestReceived(stream_id=int(stream), headers=headers):
+                self._begun[stream] = ({str(name): str(value) for name, value in headers or []}, bytearray())
+            case h2.events.DataReceived(stream_id=int(stream), data=data, flow_controlled_length=length):
+                self._begun[stream][1].extend(data or b"")
+                self._h2.acknowledge_received_data(length or 0, stream)
+            case h2.events.StreamEnded(stream_id=int(stream)):
+                replies.create_task(self._reply(stream, *self._begun.pop(stream)))
+            case h2.events.WindowUpdated():
+                self._window.set()
+            case _:
+                pass
+
+    async def _reply(self, stream: int, headers: dict[str, str], body: bytearray) -> None:
+        received = Received(headers.pop(":method"), headers.pop(":path"), headers, bytes(body), "HTTP/2")
+        reply = await self._endpoint.reply_to(received)
+        self._h2.send_headers(stream, [(":status", f"{reply.status}"), *reply.headers.items()])
+        left = reply.body
+        while left:
+            self._window.clear()
+            room = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
+            if not room:
+                self._flush()
+                await self._window.wait()
+                continue
+            self._h2.send_data(stream, left[:room])
+            left = left[room:]
+        self._h2.end_stream(stream)
+        self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write(self._h2.data_to_send())

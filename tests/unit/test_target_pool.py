@@ -1,0 +1,214 @@
+"""Connections to real servers: which are shared, which are kept, and which are not used again."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from evsched import GiveUp, RetryLater
+from evsched.targets import pool as pools
+from evsched.targets.network import Connector
+from evsched.targets.pool import Pool
+from evsched.targets.request import read_request
+from tests.support.certificates import make_certificates
+from tests.support.endpoint import Endpoint, Received, Reply, always, fine
+from tests.support.patience import PATIENCE
+
+Tls = Callable[..., ssl.SSLContext]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificates(folder, "DNS:shop.test,IP:127.0.0.1")
+    return folder
+
+
+@pytest.fixture
+def tls(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Tls:
+    """Make the context of a server that the connections trust."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.crt"))
+
+    def make(*protocols: str) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+        context.set_alpn_protocols([*protocols])
+        return context
+
+    return make
+
+
+def new_pool() -> Pool:
+    return Pool(Connector([ip_network("127.0.0.0/8")], lambda host, port: ["127.0.0.1"]))
+
+
+async def send(pool: Pool, url: str, body: str | None = None) -> int:
+    answer = await asyncio.wait_for(pool.send(read_request(url, "POST", {}, body), {}), PATIENCE)
+    return answer.status
+
+
+async def test_requests_one_after_the_other_share_a_connection() -> None:
+    async with Endpoint() as endpoint, new_pool() as pool:
+        assert [await send(pool, endpoint.url, "a") for _ in range(5)] == [200] * 5
+        assert (endpoint.connections, endpoint.requests[-1].version) == (1, "HTTP/1.1")
+
+
+async def test_hundreds_of_requests_run_at_once() -> None:
+    together = asyncio.Barrier(300)
+
+    async def answer(received: Received) -> Reply:
+        await together.wait()
+        return Reply()
+
+    async with Endpoint(answer) as endpoint, new_pool() as pool:
+        assert await asyncio.gather(*(send(pool, endpoint.url) for _ in range(300))) == [200] * 300
+        assert await asyncio.gather(*(send(pool, endpoint.url) for _ in range(300))) == [200] * 300
+        assert endpoint.connections == 300
+
+
+async def test_requests_at_the_same_time_share_a_connection_of_http2(tls: Tls) -> None:
+    together = asyncio.Barrier(100)
+
+    async def answer(received: Received) -> Reply:
+        await together.wait()
+        return Reply(body=received.body)
+
+    async with Endpoint(answer, tls=tls("h2", "http/1.1")) as endpoint, new_pool() as pool:
+        assert await asyncio.gather(*(send(pool, endpoint.url, "a" * 90_000) for _ in range(100))) == [200] * 100
+        assert endpoint.connections == 1
+    assert {received.version for received in endpoint.requests} == {"HTTP/2"}
+    assert {len(received.body) for received in endpoint.requests} == {90_000}
+
+
+async def test_more_requests_than_one_connection_of_http2_takes_get_another(tls: Tls) -> None:
+    together = asyncio.Barrier(150)
+
+    async def answer(received: Received) -> Reply:
+        await together.wait()
+        return Reply()
+
+    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
+        assert await asyncio.gather(*(send(pool, endpoint.url) for _ in range(150))) == [200] * 150
+        assert endpoint.connections == 2
+
+
+async def test_a_server_with_tls_may_speak_http1_alone(tls: Tls) -> None:
+    together = asyncio.Barrier(20)
+
+    async def answer(received: Received) -> Reply:
+        await together.wait()
+        return Reply()
+
+    async with Endpoint(answer, tls=tls("http/1.1")) as endpoint, new_pool() as pool:
+        assert await asyncio.gather(*(send(pool, endpoint.url) for _ in range(20))) == [200] * 20
+        assert (endpoint.connections, endpoint.requests[0].version) == (20, "HTTP/1.1")
+
+
+@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
+async def test_a_connection_is_not_used_again_after_a_body_that_was_cut(tls: Tls, protocol: str) -> None:
+    """Otherwise the rest of the body would use up the room for others on a connection of HTTP/2."""
+    async with Endpoint(always(Reply(body=b"x" * 200_000)), tls=tls(protocol)) as endpoint, new_pool() as pool:
+        for _ in range(3):
+            answer = await pool.send(read_request(endpoint.url, "GET", {}, None), {})
+            assert (len(answer.body), answer.whole) == (65536, False)
+        assert endpoint.connections == 3
+
+
+async def test_a_request_that_is_cancelled_does_not_disturb_the_others(tls: Tls) -> None:
+    arrived, go = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(received: Received) -> Reply:
+        arrived.release()
+        await go.wait()
+        return Reply()
+
+    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
+        stays, leaves = (asyncio.create_task(send(pool, f"{endpoint.url}/{name}")) for name in ("stays", "leaves"))
+        for _ in range(2):
+            await asyncio.wait_for(arrived.acquire(), PATIENCE)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        later = asyncio.create_task(send(pool, endpoint.url))
+        await asyncio.wait_for(arrived.acquire(), PATIENCE)
+        assert endpoint.connections == 2  # the first one takes no more requests
+        go.set()
+        assert [await stays, await later] == [200, 200]
+        await asyncio.wait_for(endpoint.ended.acquire(), PATIENCE)  # and is closed after its last one
+
+
+async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_KEPT", 0.01)
+    async with Endpoint() as endpoint, new_pool() as pool:
+        await send(pool, endpoint.url)
+        await asyncio.wait_for(endpoint.ended.acquire(), PATIENCE)
+        await send(pool, endpoint.url)
+        assert endpoint.connections == 2
+
+
+async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+    async with Endpoint(always(Reply(headers={"connection": "close"}))) as endpoint, new_pool() as pool:
+        assert [await send(pool, endpoint.url) for _ in range(3)] == [200] * 3
+        assert endpoint.connections == 3
+
+
+async def test_the_certificate_must_be_for_the_host_of_the_url(tls: Tls) -> None:
+    async with Endpoint(fine, tls=tls("h2")) as endpoint, new_pool() as pool:
+        assert await send(pool, f"https://shop.test:{endpoint.port}/") == 200
+        with pytest.raises(RetryLater, match="by TLS: its certificate is not valid: Hostname mismatch"):
+            await send(pool, f"https://other.test:{endpoint.port}/")
+        assert len(endpoint.requests) == 1
+
+
+async def test_the_certificate_must_be_trusted(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    async with Endpoint(fine, tls=tls("h2")) as endpoint, new_pool() as pool:
+        with pytest.raises(RetryLater, match="by TLS: its certificate is not valid: unable to get local issuer"):
+            await send(pool, endpoint.url)
+        assert endpoint.requests == []
+
+
+async def test_a_server_that_speaks_something_else_is_named() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example.com ESMTP\r\n\r\n")
+        await reader.read()  # until the client has gone
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, new_pool() as pool:
+        with pytest.raises(RetryLater, match=f"http://127.0.0.1:{port} sent an answer that is not valid HTTP"):
+            await send(pool, f"http://127.0.0.1:{port}/")
+        with pytest.raises(RetryLater, match="cannot be connected to by TLS: WRONG_VERSION_NUMBER"):
+            await send(pool, f"https://127.0.0.1:{port}/")
+
+
+async def test_the_next_address_is_tried_if_one_does_not_answer() -> None:
+    async with Endpoint(hosts=("127.0.0.3",)) as endpoint:
+        addresses = ["127.0.0.2", "127.0.0.3"]  # nobody listens on the first
+        async with Pool(Connector([ip_network("127.0.0.0/8")], lambda host, port: addresses)) as pool:
+            assert await send(pool, f"http://shop.test:{endpoint.port}/") == 200
+
+
+async def test_addresses_that_are_not_allowed_are_left_out() -> None:
+    async with Endpoint(hosts=("127.0.0.1",)) as inside, Endpoint(hosts=("127.0.0.3",), port=inside.port) as outside:
+        addresses = ["127.0.0.1", "127.0.0.3"]
+        async with Pool(Connector([ip_network("127.0.0.3/32")], lambda host, port: addresses)) as pool:
+            assert await send(pool, f"http://shop.test:{inside.port}/") == 200
+            addresses.pop()
+            with pytest.raises(GiveUp, match=r"127.0.0.1, which is not public"):
+                await send(pool, f"http://other.test:{inside.port}/")
+        assert (inside.connections, outside.connections) == (0, 1)
+
+
+async def test_a_name_that_does_not_exist_is_looked_up_again() -> None:
+    def resolve(host: str, port: int) -> list[str]:
+        raise OSError(-2, "Name or service not known")
+
+    async with Pool(Connector([], resolve)) as pool:
+        with pytest.raises(RetryLater, match=r"the address of shop.test cannot be found: Name or service not known"):
+            await send(pool, "http://shop.test/")
