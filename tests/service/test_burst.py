@@ -56,6 +56,11 @@ def test_a_burst_does_not_run_what_a_live_worker_holds(cli: Cli, raw: Any, held:
     assert raw.hget(record, "outcome") is None
 
 
+def test_the_app_has_the_flags_of_its_worker(cli: Cli) -> None:
+    (cli.folder / "tasks.py").write_text(f"{TASKS}\nprint(app.payload_cap)")
+    assert cli.run("worker", "tasks:app", "--burst", "--payload-cap", "5000").stdout == "5000\n"
+
+
 def test_explain_says_that_no_dispatcher_is_there_to_requeue_a_job(
     cli: Cli, queue: str, held: Callable[[float], str]
 ) -> None:
