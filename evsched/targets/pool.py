@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Final, Self, cast
 
+import h2.events
 import h2.exceptions
 import httpcore
 
@@ -35,6 +36,8 @@ _CLOSED: Final = "closed the connection before it had answered"
 _NOT_HTTP: Final = "sent an answer that is not valid HTTP"
 
 _BROKEN: Final = (httpcore.NetworkError, httpcore.ProtocolError, h2.exceptions.H2Error)
+
+_ENDS: Final = (h2.events.ConnectionTerminated, h2.events.StreamReset)
 
 _Kind = httpcore.AsyncHTTP11Connection | httpcore.AsyncHTTP2Connection
 
@@ -158,8 +161,7 @@ class Pool:
                     await server.give_back(connection)
             raise RetryLater(None, f"{target.origin} {_CLOSED}")
         except _BROKEN as error:
-            closed = isinstance(error, httpcore.NetworkError) or "disconnected" in str(error)
-            raise RetryLater(None, f"{target.origin} {_CLOSED if closed else _NOT_HTTP}") from None
+            raise RetryLater(None, f"{target.origin} {_CLOSED if _is_closed(error) else _NOT_HTTP}") from None
         finally:
             server.requests -= 1
 
@@ -190,6 +192,12 @@ class Pool:
                     await server.close_if_idle(connection)
                 if not server.all and not server.requests:
                     del self._servers[origin]
+
+
+def _is_closed(error: Exception) -> bool:
+    """Tell whether the server has ended the connection, or the stream of HTTP/2, and has not sent anything wrong."""
+    event = error.args[0] if error.args else None
+    return isinstance(error, httpcore.NetworkError) or "disconnected" in str(error) or isinstance(event, _ENDS)
 
 
 def _url(target: Target) -> httpcore.URL:

@@ -211,6 +211,10 @@ class _Http2:
     async def _reply(self, stream: int, headers: dict[str, str], body: bytearray) -> None:
         received = Received(headers.pop(":method"), headers.pop(":path"), headers, bytes(body), "HTTP/2")
         reply = await self._endpoint.reply_to(received)
+        if reply.hang_up:
+            self._h2.reset_stream(stream)
+            self._flush()
+            return
         self._h2.send_headers(stream, [(":status", f"{reply.status}"), *reply.headers.items()])
         left = reply.body
         while left:

@@ -187,6 +187,13 @@ async def test_a_server_that_speaks_something_else_is_named() -> None:
             await send(pool, f"https://127.0.0.1:{port}/")
 
 
+@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
+async def test_a_server_that_ends_a_request_without_an_answer(tls: Tls, protocol: str) -> None:
+    async with Endpoint(always(Reply(hang_up=True)), tls=tls(protocol)) as endpoint, new_pool() as pool:
+        with pytest.raises(RetryLater, match="closed the connection before it had answered"):
+            await send(pool, endpoint.url)
+
+
 async def test_the_next_address_is_tried_if_one_does_not_answer() -> None:
     async with Endpoint(hosts=("127.0.0.3",)) as endpoint:
         addresses = ["127.0.0.2", "127.0.0.3"]  # nobody listens on the first
