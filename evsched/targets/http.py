@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final, cast
 
 from msgspec import UNSET, Meta
@@ -22,6 +24,9 @@ TIMEOUT: Final = 30.0
 
 _TIMEOUT_MOST: Final = 1800.0
 """Seconds: after these the task's own timeout ends a run."""
+
+Sign = Callable[[bytes], dict[str, str]]
+"""Returns the headers that sign a body."""
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE: Final = re.compile(r"[!-~][ -~]{0,511}")
@@ -46,7 +51,7 @@ async def http(
     job = current_job()
     sender = cast("Sender", job.state)
     request = read_request(url, method, headers or {}, body, json)
-    signed = {} if sign is None else signature(sender.secrets, sign, job, request.content)
+    signed = _unsigned if sign is None else partial(signature, sender.secrets, sign, job)
     try:
         async with asyncio.timeout(timeout):
             answer = await sender.send(request, _headers(job), signed)
@@ -71,6 +76,11 @@ def _headers(job: CurrentJob) -> dict[str, str]:
     return headers
 
 
+def _unsigned(content: bytes) -> dict[str, str]:
+    """Return no headers, for a request that is not to be signed."""
+    return {}
+
+
 class Sender:
     """Sends the requests of one worker, as far as the settings allow them."""
 
@@ -79,10 +89,10 @@ class Sender:
         self._allowed = allowed
         self._pool = pool
 
-    async def send(self, request: Request, headers: dict[str, str], signed: dict[str, str]) -> Answer:
+    async def send(self, request: Request, headers: dict[str, str], signed: Sign) -> Answer:
         """Send a request, follow redirects if that is allowed, and return the answer of a server that has done it.
 
-        `headers`: for each server. `signed`: the signature, for the server that the payload names.
+        `headers`: for each server. `signed`: makes the signature, for the server that the payload names.
 
         Raises:
             RetryLater, GiveUp: as `http` does.
@@ -95,8 +105,8 @@ class Sender:
                     f"requests to {target.origin} are not allowed: to send them, start the worker with --http-host "
                     f"{target.authority}"
                 )
-            own = {**headers, **signed} if target.origin == named else headers
-            answer = await self._pool.send(request, {**own, **request.headers})
+            own = signed(request.content) if target.origin == named else {}
+            answer = await self._pool.send(request, {**headers, **own, **request.headers})
             location = answer.header("location")
             if answer.status not in REDIRECTS or location is None:
                 judge(answer, target.origin)

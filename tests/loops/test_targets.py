@@ -145,6 +145,14 @@ async def test_a_request_is_signed_with_each_secret_of_the_name(run: Run) -> Non
             assert Webhook(secret).verify(received.body, received.headers) == {"a": 1}
 
 
+async def test_a_request_is_signed_anew_after_a_redirect(run: Run) -> None:
+    async with run(in_turn(Reply(303, {"location": "/other"}), Reply()), redirects=1) as shop:
+        await shop.requests.result(url=shop.url, body="a", sign="ORDERS")
+    for received, body in zip(shop.received, (b"a", b""), strict=True):
+        assert received.body == body
+        Webhook(ORDERS).verify(received.body, received.headers, json_parse=False)
+
+
 @pytest.mark.parametrize("name", ["NOTHING", "HOME", "../ORDERS", "", "EVSCHED_SECRET_ORDERS"])
 async def test_a_secret_that_the_worker_does_not_have_ends_the_job(run: Run, name: str) -> None:
     async with run() as shop:
