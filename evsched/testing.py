@@ -172,14 +172,20 @@ class Clock:
             (job,) = jobs
             run = Run(job, Delivery(queue, self.now, time.monotonic()))
             await self._executor.run(run)
-            for call, _ in store.end_runs(_WORKER, [run]):
-                self._sender.send(call)
+            self._end(store, run)
             outcome = cast(Outcome, run.outcome)  # only a run that loses its lease has none
             ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))
             worked = True
             if len(ran) > _MOST:
                 raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
         return 0.0 if worked else max(_TICK, min(step.sleep, recurs))
+
+    def _end(self, store: Store, run: Run) -> None:
+        for call, _ in store.end_runs(_WORKER, [run]):
+            why = self._sender.send(call).refused.get(run.job.id)
+            if why is not None:
+                run.refuse(why)
+                self._end(store, run)
 
     def _recur(self, store: Store) -> float:
         """Put the occurrences that are due now on the schedule; return the seconds until more are due."""

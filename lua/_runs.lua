@@ -49,14 +49,16 @@ end
 -- End runs of a worker. Each row from `first` on is one run: id, attempt, and the last arguments of
 -- `finish(id, run, scheduled, ...)`. `run[3]` to `run[7]` are the record's reply, again, stop, recurrence and reason.
 -- `scheduled` is the id's score on the schedule, false if it is not there. Returns the ids of the runs that do not
--- belong to the worker any more: LOST. Nothing is written for those.
+-- belong to the worker any more: LOST. Nothing is written for those. Also returns the ids of the runs that `finish`
+-- refused to end, each followed by the error that it returned. They stay in the worker's list.
 --
--- The runs are taken out of the worker's list first, which is also the check that they are there. So nothing in
--- `finish` may be refused: types are checked before, and what it writes is checked or made here. Runs that end together
--- have mostly started together: then they are the first of the list, in this order, and one command takes them all out.
+-- The runs are taken out of the worker's list first, which is also the check that they are there. So Redis must not be
+-- able to refuse anything in `finish` after its first write: types are checked before, and what it writes is checked or
+-- made here. Runs that end together have mostly started together: then they are the first of the list, in this order,
+-- and one command takes them all out.
 -- USES processing, expect, expect_gate, owns_despite, leave, admit, fields_of, record
 local function end_runs(first, width, worker, now, finish)
-  local list, ids, lost = processing(worker), {}, {}
+  local list, ids, lost, refused = processing(worker), {}, {}, {}
   expect('LLEN', list)
   expect_gate()
   for at = first, #ARGV, width do
@@ -80,14 +82,20 @@ local function end_runs(first, width, worker, now, finish)
   for i, id in ipairs(ids) do
     if i <= taken or (ours[i] and redis.call('LREM', list, 1, id) == 1) then
       local at = first + (i - 1) * width
-      leave(id)
-      finish(id, runs[i], scores[i], unpack(ARGV, at + 2, at + width - 1))
+      local failure = finish(id, runs[i], scores[i], unpack(ARGV, at + 2, at + width - 1))
+      if failure then
+        redis.call('RPUSH', list, id)
+        refused[#refused + 1] = id
+        refused[#refused + 1] = failure
+      else
+        leave(id)
+      end
     else
       lost[#lost + 1] = id
     end
   end
   admit(0, now)
-  return lost
+  return lost, refused
 end
 
 -- Put the job of an ended run back on the schedule, and return true. A job that was cancelled ends instead: false. If

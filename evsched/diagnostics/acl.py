@@ -26,6 +26,10 @@ ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
 """
 """The commands that the other scripts need in addition."""
 
+FORWARDS: Final = "XADD stream * id x · LPUSH list x · RPUSH list x · PUBLISH channel x"
+"""The commands with which `forward` sends messages. Which of them a worker needs, and for which keys and channels,
+depends on what its jobs forward."""
+
 _PLACES: Final = ("job:", "reply:", "processing:", "declared:", "program:")
 _NAMES: Final = (
     "arrival",

@@ -24,7 +24,7 @@ from evsched.execution.run import Run
 from evsched.execution.running_runs import RunningRuns
 from evsched.execution.verdict import Failed
 from evsched.jobs.current_job import CurrentJob, set_current_job
-from evsched.jobs.job import Snoozed, shorten
+from evsched.jobs.job import Message, Snoozed, shorten
 from evsched.jobs.retry import kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Task
@@ -57,8 +57,8 @@ class Handlers:
         )
         set_current_job(run.current)
 
-    async def call(self, run: Run, prepared: Prepared) -> bytes | Failed | Snoozed:
-        """Call the handler of a run; return its result as JSON, how it failed, or that it snoozes.
+    async def call(self, run: Run, prepared: Prepared) -> bytes | Message | Failed | Snoozed:
+        """Call the handler of a run; return its result as JSON, its message, how it failed, or that it snoozes.
 
         Raises:
             asyncio.CancelledError: the run is lost.
@@ -69,7 +69,8 @@ class Handlers:
             if prepared.task.on == "process":
                 # The wait for a process does not count as running time.
                 await process_pool.ready(prepared.task.module, prepared.task.handler.__qualname__)
-            return encode_result(await self._call_through(run, prepared))
+            result = await self._call_through(run, prepared)
+            return result if type(result) is Message else encode_result(result)
         except HandlerMissing:
             raise
         # The one place that catches all: what a handler does must not end its worker, nor keep its slot for ever.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from evsched.execution.prepare import NoTask, Prepared, prepare, read_payload
 from evsched.jobs.current_job import CurrentJob, Progress
 from evsched.jobs.hooks import Hooks
-from evsched.jobs.job import Buried, FetchedJob, Outcome
+from evsched.jobs.job import Buried, FetchedJob, Forwarded, Outcome
 from evsched.jobs.tasks import Tasks
 
 StopReason = Literal["timeout", "cancelled", "lost"]
@@ -139,6 +139,11 @@ class Run:
         if self.outcome is None:
             self.outcome = outcome
         self.prepared = self.current = self.work = None
+
+    def refuse(self, why: str) -> None:
+        """Note that Redis has refused the message with which the run ends: it ends in another way."""
+        if isinstance(self.outcome, Forwarded):
+            self.outcome = self.outcome.refused(why)
 
     def stop(self, reason: StopReason) -> None:
         """Tell the run to stop. "lost" takes precedence over "cancelled", and that over "timeout".

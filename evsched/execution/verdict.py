@@ -17,6 +17,8 @@ from evsched.jobs.job import (
     Deferred,
     Done,
     FetchedJob,
+    Forwarded,
+    Message,
     Outcome,
     Retried,
     Snoozed,
@@ -54,12 +56,12 @@ class Failed(Struct, frozen=True):
 def judge(
     job: FetchedJob,
     prepared: Prepared,
-    result: bytes | Failed | Snoozed,
+    result: bytes | Message | Failed | Snoozed,
     stop_reason: StopReason | None = None,
     *,
     began: bool = True,
 ) -> Outcome:
-    """Return the outcome of a run. `result`: the JSON that its handler returned, how it failed, or that it snoozes.
+    """Return the outcome of a run. `result`: what its handler returned, how it failed, or that it snoozes.
 
     `began` is False for a run that was stopped while it waited for a process or in a middleware.
     """
@@ -73,6 +75,9 @@ def judge(
         return _judge_failure(job, prepared, result)
     if stop_reason == "timeout":
         return _judge_failure(job, prepared, Failed(TIMED_OUT))
+    if isinstance(result, Message):
+        otherwise = _judge_failure(job, prepared, Failed(f"Redis refused the message to {result.name[:200]}"))
+        return Forwarded(b"null", prepared.retention, prepared.payload.reply, result, otherwise)
     if len(result) > RESULT_MOST:
         why = f"the result has {len(result)} bytes, more than {RESULT_MOST}: return a reference"
         return _judge_failure(job, prepared, Failed(why, given_up=True))

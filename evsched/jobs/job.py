@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from evsched.jobs.untrusted import number, unknown_since, whole
 
@@ -76,6 +77,25 @@ class Done(Struct, frozen=True):
     reply: bool
 
 
+Into = Literal["stream", "left", "right", "channel"]
+"""What a message goes into: a stream, a list at its left or its right end, or a channel."""
+
+
+class Message(Struct, frozen=True):
+    """A message for a key or a channel of the same Redis.
+
+    An async handler that returns one has it sent by the script that ends the run: both are written, or neither is. The
+    job's result is then null.
+    """
+
+    into: Into
+    name: str
+    """Of the key or the channel."""
+    text: bytes
+    most: int | None = None
+    """About how many entries the stream keeps; None = all."""
+
+
 class Retried(Struct, frozen=True):
     """The run failed; the job runs again after `delay` seconds."""
 
@@ -97,6 +117,18 @@ class Buried(Struct, frozen=True):
     killed: bool = False
     """The last run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
+
+
+class Forwarded(Done, frozen=True):
+    """The run returned a message, which is sent when the job ends."""
+
+    message: Message
+    otherwise: Retried | Buried
+    """What comes of the run if Redis refuses the message."""
+
+    def refused(self, why: str) -> Retried | Buried:
+        """Return what comes of the run, because Redis has refused the message."""
+        return replace(self.otherwise, reason=shorten(f"{self.otherwise.reason}: {why}"))
 
 
 class Aborted(Struct, frozen=True):
@@ -141,7 +173,7 @@ class Requeued(Struct, frozen=True):
     reason: str = "no process of the pool was free"
 
 
-Outcome = Done | Retried | Buried | Aborted | Deferred | Snoozed | Requeued
+Outcome = Done | Forwarded | Retried | Buried | Aborted | Deferred | Snoozed | Requeued
 
 OnConflict = Literal["replace", "keep"]
 """What happens when a job of the same id has not ended: its payload and due are replaced, or it is kept as it is."""

@@ -15,6 +15,7 @@ from evsched.jobs.job import (
     Deferred,
     Done,
     FetchedJob,
+    Forwarded,
     Outcome,
     Requeued,
     Retried,
@@ -34,6 +35,15 @@ class PutBack(Struct, frozen=True):
     """The jobs that were put back."""
     cancelled: list[str]
     """The jobs that were told to stop, and ended as cancelled."""
+
+
+class NotEnded(Struct, frozen=True):
+    """The runs that a call of `end_runs` did not end; nothing was written for them."""
+
+    lost: list[str]
+    """The ids of those that did not belong to the worker any more."""
+    refused: dict[str, str] = {}
+    """By id, why Redis refused the message of those that are to send one. The worker holds them still."""
 
 
 class EndedRun(Protocol):
@@ -62,11 +72,11 @@ R = TypeVar("R", bound=EndedRun)
 class RunEnds(Queue):
     """The calls that end the runs of a worker."""
 
-    def end_runs(self, worker: str, ended: Iterable[R]) -> list[tuple[Call[list[str]], list[R]]]:
+    def end_runs(self, worker: str, ended: Iterable[R]) -> list[tuple[Call[NotEnded], list[R]]]:
         """Return the calls that write the outcomes of runs, each with the runs that it ends.
 
         There is one call for each kind of outcome, and for each hook that such outcomes call. The reply to each is the
-        ids of the runs that were lost.
+        runs that it did not end.
         """
         kinds: dict[tuple[type[Outcome], Hook | None], list[R]] = {}
         reported = list[tuple[FetchedJob, Progress]]()
@@ -76,13 +86,14 @@ class RunEnds(Queue):
                 kinds.setdefault((type(run.outcome), hook), []).append(run)
             if run.progress is not None:
                 reported.append((run.job, run.progress))
-        calls = list[tuple[Call[list[str]], list[R]]]()
+        calls = list[tuple[Call[NotEnded], list[R]]]()
         for (kind, hook), runs in kinds.items():
             rows = [(run.job, run.outcome) for run in runs]
             verb = _ENDS[kind]
-            calls.append((verb(self, worker, rows) if hook is None else verb(self, worker, rows, hook), runs))
+            call = verb(self, worker, rows) if hook is None else verb(self, worker, rows, hook)
+            calls.append((_not_ended(call), runs))
         # First: the script accepts the progress of a run only while the worker holds it.
-        return [(_losing_none(self.progress(worker, reported)), []), *calls] if reported else calls
+        return [(_not_ended(_losing_none(self.progress(worker, reported))), []), *calls] if reported else calls
 
     def progress(self, worker: str, runs: Iterable[tuple[FetchedJob, Progress]]) -> Call[int]:
         """Write how far runs are; the reply is how many of them were still this worker's."""
@@ -104,6 +115,27 @@ class RunEnds(Queue):
         for job, done in runs:
             words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
         return self._verb("complete", texts, *words)
+
+    def forward(
+        self,
+        worker: str,
+        runs: Iterable[tuple[FetchedJob, Forwarded]],
+        hook: Hook | None = None,
+        *,
+        now: float | None = None,
+    ) -> Call[NotEnded]:
+        """End runs that are done, all with the same hook, and send their messages; the reply is what did not end."""
+        words: list[Word] = [self._stamp(now), worker, *_words(hook)]
+        for job, done in runs:
+            message = done.message
+            words += (job.id, job.attempt, done.result, f"{done.retention:g}", "1" if done.reply else "")
+            words += (message.into, message.name, "" if message.most is None else message.most, message.text)
+
+        def read(reply: list[list[bytes]]) -> NotEnded:
+            lost, refused = texts(reply[0]), texts(reply[1])
+            return NotEnded(lost, dict(zip(refused[::2], refused[1::2], strict=True)))
+
+        return self._verb("forward", read, *words)
 
     def retry(
         self, worker: str, runs: Iterable[tuple[FetchedJob, Retried]], *, now: float | None = None
@@ -183,8 +215,9 @@ class RunEnds(Queue):
         return self._verb("requeue", put, self._stamp(now), worker, lease, limit, reason, *ids)
 
 
-_ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]]]]] = {
+_ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]] | Call[NotEnded]]]] = {
     Done: RunEnds.complete,
+    Forwarded: RunEnds.forward,
     Retried: RunEnds.retry,
     Buried: RunEnds.bury,
     Aborted: RunEnds.abort,
@@ -197,6 +230,16 @@ _ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]]]]] = {
 
 def _words(hook: Hook | None) -> tuple[str, str]:
     return ("", "") if hook is None else (hook.task, hook.of)
+
+
+def _not_ended(call: Call[list[str]] | Call[NotEnded]) -> Call[NotEnded]:
+    """Return a call whose reply is the runs that it did not end, also if the verb refuses none."""
+
+    def read(reply: Any) -> NotEnded:
+        found = call.read(reply)
+        return found if isinstance(found, NotEnded) else NotEnded(found)
+
+    return Call(call.words, read, call.script)
 
 
 def _losing_none(call: Call[Any]) -> Call[list[str]]:

@@ -165,6 +165,9 @@ class QueueConsumer:
         """Update what is held by the result of an exchange; return the new runs, which are to begin."""
         if result.error is not None:
             self.held.keep(result.unwritten, fetched if result.started is None else [])
+        if result.refused:
+            self.held.ended += result.refused
+            self._work.set()
         for ended, _ in result.written:
             self.held.forget(ended)
         runs = list[Run]()

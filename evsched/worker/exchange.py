@@ -12,6 +12,7 @@ from msgspec import Struct
 from evsched.errors import StoreError
 from evsched.execution.run import Run
 from evsched.store.batch_size import Batch
+from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
 from evsched.store.workers import Fetched
 from evsched.transport.call import Call
@@ -30,6 +31,8 @@ class Exchanged(Struct):
     written: list[tuple[list[Run], list[str]]]
     """The runs whose end was written, by call, each with the ids that were lost."""
     unwritten: list[Run]
+    refused: list[Run]
+    """The runs whose message Redis refused. Each has another outcome now, which is to be written."""
     started: Fetched | None = None
     """None: nothing was asked for, or that failed."""
     error: BaseException | None = None
@@ -63,7 +66,7 @@ class Exchange:
         calls: list[Call[Any]] = [call for call, _ in writes]
         if hold:
             calls.append(store.start(worker, fetched, hold=hold, lease=config.lease, cap=config.payload_cap))
-        result = Exchanged(time.monotonic(), [], [])
+        result = Exchanged(time.monotonic(), [], [], [])
         if not calls:
             return result
         # Decided by the number of ends, not of free slots: `start` asks for all of those even when it gets one job.
@@ -78,7 +81,13 @@ class Exchange:
                 result.error = reply
                 result.unwritten += runs
             else:
-                result.written.append((runs, reply))
+                if reply.refused:
+                    refused = [run for run in runs if run.job.id in reply.refused]
+                    for run in refused:
+                        run.refuse(reply.refused[run.job.id])
+                    result.refused += refused
+                    runs = [run for run in runs if run not in refused]
+                result.written.append((runs, reply.lost))
         if hold and isinstance(replies[-1], BaseException):
             result.error = replies[-1]
         elif hold:
@@ -103,7 +112,7 @@ class Exchange:
             failed: Any = error
             return [failed] * len(calls)
 
-    def _note_cost(self, writes: list[tuple[Call[list[str]], list[Run]]], replies: list[Any]) -> None:
+    def _note_cost(self, writes: list[tuple[Call[NotEnded], list[Run]]], replies: list[Any]) -> None:
         """Note how long Redis was busy with a script, from its time before and after them."""
         if not (isinstance(replies[0], float) and isinstance(replies[-1], float)):
             return

@@ -12,7 +12,7 @@ from typing import Any
 from evsched import events
 from evsched.events import Emit
 from evsched.execution.hang import Hang
-from evsched.store.run_ends import PutBack
+from evsched.store.run_ends import NotEnded, PutBack
 from evsched.transport.call import Call
 from evsched.transport.senders import SyncSender
 from evsched.worker.held_runs import HeldRuns
@@ -63,9 +63,11 @@ def _hand_back(
     for call, ended in [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(given_up, hang))]:
         for run in ended:
             run.repeated = True  # or may be: who hands back may have to begin again
-        lost: list[str] = yield call
-        held.forget(ended)
-        for event in events_of(served.queue, worker, ended, lost):
+        not_ended: NotEnded = yield call
+        # `requeue` puts back those whose message was refused.
+        runs = [run for run in ended if run.job.id not in not_ended.refused]
+        held.forget(runs)
+        for event in events_of(served.queue, worker, runs, not_ended.lost):
             emit(event)
     put, rest = 0, "more"
     while rest == "more":

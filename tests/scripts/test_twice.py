@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from evsched.errors import JobExists, JobMissing
-from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
+from evsched.jobs.job import Buried, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.store.clients import New
-from evsched.store.run_ends import PutBack
+from evsched.store.run_ends import NotEnded, PutBack
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from tests.scripts.conftest import NOW, Send, State
@@ -46,6 +46,19 @@ def test_the_second_end_of_a_run_is_lost(send: Send, store: Store, state: State,
     before = state()
     assert [send(call) for call in calls] == [["a"], ["b"], ["c"]]
     assert state() == before
+
+
+def test_a_message_whose_call_is_repeated_is_sent_once(
+    send: Send, store: Store, state: State, runs: list[FetchedJob], raw: Any, queue: str
+) -> None:
+    message = Message("stream", f"{queue}:stream", b"1")
+    forwarded = Forwarded(b"null", 300.0, True, message, Retried(1.0, "x"))
+    call = store.forward("w", [(run, forwarded) for run in runs], now=NOW)
+    assert send(call) == NotEnded([])
+    before = state()
+    assert send(call) == NotEnded(["a", "b", "c"])
+    assert state() == before
+    assert [fields[b"id"] for _, fields in raw.xrange(message.name)] == [b"a", b"b", b"c"]
 
 
 def test_the_second_snooze_of_a_run_is_lost_and_not_counted(

@@ -12,7 +12,18 @@ from typing import Literal, cast
 import pytest
 
 from evsched.errors import JobExists, JobMissing, JobRunning
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Mark, Retried, Snoozed
+from evsched.jobs.job import (
+    Aborted,
+    Buried,
+    Deferred,
+    Done,
+    FetchedJob,
+    Forwarded,
+    Mark,
+    Message,
+    Retried,
+    Snoozed,
+)
 from evsched.store.clients import New
 from evsched.store.matching import condition
 from evsched.store.store import Store
@@ -79,6 +90,8 @@ class Walk:
         self.send = self.sender.send
         self.store = Store(f"walk-{secrets.token_hex(6)}")
         self.root = f"evsched:{{{self.store.queue}}}:"
+        self.sent, self.refused = f"{self.store.queue}:sent", f"{self.store.queue}:refused"
+        self.raw.set(self.refused, "no list")
         self.model = Model()
         self.now = START
         self.runs: list[tuple[str, FetchedJob]] = []
@@ -170,7 +183,10 @@ class Walk:
         worker, job = self.pick.choice(self.runs[-9:])
         if self.pick.random() < 0.1:
             worker = self.pick.choice(WORKERS)
-        end = self.pick.choice(["complete", "complete", "retry", "bury", "abort", "defer", "snooze"])
+        end = self.pick.choice(["complete", "forward", "retry", "bury", "abort", "defer", "snooze"])
+        if end == "forward":
+            self.forward(worker, job)
+            return
         if end == "complete":
             lost = self.send(self.store.complete(worker, [(job, Done(b"1", 1000, False))], now=self.now))
             own = self.model.complete(worker, job.id, job.attempt, self.now)
@@ -193,6 +209,16 @@ class Walk:
             own = self.model.bury(worker, job.id, job.attempt, self.now, killed=killed)
         assert lost == ([] if own else [job.id])
         self.done[f"{end}, {'own' if own else 'lost'}"] += 1
+
+    def forward(self, worker: str, job: FetchedJob) -> None:
+        refused = self.pick.random() < 0.5
+        message = Message("right", self.refused if refused else self.sent, job.id.encode())
+        outcome = Forwarded(b"null", 1000, False, message, Retried(1.0, "x"))
+        not_ended = self.send(self.store.forward(worker, [(job, outcome)], now=self.now))
+        expected = self.model.forward(worker, job.id, job.attempt, self.now, refused=refused)
+        assert not_ended.lost == ([job.id] if expected == "lost" else [])
+        assert [*not_ended.refused] == ([job.id] if expected == "refused" else [])
+        self.done[f"forward, {expected}"] += 1
 
     def begin(self) -> None:
         if self.runs:
@@ -308,6 +334,7 @@ class Walk:
             assert state.get(f"processing:{worker}", []) == model.processing.get(worker, [])
         assert set(state.get("leases", {})) == model.leases
         assert state.get("throttled", {}) == model.throttled
+        assert [job.decode() for job in self.raw.lrange(self.sent, 0, -1)] == model.sent
         turns = {f"passed:{p}": v for p, v in model.passed.items()}
         turns |= {f"last:{p}:{group}": v for (p, group), v in model.last.items()}
         assert {field: float(v) for field, v in state.get("fair", {}).items() if float(v)} == turns
@@ -410,6 +437,9 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
     met = (
         "complete, own",
         "complete, lost",
+        "forward, own",
+        "forward, lost",
+        "forward, refused",
         "retry, own",
         "bury, own",
         "abort, own",

@@ -10,7 +10,7 @@ import pytest
 
 from evsched.errors import JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.announced import Announced
 from evsched.store.audits import Violation
@@ -23,6 +23,7 @@ from evsched.transport.scripts import folder
 from tests.scripts.conftest import NOW, Send, State
 
 DONE = Done(b"1", 300.0, True)
+FORWARDED = Forwarded(b"1", 300.0, True, Message("channel", "news", b"1"), Retried(1.0, "x"))
 
 
 Seeded = dict[str, FetchedJob]
@@ -103,6 +104,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "enqueue": lambda store, runs: store.enqueue([New("n1", b"{}", due=NOW), New("n2", b"{}", due=NOW)], now=NOW),
     "explain": lambda store, runs: store.explain("g1", now=NOW),
     "find": lambda store, runs: store.find("schedule", TASK),
+    "forward": lambda store, runs: store.forward("w", [(runs[RUN], FORWARDED)], now=NOW),
     "hold": lambda store, runs: store.hold("r", True, now=NOW),
     "limit": lambda store, runs: store.limit({"concurrency": 9, "concurrency:g": 2}, now=NOW),
     "look": lambda store, runs: store.look("g1", now=NOW),

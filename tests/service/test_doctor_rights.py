@@ -28,7 +28,7 @@ def test_the_commands_that_the_doctor_checks_are_those_of_the_scripts() -> None:
     shared = {
         name for path in folder().glob("_*.lua") for name in re.findall(r"redis\.p?call\(\s*'(\w+)'", path.read_text())
     }
-    checked = listed(acl.READS) | listed(acl.WRITES) | {"TIME", "PUBLISH"}
+    checked = listed(acl.READS) | listed(acl.WRITES) | listed(acl.FORWARDS) | {"TIME"}
     assert everything | shared == checked
     assert used(" flags=no-writes") <= listed(acl.READS) | {"TIME"}
 

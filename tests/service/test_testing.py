@@ -10,10 +10,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from evsched import App, ConfigError, EndedJob, JobExists, Retry, Snooze, Unique, current_job
-from evsched.jobs.job import Done
+from evsched.jobs.job import Done, Forwarded, Message, Retried
 from evsched.store.store import Store
 from evsched.testing import Clock, clock, evsched_app, evsched_server
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.plain import plain_client
 
 __all__ = ["clock", "evsched_app", "evsched_server"]
 
@@ -42,6 +43,11 @@ async def remind(name: str, fail: int = 0) -> str:
 async def again(times: int) -> None:
     if times:
         await again.using(delay=60).enqueue(times - 1)
+
+
+@app.task(retry=Retry(attempts=2, interval=60, jitter=0))
+async def publish(name: str) -> Message | None:
+    return Message("right", name, b"1")
 
 
 @app.task
@@ -229,3 +235,18 @@ async def test_the_clock_ends_the_time_in_which_a_job_is_unique(clock: Clock) ->
     assert await clock.advance(minutes=1) == []
     await once.enqueue("bob")
     assert len(await clock.advance()) == 1
+
+
+async def test_a_message_is_sent_when_its_job_ends_and_a_refused_one_is_tried_again(
+    clock: Clock, evsched_server: EmbeddedRedis
+) -> None:
+    raw = plain_client(evsched_server.url)
+    raw.set("news", "a string")
+    await publish.enqueue("news")
+    ran = await clock.advance(seconds=1)
+    assert [type(run.outcome) for run in ran] == [Retried]
+    raw.delete("news")
+    ran = await clock.advance(seconds=60)
+    assert [type(run.outcome) for run in ran] == [Forwarded]
+    assert raw.lrange("news", 0, -1) == [b"1"]
+    raw.close()

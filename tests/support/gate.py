@@ -71,6 +71,8 @@ class Gate:
     throttled: dict[str, float] = field(default_factory=dict[str, float])
     arrivals: dict[str, float] = field(default_factory=dict[str, float])
     rules: dict[str, Rule] = field(default_factory=dict[str, Rule])
+    sent: list[str] = field(default_factory=list[str])
+    """The jobs whose messages were sent."""
 
     @property
     def grouped(self) -> bool:

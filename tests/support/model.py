@@ -218,6 +218,19 @@ class Model(Gate):
         return own
 
     @verb
+    def forward(self, worker: str, job: str, attempt: int, now: float, *, refused: bool) -> str:
+        own = self._own(worker, job, attempt)
+        stop = own and self.jobs[job].stop
+        if own and refused and not stop:
+            held = self.processing[worker]
+            held.append(held.pop(held.index(job)))
+            self.admit(0, now)
+            return "refused"
+        if own and not stop:
+            self.sent.append(job)
+        return "own" if self.complete(worker, job, attempt, now) else "lost"
+
+    @verb
     def abort(self, worker: str, job: str, attempt: int, now: float) -> bool:
         own = self._own(worker, job, attempt)
         if own:

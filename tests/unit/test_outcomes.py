@@ -12,15 +12,34 @@ from evsched.events import Event
 from evsched.execution.run import Delivery, Run
 from evsched.jobs.current_job import Progress
 from evsched.jobs.hooks import Hook, Hooks
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Requeued, Retried, Snoozed
+from evsched.jobs.job import (
+    Aborted,
+    Buried,
+    Deferred,
+    Done,
+    FetchedJob,
+    Forwarded,
+    Message,
+    Outcome,
+    Requeued,
+    Retried,
+    Snoozed,
+)
+from evsched.store.run_ends import NotEnded
 from evsched.store.store import Store
 from evsched.worker.outcomes import event_of, events_of
 
 DONE, RETRIED, BURIED = Done(b"1", 60.0, False), Retried(2.0, "no luck"), Buried("too late", False, "expired")
+FORWARDED = Forwarded(b"null", 60.0, False, Message("stream", "news", b"1"), RETRIED)
 ABORTED, DEFERRED, REQUEUED = Aborted(60.0, False), Deferred(9.0, "closed"), Requeued()
 
 CASES: list[tuple[Outcome, str, Event]] = [
     (DONE, "complete", events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.5], attempts=[3])),
+    (
+        FORWARDED,
+        "forward",
+        events.Completed(queue="q", worker="w", ids=["a"], tasks=["t"], seconds=[0.5], attempts=[3]),
+    ),
     (
         RETRIED,
         "retry",
@@ -74,7 +93,15 @@ def test_runs_of_one_kind_share_a_call_and_progress_goes_first() -> None:
         ("complete", [first, second]),
         ("retry", [failed]),
     ]
-    assert calls[0][0].read(1) == []
+    assert calls[0][0].read(1) == NotEnded([])
+
+
+def test_the_reply_names_the_runs_whose_message_was_refused_and_they_end_in_the_other_way() -> None:
+    run = ended_run(FORWARDED)
+    ((call, _),) = Store("q").end_runs("w", [run])
+    assert call.read([[b"b"], [b"a", b"WRONGTYPE x"]]) == NotEnded(["b"], {"a": "WRONGTYPE x"})
+    run.refuse("WRONGTYPE x")
+    assert run.outcome == Retried(2.0, "no luck: WRONGTYPE x")
 
 
 def test_runs_share_a_call_if_their_ends_call_the_same_hook() -> None:

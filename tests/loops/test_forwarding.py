@@ -1,0 +1,120 @@
+"""A handler that returns a message: it is sent by the end of its run. If Redis refuses it, the run has failed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from evsched import App, JobDead, Retry, events
+from evsched.client.task_handle import AsyncTask
+from evsched.config import Config
+from evsched.execution.run import Delivery
+from evsched.jobs.job import Forwarded, Message, Retried
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.worker.hand_back import hand_back
+from evsched.worker.held_runs import HeldRuns
+from evsched.worker.served_queue import ServedQueue
+from tests.support.patience import PATIENCE
+from tests.support.system import system
+
+Forward = AsyncTask[[int], Any]
+
+SOON = Retry(attempts=100, interval=0.05, max_interval=0.05, jitter=0)
+
+
+@pytest.fixture
+def news(queue: str) -> str:
+    return f"{queue}:news"
+
+
+@pytest.fixture
+def forward(app: App, news: str) -> Forward:
+    @app.task(retry=SOON)
+    async def forward(n: int) -> Message | None:
+        return Message("stream", news, b"%d" % n)
+
+    return forward
+
+
+def messages(raw: Any, news: str) -> list[bytes]:
+    return [fields[b"message"] for _, fields in raw.xrange(news)]
+
+
+async def test_each_message_is_sent_once_and_the_job_is_done(
+    config: Config, app: App, forward: Forward, raw: Any, news: str
+) -> None:
+    async with system(config, app) as running:
+        jobs = await forward.enqueue_many([(n,) for n in range(100)])
+        for job in jobs:
+            assert await job.result(PATIENCE) is None
+        assert sorted(int(n) for n in messages(raw, news)) == [*range(100)]
+        await running.recorder.until(
+            lambda: sum(len(one.ids) for one in running.recorder.of(events.Completed)) == len(jobs)
+        )
+
+
+async def test_a_run_whose_message_is_refused_is_tried_again(
+    config: Config, app: App, forward: Forward, raw: Any, news: str
+) -> None:
+    raw.set(news, "a string")
+    async with system(config, app) as running:
+        job = await forward.enqueue(7)
+        retrying = await running.recorder.wait(events.Retrying, count=3)
+        assert retrying.reason.startswith(
+            f"attempt 3 of 100: Redis refused the message to {news}: WRONGTYPE Operation against"
+        )
+        raw.delete(news)
+        assert await job.result(PATIENCE) is None
+        assert messages(raw, news) == [b"7"]
+
+
+async def test_a_job_whose_last_message_is_refused_is_dead_with_the_reason(
+    config: Config, app: App, forward: Forward, raw: Any, news: str
+) -> None:
+    raw.set(news, "a string")
+    async with system(config, app):
+        job = await forward.using(retry=Retry(attempts=1)).enqueue(1)
+        with pytest.raises(JobDead, match=r"attempt 1 of 1: Redis refused the message .* WRONGTYPE"):
+            await job.result(PATIENCE)
+
+
+async def test_while_memory_is_full_the_end_waits(own: EmbeddedRedis, client: Any, queue: str, news: str) -> None:
+    app, full = App(queue=queue), asyncio.Event()
+
+    @app.task
+    async def forward() -> Message | None:
+        await full.wait()
+        return Message("right", news, b"1")
+
+    async with system(Config(url=own.url, concurrency=5), app) as running:
+        job = await forward.enqueue()
+        await running.recorder.wait(events.Started)
+        client.config_set("maxmemory", 1)
+        full.set()
+        await running.recorder.wait(events.CallRefused, lambda event: event.who == "worker")
+        assert client.exists(news) == 0
+        client.config_set("maxmemory", 0)
+        assert await job.result(PATIENCE) is None
+        assert client.lrange(news, 0, -1) == [b"1"]
+        assert not running.recorder.of(events.RunLost)
+
+
+async def test_a_worker_that_stops_hands_back_a_run_whose_message_is_refused(
+    config: Config, app: App, forward: Forward, queue: str, raw: Any, news: str
+) -> None:
+    raw.set(news, "a string")
+    async with system(config, app, workers=0) as running:
+        await forward.using(id="a").enqueue(1)
+        await running.recorder.wait(events.Dispatched)
+        store, held = Store(queue), HeldRuns()
+        fetched = await running.sender.send(store.start("w", (), hold=1, lease=60))
+        (run,) = held.add(fetched.jobs, Delivery(queue, fetched.now, 0.0))
+        run.outcome = Forwarded(b"null", 60, False, Message("right", news, b"1"), Retried(1, "x"))
+        held.end(run)
+        assert await hand_back(ServedQueue(running.runtime, store, "w"), held) == 1
+        assert not running.recorder.of(events.Completed)
+    assert raw.lrange(f"evsched:{{{queue}}}:ready", 0, -1) == [b"a"]
+    assert raw.hmget(f"evsched:{{{queue}}}:job:a", "attempt", "worker") == [b"0", None]
