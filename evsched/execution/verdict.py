@@ -27,7 +27,7 @@ from evsched.jobs.job import (
 from evsched.jobs.retry import least_delay
 
 RESULT_MOST: Final = 1_048_576
-"""Bytes of a result that is kept: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
+"""Bytes of a result or a message: Redis copies it in one go, and redis.conf refuses what is longer than 4 MiB."""
 
 _SOON: Final = 5.0
 """Seconds until the next start of a job that cannot begin before somebody corrects something. Long enough to cost
@@ -75,12 +75,14 @@ def judge(
         return _judge_failure(job, prepared, result)
     if stop_reason == "timeout":
         return _judge_failure(job, prepared, Failed(TIMED_OUT))
-    if isinstance(result, Message):
+    message = isinstance(result, Message)
+    size = len(result.text if message else result)
+    if size > RESULT_MOST:
+        why = f"the {'message' if message else 'result'} has {size} bytes, more than {RESULT_MOST}: return a reference"
+        return _judge_failure(job, prepared, Failed(why, given_up=True))
+    if message:
         otherwise = _judge_failure(job, prepared, Failed(f"Redis refused the message to {result.name[:200]}"))
         return Forwarded(b"null", prepared.retention, prepared.payload.reply, result, otherwise)
-    if len(result) > RESULT_MOST:
-        why = f"the result has {len(result)} bytes, more than {RESULT_MOST}: return a reference"
-        return _judge_failure(job, prepared, Failed(why, given_up=True))
     return Done(result, prepared.retention, prepared.payload.reply)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from evsched.execution.prepare import Prepared
 from evsched.execution.run import StopReason
 from evsched.execution.verdict import RESULT_MOST, TIMED_OUT, Failed, judge
-from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Payload, Retried
+from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Forwarded, Message, Outcome, Payload, Retried
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import define
 
@@ -25,6 +27,9 @@ def prepared(attempts: int = 3, *, reply: bool = False) -> Prepared:
 LONG = b"x" * (RESULT_MOST + 1)
 TOO_LONG = f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: return a reference"
 
+NEWS = Message("stream", "news", b"1")
+REFUSED = "Redis refused the message to news"
+
 
 @pytest.mark.parametrize(
     ("result", "reason", "outcome"),
@@ -33,6 +38,10 @@ TOO_LONG = f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: re
         (b"7", "timeout", Retried(0, f"attempt 1 of 3: {TIMED_OUT}")),
         (b"7", "cancelled", Aborted(60.0, False)),
         (LONG, None, Buried(TOO_LONG, False)),
+        (NEWS, None, Forwarded(b"null", 60.0, False, NEWS, Retried(0, f"attempt 1 of 3: {REFUSED}"))),
+        (NEWS, "timeout", Retried(0, f"attempt 1 of 3: {TIMED_OUT}")),
+        (NEWS, "cancelled", Aborted(60.0, False)),
+        (Message("stream", "news", LONG), None, Buried(TOO_LONG.replace("result", "message"), False)),
         (Failed("no luck"), None, Retried(0, "attempt 1 of 3: no luck")),
         (Failed("no luck"), "timeout", Retried(0, "attempt 1 of 3: no luck")),
         (Failed("no luck", place=" (a.py:7)"), None, Retried(0, "attempt 1 of 3: no luck")),
@@ -43,13 +52,17 @@ TOO_LONG = f"the result has {RESULT_MOST + 1} bytes, more than {RESULT_MOST}: re
     ],
 )
 def test_the_result_and_the_stop_reason_decide_the_outcome(
-    result: bytes | Failed, reason: StopReason | None, outcome: Outcome
+    result: bytes | Message | Failed, reason: StopReason | None, outcome: Outcome
 ) -> None:
     assert judge(job(), prepared(), result, reason) == outcome
 
 
 def test_the_last_attempt_that_fails_is_the_end_of_the_job() -> None:
     assert judge(job(3), prepared(reply=True), Failed("no luck")) == Buried("attempt 3 of 3: no luck", True)
+    refused = judge(job(3), prepared(), NEWS)
+    assert isinstance(refused, Forwarded)
+    assert refused.refused("WRONGTYPE") == Buried(f"attempt 3 of 3: {REFUSED}: WRONGTYPE", False)
+    assert pickle.loads(pickle.dumps(refused)) == refused  # as it comes from an isolated run
     assert judge(job(1), prepared(1), b"7", "timeout") == Buried(f"attempt 1 of 1: {TIMED_OUT}", False)
 
 
