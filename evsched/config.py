@@ -148,6 +148,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     http_redirects: Annotated[
         int, Setting("For evsched.targets: how many redirects of a request are followed", _WORKERS, Range(0, 20))
     ] = 0
+    forward_destinations: Annotated[
+        tuple[str, ...],
+        Setting(
+            "For evsched.targets: where messages may be forwarded to: stream:NAME, list:NAME, channel:NAME, or KIND"
+            "@SERVER:NAME; a * in NAME is any characters; repeat the flag for several",
+            _WORKERS,
+        ),
+    ] = ()
     scale_down_after: Annotated[
         float,
         Setting(

@@ -19,6 +19,9 @@ _KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP
 SECRET: Final = "EVSCHED_SECRET_"  # noqa: S105 - the name of a variable
 """What the variables begin with that have the secrets of evsched.targets. They are not settings: nothing shows them."""
 
+FORWARD_URL: Final = "EVSCHED_FORWARD_URL_"
+"""What the variables begin with that have the URLs of the servers to which evsched.targets forwards messages."""
+
 _NAMED_MOST: Final = 8
 """The most variables that a warning names."""
 
@@ -85,7 +88,7 @@ def warning(environment: Mapping[str, str]) -> str | None:
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in environment.items():
         # EVSCHED_TEST_... are read by the tests.
-        if name.startswith("EVSCHED_") and not name.startswith((SECRET, "EVSCHED_TEST_")):
+        if name.startswith("EVSCHED_") and not name.startswith((SECRET, FORWARD_URL, "EVSCHED_TEST_")):
             yield name.removeprefix("EVSCHED_"), value
 
 

@@ -1,11 +1,15 @@
-"""Targets: tasks that come with evsched, for jobs that leave Python. A due job is a request to an HTTP endpoint.
+"""Targets: tasks that come with evsched, for jobs that leave Python.
 
-    evsched worker evsched.targets:app --http-host api.example.com
+    evsched worker evsched.targets:app --http-host api.example.com --forward-destination stream:orders
 
-Start with `http.py`, which has the task. `url.py` and `request.py` read its payload, `signature.py` signs it,
-`answer.py` judges what the server answers. `allowed.py` and `addresses.py` say where a request may go; `network.py`
-opens connections, and to no other address; `pool.py` keeps them. `program.py` makes the app of all this. It is an app
-like a user's: nothing else in evsched imports this package.
+A due job is a request to an HTTP endpoint: start with `http.py`, which has the task. `url.py` and `request.py` read its
+payload, `signature.py` signs it, `answer.py` judges what the server answers. `allowed.py` and `addresses.py` say where
+a request may go; `network.py` opens connections, and to no other address; `pool.py` keeps them.
+
+Or it is a message: `forward.py` has the task, `destinations.py` says where messages may go, and `broker.py` publishes
+those for AMQP brokers.
+
+`program.py` makes the app of all this. It is an app like a user's: nothing else in evsched imports this package.
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ import os
 from typing import TYPE_CHECKING
 
 from evsched import environment
-from evsched.errors import ConfigError
 
 if TYPE_CHECKING:
     from evsched.app import App
@@ -30,9 +33,7 @@ def __getattr__(name: str) -> App:
     """
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from evsched.targets.program import make_app
-    except ImportError as error:
-        raise ConfigError("evsched.targets sends HTTP requests: pip install 'evsched[http]'") from error
+    from evsched.targets.program import make_app
+
     found = globals()[name] = make_app(environment.load(os.environ), os.environ)
     return found

@@ -52,7 +52,7 @@ def read_allowed(config: Config) -> Allowed:
     if not config.http_hosts:
         raise ConfigError(
             "evsched.targets sends requests to allowed hosts alone, and none is allowed: name each with --http-host or "
-            f"in {variable('http_hosts')}; {_FORMS}"
+            f"in {variable('http_hosts')}; {_FORMS}. To forward messages alone, name --forward-destination instead"
         )
     return Allowed(
         hosts=tuple(map(_read_rule, config.http_hosts)),

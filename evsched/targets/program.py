@@ -1,36 +1,66 @@
-"""The app of the targets, made of the settings."""
+"""The app of the targets, made of the settings. It has the tasks for which they allow something."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from evsched.app import App
 from evsched.config import Config
-from evsched.targets.allowed import read_allowed
-from evsched.targets.http import Sender, http
-from evsched.targets.network import Connector, Resolve, resolve
-from evsched.targets.pool import Pool
-from evsched.targets.signature import read_secrets
+from evsched.errors import ConfigError
+from evsched.execution.program import Lifespan, no_lifespan
+from evsched.targets.destinations import read_destinations
+from evsched.targets.forward import RETRY, Forwarder
+
+if TYPE_CHECKING:
+    from evsched.targets.network import Resolve
 
 QUEUE: Final = "targets"
 """A queue of its own: workers of other apps do not know its tasks."""
 
 
-def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve = resolve) -> App:
-    """Return the app. `environment`: has the secrets.
+def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | None = None) -> App:
+    """Return the app. `environment`: has the secrets, and the URLs of the servers to which messages are forwarded.
 
     Raises:
-        ConfigError: no host is allowed, or a setting or a secret is not valid.
+        ConfigError: nothing is allowed; a setting, a secret or a URL is not valid; or a library is missing.
     """
+    forwards = bool(config.forward_destinations)
+    sends = bool(config.http_hosts) or not forwards
+    requests = _requests(config, environment, resolve) if sends else no_lifespan
+    forwarder = Forwarder(read_destinations(config.forward_destinations, environment))
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncGenerator[Any]:
+        async with forwarder, requests() as sender:
+            yield sender
+
+    app = App(queue=QUEUE, name="evsched.targets", lifespan=lifespan)
+    if sends:
+        from evsched.targets.http import http
+
+        app.task(name="evsched.http")(http)
+    if forwards:
+        app.task(name="evsched.forward", retry=RETRY)(forwarder.forward)
+    return app
+
+
+def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve | None) -> Lifespan:
+    """Return what yields the sender of requests."""
+    try:
+        from evsched.targets import network
+        from evsched.targets.allowed import read_allowed
+        from evsched.targets.http import Sender
+        from evsched.targets.pool import Pool
+        from evsched.targets.signature import read_secrets
+    except ImportError as error:
+        raise ConfigError("evsched.targets sends HTTP requests: pip install 'evsched[http]'") from error
     allowed, secrets = read_allowed(config), read_secrets(environment)
 
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Sender]:
-        async with Pool(Connector(allowed.networks, resolve)) as pool:
+        async with Pool(network.Connector(allowed.networks, resolve or network.resolve)) as pool:
             yield Sender(allowed, secrets, pool)
 
-    app = App(queue=QUEUE, name="evsched.targets", lifespan=lifespan)
-    app.task(name="evsched.http")(http)
-    return app
+    return lifespan

@@ -26,6 +26,7 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
     given: dict[str, tuple[str, object]] = {"queues": ("a,b", ("a", "b")), "metrics_port": ("9100", 9100)}
     given |= {"log_level": ("debug", "DEBUG"), "http_hosts": ("a,b:1", ("a", "b:1"))}
     given["http_networks"] = ("10.0.0.0/8", ("10.0.0.0/8",))
+    given["forward_destinations"] = ("stream:a,list:b", ("stream:a", "list:b"))
     value, expected = given.get(name, (str(default), default))
     assert getattr(load({f"EVSCHED_{name.upper()}": value}), name) == expected
 
@@ -133,6 +134,7 @@ def test_a_variable_that_is_not_a_setting_is_ignored_and_named() -> None:
     assert shown is not None
     assert shown.endswith("ignored: EVSCHED_SAFTY_CAP (did you mean EVSCHED_SAFETY_CAP?), EVSCHED_ZZZZZZ")
     known = {"EVSCHED_BATCH": "7", "EVSCHED_TEST_SERVER": "valkey", "EVSCHED_SECRET_ORDERS": "whsec_"}
+    known["EVSCHED_FORWARD_URL_RABBIT"] = "amqp://localhost/"
     assert warning(known) is None
 
 

@@ -1,0 +1,136 @@
+"""The task `evsched.forward`: a job that is one message for a stream, a list, a channel or an AMQP broker.
+
+A message for the Redis that has the jobs is returned: the script that ends the run sends it, so it is sent exactly
+once. To any other server it is sent first, and then the run ends: at least once, with the job's id in the message.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+from evsched.errors import ConfigError, StoreError
+from evsched.jobs.current_job import current_job
+from evsched.jobs.job import Into, Message, encode
+from evsched.jobs.retry import Retry
+from evsched.jobs.steering import GiveUp, RetryLater
+from evsched.targets.destinations import AMQP, Destination, Destinations
+from evsched.transport.call import Call, Word, raw
+from evsched.transport.senders import BatchingSender
+
+if TYPE_CHECKING:
+    from evsched.targets.broker import Broker
+
+RETRY: Final = Retry(attempts=20, interval=1.0, max_interval=300.0, jitter=1.0)
+"""A server may be away for longer than a deploy takes: these attempts span about an hour."""
+
+_WHOLE: Final = 2**53
+
+
+class Forwarder:
+    """Forwards the messages of one worker, as far as the settings allow them. It connects to a server on first use.
+
+    Raises:
+        ConfigError: a library is missing.
+    """
+
+    def __init__(self, destinations: Destinations) -> None:
+        self._destinations = destinations
+        self._servers: dict[str, BatchingSender] = {}
+        self._brokers: dict[str, Broker] = {}
+        brokers = {one.server for one in destinations.allowed if one.kind in AMQP}
+        for name, url in destinations.urls.items():
+            if name in brokers:
+                self._brokers[name] = _broker(name, url)
+            else:
+                self._servers[name] = BatchingSender(url)
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        for server in self._servers.values():
+            await server.close()
+        for broker in self._brokers.values():
+            await broker.close()
+
+    async def forward(
+        self,
+        to: str,
+        message: Any,
+        most: Annotated[int, Meta(ge=1, le=_WHOLE)] | None = None,
+        end: Literal["left", "right"] | None = None,
+        bare: bool | None = None,
+        routing_key: Annotated[str, Meta(max_length=255)] | None = None,
+    ) -> Message | None:
+        """Forward a message to a destination.
+
+        `most`: about how many entries a stream keeps. `end`: of a list, where the message is added. `bare`: a list or a
+        channel gets the message alone, without the job's id. `routing_key`: for an exchange.
+
+        Raises:
+            RetryLater: the server cannot be reached, or refuses the message.
+            GiveUp: the destination is not valid or not allowed, or an option does not belong to it.
+        """
+        found = self._destinations.find(to)
+        _check_options(found, most=most, end=end, bare=bare, routing_key=routing_key)
+        job = current_job()
+        text = encode(message)
+        if found.kind in ("list", "channel") and not bare:
+            text = encode({"id": job.id, "message": message})
+        if found.kind in AMQP:
+            exchange, key = (found.name, routing_key or "") if found.kind == "exchange" else ("", found.name)
+            await self._brokers[found.server].publish(exchange, key, job.id, text)
+            return None
+        into: Into = "stream" if found.kind == "stream" else "channel" if found.kind == "channel" else end or "right"
+        sent = Message(into, found.name, text, most)
+        if not found.server:
+            return sent
+        await self._send(found, sent, job.id)
+        return None
+
+    async def _send(self, to: Destination, message: Message, job_id: str) -> None:
+        try:
+            await self._servers[to.server].send(Call(_command(message, job_id), raw))
+        except StoreError as error:
+            why = "the key has another type" if error.kind == "wrongtype" else error
+            raise RetryLater(None, f"the message to {to.kind} {to.name!r:.200} of {to.server}: {why}") from None
+
+
+def _broker(name: str, url: str) -> Broker:
+    try:
+        from evsched.targets.broker import Broker
+    except ImportError as error:
+        raise ConfigError("messages to AMQP brokers need a library: pip install 'evsched[amqp]'") from error
+    return Broker(name, url)
+
+
+def _check_options(to: Destination, **given: object) -> None:
+    """Refuse options that the destination does not have: most likely the producer means another one.
+
+    Raises:
+        GiveUp: it has one of them.
+    """
+    known = {"most": ("stream",), "end": ("list",), "bare": ("list", "channel"), "routing_key": ("exchange",)}
+    for name, value in given.items():
+        if value is not None and to.kind not in known[name]:
+            raise GiveUp(f"a {to.kind} has no option {name}: only {' and '.join(known[name])} has")
+
+
+def _command(message: Message, job_id: str) -> tuple[Word, ...]:
+    """Return the command that sends a message; lua/forward.lua has the same."""
+    match message.into:
+        case "stream":
+            kept = () if message.most is None else ("MAXLEN", "~", message.most)
+            return ("XADD", message.name, *kept, "*", "id", job_id, "message", message.text)
+        case "channel":
+            return ("PUBLISH", message.name, message.text)
+        case "left":
+            return ("LPUSH", message.name, message.text)
+        case "right":
+            return ("RPUSH", message.name, message.text)

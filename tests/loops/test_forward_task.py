@@ -1,0 +1,168 @@
+"""The task `evsched.forward`: what a payload may name, and what arrives at streams, lists and channels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from evsched import App, JobDead, Retry, events
+from evsched.client.task_handle import AsyncTask
+from evsched.config import Config
+from evsched.errors import ConfigError
+from evsched.targets.destinations import Destinations, read_destinations
+from evsched.targets.forward import RETRY, Forwarder
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
+from tests.support.system import system
+
+Forward = AsyncTask[..., Any]
+
+
+def forward_to(queue: str, *allowed: str, **urls: str) -> tuple[App, Forward]:
+    """Return an app that has the task, and allows these destinations."""
+    environment = {f"EVSCHED_FORWARD_URL_{name.upper()}": url for name, url in urls.items()}
+    forwarder = Forwarder(read_destinations(allowed, environment))
+    app = App(queue=queue, lifespan=lambda: forwarder)
+    return app, app.task(name="evsched.forward", retry=RETRY)(forwarder.forward)
+
+
+async def end_of(forward: Forward, *args: Any, job_id: str = "j", **kwargs: Any) -> str:
+    """Return "done", or why the job is dead."""
+    job = await forward.using(retry=Retry(attempts=1), id=job_id).enqueue(*args, **kwargs)
+    try:
+        assert await job.result(PATIENCE) is None
+    except JobDead as error:
+        return str(error)
+    return "done"
+
+
+async def test_messages_arrive_with_the_id_of_the_job(config: Config, raw: Any, queue: str) -> None:
+    app, forward = forward_to(queue, f"stream:{queue}*", f"list:{queue}*", f"channel:{queue}*")
+    message = {"n": [1, 2.5, None, "\u20ac\n"]}
+    async with system(config, app):
+        assert await end_of(forward, f"stream:{queue}:s", message, most=1000) == "done"
+        ((_, fields),) = raw.xrange(f"{queue}:s")
+        assert (fields[b"id"], json.loads(fields[b"message"])) == (b"j", message)
+
+        assert await end_of(forward, f"list:{queue}:l", message) == "done"
+        assert await end_of(forward, f"list:{queue}:l", "bare", bare=True) == "done"
+        assert await end_of(forward, f"list:{queue}:l", 7, bare=True, end="left") == "done"
+        first, second, third = raw.lrange(f"{queue}:l", 0, -1)
+        assert (first, json.loads(second), third) == (b"7", {"id": "j", "message": message}, b'"bare"')
+
+        with raw.pubsub() as subscription:
+            subscription.subscribe(f"{queue}:c")
+            assert subscription.get_message(timeout=PATIENCE)["type"] == "subscribe"
+            assert await end_of(forward, f"channel:{queue}:c", message) == "done"
+            assert json.loads(subscription.get_message(timeout=PATIENCE)["data"]) == {"id": "j", "message": message}
+
+
+async def test_messages_to_another_redis_arrive(config: Config, queue: str, own: EmbeddedRedis, client: Any) -> None:
+    app, forward = forward_to(queue, "stream@other:news", "list@other:news:*", "channel@other:news", other=own.url)
+    async with system(config, app):
+        with client.pubsub() as subscription:
+            subscription.subscribe("news")
+            assert subscription.get_message(timeout=PATIENCE)["type"] == "subscribe"
+            assert await end_of(forward, "channel@other:news", 1) == "done"
+            assert json.loads(subscription.get_message(timeout=PATIENCE)["data"]) == {"id": "j", "message": 1}
+        assert await end_of(forward, "stream@other:news", 2, most=5) == "done"
+        assert [fields for _, fields in client.xrange("news")] == [{b"id": b"j", b"message": b"2"}]
+        assert await end_of(forward, "list@other:news:l", 3, end="left") == "done"
+        assert await end_of(forward, "list@other:news:l", 4, bare=True) == "done"
+        assert client.lrange("news:l", 0, -1) == [b'{"id":"j","message":3}', b"4"]
+        reason = await end_of(forward, "list@other:news:l", 5, most=5, job_id="k")
+        assert "a list has no option most" in reason
+        client.set("news", "x")
+        assert "of other: the key has another type" in await end_of(forward, "stream@other:news", 2, job_id="l")
+
+
+async def test_a_server_that_is_away_is_tried_again_and_its_password_is_in_no_reason(
+    config: Config, queue: str
+) -> None:
+    with EmbeddedRedis(port=0) as other:
+        url = other.url.replace("://", "://:hunter2@")
+        raw = plain_client(other.url)
+        raw.config_set("requirepass", "hunter2")
+        raw.close()
+        app, forward = forward_to(queue, "stream@other:news", other=url)
+        async with system(config, app) as running:
+            assert await end_of(forward, "stream@other:news", 1) == "done"
+            other.kill()
+            job = await forward.using(retry=Retry(attempts=100, interval=0.05, factor=1, jitter=0)).enqueue(
+                "stream@other:news", 2
+            )
+            retrying = await running.recorder.wait(events.Retrying, count=2)
+            assert "the message to stream 'news' of other" in retrying.reason
+            assert "hunter2" not in retrying.reason
+            await job.cancel()
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "reason"),
+    [
+        ("stream:secrets", {}, "are not allowed"),
+        ("list:orders", {}, "are not allowed"),
+        ("stream@other:orders", {}, "are not allowed"),
+        ("stream:orders\n", {}, "are not allowed"),
+        ("stream:evsched:{default}:job:1", {}, "are evsched's own"),
+        ("channel:evsched:{default}:control:w", {}, "are evsched's own"),
+        ("queue:orders", {}, "needs the name of its broker"),
+        ("set:orders", {}, "is not a destination"),
+        ("", {}, "is not a destination"),
+        ("redis://:hunter2@localhost/", {}, "is not a destination"),
+        ("stream:orders", {"end": "left"}, "a stream has no option end"),
+        ("stream:orders", {"bare": True}, "a stream has no option bare"),
+        ("stream:orders", {"routing_key": "x"}, "a stream has no option routing_key"),
+        ("channel:orders", {"most": 5}, "a channel has no option most"),
+    ],
+)
+async def test_what_is_not_allowed_or_not_valid_is_given_up_at_once(
+    config: Config, queue: str, to: str, options: Mapping[str, Any], reason: str
+) -> None:
+    app, forward = forward_to(queue, "stream:orders", "channel:*")
+    async with system(config, app) as running:
+        job = await forward.enqueue(to, 1, **options)
+        with pytest.raises(JobDead, match=reason):
+            await job.result(PATIENCE)
+        assert not running.recorder.of(events.Retrying)
+
+
+async def test_a_payload_without_a_message_is_refused(config: Config, raw: Any, queue: str) -> None:
+    app, _ = forward_to(queue, "stream:orders")
+    async with system(config, app) as running:
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"evsched.forward","kwargs":{"to":"stream:orders"}}': 0})
+        buried = await running.recorder.wait(events.JobBuried)
+        assert "message" in buried.reason
+
+
+@pytest.mark.parametrize(
+    ("allowed", "url", "message"),
+    [
+        ("orders", "", "has 'orders', which is not a destination: write stream:NAME"),
+        ("stream:evsched:x", "", "are evsched's own"),
+        ("stream@other:orders", "", "names the server other: set EVSCHED_FORWARD_URL_OTHER"),
+        ("stream@other:orders", "amqp://u:hunter2@localhost", "EVSCHED_FORWARD_URL_OTHER: the URL of Redis"),
+        ("queue@other:orders", "redis://u:hunter2@localhost", "EVSCHED_FORWARD_URL_OTHER is not the URL of an AMQP"),
+        ("queue@other:orders", "amqp://u:hunter2@localhost:x", "EVSCHED_FORWARD_URL_OTHER is not the URL of an AMQP"),
+        ("queue@other:orders", "amqp://u:hunter2", "EVSCHED_FORWARD_URL_OTHER is not the URL of an AMQP"),
+    ],
+)
+def test_settings_that_are_not_valid_are_refused_without_a_password(allowed: str, url: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_destinations([allowed], {"EVSCHED_FORWARD_URL_OTHER": url})
+    assert message in str(refusal.value)
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_star_in_an_allowed_name_is_any_characters() -> None:
+    destinations = read_destinations(["stream:a*z", "list:x.y"], {})
+    assert isinstance(destinations, Destinations)
+    for name in ("stream:az", "stream:a:b\nz"):
+        assert destinations.find(name).name == name.removeprefix("stream:")
+    for name in ("stream:a", "stream:azb", "list:xzy", "list:x.y.z"):
+        with pytest.raises(Exception, match="are not allowed"):
+            destinations.find(name)
