@@ -1,0 +1,91 @@
+"""Messages that jobs forward to an AMQP broker, a real RabbitMQ. tests/chaos/test_broker.py kills it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+
+from evsched import Retry
+from evsched.config import Config
+from evsched.transport.embedded import EmbeddedRedis
+from tests.loops.test_forward_task import end_of, forward_to
+from tests.support.patience import PATIENCE
+from tests.support.rabbit import PROGRAM, Rabbit
+from tests.support.system import system
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="RabbitMQ is not installed (Debian: rabbitmq-server)")
+
+COUNT = 200
+
+REFUSED = [
+    ("queue@rabbit:nowhere", None, "the broker rabbit could not route the message: there is no queue 'nowhere'"),
+    (
+        "exchange@rabbit:events",
+        "user.deleted",
+        "no queue is bound to exchange 'events' for the routing key 'user.deleted'",
+    ),
+    ("exchange@rabbit:nowhere", "x", "NOT_FOUND - no exchange 'nowhere' in vhost '/'"),
+    ("queue@rabbit:full", None, "the broker rabbit refused the message: the queue may be full"),
+]
+"""Destination, routing key, and why the message cannot be sent."""
+
+
+async def taken(queue: AbstractQueue, count: int) -> list[AbstractIncomingMessage]:
+    """Return so many messages of a queue, and acknowledge them."""
+    found = list[AbstractIncomingMessage]()
+    async with queue.iterator(timeout=PATIENCE) as messages:
+        async for message in messages:
+            await message.ack()
+            found.append(message)
+            if len(found) == count:
+                break
+    return found
+
+
+async def test_messages_are_on_their_queues_when_their_jobs_are_done(
+    server: EmbeddedRedis, queue: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One test for all, because a RabbitMQ takes long to start."""
+    caplog.set_level(logging.DEBUG)
+    with Rabbit(tmp_path) as rabbit:
+        app, forward = forward_to(queue, "queue@rabbit:*", "exchange@rabbit:*", rabbit=rabbit.url)
+        reader = await aio_pika.connect(rabbit.url)
+        channel = await reader.channel()
+        orders = await channel.declare_queue("orders", durable=True)
+        events = await channel.declare_exchange("events", "topic", durable=True)
+        created = await channel.declare_queue("created", durable=True)
+        await created.bind(events, "*.created")
+        full = await channel.declare_queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+        async with system(Config(url=server.url, queues=(queue,), concurrency=100), app):
+            jobs = await forward.using(retry=Retry(attempts=1)).enqueue_many(
+                [("queue@rabbit:orders", {"n": n}) for n in range(COUNT)]
+            )
+            # Meanwhile some cannot be sent, which must disturb no other.
+            reasons = [
+                await end_of(forward, to, 1, job_id=f"dead{n}", routing_key=key)
+                for n, (to, key, _) in enumerate(REFUSED)
+            ]
+            for job in jobs:
+                assert await job.result(PATIENCE) is None
+            messages = {message.message_id: message for message in await taken(orders, COUNT)}
+            assert messages.keys() == {job.id for job in jobs}
+            first = messages[jobs[0].id]
+            assert (json.loads(first.body), first.content_type, first.delivery_mode) == (
+                {"n": 0},
+                "application/json",
+                2,
+            )
+
+            assert await end_of(forward, "exchange@rabbit:events", "hi", routing_key="user.created") == "done"
+            (message,) = await taken(created, 1)
+            assert (message.message_id, message.body, message.routing_key) == ("j", b'"hi"', "user.created")
+            assert full.declaration_result.message_count == 0
+        await reader.close()
+    for reason, (_, _, why) in zip(reasons, REFUSED, strict=True):
+        assert why in reason
+    assert rabbit.password not in caplog.text + str(reasons)
