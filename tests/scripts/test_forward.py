@@ -10,6 +10,7 @@ import pytest
 from evsched.errors import StoreDown
 from evsched.jobs.hooks import Hook
 from evsched.jobs.job import FetchedJob, Forwarded, Into, Message, Retried
+from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.clients import New
 from evsched.store.run_ends import NotEnded
 from evsched.store.store import Store
@@ -143,6 +144,23 @@ def test_a_message_that_redis_refuses_leaves_the_run_as_it_was_and_disturbs_no_o
     assert (state()["schedule"]["b"], state()["job:b"]["attempt"]) == (NOW + 1, "1")
 
 
+def test_the_end_of_an_occurrence_is_counted_when_its_message_is_sent(
+    send: Send, store: Store, state: State, raw: Any, name: str
+) -> None:
+    send(store.declare(Declared(name="r", payload=b'{"task":"t"}', rule="@hourly")))
+    send(store.recur("r", b"0", [Occurrence("r@1", NOW, NOW, None)], next_=NOW + 9))
+    send(store.dispatch(limit=10, cap=1000, now=NOW))
+    (run,) = send(store.start("w", (), hold=1, lease=15, now=NOW)).jobs
+    call = store.forward("w", [(run, forwarded("right", name))], now=NOW)
+    raw.set(name, "a string")
+    assert [*send(call).refused] == ["r@1"]
+    assert "runs" not in state()["recurrence:r"]
+    raw.delete(name)
+    assert send(call) == NotEnded([])
+    recurrence = state()["recurrence:r"]
+    assert (recurrence["runs"], recurrence["done"], recurrence["last_outcome"]) == ("1", "1", "done")
+
+
 def test_a_run_that_is_not_this_workers_sends_nothing(
     runs: list[FetchedJob], send: Send, store: Store, state: State, raw: Any, name: str
 ) -> None:
@@ -171,19 +189,27 @@ def test_while_memory_is_full_nothing_is_written() -> None:
         raw.close()
 
 
-def test_a_user_without_the_right_to_the_key_is_refused_that_message_alone() -> None:
+def test_a_user_without_the_right_to_the_key_or_channel_is_refused_that_message_alone() -> None:
     with EmbeddedRedis() as server:
         raw, sender, store = plain_client(server.url), SyncSender(server.url), Store("acl")
-        sender.send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in "ab"], now=NOW))
+        sender.send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in "abcd"], now=NOW))
         sender.send(store.dispatch(limit=10, cap=1000, now=NOW))
-        a, b = sender.send(store.start("w", (), hold=2, lease=15, now=NOW)).jobs
-        raw.execute_command("ACL", "SETUSER", "default", "resetkeys", "~evsched:{*}:*", "(~news +xadd)")
-        rows = [(a, forwarded("stream", "secrets")), (b, forwarded("stream", "news"))]
+        runs = sender.send(store.start("w", (), hold=4, lease=15, now=NOW)).jobs
+        rights = ("resetkeys", "resetchannels", "~evsched:{*}:*", "&evsched:{*}:*", "&news", "(~news +xadd)")
+        raw.execute_command("ACL", "SETUSER", "default", *rights)  # as docs/rights.md says
+        to: list[tuple[Into, str]] = [
+            ("stream", "secrets"),
+            ("stream", "news"),
+            ("channel", "secrets"),
+            ("channel", "news"),
+        ]
+        rows = [(run, forwarded(*one)) for run, one in zip(runs, to, strict=True)]
         not_ended = sender.send(store.forward("w", rows, now=NOW))
-        assert (not_ended.lost, [*not_ended.refused]) == ([], ["a"])
-        assert "can't access" in not_ended.refused["a"]
+        assert (not_ended.lost, [*not_ended.refused]) == ([], ["a", "c"])
+        assert "can't access at least one of the keys" in not_ended.refused["a"]
+        assert "can't publish to the channel" in not_ended.refused["c"]
         raw.execute_command("ACL", "SETUSER", "default", "~*")
         assert (raw.xlen("news"), raw.exists("secrets")) == (1, 0)
-        assert raw.lrange("evsched:{acl}:processing:w", 0, -1) == [b"a"]
+        assert raw.lrange("evsched:{acl}:processing:w", 0, -1) == [b"a", b"c"]
         sender.close()
         raw.close()
