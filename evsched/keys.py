@@ -28,6 +28,9 @@ QUEUES: Final = "evsched:{}:queues"
 """The set of all queues that a dispatcher found or a worker served. No queue has an empty name, so this key belongs to
 no queue, but the key patterns of the ACL users include it."""
 
+EPOCH: Final = "evsched:{}:epoch"
+"""A random key that the relays of the ledger make: if it is another one, Redis has lost its data."""
+
 EVERY_KEY: Final = "evsched:{*}:*"
 """Glob of all keys of all queues."""
 
@@ -97,6 +100,11 @@ def is_status_reply(queue: str, channel: str) -> bool:
     """Return whether a channel is one for status replies of the queue: workers publish to no other."""
     prefix = status_replies(queue, "")
     return channel.startswith(prefix) and NAME.fullmatch(channel, len(prefix)) is not None
+
+
+def ends(queue: str) -> str:
+    """Return the stream of the ends of jobs that the ledger does not have yet."""
+    return root(queue) + "ends"
 
 
 def recurrences(queue: str) -> str:

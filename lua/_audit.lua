@@ -103,7 +103,7 @@ end
 -- No job can run under an id that is not valid, so nothing else is reported about it. A member of the schedule that is
 -- an inline job is not the job whose record has that id.
 -- USES record, throttled_in, worker_of, moment_of, recurrence_of, waiting_places, is_held, group_of, held_by_any,
---      seconds, waits_in_vain, fields_of, is_id, is_inline, misnamed_place
+--      seconds, waits_in_vain, fields_of, is_id, is_inline, misnamed_place, row_of
 local function violations_of(id, from, strays, now)
   local key, found = record(id), {}
   local function report(code, where)
@@ -114,7 +114,7 @@ local function violations_of(id, from, strays, now)
     return { { 'record-type', '' } }
   end
   local payload, parked = size > 0, throttled_in(id)
-  local run = fields_of(key, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence')
+  local run = fields_of(key, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence', 'ledger')
   local worker, finished, outcome, due = worker_of(run[1]), run[2], run[3], moment_of(run[4])
   local name, ended_well = recurrence_of(id, run[6]), outcome == 'done' or outcome == 'cancelled'
   local ttl = redis.call('PTTL', key) -- -2: there is no record
@@ -150,7 +150,7 @@ local function violations_of(id, from, strays, now)
     report(payload and due and 'orphan' or 'unscheduled', due or '')
   elseif buried and ((not finished and lies) or ended_well) then
     report('stale-dead', finished and outcome or lies)
-  elseif finished and ttl == -1 and not lies and not buried and not held_by_any(id, strays) then
+  elseif finished and ttl == -1 and not row_of(run[7]) and not lies and not buried and not held_by_any(id, strays) then
     report('no-ttl', '')
   end
   local late = finished and scheduled and scheduled ~= 'inf' and tonumber(scheduled) > now + ttl / 1000

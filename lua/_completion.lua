@@ -3,7 +3,7 @@
 -- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention and
 -- reply, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. A run that was told to stop ends as
 -- cancelled, even if it succeeded.
--- USES seconds, abort, acquit, note_end, push_reply, call_hook, record, begin_anew, milliseconds
+-- USES seconds, abort, acquit, note_end, push_reply, call_hook, record, begin_anew, milliseconds, row_of
 local function completion(now, hook, task)
   local moment = seconds(now)
   -- The retentions as PEXPIRE takes them, by their text: most jobs have the same.
@@ -13,8 +13,9 @@ local function completion(now, hook, task)
       return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
     end
     acquit(id)
-    if run[6] then
-      note_end(id, 'done', now)
+    local row = row_of(run[8])
+    if run[6] or row then
+      note_end(id, 'done', now, nil, retention)
     end
     if reply == '1' or run[3] then
       push_reply(id, 'done', result, nil, tonumber(retention))
@@ -25,15 +26,17 @@ local function completion(now, hook, task)
     local key = record(id)
     if run[4] or scheduled then
       begin_anew(id, run[4])
-    elseif retention == '0' then
+    elseif retention == '0' and not row then
       redis.call('DEL', key)
     else
       redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
       if run[7] then
         redis.call('HDEL', key, 'reason', 'traceback', 'failure') -- of an earlier run
       end
-      lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))
-      redis.call('PEXPIRE', key, lifetimes[retention])
+      if not row then
+        lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))
+        redis.call('PEXPIRE', key, lifetimes[retention])
+      end
     end
   end
 end

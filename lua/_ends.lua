@@ -11,15 +11,16 @@ local function whole_seconds(now)
   return string.format('%d', now)
 end
 
--- Write the fields of a new job; '' = not given. `created`: see `whole_seconds`. `by`: the user who enqueues it.
+-- Write the fields of a new job; '' = not given. `created`: see `whole_seconds`. `by`: the user who enqueues it. `row`:
+-- see _ledger.lua; may be left out.
 -- USES record
-local function write_record(id, payload, priority, group, created, by)
-  if priority == '' and group == '' and by == '' then
+local function write_record(id, payload, priority, group, created, by, row)
+  if priority == '' and group == '' and by == '' and (row or '') == '' then
     redis.call('HSET', record(id), 'payload', payload, 'created', created)
     return
   end
   local fields = { 'payload', payload, 'created', created }
-  for name, value in pairs({ priority = priority, group = group, by = by }) do
+  for name, value in pairs({ priority = priority, group = group, by = by, ledger = row }) do
     if value ~= '' then
       fields[#fields + 1] = name
       fields[#fields + 1] = value
@@ -81,14 +82,20 @@ local function release_waiting(name, id, now)
 end
 
 -- A job has ended for good. If it is an occurrence, its recurrence keeps the outcome, and is paused if it has failed
--- too often in a row.
--- USES recurrence_of, moment_of, recurrence, tally, seconds, pause_if_failing, release_waiting, fields_of, record
-local function note_end(id, outcome, now)
-  local run = fields_of(record(id), 'recurrence', 'due', 'started')
+-- too often in a row. If it is the ledger's, the end is reported, and this returns true: the record is kept until
+-- `settle`. `retention`: for how long it is kept after that; '' = it is dead.
+-- USES recurrence_of, moment_of, recurrence, tally, seconds, pause_if_failing, release_waiting, fields_of, record,
+--      row_of, report_end
+local function note_end(id, outcome, now, reason, retention)
+  local run = fields_of(record(id), 'recurrence', 'due', 'started', 'ledger')
+  local row = row_of(run[4])
+  if row then
+    report_end(id, row, outcome, reason, retention)
+  end
   local name, due, started = recurrence_of(id, run[1]), moment_of(run[2]), moment_of(run[3])
   local key = recurrence(name or '')
   if not name or redis.call('TYPE', key).ok ~= 'hash' then
-    return
+    return row ~= nil
   end
   tally(name, 'runs', 1)
   redis.call('HSET', key, 'last_id', id, 'last_outcome', outcome, 'last_finished', seconds(now))
@@ -104,6 +111,7 @@ local function note_end(id, outcome, now)
     pause_if_failing(name, now)
   end
   release_waiting(name, id, now)
+  return row ~= nil
 end
 
 -- Bytes of the longest reason that is read: workers write at most 2,000 characters, but a producer may write anything.
@@ -138,7 +146,7 @@ end
 -- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller then removes it from the place it was in.
 -- USES note_end, acquit, record, seconds, DEAD_MOST, DEAD_AGE
 local function bury(id, outcome, reason, now)
-  note_end(id, outcome, now)
+  note_end(id, outcome, now, reason, '')
   acquit(id)
   redis.call('HSET', record(id), 'outcome', outcome, 'reason', reason, 'finished', seconds(now))
   redis.call('HDEL', record(id), 'failure')
@@ -222,6 +230,7 @@ local function take_next(id)
       redis.call('HDEL', key, name)
     end
   end
+  redis.call('HDEL', key, 'ledger')
   drop_next(id)
 end
 
@@ -253,7 +262,7 @@ end
 -- from the place it was in.
 -- USES note_end, acquit, record, push_reply, begin_anew, seconds, milliseconds, fields_of
 local function abort(id, reason, retention, reply, now)
-  note_end(id, 'cancelled', now)
+  local kept = note_end(id, 'cancelled', now, reason, seconds(retention))
   acquit(id)
   local extra = fields_of(record(id), 'reply', 'again')
   if reply == '1' or extra[1] then
@@ -264,6 +273,8 @@ local function abort(id, reason, retention, reply, now)
   else
     redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
     redis.call('HDEL', record(id), 'traceback', 'failure')
-    redis.call('PEXPIRE', record(id), milliseconds(retention))
+    if not kept then
+      redis.call('PEXPIRE', record(id), milliseconds(retention))
+    end
   end
 end

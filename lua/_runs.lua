@@ -47,9 +47,9 @@ local function convict(id)
 end
 
 -- End runs of a worker. Each row from `first` on is one run: id, attempt, and the last arguments of
--- `finish(id, run, scheduled, ...)`. `run[3]` to `run[7]` are the record's reply, again, stop, recurrence and reason.
--- `scheduled` is the id's score on the schedule, false if it is not there. Returns the ids of the runs that do not
--- belong to the worker any more: LOST. Nothing is written for those. Also returns the ids of the runs that `finish`
+-- `finish(id, run, scheduled, ...)`. `run[3]` to `run[8]` are the record's reply, again, stop, recurrence, reason and
+-- ledger. `scheduled` is the id's score on the schedule, false if it is not there. Returns the ids of the runs that do
+-- not belong to the worker any more: LOST. Nothing is written for those. Also returns the ids of the runs that `finish`
 -- refused to end, each followed by the error that it returned. They stay in the worker's list.
 --
 -- The runs are taken out of the worker's list first, which is also the check that they are there. So Redis must not be
@@ -69,7 +69,7 @@ local function end_runs(first, width, worker, now, finish)
   local runs, ours, taken = {}, {}, 0
   for i, id in ipairs(ids) do
     local attempt = ARGV[first + (i - 1) * width + 1]
-    local run = fields_of(record(id), 'worker', 'attempt', 'reply', 'again', 'stop', 'recurrence', 'reason')
+    local run = fields_of(record(id), 'worker', 'attempt', 'reply', 'again', 'stop', 'recurrence', 'reason', 'ledger')
     runs[i] = run
     ours[i] = (run[1] == worker and run[2] == attempt) or owns_despite(worker, id, attempt, run[1], run[2])
     if ours[i] and taken == i - 1 and head[i] == id then

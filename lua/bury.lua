@@ -42,7 +42,7 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace)
     call_hook(hook, task, id, outcome, 'null', reason, now)
   end
   if run[4] or scheduled or waiting_place(id) then
-    note_end(id, outcome, now)
+    note_end(id, outcome, now, reason, '')
     redis.call('HSET', record(id), 'reason', reason)
     begin_anew(id, run[4])
   else

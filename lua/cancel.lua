@@ -10,7 +10,8 @@
 -- FAILS  MISSING   without a filter: there is no such job, or it has ended or is dead
 -- TWICE  the second call fails with MISSING, or tells the worker again; with a filter, it finds nothing
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
---        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next
+--        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
+--        row_of, report_gone
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -35,6 +36,10 @@ local function forget(id, run, size)
   end
   redis.call('DEL', key)
   acquit(id)
+  local row = row_of(run[5])
+  if row then
+    report_gone(id, row, 'cancelled', now)
+  end
   local name = recurrence_of(id, run[4])
   if name then
     release_waiting(name, id, now)
@@ -44,7 +49,7 @@ end
 -- Returns the place where the job was, or nil.
 local function cancel(id)
   local key = record(id)
-  local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence')
+  local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence', 'ledger')
   local size = redis.call('HSTRLEN', key, 'payload')
   -- From all places: an id that waits may have been scheduled again.
   local place = remove_waiting(id)

@@ -7,7 +7,7 @@
 -- REPLY  ids of what was dropped
 -- FAILS  MISSING   without a filter: an id is not dead; then none is dropped
 -- TWICE  the second call fails with MISSING; with a filter, it finds nothing
--- USES   expect, read_filter, pick_dead, record, unique
+-- USES   clock, expect, read_filter, pick_dead, record, unique, row_of, field_of, report_gone
 
 local filter = unpack(ARGV, 1, 1)
 
@@ -20,7 +20,11 @@ for _, id in ipairs(ids) do
   redis.call('ZREM', dead, id)
   redis.call('DEL', unique(id))
   if not redis.call('ZSCORE', schedule, id) then
+    local row = row_of(field_of(id, 'ledger'))
     redis.call('DEL', record(id))
+    if row then
+      report_gone(id, row, 'dropped', clock(''))
+    end
   end
 end
 return ids

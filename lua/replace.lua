@@ -16,7 +16,7 @@
 -- TWICE  the second call writes the same, with a `delay` that much later
 -- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
 --        admit, fields_of, field_of, place_of, known_due, still_taken, take, whole_seconds,
---        write_next
+--        write_next, row_of
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
 -- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has
@@ -54,7 +54,7 @@ if #places > 0 then
 end
 
 local function replace(id, payload, priority, group)
-  local run = fields_of(record(id), 'worker', 'finished', 'reply')
+  local run = fields_of(record(id), 'worker', 'finished', 'reply', 'ledger')
   remove_waiting(id)
   redis.call('ZREM', dead, id)
   if holds(worker_of(run[1]), id) then
@@ -70,7 +70,7 @@ local function replace(id, payload, priority, group)
   elseif run[3] then
     redis.call('HSET', record(id), 'reply', run[3])
   end
-  write_record(id, payload, priority, group, whole_seconds(now), by)
+  write_record(id, payload, priority, group, whole_seconds(now), by, not run[2] and row_of(run[4]) or nil)
 end
 
 for id, payload, priority, group in rows(4, 6) do

@@ -8,7 +8,7 @@
 -- REPLY  ids of what was revived
 -- FAILS  MISSING   without a filter: an id is not dead, or has no record; then none is revived
 -- TWICE  the second call fails with MISSING; with a filter, it finds nothing
--- USES   clock, expect, read_filter, pick_dead, seconds, size_of, record, reuse
+-- USES   clock, expect, read_filter, pick_dead, seconds, size_of, record, reuse, row_of, field_of, report_end
 
 local now, filter = unpack(ARGV, 1, 2)
 now = clock(now)
@@ -22,6 +22,10 @@ for _, id in ipairs(ids) do
   redis.call('ZADD', schedule, seconds(now), id)
   if size_of('HLEN', record(id)) > 0 then -- a key of another type is judged by dispatch
     reuse(id)
+    local row = row_of(field_of(id, 'ledger'))
+    if row then
+      report_end(id, row, 'open', '', '')
+    end
   end
   redis.call('ZREM', dead, id)
 end

@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 from evsched import keys
 
-Role = Literal["producer", "client", "worker", "dispatcher", "observer", "doctor"]
+Role = Literal["producer", "client", "worker", "dispatcher", "ledger", "observer", "doctor"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 READS: Final = """
@@ -21,7 +21,8 @@ WRITES: Final = """
 DEL job:x · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1 · HSET job:x field value
 HSETNX job:x field value · LPUSH ready x · LREM ready 1 x · LTRIM ready 0 1 · PERSIST job:x
 PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1 · SMEMBERS declared:x
-SREM declared:x y · ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
+SREM declared:x y · XACK ends g 1-1 · XADD ends * field value · XDEL ends 1-1
+ZADD schedule 0 x · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
 ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
 """
 """The commands that the other scripts need in addition."""
@@ -45,6 +46,7 @@ _NAMES: Final = (
     "starting",
     "newly_paused",
     "parents",
+    "ends",
 )
 
 _OWN: Final[dict[Role, str]] = {
@@ -63,6 +65,10 @@ _OWN: Final[dict[Role, str]] = {
     "dispatcher": """
         SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues
         SPOP newly_paused 1
+    """,
+    "ledger": """
+        INFO server · SET evsched:{}:epoch x NX GET · XGROUP CREATE ends g 0 MKSTREAM · XGROUP DELCONSUMER ends g x
+        XREADGROUP GROUP g x STREAMS ends > · XAUTOCLAIM ends g x 1 0 · XINFO CONSUMERS ends g
     """,
     "observer": """
         SCAN 0 · INFO server · SMEMBERS evsched:{}:queues · PUBSUB CHANNELS evsched:canary:*
@@ -97,7 +103,7 @@ def needs(role: Role, queue: str, db: int, *, all_queues: bool) -> list[tuple[st
         # A script may run only commands that its caller may run.
         found += [("EVALSHA", "0", "1", root), ("EVAL", "return 1", "1", root), ("TIME",)]
         found += _read(READS, root, "")
-    if role in ("client", "worker", "dispatcher"):
+    if role in ("client", "worker", "dispatcher", "ledger"):
         found += [*_read(WRITES, root, ""), ("PUBLISH", keys.gate(queue), "0")]
     if role == "dispatcher":
         names = [key("*" if all_queues else queue) for key in (keys.schedule, keys.recurrences, keys.canary)]

@@ -24,6 +24,8 @@ class New(Struct, frozen=True):
     group: str | None = None
     due: float | None = None
     delay: float = 0.0
+    row: int | None = None
+    """For a job of the ledger: the number of its row."""
 
 
 class Facts(Struct, frozen=True):
@@ -39,7 +41,7 @@ class Facts(Struct, frozen=True):
     holder: str | None
 
 
-def _new_words(jobs: Iterable[New]) -> list[Word]:
+def _new_words(jobs: Iterable[New], *, rows: bool = False) -> list[Word]:
     words: list[Word] = []
     for job in jobs:
         words += (
@@ -50,6 +52,8 @@ def _new_words(jobs: Iterable[New]) -> list[Word]:
             "" if job.due is None else repr(job.due),
             repr(job.delay),
         )
+        if rows:
+            words.append("" if job.row is None else job.row)
     return words
 
 
@@ -88,7 +92,8 @@ class Clients(Queue):
             JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
         """
         conflict = "keep" if keep else ""
-        return self._verb("enqueue", _dues, self._stamp(now), conflict, _length(within), self._by, *_new_words(jobs))
+        words = _new_words(jobs, rows=True)
+        return self._verb("enqueue", _dues, self._stamp(now), conflict, _length(within), self._by, *words)
 
     def replace(
         self, jobs: Iterable[New], *, within: float | None = None, now: float | None = None

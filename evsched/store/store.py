@@ -14,6 +14,7 @@ The methods are grouped in files by their callers:
     matching.py      find the jobs that match a filter, and change them
     operators.py     limits, pauses, and what the queue holds
     audits.py        what `evsched doctor` finds and repairs
+    ledger.py        what a relay of the ledger reads and settles
 
 Each file also has the values that its calls take and return; their times are in seconds, by Redis's clock. `queue.py`
 is the base of them all. `server.py` has calls that belong to no queue.
@@ -22,6 +23,7 @@ is the base of them all. `server.py` has calls that belong to no queue.
 from evsched.store.audits import Audits
 from evsched.store.clients import Clients
 from evsched.store.dispatchers import Dispatchers
+from evsched.store.ledger import Ledger
 from evsched.store.matching import Matching
 from evsched.store.operators import Operators
 from evsched.store.parents import Parents
@@ -32,7 +34,7 @@ from evsched.store.workers import Workers
 __all__ = ["Store"]
 
 
-class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Matching, Operators, Audits):
+class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Matching, Operators, Audits, Ledger):
     """The calls of one queue.
 
     `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user.

@@ -35,7 +35,12 @@ NO_CLUSTER: Final = (
 
 _WAIT_CODES: Final = ("UNBLOCKED", "NOREPLICAS", "MISCONF", "BUSY", "NOTBUSY", "UNKILLABLE", "OOM", "READONLY")
 
-_KINDS: Final = (*_WAIT_CODES, "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE")
+_STREAM_CODES: Final = ("NOGROUP", "BUSYGROUP")
+
+_KINDS: Final = (
+    *(*_WAIT_CODES, *_STREAM_CODES),
+    *("LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE"),
+)
 """The codes that metrics may use as a label: the text of a script's error could begin with any word."""
 
 _CLASSES: Final = {

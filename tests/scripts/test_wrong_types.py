@@ -15,6 +15,7 @@ from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.announced import Announced
 from evsched.store.audits import Violation
 from evsched.store.clients import New
+from evsched.store.ledger import Report
 from evsched.store.matching import condition
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
@@ -131,6 +132,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "seek": lambda store, runs: store.seek("t", now=NOW),
     "snooze": lambda store, runs: store.snooze("w", [(runs[RUN], Snoozed("x", 1.0))], now=NOW),
     "stand_by": lambda store, runs: store.stand_by("p", Announced("app", "content", "d"), lease=9, claim=9, now=NOW),
+    "settle": lambda store, runs: store.settle([Report("1-1", "dead", "7", "done", "", "9")]),
     "start": lambda store, runs: store.start("w", [RUN], hold=5, lease=99, now=NOW),
     "survey": lambda store, runs: store.survey(now=NOW),
     "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),

@@ -147,6 +147,12 @@ DENIED: dict[str, str] = {
         EVAL return(redis.call('SET','other','x')) 0 · PUBLISH other x · PSUBSCRIBE * · PSUBSCRIBE __keyspace@0__:*
         SCRIPT FLUSH · SCRIPT KILL
     """,
+    "ledger": """
+        CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · CLIENT UNBLOCK 1 · MONITOR · KEYS * · SCAN 0
+        RANDOMKEY · CONFIG GET * · CONFIG SET maxmemory 1 · ACL LIST · FLUSHALL · SHUTDOWN · SET other x · GET other
+        XADD other * x y · XREAD STREAMS other 0 · EVAL return(redis.call('SET','other','x')) 0 · PUBLISH other x
+        SUBSCRIBE {q}progress:x · PSUBSCRIBE * · SCRIPT FLUSH · SCRIPT KILL
+    """,
     "observer": """
         CLIENT TRACKING ON BCAST · CLIENT LIST · CLIENT KILL ID 1 · MONITOR · KEYS * · CONFIG GET * · ACL LIST
         FLUSHALL · SHUTDOWN · SET other x · GET other · HSET {q}job:x payload y · DEL {q}job:x · ZADD {q}schedule 0 x

@@ -1,0 +1,122 @@
+"""The calls of a relay of the ledger: it reads how jobs ended, and says when the ledger has that; see `store.py`.
+
+The reports are in a stream. All relays read it as one consumer group, so each report goes to one of them, and stays
+in the stream until `settle`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from evsched import keys
+from evsched.store.queue import Queue, as_fields
+from evsched.transport.call import Call, raw, text
+
+_GROUP: Final = "ledger"
+"""The consumer group of all relays."""
+
+
+class Report(Struct, frozen=True):
+    """How a job of the ledger ended."""
+
+    entry: str
+    """The report's id in the stream: Redis's clock in milliseconds, and a count."""
+    id: str
+    row: str
+    """The number of the job's row. Untrusted, as all that a record says."""
+    outcome: str
+    """`done`, `dead`, `expired`, `cancelled`, `dropped`; or `open`: a dead job was revived."""
+    reason: str
+    retention: str
+    """For `settle`."""
+
+    @property
+    def order(self) -> int:
+        """Return the place of the report among all of its stream, as a number of 63 bits."""
+        milliseconds, _, count = self.entry.partition("-")
+        return int(milliseconds) << 20 | min(int(count), (1 << 20) - 1)
+
+
+class Consumer(Struct, frozen=True):
+    """A relay that reads the reports of a queue."""
+
+    name: str
+    pending: int
+    """Reports that it was given and has not settled."""
+    idle: float
+    """Seconds since it last asked."""
+
+
+def epoch_key() -> Call[str]:
+    """Read the key that says which data set this is: made at random by the first who asks, lost with the data."""
+    fresh = secrets.token_hex(4)
+
+    def read(reply: bytes | None) -> str:
+        return fresh if reply is None else text(reply)
+
+    return Call(("SET", keys.EPOCH, fresh, "NX", "GET"), read)
+
+
+def _reports(entries: list[Any]) -> list[Report]:
+    found = list[Report]()
+    for entry, flat in entries:
+        fields = {name: text(value) for name, value in as_fields(flat or []).items()}
+        found.append(
+            Report(text(entry), *(fields.get(name, "") for name in ("id", "row", "outcome", "reason", "retention")))
+        )
+    return found
+
+
+def read_ends(queues: Sequence[str], relay: str, limit: int, block: float | None) -> Call[dict[str, list[Report]]]:
+    """Read at most `limit` reports of each queue: new ones, for which it waits in Redis, or those given before.
+
+    `block`: how many seconds to wait; None = read those that `relay` was given and has not settled. Redis ends the wait
+    with an error when a stream is deleted, as when all its data is lost.
+    """
+    streams = {keys.ends(queue).encode(): queue for queue in queues}
+
+    def read(reply: list[Any] | None) -> dict[str, list[Report]]:
+        return {streams[stream]: _reports(entries) for stream, entries in reply or ()}
+
+    wait = () if block is None else ("BLOCK", round(block * 1000))
+    last = ("0" if block is None else ">",) * len(streams)
+    return Call(("XREADGROUP", "GROUP", _GROUP, relay, "COUNT", limit, *wait, "STREAMS", *streams, *last), read)
+
+
+class Ledger(Queue):
+    """The calls of a relay."""
+
+    def follow_ends(self) -> Call[Any]:
+        """Make the stream and its consumer group. Fails with kind "busygroup" if they exist."""
+        return Call(("XGROUP", "CREATE", keys.ends(self.queue), _GROUP, "0", "MKSTREAM"), raw)
+
+    def inherit_ends(self, relay: str, limit: int, idle: float) -> Call[list[Report]]:
+        """Take over at most `limit` reports that another relay was given at least `idle` seconds ago."""
+
+        def read(reply: list[Any]) -> list[Report]:
+            return _reports(reply[1])
+
+        words = keys.ends(self.queue), _GROUP, relay, round(idle * 1000), "0", "COUNT", limit
+        return Call(("XAUTOCLAIM", *words), read)
+
+    def settle(self, reports: Sequence[Report]) -> Call[int]:
+        """Note that the ledger has these ends; the reply is how many reports were deleted."""
+        words = [word for one in reports for word in (one.entry, one.id, one.row, one.retention)]
+        return self._verb("settle", int, _GROUP, *words)
+
+    def consumers(self) -> Call[list[Consumer]]:
+        """Read which relays have asked for reports."""
+
+        def read(reply: list[list[Any]]) -> list[Consumer]:
+            rows = [as_fields(row) for row in reply]
+            return [Consumer(text(row["name"]), int(row["pending"]), int(row["idle"]) / 1000) for row in rows]
+
+        return Call(("XINFO", "CONSUMERS", keys.ends(self.queue), _GROUP), read)
+
+    def forget_consumer(self, relay: str) -> Call[Any]:
+        """Delete a relay that has ended and has nothing to settle."""
+        return Call(("XGROUP", "DELCONSUMER", keys.ends(self.queue), _GROUP, relay), raw)

@@ -1,0 +1,190 @@
+"""Jobs of the ledger: their ends are reported, and their records stay until the ledger has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried
+from evsched.store.clients import New
+from evsched.store.ledger import Report, read_ends
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
+
+PAYLOAD = b'{"task":"t","args":[1]}'
+DONE = Done(b"1", 60.0, False)
+AT_ONCE = Done(b"1", 0.0, False)
+
+
+@pytest.fixture(autouse=True)
+def stream(send: Send, store: Store) -> None:
+    send(store.follow_ends())
+
+
+def enqueue(send: Send, store: Store, row: int | None, payload: bytes = PAYLOAD) -> None:
+    send(store.enqueue([New("a", payload, due=NOW, row=row)], keep=row is not None, now=NOW))
+
+
+def start(send: Send, store: Store) -> FetchedJob:
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    (run,) = send(store.start("w", (), hold=9, lease=15, now=NOW)).jobs
+    return run
+
+
+def read(send: Send, store: Store) -> list[Report]:
+    return send(read_ends([store.queue], "r1", 10, 0.01)).get(store.queue, [])
+
+
+def outcomes(reports: list[Report]) -> list[tuple[str, str, str, str]]:
+    return [(one.id, one.row, one.outcome, one.retention) for one in reports]
+
+
+def is_kept(raw: Any, store: Store) -> bool:
+    return raw.ttl(f"evsched:{{{store.queue}}}:job:a") == -1
+
+
+@pytest.mark.parametrize("done", [DONE, AT_ONCE])
+def test_the_record_of_a_job_stays_until_its_end_is_settled(send: Send, store: Store, raw: Any, done: Done) -> None:
+    enqueue(send, store, 7)
+    send(store.complete("w", [(start(send, store), done)], now=NOW))
+    assert is_kept(raw, store)
+    reports = read(send, store)
+    assert outcomes(reports) == [("a", "7", "done", f"{done.retention:g}")]
+    assert send(store.settle(reports)) == 1
+    assert raw.ttl(f"evsched:{{{store.queue}}}:job:a") == (60 if done.retention else -2)
+    assert send(store.settle(reports)) == 0
+    assert raw.xlen(f"evsched:{{{store.queue}}}:ends") == 0
+
+
+@pytest.mark.parametrize("done", [DONE, AT_ONCE])
+def test_a_row_that_comes_again_changes_nothing_wherever_its_job_is(
+    send: Send, store: Store, state: State, done: Done
+) -> None:
+    enqueue(send, store, 7)
+    steps = [
+        lambda: None,
+        lambda: runs.append(start(send, store)),
+        lambda: send(store.complete("w", [(runs[0], done)], now=NOW)),
+    ]
+    runs = list[FetchedJob]()
+    for step in steps:
+        step()
+        before = state()
+        enqueue(send, store, 7)
+        assert state() == before
+
+
+def test_a_row_that_comes_again_does_not_revive_a_dead_job(send: Send, store: Store, state: State) -> None:
+    enqueue(send, store, 7)
+    send(store.bury("w", [(start(send, store), Buried("why", False))], now=NOW))
+    before = state()
+    enqueue(send, store, 7)
+    assert state() == before
+    assert outcomes(read(send, store)) == [("a", "7", "dead", "")]
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_another_row_of_the_same_id_is_another_job(send: Send, store: Store, raw: Any, dies: bool) -> None:
+    enqueue(send, store, 7)
+    run = start(send, store)
+    send(store.bury("w", [(run, Buried("x", False))], now=NOW) if dies else store.complete("w", [(run, DONE)], now=NOW))
+    first = read(send, store)
+    enqueue(send, store, 8, b'{"task":"t","args":[2]}')
+    send(store.settle(first))
+    assert is_kept(raw, store), "the end of row 7 is no end of row 8"
+    again = start(send, store)
+    assert (again.attempt, again.payload) == (1, b'{"task":"t","args":[2]}')
+    send(store.complete("w", [(again, DONE)], now=NOW))
+    assert outcomes(read(send, store)) == [("a", "8", "done", "60")]
+
+
+def test_a_job_that_a_client_has_scheduled_under_the_id_is_taken_for_the_rows(send: Send, store: Store) -> None:
+    enqueue(send, store, None)
+    enqueue(send, store, 7, b'{"task":"other"}')
+    run = start(send, store)
+    assert run.payload == PAYLOAD
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    assert outcomes(read(send, store)) == [("a", "7", "done", "60")]
+
+
+def test_a_job_that_is_cancelled_while_it_waits_leaves_a_record_until_then(send: Send, store: Store, raw: Any) -> None:
+    enqueue(send, store, 7)
+    send(store.cancel("a", now=NOW))
+    assert is_kept(raw, store)
+    enqueue(send, store, 7)
+    assert raw.zcard(f"evsched:{{{store.queue}}}:schedule") == 0
+    reports = read(send, store)
+    assert outcomes(reports) == [("a", "7", "cancelled", "0")]
+    send(store.settle(reports))
+    assert not raw.exists(f"evsched:{{{store.queue}}}:job:a")
+
+
+def test_a_run_that_is_cancelled_is_reported_when_it_ends(send: Send, store: Store, raw: Any) -> None:
+    enqueue(send, store, 7)
+    run = start(send, store)
+    send(store.cancel("a", now=NOW))
+    assert read(send, store) == []
+    send(store.retry("w", [(run, Retried(1.0, "x"))], now=NOW))
+    assert is_kept(raw, store)
+    assert outcomes(read(send, store)) == [("a", "7", "cancelled", "300.000000")]
+
+
+def test_a_dead_job_is_reported_again_when_it_is_revived_or_dropped(send: Send, store: Store, raw: Any) -> None:
+    enqueue(send, store, 7)
+    send(store.bury("w", [(start(send, store), Buried("x", False))], now=NOW))
+    send(store.revive(["a"], now=NOW))
+    send(store.bury("w", [(start(send, store), Buried("x", False))], now=NOW))
+    send(store.drop(["a"]))
+    reports = read(send, store)
+    assert [one.outcome for one in reports] == ["dead", "open", "dead", "dropped"]
+    assert sorted(reports, key=lambda one: one.order) == reports
+    send(store.settle(reports[:3]))
+    assert is_kept(raw, store)
+    send(store.settle(reports[3:]))
+    assert not raw.exists(f"evsched:{{{store.queue}}}:job:a")
+
+
+def test_a_job_that_goes_on_is_not_reported(send: Send, store: Store) -> None:
+    enqueue(send, store, 7)
+    send(store.retry("w", [(start(send, store), Retried(0.0, "x"))], now=NOW))
+    send(store.defer("w", [(start(send, store), Deferred(NOW, "x"))], now=NOW))
+    send(store.replace([New("a", PAYLOAD, due=NOW)], now=NOW))
+    run = start(send, store)
+    assert read(send, store) == []
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    assert outcomes(read(send, store)) == [("a", "7", "done", "60")]
+
+
+@pytest.mark.parametrize("row", ["", "x", "-1", "1" * 19, "1}", "7 "])
+def test_a_field_that_is_no_number_of_a_row_makes_no_job_of_the_ledger(
+    send: Send, store: Store, raw: Any, row: str
+) -> None:
+    enqueue(send, store, None)
+    raw.hset(f"evsched:{{{store.queue}}}:job:a", "ledger", row)
+    send(store.complete("w", [(start(send, store), DONE)], now=NOW))
+    assert read(send, store) == []
+    assert not is_kept(raw, store)
+
+
+def test_a_stream_of_the_wrong_type_does_not_keep_a_job_from_ending(send: Send, store: Store, raw: Any) -> None:
+    raw.delete(f"evsched:{{{store.queue}}}:ends")
+    raw.set(f"evsched:{{{store.queue}}}:ends", "x")
+    enqueue(send, store, 7)
+    assert send(store.complete("w", [(start(send, store), DONE)], now=NOW)) == []
+    status = send(store.look("a", now=NOW))
+    assert status is not None
+    assert status.place == "finished"
+
+
+def test_what_one_relay_has_read_another_takes_over(send: Send, store: Store) -> None:
+    enqueue(send, store, 7)
+    send(store.complete("w", [(start(send, store), DONE)], now=NOW))
+    reports = read(send, store)
+    assert send(read_ends([store.queue], "r1", 10, None)) == {store.queue: reports}
+    assert send(store.inherit_ends("r2", 10, 3600.0)) == []
+    assert send(store.inherit_ends("r2", 10, 0.0)) == reports
+    assert {one.name: one.pending for one in send(store.consumers())} == {"r1": 0, "r2": 1}
+    send(store.forget_consumer("r1"))
+    send(store.settle(reports))
+    assert {one.name: one.pending for one in send(store.consumers())} == {"r2": 0}
