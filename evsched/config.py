@@ -26,10 +26,12 @@ _SHORT: Final = 0.01
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 LOG_LEVELS: Final = get_args(LogLevel)
 
-Command = Literal["dispatcher", "worker", "dev"]
+Command = Literal["dispatcher", "worker", "dev", "ledger"]
 _SERVICES: Final[tuple[Command, ...]] = ("dispatcher", "worker", "dev")
 _WORKERS: Final[tuple[Command, ...]] = ("worker", "dev")
 _DISPATCHERS: Final[tuple[Command, ...]] = ("dispatcher", "dev")
+_LEDGER: Final[tuple[Command, ...]] = ("ledger",)
+_ALL: Final[tuple[Command, ...]] = (*_SERVICES, *_LEDGER)
 
 
 class Range(NamedTuple):
@@ -62,7 +64,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Each field makes a flag of the services (cli/settings.py) and a variable, and has a line in docs/settings.md.
     """
 
-    url: Annotated[str, Setting("The Redis to connect to", _SERVICES)] = "redis://localhost:6379/0"
+    url: Annotated[str, Setting("The Redis to connect to", _ALL)] = "redis://localhost:6379/0"
     queues: Annotated[
         tuple[str, ...],
         Setting(
@@ -71,7 +73,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ()
     """Empty: a dispatcher serves all queues, a worker those of its app, its tasks and its recurrences."""
     require_redis: Annotated[
-        bool, Setting("Exit with code 1 if Redis cannot be reached at the start, instead of waiting for it", _SERVICES)
+        bool, Setting("Exit with code 1 if Redis cannot be reached at the start, instead of waiting for it", _ALL)
     ] = False
     weights: dict[str, float] = {}
     """How a worker's queues share its slots; 1 for a queue that is not named. Set with `queues`."""
@@ -106,9 +108,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 600.0
     """Longer than most rolling deploys take."""
 
-    batch: Annotated[
-        int, Setting("How many jobs one script call moves at most", _SERVICES, Range(1, 999), tuning=True)
-    ] = 250
+    batch: Annotated[int, Setting("How many jobs one script call moves at most", _ALL, Range(1, 999), tuning=True)] = (
+        250
+    )
     """About 2 ms of Redis's time. See store/batch_size.py."""
     # Under 64 bytes hardly a payload has room; Redis takes no value over 512 MiB.
     payload_cap: Annotated[
@@ -123,11 +125,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     metrics_port: Annotated[
         int | None,
-        Setting("Port of the pages /metrics, /healthz and /readyz; 0 chooses a free port", _SERVICES, Range(0, 65535)),
+        Setting("Port of the pages /metrics, /healthz and /readyz; 0 chooses a free port", _ALL, Range(0, 65535)),
     ] = None
     """None: the pages are not served."""
-    metrics_host: Annotated[str, Setting("Address on which the metrics port listens", _SERVICES)] = "127.0.0.1"
-    log_level: Annotated[LogLevel, Setting("Log lines of this level and above", _SERVICES)] = "INFO"
+    metrics_host: Annotated[str, Setting("Address on which the metrics port listens", _ALL)] = "127.0.0.1"
+    log_level: Annotated[LogLevel, Setting("Log lines of this level and above", _ALL)] = "INFO"
     log_jobs: Annotated[bool, Setting("Log the start and the end of each job", _WORKERS)] = False
     http_hosts: Annotated[
         tuple[str, ...],
@@ -169,21 +171,31 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     safety_cap: Annotated[
         float,
         Setting(
-            "The longest sleep of a dispatcher in seconds: how late a job may start if an event is lost",
-            _DISPATCHERS,
+            "The longest sleep of a dispatcher or a relay in seconds: how late a job may start if an event is lost",
+            (*_DISPATCHERS, *_LEDGER),
             _PERIOD,
             tuning=True,
         ),
     ] = 30.0
     """The most that a lost event may delay a job."""
     probe_interval: Annotated[
-        float, Setting("Seconds without traffic after which a connection is tested", _SERVICES, _PERIOD, tuning=True)
+        float, Setting("Seconds without traffic after which a connection is tested", _ALL, _PERIOD, tuning=True)
     ] = 13.0
     """A half-open connection is noticed after this and `reply_timeout`, together within 15 s. It is long enough that a
     whole idle fleet sends only 0.2 commands a second."""
     reply_timeout: Annotated[
-        float, Setting("Seconds to wait for the reply when a connection is tested", _SERVICES, _PERIOD, tuning=True)
+        float, Setting("Seconds to wait for the reply when a connection is tested", _ALL, _PERIOD, tuning=True)
     ] = 1.5
+
+    ledger_url: Annotated[str | None, Setting("The PostgreSQL database of the ledger", _LEDGER)] = None
+    """None: there is no ledger."""
+    critical_only: Annotated[
+        int,
+        Setting(
+            "Schedule only rows that are at least so critical; the others wait in the table", _LEDGER, Range(0, 32767)
+        ),
+    ] = 0
+    """After a loss of Redis: what matters first."""
 
     lease: Annotated[
         float,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
@@ -11,11 +12,13 @@ from typing import Any, cast
 import pytest
 from hypothesis import settings
 
+from evsched.ledger.migration import migrate
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import Kind, find_server
 from tests.support.plain import plain_client
+from tests.support.postgres import Postgres, find_postgres
 from tests.support.recorder import Recorder
 
 # The same examples each time, so that a test fails only because of the change under test. An example has no time limit,
@@ -84,3 +87,24 @@ def raw(server: EmbeddedRedis) -> Generator[Any]:
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Generator[Postgres]:
+    """The PostgreSQL of this test process."""
+    programs = find_postgres()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
+    with Postgres(programs) as server:
+        yield server
+
+
+@pytest.fixture
+def ledger_url(postgres: Postgres) -> Generator[str]:
+    """A database of the test's own, with the tables."""
+    name = f"t_{secrets.token_hex(6)}"
+    postgres.execute(f"CREATE DATABASE {name}")
+    url = postgres.url.replace("/postgres?", f"/{name}?")
+    asyncio.run(migrate(url))
+    yield url
+    postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -123,6 +123,13 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
             "List what the recurrences of a queue will run between two times. Nothing is changed.",
         ),
     ),
+    "Ledger": (
+        Command(
+            "ledger",
+            "ledger:app",
+            "Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run.",
+        ),
+    ),
     "Upkeep": (
         Command("doctor", "doctor:doctor", "Check Redis and every queue for problems, and print how to fix each."),
         Command(

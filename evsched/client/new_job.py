@@ -53,6 +53,8 @@ class JobOptions(TypedDict, total=False):
     """What happens when a job of this id has not ended: "replace" or "keep"; else JobExists is raised."""
     unique: Unique | None
     """The id is made of the task and its arguments, so that there is one such job at a time, or in some time."""
+    critical: int | None
+    """For `enqueue_in`: 0 to 32767, default 0. After a loss of Redis, higher ones are restored first."""
 
 
 Sending = Callable[[str, str, JobOptions, int | None], AbstractContextManager[JobOptions]]
@@ -93,6 +95,7 @@ _CHECKS: Final[dict[str, Check]] = {
     "window": _window,
     "on_conflict": check.one_of(*get_args(OnConflict)),
     "unique": _unique,
+    "critical": check.critical,
 }
 """The check of each of `JobOptions`, by its declared type."""
 

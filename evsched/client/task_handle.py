@@ -12,6 +12,7 @@ from evsched.client.client import Client
 from evsched.client.job_handle import Job, SyncJob
 from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
 from evsched.client.sync_client import SyncClient
+from evsched.client.transaction import Insertion
 from evsched.client.unique import unique_id
 from evsched.errors import BadArguments
 from evsched.jobs.arguments import Arguments, check
@@ -89,6 +90,32 @@ class Enqueuer(Generic[P, R]):
             jobs = self._new_many(every, options)
             client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
         return [SyncJob(job.id, self._queue, self._task.returns, client) for job in jobs]
+
+    async def enqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Insert a job into the ledger, in the transaction of a connection: it runs if and only if that commits.
+
+        `connection`: of psycopg 3, SQLAlchemy or Django, with or without an event loop. The job is on the schedule
+        soon after the commit, if a relay runs (`evsched ledger run`).
+
+        Raises:
+            BadArguments, ConfigError: as `enqueue`; or the connection is not one of these.
+            JobExists: as `enqueue`, according to the ledger. The transaction can go on.
+        """
+        with self._sending() as options:
+            insertion = self._insertion(args, kwargs, options)
+            await insertion.by_any(connection)
+        return Job(insertion.job.id, self._queue, self._task.returns, self._app.client)
+
+    def enqueue_in_sync(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Insert a job as `enqueue_in`, in a program without an event loop; return the job's id."""
+        with self._sending() as options:
+            insertion = self._insertion(args, kwargs, options)
+            insertion.by(connection)
+        return insertion.job.id
+
+    def _insertion(self, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions) -> Insertion:
+        critical, on_conflict, unique = options.get("critical"), options.get("on_conflict"), options.get("unique")
+        return Insertion(self._queue, self._new(args, kwargs, options), critical, on_conflict, unique)
 
     def _new(self, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions) -> New:
         return self._maker(options)(args, kwargs)

@@ -27,6 +27,7 @@ from evsched.events.dispatching import (
     Woken,
 )
 from evsched.events.event import Emit, Event, Events, Subscriber
+from evsched.events.ledger import EndsWritten, EpochFound, LedgerDown, LedgerStarted, LedgerUp, RowsScheduled
 from evsched.events.processes import (
     ChildCannotStart,
     ChildEnded,
@@ -92,6 +93,8 @@ __all__ = [
     "Emit",
     "EndedAtOnce",
     "EndedByForce",
+    "EndsWritten",
+    "EpochFound",
     "Event",
     "Events",
     "Examined",
@@ -104,6 +107,9 @@ __all__ = [
     "JobsPutBack",
     "JobsRequeued",
     "LeaseLost",
+    "LedgerDown",
+    "LedgerStarted",
+    "LedgerUp",
     "LimitDeclared",
     "Listening",
     "Missed",
@@ -130,6 +136,7 @@ __all__ = [
     "Retrying",
     "RevisionOutdated",
     "Rewound",
+    "RowsScheduled",
     "RunLost",
     "Started",
     "Subscribed",

@@ -61,6 +61,11 @@ def priority(name: str, value: Any) -> None:
         raise invalid(name, value, "a whole number from 0 to 9; higher runs first")
 
 
+def critical(name: str, value: Any) -> None:
+    if not _is_whole(value) or not 0 <= value <= 32767:
+        raise invalid(name, value, "a whole number from 0 to 32767; higher ones are restored first")
+
+
 def group(name: str, value: Any) -> None:
     if not isinstance(value, str) or not _is_unicode(value) or not 0 < len(value.encode()) <= 200 or "}" in value:
         raise invalid(name, value, "a string of 1 to 200 bytes, without `}`")

@@ -156,6 +156,19 @@ def run_doctor(config: Config, role: Role | None, interval: float, on_changes: O
     _run(config, 0.0, work)
 
 
+def run_ledger(config: Config) -> None:
+    """Run a relay of the ledger until SIGTERM or SIGINT."""
+    from evsched.ledger.service import Service  # needs psycopg
+
+    async def work(process: _Process) -> bool:
+        service = Service(process.runtime)
+        process.telemetry.of_ledger(lambda: service.pulses, service.problem)
+        await process.shutdown.request.run_until_made(service.run(process.server))
+        return False
+
+    _run(config, 0.0, work)
+
+
 def _run(config: Config, grace: float, work: _Work) -> None:
     scripts.read_all()
     collector.settle()

@@ -12,9 +12,11 @@ from types import TracebackType
 
 from prometheus_client import disable_created_metrics
 
+from evsched.config import DEFAULT_QUEUE
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Listening
+from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
 from evsched.telemetry.http import HttpServer
 from evsched.telemetry.metrics import Metrics
@@ -78,6 +80,11 @@ class Telemetry:
     def of_doctor(self, queue: str, problem: Callable[[], str | None]) -> None:
         """Report whether a doctor that watches can examine Redis. `queue`: any that may be read."""
         self._readiness.require(queue, problem)
+
+    def of_ledger(self, pulses: Callable[[], list[Pulse]], problem: Callable[[], str | None]) -> None:
+        """Report whether a relay of the ledger makes progress."""
+        self._readiness.watch(pulses)
+        self._readiness.require(DEFAULT_QUEUE, problem)
 
     async def __aenter__(self) -> Telemetry:
         """Listen, if a port is set.

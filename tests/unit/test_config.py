@@ -27,6 +27,7 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
     given |= {"log_level": ("debug", "DEBUG"), "http_hosts": ("a,b:1", ("a", "b:1"))}
     given["http_networks"] = ("10.0.0.0/8", ("10.0.0.0/8",))
     given["forward_destinations"] = ("stream:a,list:b", ("stream:a", "list:b"))
+    given["ledger_url"] = ("postgresql:///a", "postgresql:///a")
     value, expected = given.get(name, (str(default), default))
     assert getattr(load({f"EVSCHED_{name.upper()}": value}), name) == expected
 
@@ -101,12 +102,8 @@ def test_every_number_has_a_range(name: str) -> None:
             for name in RANGES
             if name
             not in (
-                "shutdown_grace",
-                "kill_grace",
-                "unknown_task_grace",
-                "scale_down_after",
-                "metrics_port",
-                "http_redirects",
+                *("shutdown_grace", "kill_grace", "unknown_task_grace", "scale_down_after"),
+                *("metrics_port", "http_redirects", "critical_only"),
             )
         ),
         ("payload_cap", "-5"),

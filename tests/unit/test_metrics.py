@@ -55,6 +55,12 @@ NOT_COUNTED = {
         events.Recurred,
     },
     "it is for loops and tests": {
+        events.EndsWritten,
+        events.EpochFound,
+        events.LedgerDown,
+        events.LedgerStarted,
+        events.LedgerUp,
+        events.RowsScheduled,
         events.ControlOpened,
         events.ReadyDrained,
         events.ReadyLeft,

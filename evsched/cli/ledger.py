@@ -1,0 +1,72 @@
+"""The commands of the ledger: jobs in PostgreSQL, which relays copy to Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+import evsched
+from evsched.cli.options import settings
+from evsched.cli.settings import takes_settings
+from evsched.cli.usage import UsageError
+from evsched.config import Config
+from evsched.telemetry import log
+
+app = App(
+    name="ledger",
+    help="Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run.",
+    version=evsched.__version__,
+)
+
+LedgerUrl = Annotated[str | None, Parameter(help="The PostgreSQL database. Default: EVSCHED_LEDGER_URL.")]
+
+
+@contextmanager
+def _psycopg() -> Generator[None]:
+    """Say how to install what the ledger needs, if it is not there.
+
+    Raises:
+        UsageError
+    """
+    try:
+        yield
+    except ImportError as error:
+        # Without its extra `binary`, and without libpq, the import of psycopg itself fails.
+        if error.name != "psycopg" and "pq wrapper" not in str(error):
+            raise
+        raise UsageError("the ledger needs psycopg: pip install 'evsched[ledger]'") from None
+
+
+@app.command
+def migrate(*, ledger_url: LedgerUrl = None) -> None:
+    """Create the tables of the ledger, or add what they lack. It may run any number of times.
+
+    Example: evsched ledger migrate --ledger-url postgresql://localhost/shop
+    """
+    url = settings(ledger_url=ledger_url).ledger_url
+    with _psycopg():
+        from evsched.ledger import migration
+
+        asyncio.run(migration.migrate(url))
+    print("the tables evsched_job and evsched_recurrence are up to date")
+
+
+@app.command(name="run")
+@takes_settings
+def ledger(*, config: Config) -> None:
+    """Run a relay: it schedules the rows that are committed, and writes back how their jobs end.
+
+    Start a second on another machine, in case the first fails. After a loss of Redis, relays schedule all rows again
+    whose jobs have not ended.
+
+    Example: evsched ledger run --ledger-url postgresql://localhost/shop
+    """
+    from evsched.process.service import run_ledger
+
+    log.configure(config.log_level)
+    with _psycopg():
+        run_ledger(config)

@@ -1,0 +1,133 @@
+"""Inserts a job into the ledger within a transaction of the program: the job exists if and only if that commits.
+
+The program's connection does it, by whichever library it is: psycopg, SQLAlchemy, Django, or another with cursors as
+in PEP 249. They are recognised by what they can do, so none of them is imported here before the program has.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from msgspec import Struct
+
+from evsched.client.unique import Unique
+from evsched.errors import ConfigError, JobExists
+from evsched.jobs.job import OnConflict
+from evsched.store.clients import New
+
+_INSERT: Final = """
+INSERT INTO evsched_job (queue, id, payload, priority, grp, due, critical)
+VALUES (
+    {queue}, {id}, CAST({payload} AS json), CAST({priority} AS smallint), CAST({grp} AS text),
+    coalesce(
+        to_timestamp(CAST({due} AS float8)), clock_timestamp() + CAST({delay} AS float8) * interval '1 second'
+    ),
+    CAST({critical} AS smallint)
+)
+ON CONFLICT (queue, id) DO UPDATE SET
+    payload = excluded.payload, priority = excluded.priority, grp = excluded.grp, due = excluded.due,
+    critical = excluded.critical, state = 'open', reason = NULL, number = excluded.number, epoch = '', report = 0,
+    created = excluded.created, scheduled_at = NULL, finished_at = NULL
+WHERE (evsched_job.state IN ('done', 'cancelled', 'dropped') OR (CAST({is_unique} AS boolean)
+        AND evsched_job.state IN ('dead', 'expired')))
+    AND evsched_job.created <= now() - CAST({within} AS float8) * interval '1 second'
+RETURNING id
+"""
+"""A row whose job has ended is used again for the next job of its id, with another number."""
+
+
+class Insertion(Struct, frozen=True):
+    """A job to insert, and what its `enqueue_in` was told."""
+
+    queue: str
+    job: New
+    critical: int | None
+    on_conflict: OnConflict | None
+    unique: Unique | None
+
+    def by(self, connection: Any) -> None:
+        """Insert it by a connection whose methods are not awaited.
+
+        Raises:
+            ConfigError: they are; or see `_execute`.
+            JobExists: a job of that id has not ended. The transaction can go on.
+        """
+        if inspect.iscoroutinefunction(getattr(connection, "execute", None)):
+            raise ConfigError(f"{type(connection).__name__} is for an event loop: `await` enqueue_in instead")
+        self._check(self._execute(connection))
+
+    async def by_any(self, connection: Any) -> None:
+        """Insert it by any connection. Raises as `by`."""
+        found = self._execute(connection)
+        self._check(await found if inspect.isawaitable(found) else found)
+
+    def _check(self, row: Any) -> None:
+        if row is None and self.on_conflict != "keep":
+            raise JobExists(f"{self.job.id} of {self.queue} has not ended yet, or its id is taken, says the ledger")
+
+    def _execute(self, connection: Any) -> Any:
+        """Return the row that the statement returns, None if there is none; or an awaitable of it.
+
+        Raises:
+            ConfigError: the connection is none that is known here, or `on_conflict` is "replace".
+        """
+        if self.on_conflict == "replace":
+            raise ConfigError("on_conflict: a transaction cannot replace a job of the ledger: cancel the first one")
+        if hasattr(connection, "get_bind") or hasattr(connection, "exec_driver_sql"):
+            return _through_sqlalchemy(connection, self._words())
+        if hasattr(connection, "cursor"):
+            return _through_cursor(connection, self._words())
+        raise ConfigError(
+            f"{type(connection).__name__} is no connection that enqueue_in knows: give it one of psycopg, SQLAlchemy "
+            "or Django, or insert the row by SQL"
+        )
+
+    def _words(self) -> dict[str, Any]:
+        job = self.job
+        return {
+            "queue": self.queue,
+            "id": job.id,
+            "payload": job.payload.decode(),
+            "priority": job.priority,
+            "grp": job.group,
+            "due": job.due,
+            "delay": float(job.delay),
+            "critical": self.critical or 0,
+            "is_unique": self.unique is not None,
+            "within": 0.0 if self.unique is None else self.unique.seconds,
+        }
+
+
+def _statement(placeholder: str, words: dict[str, Any]) -> str:
+    return _INSERT.format(**{name: placeholder.format(name) for name in words})
+
+
+def _through_sqlalchemy(connection: Any, words: dict[str, Any]) -> Any:
+    """Insert by a session or a connection of SQLAlchemy."""
+    from sqlalchemy import text  # whose connection it is
+
+    async def first(executing: Awaitable[Any]) -> Any:
+        return (await executing).first()
+
+    done = connection.execute(text(_statement(":{}", words)), words)
+    return first(done) if inspect.isawaitable(done) else done.first()
+
+
+def _through_cursor(connection: Any, words: dict[str, Any]) -> Any:
+    """Insert by a connection that has cursors: psycopg's, Django's, and others."""
+    cursor = connection.cursor()
+
+    async def first(executing: Awaitable[Any]) -> Any:
+        await executing
+        row = await cursor.fetchone()
+        await cursor.close()
+        return row
+
+    done = cursor.execute(_statement("%({})s", words), words)
+    if inspect.isawaitable(done):
+        return first(done)
+    row = cursor.fetchone()
+    cursor.close()
+    return row

@@ -1,0 +1,48 @@
+"""What a relay of the ledger does, and how its database answers."""
+
+from __future__ import annotations
+
+from evsched.events.event import Event
+
+
+class LedgerStarted(Event, frozen=True, kw_only=True):
+    server: str
+    database: str
+    """Which server has the tables."""
+
+
+class EpochFound(Event, frozen=True, kw_only=True):
+    """Redis has other data than before, or the relay has just started."""
+
+    epoch: str
+
+
+class RowsScheduled(Event, frozen=True, kw_only=True):
+    """Rows were scheduled, and that is committed."""
+
+    queue: str
+    count: int
+    again: bool
+    """They had been scheduled in another epoch."""
+
+
+class EndsWritten(Event, frozen=True, kw_only=True):
+    """Jobs have ended, and their rows say so."""
+
+    queue: str
+    count: int
+
+
+class LedgerDown(Event, frozen=True, kw_only=True):
+    """The database does not serve. Each loop emits it once, at the first failure."""
+
+    who: str
+    reason: str
+
+
+class LedgerUp(Event, frozen=True, kw_only=True):
+    """The database serves again. Each loop emits it once."""
+
+    who: str
+    seconds: float
+    """How long it did not."""

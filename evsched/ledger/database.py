@@ -1,0 +1,148 @@
+"""A loop's connection to the database of the ledger, and how the loop waits while the database is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+import psycopg
+from psycopg import AsyncConnection, conninfo
+
+from evsched import events
+from evsched.errors import CannotStart, ConfigError
+from evsched.events import Emit
+from evsched.ledger.tables import OLDEST
+from evsched.transport.backoff import reconnect_delay
+
+_CONNECTION: Final = {
+    "application_name": "evsched ledger",
+    "connect_timeout": 5,
+    # A server that is gone without a word is noticed within 25 s.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+"""The parameters of each connection; those in the URL win."""
+
+_SESSION: Final = """
+SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
+SET idle_in_transaction_session_timeout = '60s'
+"""
+"""So that the server frees the rows of a relay soon whose machine is gone, or which was suspended."""
+
+
+def check_url(url: str | None) -> str:
+    """Return the URL of the database.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    if not url:
+        raise ConfigError("the ledger needs a database: set EVSCHED_LEDGER_URL, or --ledger-url postgresql://HOST/NAME")
+    try:
+        conninfo.conninfo_to_dict(url)
+    except psycopg.Error as error:
+        raise ConfigError(f"EVSCHED_LEDGER_URL cannot be read: {explain(error)}") from None
+    return url
+
+
+async def connect(url: str) -> AsyncConnection:
+    """Open a connection. Each statement is a transaction of its own, unless `transaction()` says otherwise.
+
+    Raises:
+        psycopg.Error
+    """
+    words: dict[str, Any] = {**_CONNECTION, **conninfo.conninfo_to_dict(url)}
+    connection = await AsyncConnection.connect(**words, autocommit=True)
+    try:
+        await connection.execute(_SESSION)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+class Database:
+    """The connection of one loop. Put `async with` around each pass that uses it.
+
+    It reports an error of the database once, backs off, and swallows it, as `runtime/reconnect.py` does for Redis. The
+    connection is opened anew after each error.
+    """
+
+    def __init__(self, url: str, who: str, emit: Emit, setup: str = "") -> None:
+        self._url = url
+        self._who = who
+        self._emit = emit
+        self._setup = setup
+        """A statement for each new connection."""
+        self._connection: AsyncConnection | None = None
+        self._down_since: float | None = None
+        self._failures = 0
+        self.reason: str | None = None
+        """Why the last pass failed; None = it succeeded."""
+
+    async def open(self) -> AsyncConnection:
+        """Return the connection, which is opened if it is not open.
+
+        Raises:
+            psycopg.Error
+        """
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect(self._url)
+            if self._setup:
+                await self._connection.execute(self._setup.encode())
+        return self._connection
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def __aenter__(self) -> Database:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if error is None:
+            self.passed()
+        elif isinstance(error, psycopg.Error):
+            await self.close()
+            await asyncio.sleep(self._failed(error))
+            return True
+        return False
+
+    def _failed(self, error: psycopg.Error) -> float:
+        self._failures += 1
+        self.reason = explain(error)
+        if self._down_since is None:
+            self._down_since = time.monotonic()
+            self._emit(events.LedgerDown(who=self._who, reason=self.reason))
+        return reconnect_delay(self._failures)
+
+    def passed(self) -> None:
+        """Note that the database serves."""
+        if self._down_since is not None:
+            self._emit(events.LedgerUp(who=self._who, seconds=time.monotonic() - self._down_since))
+        self._failures, self._down_since, self.reason = 0, None, None
+
+
+def explain(error: psycopg.Error) -> str:
+    """Return an error's message on one line, and what to do where PostgreSQL does not say it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
+        text += ": run `evsched ledger migrate`"
+    return text
+
+
+def check_server(connection: AsyncConnection) -> str:
+    """Return which server answers, such as "PostgreSQL 15.4".
+
+    Raises:
+        CannotStart: it is too old.
+    """
+    version = connection.info.server_version
+    if version < OLDEST:
+        raise CannotStart(f"PostgreSQL {version // 10000} is too old: the ledger needs {OLDEST // 10000} or newer")
+    return f"PostgreSQL {version // 10000}.{version % 10000}"

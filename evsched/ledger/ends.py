@@ -1,0 +1,146 @@
+"""The ends: reads how jobs ended, and writes it into their rows.
+
+Redis keeps a report, and the record of its job, until `settle`, which is sent when the row's end is committed. A relay
+that dies between the two leaves both, and another one does the same again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from evsched import events
+from evsched.errors import StoreError, StoreRefused
+from evsched.ledger import rows
+from evsched.ledger.database import Database
+from evsched.runtime.new_id import new_id
+from evsched.runtime.reconnect import Reconnect
+from evsched.runtime.runtime import Runtime
+from evsched.store.ledger import Report, read_ends
+from evsched.store.store import Store
+from evsched.transport.senders import BlockingSender
+
+_MOST: Final = 500
+"""Reports of a queue in one call."""
+
+_INHERITED: Final = 60.0
+"""Seconds after which another relay takes over reports that were not settled."""
+
+_ENDED: Final = 3600.0
+"""Seconds without a call after which a relay that has nothing to settle is forgotten."""
+
+_STREAM_GONE: Final = ("unblocked", "nogroup")
+"""The kinds of the errors that say that a stream was deleted while it was read."""
+
+
+class Ends:
+    """Reads the reports of all queues on one connection; `follow` adds queues."""
+
+    def __init__(self, runtime: Runtime, url: str) -> None:
+        self._runtime = runtime
+        self._relay = new_id()
+        self._queues: list[str] = []
+        self._added = asyncio.Event()
+        self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.config.reply_timeout)
+        self._database = Database(url, "ends", runtime.emit)
+        self._reconnect = Reconnect("ends", runtime.emit)
+        self.on_new_stream: Callable[[], object] = lambda: None
+        """Called after each connection, and when a stream was deleted: Redis may have lost its data."""
+        self.pulse = self._reconnect.pulse
+
+    def follow(self, queues: Sequence[str]) -> None:
+        """Read the reports of these queues too."""
+        new = [queue for queue in queues if queue not in self._queues]
+        if new:
+            self._queues += new
+            self._added.set()
+
+    def problem(self) -> str | None:
+        """Return why the last pass failed; None = it did not."""
+        return self._reconnect.reason or self._database.reason
+
+    async def run(self) -> None:
+        """Read and write for ever."""
+        try:
+            while True:
+                async with self._reconnect, self._database:
+                    await self._serve()
+        finally:
+            await self._blocking.close()
+            await self._database.close()
+
+    async def _serve(self) -> None:
+        """Read until a queue is added, or a stream is deleted."""
+        self._added.clear()
+        queues = list(self._queues)
+        if queues:
+            await self._begin(queues)
+            try:
+                while await self._wait(queues):
+                    pass
+            except StoreError as error:
+                if error.kind not in _STREAM_GONE:
+                    raise
+        else:
+            self.pulse.rest()
+            await self._added.wait()
+
+    async def _begin(self, queues: Sequence[str]) -> None:
+        """Make the streams that are missing, and settle what was read before."""
+        for queue in queues:
+            await self._make(queue)
+        self.on_new_stream()
+        await self._write(await self._runtime.sender.send(read_ends(queues, self._relay, _MOST, None)))
+        for queue in queues:
+            await self._inherit(queue)
+
+    async def _make(self, queue: str) -> None:
+        try:
+            await self._runtime.sender.send(Store(queue).follow_ends())
+        except StoreRefused as error:
+            if error.kind != "busygroup":
+                raise
+
+    async def _inherit(self, queue: str) -> None:
+        """Settle what other relays have left, and forget those."""
+        store = Store(queue)
+        await self._write({queue: await self._runtime.sender.send(store.inherit_ends(self._relay, _MOST, _INHERITED))})
+        for one in await self._runtime.sender.send(store.consumers()):
+            if not one.pending and one.idle > _ENDED:
+                await self._runtime.sender.send(store.forget_consumer(one.name))
+
+    async def _wait(self, queues: Sequence[str]) -> bool:
+        """Wait for reports, and write them; return False when a queue was added."""
+        block = self._runtime.config.probe_interval
+        self.pulse.expect(block + self._runtime.config.reply_timeout)
+        reading = asyncio.ensure_future(self._blocking.send(read_ends(queues, self._relay, _MOST, block), block))
+        added = asyncio.ensure_future(self._added.wait())
+        try:
+            await asyncio.wait([reading, added], return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                return False
+            found = reading.result()
+        finally:
+            # A reply that is lost here is no loss: `_begin` reads it again.
+            await _cancel(reading, added)
+        self._reconnect.passed()
+        await self._write(found)
+        if not found:
+            for queue in queues:
+                await self._inherit(queue)
+        return True
+
+    async def _write(self, found: dict[str, list[Report]]) -> None:
+        for queue, reports in found.items():
+            if reports:
+                count = await rows.write_ends(await self._database.open(), queue, reports)
+                self._database.passed()
+                await self._runtime.sender.send(Store(queue).settle(reports))
+                self._runtime.emit(events.EndsWritten(queue=queue, count=count))
+
+
+async def _cancel(*futures: asyncio.Future[Any]) -> None:
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)

@@ -1,0 +1,125 @@
+"""The relay: schedules the rows that were committed, and after a loss of Redis all that have not ended.
+
+Any number of relays run; each takes a slice of rows that no other has locked, and commits when Redis has the jobs. A
+relay that dies before that leaves rows as they were, and the next one schedules them again, which changes nothing: see
+lua/enqueue.lua.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import psycopg
+
+from evsched import events
+from evsched.errors import StoreRefused
+from evsched.ledger import rows
+from evsched.ledger.database import Database
+from evsched.ledger.epoch import read_epoch
+from evsched.ledger.rows import Selection
+from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.runtime import Runtime
+from evsched.runtime.wakeup import Wakeup
+from evsched.store.clients import New
+from evsched.store.store import Store
+
+_LOCKED: Final = 0.5
+"""Seconds until the next look while rows are locked by another relay: if it dies, nobody is notified."""
+
+_REFUSED: Final = 5.0
+"""Seconds for which a queue is left out that Redis refuses, so that the rows of other queues go on."""
+
+_SETUP: Final = "SET synchronous_commit = off"
+"""A mark that is lost with the database's last moments is made again. An end that is written later is never older."""
+
+
+class Relay:
+    """One relay of a process. `ring` has it look now; else it looks after `safety_cap` seconds."""
+
+    def __init__(self, runtime: Runtime, url: str, follow: Callable[[Sequence[str]], object]) -> None:
+        self._runtime = runtime
+        self._follow = follow
+        """Gets the queues that have rows."""
+        self._database = Database(url, "relay", runtime.emit, _SETUP)
+        self._reconnect = Reconnect("relay", runtime.emit)
+        self._queues = Reconnects("relay", runtime.emit)
+        self._wakeup = Wakeup()
+        self._epoch = ""
+        self._refused: dict[str, float] = {}
+        """Queue -> until when it is left out."""
+        self.pulse = self._reconnect.pulse
+
+    def ring(self) -> None:
+        """Look now, or again after the look that is under way."""
+        self._wakeup.ring()
+
+    def problem(self) -> str | None:
+        """Return why the last pass failed; None = it did not."""
+        return self._reconnect.reason or self._database.reason
+
+    async def run(self) -> None:
+        """Relay for ever."""
+        try:
+            while True:
+                rest = 0.0  # after a failure, `_reconnect` or `_database` has waited
+                async with self._reconnect, self._database:
+                    rest = await self.step()
+                await self._wakeup.sleep(time.monotonic() + rest)
+        finally:
+            await self._database.close()
+
+    async def step(self) -> float:
+        """Schedule all rows that wait; return the seconds until the next look.
+
+        Raises:
+            StoreDown, StoreRefused, psycopg.Error: the rows of the slice that failed wait as before.
+        """
+        connection = await self._database.open()
+        self._follow(await rows.queues(connection))
+        while True:
+            selection = await self._select()
+            others = await rows.other_epochs(connection, selection.epoch)
+            counts = [await self._slice(selection, other) for other in others]
+            if not any(counts):
+                break
+            self.pulse.expect()
+        if await rows.any_waiting(connection, selection, others):
+            return _LOCKED
+        return _REFUSED if selection.avoid else self._runtime.config.safety_cap
+
+    async def _select(self) -> Selection:
+        epoch = await read_epoch(self._runtime)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._runtime.emit(events.EpochFound(epoch=epoch))
+        now = time.monotonic()
+        self._refused = {queue: until for queue, until in self._refused.items() if until > now}
+        return Selection(epoch, self._runtime.config.critical_only, list(self._refused))
+
+    async def _slice(self, selection: Selection, other: str) -> int:
+        """Schedule rows of another epoch; return how many there were, also if Redis refused them."""
+        connection, accepted = await self._database.open(), True
+        async with connection.transaction() as transaction:
+            claimed = await rows.claim(connection, selection, other, self._runtime.config.batch)
+            for queue, jobs in claimed.items():
+                accepted = accepted and await self._schedule(queue, jobs)
+            if not accepted:
+                raise psycopg.Rollback(transaction)
+        if accepted:
+            for queue, jobs in claimed.items():
+                self._runtime.emit(events.RowsScheduled(queue=queue, count=len(jobs), again=other != ""))
+        return sum(map(len, claimed.values()))
+
+    async def _schedule(self, queue: str, jobs: Sequence[New]) -> bool:
+        """Put jobs on a queue's schedule; return False if Redis refuses this queue."""
+        reconnect = self._queues.of(queue)
+        try:
+            await self._runtime.sender.send(Store(queue).enqueue(jobs, keep=True))
+        except StoreRefused as error:
+            reconnect.refused(error)
+            self._refused[queue] = time.monotonic() + _REFUSED
+            return False
+        reconnect.passed()
+        return True

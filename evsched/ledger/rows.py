@@ -1,0 +1,137 @@
+"""The statements of the relays about rows of `evsched_job`; tables.py says what a row is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, LiteralString
+
+from msgspec import Struct
+from psycopg import AsyncConnection
+
+from evsched.store.clients import New
+from evsched.store.ledger import Report
+
+ENDED: Final = ("done", "dead", "expired", "cancelled", "dropped")
+"""The states of a row whose job has ended."""
+
+_OPEN: Final = "open"
+
+_OTHER_EPOCHS: Final = """
+WITH RECURSIVE known (epoch) AS (
+    (SELECT epoch FROM evsched_job WHERE state = 'open' ORDER BY epoch LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.epoch FROM evsched_job AS job
+            WHERE job.state = 'open' AND job.epoch > known.epoch ORDER BY job.epoch LIMIT 1)
+    FROM known WHERE known.epoch IS NOT NULL
+)
+SELECT epoch FROM known WHERE epoch <> %(epoch)s
+"""
+"""Walks the index from epoch to epoch; each is one look-up, however many rows it has."""
+
+_WAITING: Final = """
+state = 'open' AND epoch = %(other)s AND critical >= %(least)s AND queue <> ALL (%(avoid)s)
+"""
+
+_CLAIM: Final = f"""
+UPDATE evsched_job SET epoch = %(epoch)s, scheduled_at = clock_timestamp(), report = 0
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM evsched_job WHERE {_WAITING}
+    ORDER BY critical DESC, due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+))
+RETURNING queue, id, payload::text, priority, grp, extract(epoch FROM due)::float8, number
+"""  # noqa: S608 - the condition is a constant
+"""By ctid: the rows are locked, so nobody moves them."""
+
+_ANY_WAITING: Final = f"SELECT EXISTS (SELECT FROM evsched_job WHERE {_WAITING})"  # noqa: S608 - likewise
+
+_END: Final = """
+UPDATE evsched_job AS job
+SET state = ended.state, reason = nullif(ended.reason, ''), report = ended.report,
+    finished_at = CASE WHEN ended.state <> 'open' THEN to_timestamp(ended.at) END
+FROM unnest(%(ids)s::text[], %(numbers)s::bigint[], %(states)s::text[], %(reasons)s::text[], %(reports)s::bigint[],
+            %(ats)s::float8[]) AS ended (id, number, state, reason, report, at)
+WHERE job.queue = %(queue)s AND job.id = ended.id AND job.number = ended.number AND job.report < ended.report
+    AND job.state IN ('open', 'dead', 'expired')
+"""
+
+_QUEUES: Final = """
+WITH RECURSIVE known (queue) AS (
+    (SELECT queue FROM evsched_job ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.queue FROM evsched_job AS job WHERE job.queue > known.queue ORDER BY job.queue LIMIT 1)
+    FROM known WHERE known.queue IS NOT NULL
+)
+SELECT queue FROM known WHERE queue IS NOT NULL
+"""
+
+
+class Selection(Struct, frozen=True):
+    """Which rows a relay takes."""
+
+    epoch: str
+    """The present one: rows of all others wait."""
+    least: int
+    """Of `critical`."""
+    avoid: Sequence[str]
+    """Queues that Redis refuses at the moment."""
+
+    def words(self, other: str) -> dict[str, Any]:
+        """Return the parameters of a statement about the rows of another epoch."""
+        return {"epoch": self.epoch, "other": other, "least": self.least, "avoid": list(self.avoid)}
+
+
+async def other_epochs(connection: AsyncConnection, epoch: str) -> list[str]:
+    """Return the epochs under which open rows were scheduled, except the present one; "" = not yet."""
+    return await _column(connection, _OTHER_EPOCHS, {"epoch": epoch})
+
+
+async def claim(connection: AsyncConnection, selection: Selection, other: str, limit: int) -> dict[str, list[New]]:
+    """Lock rows of another epoch that no relay has locked, and give them the present one; return jobs by queue.
+
+    The most critical first, then the earliest. Within a transaction, which the caller commits when Redis has the jobs.
+    """
+    cursor = await connection.execute(_CLAIM.encode(), {**selection.words(other), "limit": limit})
+    found: dict[str, list[New]] = {}
+    for queue, job_id, payload, priority, group, due, number in await cursor.fetchall():
+        found.setdefault(queue, []).append(New(job_id, payload.encode(), priority, group, due, row=number))
+    return found
+
+
+async def any_waiting(connection: AsyncConnection, selection: Selection, others: Iterable[str]) -> bool:
+    """Return whether rows wait that `claim` did not return, since other relays have locked them."""
+    return any([(await _column(connection, _ANY_WAITING, selection.words(other)))[0] for other in others])
+
+
+async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[Report]) -> int:
+    """Write what reports say, and return how many rows changed. What is not about a row is left out."""
+    last = {(one.id, one.row): one for one in reports if one.row.isdecimal() and one.outcome in (*ENDED, _OPEN)}
+    found = list(last.values())
+    if not found:
+        return 0
+    cursor = await connection.execute(
+        _END.encode(),
+        {
+            "queue": queue,
+            "ids": [_storable(one.id) for one in found],
+            "numbers": [int(one.row) for one in found],
+            "states": [one.outcome for one in found],
+            "reasons": [_storable(one.reason) for one in found],
+            "reports": [one.order for one in found],
+            "ats": [(one.order >> 20) / 1000 for one in found],
+        },
+    )
+    return cursor.rowcount
+
+
+async def queues(connection: AsyncConnection) -> list[str]:
+    """Return the queues that have rows."""
+    return await _column(connection, _QUEUES, {})
+
+
+async def _column(connection: AsyncConnection, statement: LiteralString, words: dict[str, Any]) -> list[Any]:
+    cursor = await connection.execute(statement, words)
+    return [row[0] for row in await cursor.fetchall()]
+
+
+def _storable(text: str) -> str:
+    return text.replace("\x00", "\\x00")  # PostgreSQL stores no NUL

@@ -1,0 +1,58 @@
+"""The loops of `evsched ledger run`: a listener, a relay, and the reader of ends."""
+
+from __future__ import annotations
+
+from evsched import events
+from evsched.ledger.database import Database, check_server, check_url
+from evsched.ledger.ends import Ends
+from evsched.ledger.listener import Listener
+from evsched.ledger.relay import Relay
+from evsched.runtime.loops import run_loops
+from evsched.runtime.pulse import Pulse
+from evsched.runtime.runtime import Runtime
+
+
+class Service:
+    """One process's part of the ledger. Any number run, and each does what no other does at the moment.
+
+    Raises:
+        ConfigError: no database is set.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._url = check_url(runtime.config.ledger_url)
+        self._ends = Ends(runtime, self._url)
+        self._relay = Relay(runtime, self._url, self._ends.follow)
+        self._ends.on_new_stream = self._relay.ring
+        self._listener = Listener(runtime, self._url, self._relay.ring)
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of the loops."""
+        return [self._relay.pulse, self._ends.pulse]
+
+    def problem(self) -> str | None:
+        """Return why the last pass of a loop failed; None = none did."""
+        return self._relay.problem() or self._ends.problem()
+
+    async def run(self, server: str) -> None:
+        """Run the loops until cancelled. `server`: which Redis it is.
+
+        Raises:
+            CannotStart: PostgreSQL is too old.
+        """
+        self._runtime.emit(events.LedgerStarted(server=server, database=await self._find_database()))
+        await run_loops({"listener": self._listener.run(), "relay": self._relay.run(), "ends": self._ends.run()})
+
+    async def _find_database(self) -> str:
+        """Wait until the database serves; return which it is."""
+        database = Database(self._url, "the start", self._runtime.emit)
+        found = ""
+        try:
+            while not found:
+                async with database:
+                    found = check_server(await database.open())
+        finally:
+            await database.close()
+        return found

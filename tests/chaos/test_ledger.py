@@ -1,0 +1,121 @@
+"""The ledger: relays are killed, and Redis loses all its data. Each transaction that commits is one job, done once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from evsched.transport.embedded import EmbeddedRedis
+from tests.chaos.conftest import Fleet
+from tests.support.plain import plain_client
+
+TRANSACTIONS = 10_000
+RELAYS = 3
+INSERT = "INSERT INTO evsched_job (queue, id, payload, due, critical) VALUES (%s, %s, %s, now(), %s)"
+
+
+def count(url: str, condition: str) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(f"SELECT count(*) FROM evsched_job WHERE {condition}".encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def wait_for(url: str, condition: str, wanted: int, limit: float) -> float:
+    """Wait until so many rows meet a condition; return how long that took."""
+    begin = time.monotonic()
+    while (found := count(url, condition)) != wanted:
+        assert time.monotonic() - begin < limit, f"{found} of {wanted}: {condition}"
+        time.sleep(0.1)
+    return time.monotonic() - begin
+
+
+@pytest.mark.timeout(240)
+def test_relays_that_are_killed_lose_no_commit_and_double_none(fleet: Fleet, ledger_url: str) -> None:
+    fleet.start("dispatcher")
+    fleet.start("worker", "tests.chaos.app:app", "--concurrency", "100")
+    relays = [fleet.start("ledger", "run", EVSCHED_LEDGER_URL=ledger_url) for _ in range(RELAYS)]
+    payload = json.dumps({"task": "work", "args": [0.001], "retention": 0})
+    numbers, inserting = itertools.count(), threading.Event()
+
+    def insert() -> None:
+        with psycopg.connect(ledger_url) as connection:
+            while (n := next(numbers)) < TRANSACTIONS:
+                connection.execute(INSERT, ["chaos", f"t{n}", payload, 0])
+                if n % 2:
+                    connection.rollback()
+                else:
+                    connection.commit()
+                time.sleep(0.004)
+
+    def kill() -> int:
+        rng, kills = random.Random(7), 0
+        while not inserting.is_set():
+            time.sleep(rng.uniform(0.1, 0.7))
+            victim = rng.randrange(RELAYS)
+            relays[victim].kill()
+            relays[victim].wait()
+            relays[victim] = fleet.start("ledger", "run", EVSCHED_LEDGER_URL=ledger_url)
+            kills += 1
+        return kills
+
+    with ThreadPoolExecutor(5) as threads:
+        killing = threads.submit(kill)
+        for done in [threads.submit(insert) for _ in range(4)]:
+            done.result()
+        inserting.set()
+        kills = killing.result()
+    wait_for(ledger_url, "state = 'done'", TRANSACTIONS // 2, 180)
+    runs = Counter(job for what, job, *_ in fleet.lines() if what == "start")
+    assert kills > 10
+    assert runs == Counter({f"t{n}": 1 for n in range(0, TRANSACTIONS, 2)})
+    assert count(ledger_url, "true") == TRANSACTIONS // 2
+
+
+@pytest.fixture
+def client(server: EmbeddedRedis) -> Any:
+    return plain_client(server.url)
+
+
+@pytest.mark.timeout(300)
+def test_after_a_flush_five_relays_bring_back_each_row_once_and_critical_ones_first(
+    fleet: Fleet, ledger_url: str, client: Any
+) -> None:
+    rows, critical = 100_000, 5_000
+    for _ in range(5):
+        fleet.start("ledger", "run", EVSCHED_LEDGER_URL=ledger_url)
+    fleet.start("dispatcher")
+    fleet.start("worker", "tests.chaos.app:app", "--concurrency", "100")
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO evsched_job (queue, id, payload, due, critical) SELECT 'chaos', 'f' || n, %s, 'infinity', "
+            "CASE WHEN n %% %s = 0 THEN 1 ELSE 0 END FROM generate_series(1, %s) AS n",
+            [json.dumps({"task": "work", "args": [0]}), rows // critical, rows],
+        )
+        wait_for(ledger_url, "epoch <> ''", rows, 120)
+        before = connection.execute("SELECT max(scheduled_at) FROM evsched_job").fetchone()
+        assert before is not None
+        old = client.get("evsched:{}:epoch").decode()
+        client.flushall()
+        connection.execute(INSERT, ["chaos", "due", json.dumps({"task": "work", "args": [0]}), 1])
+        took = wait_for(ledger_url, f"state = 'open' AND epoch NOT LIKE '{old}%'", rows, 180)
+        assert client.zcard("evsched:{chaos}:schedule") == rows
+        wait_for(ledger_url, "id = 'due' AND state = 'done'", 1, 30)
+        (last, ahead) = connection.execute(
+            "WITH last AS (SELECT max(scheduled_at) AS at FROM evsched_job WHERE critical = 1 AND state = 'open') "
+            "SELECT extract(epoch FROM last.at - %s)::float8, (SELECT count(*) FROM evsched_job "
+            "WHERE critical = 0 AND scheduled_at < last.at) FROM last",
+            before,
+        ).fetchone() or (0.0, 0)
+    print(f"critical rows after {last:.2f} s, all after {took:.2f} s")
+    assert ahead <= 5 * 2 * 250, "each relay may have begun other rows while one wrote the last critical ones"
+    assert [job for what, job, *_ in fleet.lines() if what == "start"] == ["due"]

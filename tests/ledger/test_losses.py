@@ -1,0 +1,164 @@
+"""What is lost or away for a time: Redis's data, Redis, PostgreSQL. Nothing is missing afterwards, or runs twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import psycopg
+import pytest
+
+from evsched import App, events
+from evsched.config import Config
+from evsched.transport.embedded import EmbeddedRedis
+from tests.ledger.conftest import Running
+from tests.support.postgres import Postgres
+from tests.support.recorder import Recorder
+from tests.support.system import System, system
+
+NEVER = "infinity"
+
+
+@pytest.fixture
+def config(own: EmbeddedRedis, queue: str, ledger_url: str) -> Config:
+    return Config(url=own.url, queues=(queue,), concurrency=10, shutdown_grace=0.2, ledger_url=ledger_url)
+
+
+@pytest.fixture
+def ran(app: App) -> list[str]:
+    ran = list[str]()
+
+    @app.task
+    async def note(job: str) -> None:  # pyright: ignore[reportUnusedFunction]
+        ran.append(job)
+
+    return ran
+
+
+@pytest.fixture
+async def running(config: Config, app: App, ran: list[str]) -> AsyncGenerator[System]:
+    async with system(config, app) as running:
+        yield running
+
+
+def insert(url: str, queue: str, count: int, due: str = NEVER, critical: int = 0, prefix: str = "j") -> None:
+    payload = json.dumps({"task": "note", "args": ["%"]})
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO evsched_job (queue, id, payload, due, critical) SELECT %s, %s || n, "
+            "CAST(replace(%s, '%%', %s || n) AS json), %s, %s FROM generate_series(1, %s) AS n",
+            [queue, prefix, payload, prefix, due, critical, count],
+        )
+
+
+def scheduled(recorder: Recorder, *, again: bool = False) -> int:
+    return sum(one.count for one in recorder.of(events.RowsScheduled) if one.again == again)
+
+
+def ended(recorder: Recorder) -> int:
+    return sum(one.count for one in recorder.of(events.EndsWritten))
+
+
+async def test_after_a_flush_each_row_that_has_not_ended_is_scheduled_again_once(
+    relaying: Running, running: System, queue: str, ledger_url: str, client: Any, recorder: Recorder, ran: list[str]
+) -> None:
+    """The relays hear of the loss from Redis: the safety cap is longer than the test waits."""
+    insert(ledger_url, queue, 3, due="now", prefix="ended")
+    insert(ledger_url, queue, 2000)
+    async with relaying(recorder), relaying(recorder), relaying(recorder), relaying(recorder), relaying(recorder):
+        await recorder.until(lambda: ended(recorder) == 3 and scheduled(recorder) == 2003)
+        client.flushall()
+        await recorder.until(lambda: scheduled(recorder, again=True) == 2000)
+        assert client.zcard(f"evsched:{{{queue}}}:schedule") == 2000
+        insert(ledger_url, queue, 1, due="now", prefix="after")
+        await recorder.until(lambda: ended(recorder) == 4)
+    assert sorted(ran) == ["after1", "ended1", "ended2", "ended3"]
+    assert len({one.epoch for one in recorder.of(events.EpochFound)}) == 2
+
+
+async def test_a_restart_of_redis_that_loses_its_last_moments_is_noticed(
+    relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any, recorder: Recorder
+) -> None:
+    """The key of the epoch survives, as after a failover to a replica that lags behind."""
+    insert(ledger_url, queue, 10)
+    async with relaying(recorder):
+        await recorder.until(lambda: scheduled(recorder) == 10)
+        key = client.get("evsched:{}:epoch")
+        client.delete(f"evsched:{{{queue}}}:schedule", *(f"evsched:{{{queue}}}:job:j{n}" for n in range(1, 6)))
+        own.restart()
+        await recorder.until(lambda: scheduled(recorder, again=True) == 10)
+        assert client.get("evsched:{}:epoch") == key
+        assert client.zcard(f"evsched:{{{queue}}}:schedule") == 10
+
+
+async def test_critical_rows_come_back_first(
+    relaying: Running, queue: str, ledger_url: str, client: Any, recorder: Recorder
+) -> None:
+    for critical in (0, 2, 1):
+        insert(ledger_url, queue, 50, critical=critical, prefix=f"c{critical}-")
+    async with relaying(recorder, batch=10):
+        await recorder.until(lambda: scheduled(recorder) == 150)
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        order = connection.execute("SELECT critical FROM evsched_job ORDER BY scheduled_at, number").fetchall()
+    assert [row[0] for row in order] == [2] * 50 + [1] * 50 + [0] * 50
+
+
+async def test_critical_only_leaves_the_other_rows_in_the_table(
+    relaying: Running, queue: str, ledger_url: str, client: Any, recorder: Recorder
+) -> None:
+    for critical in (0, 1, 2):
+        insert(ledger_url, queue, 20, critical=critical, prefix=f"c{critical}-")
+    schedule = f"evsched:{{{queue}}}:schedule"
+    async with relaying(recorder, critical_only=1):
+        await recorder.until(lambda: scheduled(recorder) == 40)
+        client.flushall()
+        await recorder.until(lambda: scheduled(recorder, again=True) == 40)
+        assert client.zcard(schedule) == 40
+    async with relaying(recorder):
+        await recorder.until(lambda: scheduled(recorder) == 60)
+    assert client.zcard(schedule) == 60
+
+
+async def test_redis_is_away_for_a_while(
+    relaying: Running,
+    running: System,
+    queue: str,
+    ledger_url: str,
+    own: EmbeddedRedis,
+    recorder: Recorder,
+    ran: list[str],
+) -> None:
+    async with relaying(recorder):
+        await recorder.wait(events.EpochFound)
+        own.stop()
+        insert(ledger_url, queue, 50, due="now")
+        await recorder.wait(events.RedisDown)
+        assert ran == []
+        own.start()
+        await recorder.until(lambda: ended(recorder) == 50)
+    assert sorted(ran) == sorted(f"j{n}" for n in range(1, 51))
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+async def test_postgresql_is_restarted(
+    relaying: Running,
+    running: System,
+    queue: str,
+    ledger_url: str,
+    postgres: Postgres,
+    recorder: Recorder,
+    ran: list[str],
+    how: signal.Signals,
+) -> None:
+    async with relaying(recorder):
+        insert(ledger_url, queue, 300, due="now")
+        await recorder.wait(events.RowsScheduled)
+        postgres.stop(how)
+        await recorder.wait(events.LedgerDown, lambda event: event.who == "listener")
+        postgres.start()
+        await recorder.wait(events.LedgerUp, lambda event: event.who == "listener")
+        insert(ledger_url, queue, 50, due="now", prefix="after")
+        await recorder.until(lambda: ended(recorder) >= 350, limit=25)
+    assert sorted(ran) == sorted([f"j{n}" for n in range(1, 301)] + [f"after{n}" for n in range(1, 51)])

@@ -1,0 +1,159 @@
+"""Rows that are committed become jobs, each once, and their ends come back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+
+from evsched import App, GiveUp, events
+from evsched.config import Config
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
+from tests.ledger.conftest import Running
+from tests.support.recorder import Recorder
+from tests.support.system import system
+
+
+def insert(url: str, queue: str, job_id: str, task: str = "note", due: str = "now()", **columns: Any) -> None:
+    """Insert a row by plain SQL, as a program in any language does."""
+    named = {"queue": queue, "id": job_id, "payload": json.dumps({"task": task, "args": [job_id]}), **columns}
+    places = ", ".join(f"%({name})s" for name in named)
+    with psycopg.connect(url, autocommit=True) as connection:
+        statement = f"INSERT INTO evsched_job ({', '.join(named)}, due) VALUES ({places}, {due})"
+        connection.execute(statement.encode(), named)
+
+
+def states(url: str) -> dict[str, str]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return dict(connection.execute("SELECT id, state FROM evsched_job").fetchall())
+
+
+@pytest.fixture
+def ran(app: App) -> list[str]:
+    """Give the app tasks that note which jobs ran, or fail."""
+    ran = list[str]()
+
+    @app.task
+    async def note(job: str) -> None:  # pyright: ignore[reportUnusedFunction]
+        ran.append(job)
+
+    @app.task
+    async def fail(job: str) -> None:  # pyright: ignore[reportUnusedFunction]
+        ran.append(job)
+        raise GiveUp("as the test wants")
+
+    return ran
+
+
+async def test_a_row_becomes_a_job_and_its_end_comes_back(
+    relaying: Running, config: Config, app: App, queue: str, ledger_url: str, ran: list[str], raw: Any
+) -> None:
+    async with relaying() as recorder, system(config, app):
+        await recorder.wait(events.EpochFound)
+        insert(ledger_url, queue, "a")
+        insert(ledger_url, queue, "b", "fail")
+        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
+    assert sorted(ran) == ["a", "b"]
+    assert states(ledger_url) == {"a": "done", "b": "dead"}
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        (row,) = connection.execute("SELECT reason FROM evsched_job WHERE id = 'b'").fetchall()
+        (times,) = connection.execute(
+            "SELECT scheduled_at <= finished_at, finished_at < now() FROM evsched_job WHERE id = 'a'"
+        ).fetchall()
+    assert "as the test wants" in row[0]
+    assert times == (True, True)
+    assert raw.xlen(f"evsched:{{{queue}}}:ends") == 0
+    assert 0 < raw.ttl(f"evsched:{{{queue}}}:job:a") <= 300
+
+
+async def test_rows_that_are_rolled_back_never_become_jobs(
+    relaying: Running, config: Config, app: App, queue: str, ledger_url: str, ran: list[str]
+) -> None:
+    async with relaying() as recorder, system(config, app):
+        for n in range(200):
+            with psycopg.connect(ledger_url) as connection:
+                statement = "INSERT INTO evsched_job (queue, id, payload) VALUES (%s, %s, %s)"
+                connection.execute(statement, [queue, f"j{n}", json.dumps({"task": "note", "args": [f"j{n}"]})])
+                if n % 2:
+                    connection.rollback()
+        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 100)
+    assert sorted(ran) == sorted(f"j{n}" for n in range(0, 200, 2))
+
+
+async def test_rows_that_were_there_before_the_relay_are_scheduled_at_its_start(
+    relaying: Running, queue: str, ledger_url: str, raw: Any
+) -> None:
+    insert(ledger_url, queue, "a", due="to_timestamp(1900000000.25)", priority=7, grp="g")
+    async with relaying() as recorder:
+        await recorder.wait(events.RowsScheduled)
+    assert raw.zrange(f"evsched:{{{queue}}}:schedule", 0, -1, withscores=True) == [(b"a", 1900000000.25)]
+    record = raw.hgetall(f"evsched:{{{queue}}}:job:a")
+    assert (record[b"priority"], record[b"group"], record[b"ledger"]) == (b"7", b"g", b"1")
+
+
+@pytest.mark.parametrize("retention", [0, 300])
+@pytest.mark.parametrize("task", ["note", "fail"])
+async def test_a_relay_that_died_before_it_committed_causes_no_second_run(
+    relaying: Running,
+    config: Config,
+    app: App,
+    queue: str,
+    ledger_url: str,
+    ran: list[str],
+    sender: BatchingSender,
+    retention: int,
+    task: str,
+) -> None:
+    """It leaves a job that Redis has, and a row that does not say so. Meanwhile the job runs and ends."""
+    payload = json.dumps({"task": task, "args": ["a"], "retention": retention})
+    insert(ledger_url, queue, "a", payload=payload)
+    await sender.send(Store(queue).enqueue([New("a", payload.encode(), row=1)], keep=True))
+    async with system(config, app) as running:
+        await running.recorder.until(
+            lambda: running.recorder.of(events.Completed if task == "note" else events.JobBuried)
+        )
+        async with relaying() as recorder:
+            await recorder.wait(events.EndsWritten)
+            await recorder.wait(events.EpochFound)
+    assert ran == ["a"]
+    assert states(ledger_url) == {"a": "done" if task == "note" else "dead"}
+
+
+async def test_a_queue_that_redis_refuses_does_not_stop_the_others(
+    relaying: Running, queue: str, ledger_url: str, raw: Any
+) -> None:
+    raw.set(f"evsched:{{{queue}-b}}:schedule", "x")
+    async with relaying() as recorder:
+        await recorder.wait(events.EpochFound)
+        insert(ledger_url, f"{queue}-b", "a", critical=9)
+        insert(ledger_url, queue, "b")
+        await recorder.wait(events.RowsScheduled, lambda event: event.queue == queue)
+        refused = await recorder.wait(events.CallRefused)
+        assert refused.queue == f"{queue}-b"
+        raw.delete(f"evsched:{{{queue}-b}}:schedule")
+        await recorder.wait(events.RowsScheduled, lambda event: event.queue == f"{queue}-b")
+
+
+async def test_five_relays_schedule_each_row_once(
+    relaying: Running, queue: str, ledger_url: str, raw: Any, recorder: Recorder
+) -> None:
+    count = 3000
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO evsched_job (queue, id, payload, due) SELECT %s, 'j' || n, '{\"task\":\"t\"}', 'infinity' "
+            "FROM generate_series(1, %s) AS n",
+            [queue, count],
+        )
+    async with (
+        relaying(recorder),
+        relaying(recorder),
+        relaying(recorder),
+        relaying(recorder),
+        relaying(recorder),
+    ):
+        await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsScheduled)) == count)
+    assert raw.zcard(f"evsched:{{{queue}}}:schedule") == count

@@ -1,0 +1,179 @@
+"""`enqueue_in`: the job exists if and only if the transaction of the program commits, whichever library it is."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from importlib import import_module
+from typing import Any, cast
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.orm import Session
+
+from evsched import App, BadArguments, Unique
+from evsched.errors import ConfigError, JobExists
+
+COLUMNS = "queue, id, payload::text, priority, grp, extract(epoch FROM due)::float8, critical, state, number"
+DUE = 1_900_000_000.25
+
+
+@pytest.fixture
+def send(app: App) -> Any:
+    @app.task
+    async def send(to: str) -> int:
+        return len(to)
+
+    return send
+
+
+@pytest.fixture
+def rows(ledger_url: str) -> Generator[Any]:
+    """Return a function that reads the rows as another session sees them."""
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        yield lambda: connection.execute(f"SELECT {COLUMNS} FROM evsched_job ORDER BY number".encode()).fetchall()
+
+
+def set_state(url: str, state: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE evsched_job SET state = %s", [state])
+
+
+async def test_psycopg_async(send: Any, rows: Any, ledger_url: str, queue: str) -> None:
+    async with await psycopg.AsyncConnection.connect(ledger_url) as connection:
+        task = send.using(id="a", due=DUE, priority=7, group="g", critical=3)
+        job = await task.enqueue_in(connection, "bob")
+        assert rows() == []
+        await connection.commit()
+        assert rows() == [(queue, "a", '{"task":"send","args":["bob"]}', 7, "g", DUE, 3, "open", 1)]
+        await send.enqueue_in(connection, "eve")
+        await connection.rollback()
+    assert job.id == "a"
+    assert len(rows()) == 1
+
+
+async def test_psycopg_sync(send: Any, rows: Any, ledger_url: str) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        job_id = send.enqueue_in_sync(connection, "bob")
+        job = await send.using(delay=3600).enqueue_in(connection, "eve")
+        assert rows() == []
+        connection.commit()
+        send.enqueue_in_sync(connection, "ann")
+        connection.rollback()
+        (now,) = cast("tuple[float]", connection.execute("SELECT extract(epoch FROM now())::float8").fetchone())
+    first, second = rows()
+    assert [first[1], second[1]] == [job_id, job.id]
+    assert abs(first[5] - now) < 60
+    assert abs(second[5] - now - 3600) < 60
+
+
+def test_sqlalchemy(send: Any, rows: Any, ledger_url: str) -> None:
+    engine = sqlalchemy.create_engine(ledger_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        send.using(id="a").enqueue_in_sync(connection, "bob")
+        assert rows() == []
+    with Session(engine) as session, session.begin():
+        send.using(id="b").enqueue_in_sync(session, "bob")
+    with Session(engine) as session:
+        send.using(id="c").enqueue_in_sync(session, "bob")
+        session.rollback()
+    engine.dispose()
+    assert [row[1] for row in rows()] == ["a", "b"]
+
+
+def django_connection(url: str) -> Any:
+    """Return a connection as Django's settings make it; in a transaction, as within `atomic`."""
+    django, django_db, handlers = (import_module(f"django{name}") for name in ("", ".conf", ".db.utils"))
+    if not django_db.settings.configured:
+        django_db.settings.configure()
+        django.setup()
+    words = conninfo_to_dict(url)
+    database = {"ENGINE": "django.db.backends.postgresql", "NAME": words["dbname"], "USER": words["user"]}
+    connection = handlers.ConnectionHandler({"default": {**database, "HOST": words["host"]}})["default"]
+    connection.set_autocommit(False)
+    return connection
+
+
+def test_django(send: Any, rows: Any, ledger_url: str) -> None:
+    connection = django_connection(ledger_url)
+    send.using(id="a").enqueue_in_sync(connection, "bob")
+    assert rows() == []
+    connection.commit()
+    send.using(id="b").enqueue_in_sync(connection, "bob")
+    connection.rollback()
+    connection.close()
+    assert [row[1] for row in rows()] == ["a"]
+
+
+@pytest.mark.parametrize("state", ["open", "dead", "expired"])
+def test_an_id_whose_job_has_not_ended_is_refused_and_the_transaction_goes_on(
+    send: Any, rows: Any, ledger_url: str, state: str
+) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        send.using(id="a").enqueue_in_sync(connection, "bob")
+    set_state(ledger_url, state)
+    before = rows()
+    with psycopg.connect(ledger_url) as connection:
+        with pytest.raises(JobExists, match="a of"):
+            send.using(id="a").enqueue_in_sync(connection, "eve")
+        assert send.using(id="a", on_conflict="keep").enqueue_in_sync(connection, "eve") == "a"
+        send.using(id="b").enqueue_in_sync(connection, "eve")
+    assert rows()[0] == before[0]
+    assert [row[1] for row in rows()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("state", ["done", "cancelled", "dropped"])
+def test_an_id_whose_job_has_ended_is_used_again_with_another_number(
+    send: Any, rows: Any, ledger_url: str, state: str
+) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        send.using(id="a", priority=7).enqueue_in_sync(connection, "bob")
+    set_state(ledger_url, state)
+    with psycopg.connect(ledger_url) as connection:
+        send.using(id="a").enqueue_in_sync(connection, "eve")
+    ((_, _, payload, priority, _, _, _, now_is, number),) = rows()
+    assert (payload, priority, now_is) == ('{"task":"send","args":["eve"]}', None, "open")
+    assert number > 1
+
+
+def test_a_unique_job_is_one_as_long_as_it_has_not_ended_and_for_its_time(
+    send: Any, rows: Any, ledger_url: str
+) -> None:
+    once, hourly = send.using(unique=Unique()), send.using(unique=Unique(within=3600))
+    with psycopg.connect(ledger_url) as connection:
+        first = once.enqueue_in_sync(connection, "bob")
+        with pytest.raises(JobExists):
+            once.enqueue_in_sync(connection, "bob")
+        connection.commit()
+        set_state(ledger_url, "dead")
+        with pytest.raises(JobExists):
+            hourly.enqueue_in_sync(connection, "bob")
+        assert once.enqueue_in_sync(connection, "bob") == first
+    assert len(rows()) == 1
+
+
+async def test_what_cannot_be_inserted_is_refused_before_the_database_is_asked(send: Any, ledger_url: str) -> None:
+    with pytest.raises(ConfigError, match="int is no connection"):
+        await send.enqueue_in(7, "bob")
+    async with await psycopg.AsyncConnection.connect(ledger_url) as connection:
+        with pytest.raises(ConfigError, match="await"):
+            send.enqueue_in_sync(connection, "bob")
+        with pytest.raises(BadArguments):
+            await send.enqueue_in(connection, 7, 8)
+        with pytest.raises(ConfigError, match="replace"):
+            await send.using(id="a", on_conflict="replace").enqueue_in(connection, "bob")
+    with pytest.raises(ConfigError, match="critical"):
+        send.using(critical=-1)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("queue", "a b"), ("id", ""), ("payload", "[]"), ("payload", "{}"), ("priority", 10), ("grp", "}"), ("grp", "")],
+)
+def test_the_table_refuses_rows_that_could_not_run(ledger_url: str, column: str, value: Any) -> None:
+    words = {"payload": '{"task":"t"}', column: value}
+    places = ", ".join(f"%({name})s" for name in words)
+    statement = f"INSERT INTO evsched_job ({', '.join(words)}) VALUES ({places})"
+    with psycopg.connect(ledger_url) as connection, pytest.raises(psycopg.errors.CheckViolation):
+        connection.execute(statement.encode(), words)

@@ -1,0 +1,103 @@
+"""A real PostgreSQL server for tests: it belongs to them, in a temporary folder, and listens on a Unix socket alone."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import psycopg
+
+_VERSIONS: Final = Path("/usr/lib/postgresql")
+"""Where Debian puts the servers' programs: not on PATH."""
+
+_SETTINGS: Final = """
+listen_addresses = ''
+unix_socket_permissions = 0777
+fsync = off
+max_connections = 200
+"""
+"""The tests kill processes, not the machine: what was written to a file stays without fsync."""
+
+
+def find_postgres() -> Path | None:
+    """Return the folder of the newest server's programs; None if there is none."""
+    if (on_path := shutil.which("postgres")) is not None:
+        return Path(on_path).resolve().parent
+    found = sorted(_VERSIONS.glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+    return found[-1].parent if found else None
+
+
+class Postgres:
+    """A server with an empty database. It refuses to run as root: then it runs as the user `postgres`, or `nobody`."""
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        self._folder = tempfile.TemporaryDirectory(prefix="evsched-postgres-", ignore_cleanup_errors=True)
+        folder = Path(self._folder.name)
+        self._data, self._sockets = folder / "data", folder / "sockets"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"postgresql://evsched@/postgres?host={self._sockets}"
+        self._user = _user()
+        self._sockets.mkdir()
+        if self._user is not None:
+            for path in (folder, self._sockets):
+                shutil.chown(path, self._user)
+            folder.chmod(0o711)
+            self._sockets.chmod(0o711)
+
+    def _command(self, program: str, *words: str) -> list[str]:
+        return [str(self._programs / program), *words]
+
+    def __enter__(self) -> Postgres:
+        made = self._command("initdb", "-D", str(self._data), "-U", "evsched", "-A", "trust", "-E", "UTF8", "--no-sync")
+        done = subprocess.run([*made, "--locale=C"], user=self._user, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.write(f"{_SETTINGS}unix_socket_directories = '{self._sockets}'\n")
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._folder.cleanup()
+
+    def start(self) -> None:
+        """Start the server, and wait until it serves."""
+        log = (self._data / "log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                self._command("postgres", "-D", str(self._data)), user=self._user, stdout=log, stderr=log
+            )
+        waited = self._command("pg_isready", "-h", str(self._sockets), "-q")
+        while subprocess.run(waited, check=False).returncode != 0:
+            assert self._process.poll() is None, (self._data / "log").read_text()
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop the server: SIGINT ends all sessions in order; SIGQUIT at once, as a crash does."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(60)
+            self._process = None
+
+    def execute(self, statement: str, *words: object) -> list[tuple[object, ...]]:
+        """Run one statement in a transaction of its own; return its rows."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), words)
+            return cursor.fetchall() if cursor.description else []
+
+
+def _user() -> str | None:
+    """Return the user for the server if this process is root, which PostgreSQL refuses; None = this one."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"
