@@ -27,7 +27,15 @@ from evsched.events.dispatching import (
     Woken,
 )
 from evsched.events.event import Emit, Event, Events, Subscriber
-from evsched.events.ledger import EndsWritten, EpochFound, LedgerDown, LedgerStarted, LedgerUp, RowsScheduled
+from evsched.events.ledger import (
+    EndsWritten,
+    EpochFound,
+    LedgerDown,
+    LedgerStarted,
+    LedgerUp,
+    RowsDeclared,
+    RowsScheduled,
+)
 from evsched.events.processes import (
     ChildCannotStart,
     ChildEnded,
@@ -136,6 +144,7 @@ __all__ = [
     "Retrying",
     "RevisionOutdated",
     "Rewound",
+    "RowsDeclared",
     "RowsScheduled",
     "RunLost",
     "Started",

@@ -26,6 +26,13 @@ class RowsScheduled(Event, frozen=True, kw_only=True):
     """They had been scheduled in another epoch."""
 
 
+class RowsDeclared(Event, frozen=True, kw_only=True):
+    """Rows of recurrences were declared, or removed; or they got the reason why they cannot be."""
+
+    queue: str
+    count: int
+
+
 class EndsWritten(Event, frozen=True, kw_only=True):
     """Jobs have ended, and their rows say so."""
 

@@ -18,6 +18,7 @@ from evsched.errors import StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database
 from evsched.ledger.epoch import read_epoch
+from evsched.ledger.recurrences import Recurrences
 from evsched.ledger.rows import Selection
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
@@ -45,6 +46,7 @@ class Relay:
         self._database = Database(url, "relay", runtime.emit, _SETUP)
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
+        self._recurrences = Recurrences(runtime.config.url)
         self._wakeup = Wakeup()
         self._epoch = ""
         self._refused: dict[str, float] = {}
@@ -68,10 +70,11 @@ class Relay:
                     rest = await self.step()
                 await self._wakeup.sleep(time.monotonic() + rest)
         finally:
+            await self._recurrences.close()
             await self._database.close()
 
     async def step(self) -> float:
-        """Schedule all rows that wait; return the seconds until the next look.
+        """Schedule all rows that wait, then declare recurrences; return the seconds until the next look.
 
         Raises:
             StoreDown, StoreRefused, psycopg.Error: the rows of the slice that failed wait as before.
@@ -84,6 +87,10 @@ class Relay:
             counts = [await self._slice(selection, other) for other in others]
             if not any(counts):
                 break
+            self.pulse.expect()
+        while done := await self._recurrences.step(connection, selection):
+            for queue, count in done.items():
+                self._runtime.emit(events.RowsDeclared(queue=queue, count=count))
             self.pulse.expect()
         if await rows.any_waiting(connection, selection, others):
             return _LOCKED

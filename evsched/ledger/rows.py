@@ -55,13 +55,18 @@ WHERE job.queue = %(queue)s AND job.id = ended.id AND job.number = ended.number 
 """
 
 _QUEUES: Final = """
-WITH RECURSIVE known (queue) AS (
+WITH RECURSIVE of_jobs (queue) AS (
     (SELECT queue FROM evsched_job ORDER BY queue LIMIT 1)
     UNION ALL
-    SELECT (SELECT job.queue FROM evsched_job AS job WHERE job.queue > known.queue ORDER BY job.queue LIMIT 1)
-    FROM known WHERE known.queue IS NOT NULL
+    SELECT (SELECT job.queue FROM evsched_job AS job WHERE job.queue > of_jobs.queue ORDER BY job.queue LIMIT 1)
+    FROM of_jobs WHERE of_jobs.queue IS NOT NULL
+), of_recurrences (queue) AS (
+    (SELECT queue FROM evsched_recurrence ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT row.queue FROM evsched_recurrence AS row WHERE row.queue > known.queue ORDER BY row.queue LIMIT 1)
+    FROM of_recurrences AS known WHERE known.queue IS NOT NULL
 )
-SELECT queue FROM known WHERE queue IS NOT NULL
+SELECT queue FROM of_jobs WHERE queue IS NOT NULL UNION SELECT queue FROM of_recurrences WHERE queue IS NOT NULL
 """
 
 

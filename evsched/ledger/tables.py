@@ -8,6 +8,9 @@ A row of `evsched_job` is a job that a program wants done. Programs write the fi
     epoch         of the Redis data in which the job was scheduled (epoch.py); empty = in none
     report        the place of the last report about the job among all reports
 
+A row of `evsched_recurrence` is a recurrence. Relays write its last two columns: the epoch in which it was declared,
+and the reason why it could not be.
+
 Rows are found by the index `evsched_job_open`: those of one epoch, in the order in which they are restored. A row
 leaves it when its job ends.
 """
@@ -21,6 +24,9 @@ CHANNEL: Final = "evsched_ledger"
 
 OLDEST: Final = 140000
 """The oldest PostgreSQL that has what the tables need: CREATE OR REPLACE TRIGGER."""
+
+_DECLARES: Final = "rule, zone, payload, options, critical, removed"
+"""The columns of a recurrence that programs write: a change of one is declared."""
 
 STATEMENTS: Final = (
     "CREATE SEQUENCE IF NOT EXISTS evsched_job_number",
@@ -57,6 +63,37 @@ STATEMENTS: Final = (
     """,
     """
     CREATE OR REPLACE TRIGGER evsched_job_notify AFTER INSERT ON evsched_job
+    FOR EACH STATEMENT EXECUTE FUNCTION evsched_notify()
+    """,
+    r"""
+    CREATE TABLE IF NOT EXISTS evsched_recurrence (
+        queue text NOT NULL DEFAULT 'default' CHECK (queue ~ '^[A-Za-z0-9._:@-]{1,200}$'),
+        name text NOT NULL CHECK (name <> ''),
+        rule text NOT NULL,
+        zone text NOT NULL DEFAULT 'UTC',
+        payload json NOT NULL CHECK (json_typeof(payload) = 'object' AND coalesce(payload ->> 'task', '') <> ''),
+        options json NOT NULL DEFAULT '{}' CHECK (json_typeof(options) = 'object'),
+        critical smallint NOT NULL DEFAULT 0 CHECK (critical >= 0),
+        removed boolean NOT NULL DEFAULT false,
+        epoch text COLLATE "C" NOT NULL DEFAULT '',
+        reason text,
+        PRIMARY KEY (queue, name)
+    )
+    """,
+    "CREATE INDEX IF NOT EXISTS evsched_recurrence_epoch ON evsched_recurrence (epoch)",
+    """
+    CREATE OR REPLACE FUNCTION evsched_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.epoch := '';
+        RETURN NEW;
+    END $$
+    """,
+    f"""
+    CREATE OR REPLACE TRIGGER evsched_recurrence_changed BEFORE UPDATE OF {_DECLARES} ON evsched_recurrence
+    FOR EACH ROW EXECUTE FUNCTION evsched_changed()
+    """,
+    f"""
+    CREATE OR REPLACE TRIGGER evsched_recurrence_notify AFTER INSERT OR UPDATE OF {_DECLARES} ON evsched_recurrence
     FOR EACH STATEMENT EXECUTE FUNCTION evsched_notify()
     """,
 )

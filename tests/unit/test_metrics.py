@@ -60,6 +60,7 @@ NOT_COUNTED = {
         events.LedgerDown,
         events.LedgerStarted,
         events.LedgerUp,
+        events.RowsDeclared,
         events.RowsScheduled,
         events.ControlOpened,
         events.ReadyDrained,

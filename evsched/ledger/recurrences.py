@@ -1,0 +1,88 @@
+"""The recurrences of the ledger: declares the rows of `evsched_recurrence` in Redis, again after each loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+import msgspec
+from psycopg import AsyncConnection
+
+from evsched.client.client import Client
+from evsched.errors import ConfigError, JobMissing
+from evsched.ledger.rows import Selection
+from evsched.recurrence.recurrence import Declared
+
+_MOST: Final = 50
+"""Rows in one transaction: each takes some round trips."""
+
+_CLAIM: Final = """
+UPDATE evsched_recurrence SET epoch = %(epoch)s, reason = NULL
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM evsched_recurrence
+    WHERE (epoch < %(epoch)s OR epoch > %(epoch)s) AND critical >= %(least)s
+    ORDER BY critical DESC LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+))
+RETURNING queue, name, rule, zone, payload::text, options, removed
+"""
+
+_REASON: Final = "UPDATE evsched_recurrence SET reason = %s WHERE queue = %s AND name = %s"
+
+_DELETE: Final = "DELETE FROM evsched_recurrence WHERE queue = %s AND name = %s"
+
+
+class Recurrences:
+    """Declares rows through a client: what it checks and writes is what `app.client.declare` does."""
+
+    def __init__(self, url: str) -> None:
+        self._client = Client(url)
+
+    async def step(self, connection: AsyncConnection, selection: Selection) -> dict[str, int]:
+        """Declare a slice of the rows that are new, changed, or of another epoch; return how many, by queue.
+
+        A row that cannot be declared gets the reason, and is tried again when it is changed, or in the next epoch.
+
+        Raises:
+            StoreDown, StoreRefused, psycopg.Error: the rows wait as before.
+        """
+        done = Counter[str]()
+        async with connection.transaction():
+            cursor = await connection.execute(
+                _CLAIM.encode(), {"epoch": selection.epoch, "least": selection.least, "limit": _MOST}
+            )
+            for queue, name, rule, zone, payload, options, removed in await cursor.fetchall():
+                done[queue] += 1
+                if removed:
+                    await self._remove(queue, name)
+                    await connection.execute(_DELETE.encode(), [queue, name])
+                    continue
+                try:
+                    await self._client.declare(queue, _declared(name, rule, zone, payload, options))
+                except ConfigError as error:
+                    await connection.execute(_REASON.encode(), [str(error), queue, name])
+        return done
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.close()
+
+    async def _remove(self, queue: str, name: str) -> None:
+        try:
+            await self._client.remove(queue, name)
+        except JobMissing:
+            pass  # it was never declared in this epoch, or has been removed by a relay that did not commit
+
+
+def _declared(name: str, rule: str, zone: str, payload: str, options: dict[str, Any]) -> Declared:
+    """Return what a row declares.
+
+    Raises:
+        ConfigError: `options` has a field that a recurrence does not have, or one of another type.
+    """
+    words = {**options, "name": name, "rule": rule, "zone": zone, "payload": payload.encode()}
+    if strange := words.keys() - set(Declared.__struct_fields__):
+        raise ConfigError(f"recurrence {name}: its options have {', '.join(sorted(strange))}, which is no option")
+    try:
+        return msgspec.convert(words, Declared)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"recurrence {name}: {error}") from None
