@@ -270,6 +270,38 @@ REDIS = Row(
 )
 
 
+LEDGER = Row(
+    "Ledger",
+    [
+        Panel(
+            "Rows that wait",
+            "Rows of the ledger that are committed and not scheduled, counted up to 10,000.",
+            "`evsched ledger status`, and the logs of the relays: the database or Redis is away, or no relay runs.",
+            [Query(f"max(evsched_ledger_waiting_rows{{{OF}}})", "rows")],
+        ),
+        Panel(
+            "Oldest row that waits",
+            "For how long the oldest of these rows has been there; after a loss of Redis, since it was inserted.",
+            "above a minute for longer than a restore takes: as *Rows that wait*.",
+            [Query(f"max(evsched_ledger_waiting_seconds{{{OF}}})", "age")],
+            unit="s",
+            bad=60,
+        ),
+        Panel(
+            "Rows scheduled, ends written",
+            "Rows that relays scheduled, new or restored after a loss of Redis, and ends that they wrote back.",
+            "`restored` without a loss: Redis restarts. Ends lag far behind new rows: the database is slow.",
+            [
+                Query(f"sum by (kind) (rate(evsched_ledger_rows_scheduled_total{{{OF}}}[{RATE}]))", "{{kind}}"),
+                Query(f"sum(rate(evsched_ledger_ends_written_total{{{OF}}}[{RATE}]))", "ends"),
+                Query(f"min(evsched_ledger_up{{{OF}}})", "database up"),
+            ],
+            unit="ops",
+        ),
+    ],
+)
+
+
 def overview() -> Dashboard:
     """Return the dashboard."""
     return page(
@@ -277,5 +309,5 @@ def overview() -> Dashboard:
         "evsched: overview",
         "All queues: how late jobs start, how many wait, what fails. The rows follow the way of a job.",
         [queried("job", "Job", "label_values(evsched_build_info, job)", many=True)],
-        [AT_A_GLANCE, LATENESS, SCHEDULE, GATE, WORKERS, ENDS, REDIS],
+        [AT_A_GLANCE, LATENESS, SCHEDULE, GATE, WORKERS, ENDS, REDIS, LEDGER],
     )

@@ -70,6 +70,28 @@ SELECT queue FROM of_jobs WHERE queue IS NOT NULL UNION SELECT queue FROM of_rec
 """
 
 
+_UNSCHEDULED: Final = "state = 'open' AND (epoch < %(epoch)s OR epoch > %(epoch)s)"
+
+_BACKLOG: Final = f"""
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created)), 0)::float8
+FROM (SELECT created FROM evsched_job WHERE {_UNSCHEDULED} LIMIT %(most)s) AS waiting
+"""  # noqa: S608 - likewise
+
+_STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
+
+_RECURRENCES: Final = """
+SELECT count(*), count(*) FILTER (WHERE epoch <> %(epoch)s), count(reason) FROM evsched_recurrence
+"""
+
+
+class Backlog(Struct, frozen=True):
+    """The rows that are committed and not scheduled."""
+
+    rows: int
+    seconds: float
+    """For how long the oldest of them has been there."""
+
+
 class Selection(Struct, frozen=True):
     """Which rows a relay takes."""
 
@@ -128,14 +150,33 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
     return cursor.rowcount
 
 
+async def backlog(connection: AsyncConnection, epoch: str, most: int) -> Backlog:
+    """Return how many open rows were not scheduled in this epoch, counted up to `most`, and the age of the oldest."""
+    return Backlog(*(await _rows(connection, _BACKLOG, {"epoch": epoch, "most": most}))[0])
+
+
+async def states(connection: AsyncConnection) -> dict[str, int]:
+    """Count the rows by state: as long as that takes."""
+    return dict(await _rows(connection, _STATES, {}))
+
+
+async def recurrences(connection: AsyncConnection, epoch: str) -> tuple[int, int, int]:
+    """Count the recurrences: all, those that wait to be declared, and those that cannot be."""
+    return (await _rows(connection, _RECURRENCES, {"epoch": epoch}))[0]
+
+
 async def queues(connection: AsyncConnection) -> list[str]:
     """Return the queues that have rows."""
     return await _column(connection, _QUEUES, {})
 
 
 async def _column(connection: AsyncConnection, statement: LiteralString, words: dict[str, Any]) -> list[Any]:
+    return [row[0] for row in await _rows(connection, statement, words)]
+
+
+async def _rows(connection: AsyncConnection, statement: LiteralString, words: dict[str, Any]) -> list[Any]:
     cursor = await connection.execute(statement, words)
-    return [row[0] for row in await cursor.fetchall()]
+    return await cursor.fetchall()
 
 
 def _storable(text: str) -> str:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
+import psycopg
+
 from evsched import events
-from evsched.ledger.database import Database, check_server, check_url
+from evsched.errors import StoreError
+from evsched.ledger import rows
+from evsched.ledger.database import Database, check_server, check_url, connect
 from evsched.ledger.ends import Ends
+from evsched.ledger.epoch import read_epoch
 from evsched.ledger.listener import Listener
 from evsched.ledger.relay import Relay
 from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
+
+_COUNTED: Final = 10_000
+"""Rows that a scrape counts at most, so that it costs little while many wait."""
+
+_SCRAPE: Final = 2.0
+"""Seconds that this may take."""
 
 
 class Service:
@@ -26,6 +40,15 @@ class Service:
         self._relay = Relay(runtime, self._url, self._ends.follow)
         self._ends.on_new_stream = self._relay.ring
         self._listener = Listener(runtime, self._url, self._relay.ring)
+
+    async def waiting(self) -> tuple[int, float] | None:
+        """Return how many rows wait, and for how long the oldest has, for metrics; None if it is not known."""
+        try:
+            async with asyncio.timeout(_SCRAPE), await connect(self._url) as connection:
+                found = await rows.backlog(connection, await read_epoch(self._runtime), _COUNTED)
+        except (psycopg.Error, StoreError, TimeoutError):
+            return None  # the loops report it
+        return found.rows, found.seconds
 
     @property
     def pulses(self) -> list[Pulse]:

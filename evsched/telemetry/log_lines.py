@@ -108,6 +108,10 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
             "Those that run go on with the old code. Read the lines above, correct the code and send SIGHUP again"
         ),
     ),
+    events.LedgerStarted: (logging.INFO, "relay started on {server} and {database}"),
+    events.EpochFound: (logging.INFO, "epoch {epoch}: rows that were scheduled in another one are scheduled again"),
+    events.LedgerDown: (logging.ERROR, "the database of the ledger does not serve, as {who} found: {reason}"),
+    events.LedgerUp: (logging.INFO, "the database of the ledger serves {who} again, after {seconds:.1f} s"),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
     events.RedisDown: (logging.ERROR, "Redis {is_down}, as {who} found: {reason}"),
     events.RedisUp: (logging.INFO, "Redis is back after {seconds:.1f} s"),

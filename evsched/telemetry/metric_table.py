@@ -54,6 +54,12 @@ COUNTERS: Final = (
     Metric("redis_clock_jumps", "Times that Redis's clock was set by a second or more.", ("to",)),
     Metric("leases_lost", "Leases that ended while their worker was alive.", _QUEUE),
     Metric("redis_errors", "Redis commands that failed.", ("kind",)),
+    Metric(
+        "ledger_rows_scheduled",
+        "Rows of the ledger that were scheduled: new ones, and restored ones, which had been scheduled before.",
+        ("queue", "kind"),
+    ),
+    Metric("ledger_ends_written", "Ends of jobs that were written into their rows.", _QUEUE),
 )
 
 HISTOGRAMS: Final = (
@@ -83,9 +89,17 @@ OF_REDIS: Final = (
 )
 """Gauges that are read in the same way; NaN while they are unknown."""
 
+OF_LEDGER: Final = (
+    Metric("ledger_waiting_rows", "Rows that are committed and not scheduled, counted up to 10,000; NaN = unknown."),
+    Metric("ledger_up", "1 = the database of the ledger serves all loops of this relay; NaN = this is no relay."),
+    Metric("ledger_waiting_seconds", "For how long the oldest of these rows has been there; NaN = unknown."),
+)
+"""Gauges that a relay reads from the database when it is scraped; NaN in other processes, and while unknown."""
+
 GAUGES: Final = (
     *OF_QUEUES,
     *OF_REDIS,
+    *OF_LEDGER,
     Metric("redis_evicted_keys", "Keys that Redis evicted since it started: jobs may be lost."),
     Metric(
         "redis_up",

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from evsched import events
 from evsched.events import Event
 from evsched.telemetry.histogram import Histogram
-from evsched.telemetry.metric_table import COUNTERS, GAUGES, HISTOGRAMS, OF_QUEUES, OF_REDIS
+from evsched.telemetry.metric_table import COUNTERS, GAUGES, HISTOGRAMS, OF_LEDGER, OF_QUEUES, OF_REDIS
 
 OTHER: Final = "__other__"
 
@@ -48,6 +48,8 @@ class Metrics:
         self._children = dict[tuple[str, ...], Counter]()
         self._tasks = set[str]()
         self._queues = dict[str, str]()
+        self._ledger_down = set[str]()
+        """The loops of this relay that the database of the ledger does not serve."""
         self._down = set[str]()
         """The loops of this process that Redis does not serve, and "scrape"."""
         self.counted = self._table()
@@ -55,6 +57,8 @@ class Metrics:
         self.gauges["redis_up"].set(1)
         self.gauges["build_info"].labels(version).set(1)
         self.gauges["start_time_seconds"].set(time.time())
+        for one in OF_LEDGER:
+            self.gauges[one.name].set(math.nan)
         self.forget()
 
     def _table(self) -> dict[type[Event], Callable[[Any], object]]:
@@ -87,6 +91,13 @@ class Metrics:
             events.RedisFailed: lambda event: self._tally("redis_errors", event.kind),
             events.RedisDown: lambda event: self.set_up(event.who, False),
             events.RedisUp: lambda event: self.set_up(event.who, True),
+            events.LedgerStarted: lambda event: self.gauges["ledger_up"].set(1),
+            events.RowsScheduled: lambda event: self._count(
+                "ledger_rows_scheduled", event.queue, "restored" if event.again else "new", by=event.count
+            ),
+            events.EndsWritten: lambda event: self._count("ledger_ends_written", event.queue, by=event.count),
+            events.LedgerDown: lambda event: self._set_ledger_up(event.who, False),
+            events.LedgerUp: lambda event: self._set_ledger_up(event.who, True),
         }
 
     def on_event(self, event: Event) -> None:
@@ -109,6 +120,18 @@ class Metrics:
             self.gauges[one.name].clear()
         for one in OF_REDIS:
             self.gauges[one.name].set(math.nan)
+
+    def set_ledger(self, rows: float = math.nan, seconds: float = math.nan) -> None:
+        """Set the rows of the ledger that wait, and for how long the oldest has; NaN = unknown."""
+        self.gauges["ledger_waiting_rows"].set(rows)
+        self.gauges["ledger_waiting_seconds"].set(seconds)
+
+    def _set_ledger_up(self, who: str, up: bool) -> None:
+        if up:
+            self._ledger_down.discard(who)
+        else:
+            self._ledger_down.add(who)
+        self.gauges["ledger_up"].set(not self._ledger_down)
 
     def queue_label(self, queue: str) -> str:
         """Return a queue's label: its name, or `__other__` if there are too many queues."""

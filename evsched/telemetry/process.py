@@ -81,8 +81,18 @@ class Telemetry:
         """Report whether a doctor that watches can examine Redis. `queue`: any that may be read."""
         self._readiness.require(queue, problem)
 
-    def of_ledger(self, pulses: Callable[[], list[Pulse]], problem: Callable[[], str | None]) -> None:
-        """Report whether a relay of the ledger makes progress."""
+    def of_ledger(
+        self,
+        pulses: Callable[[], list[Pulse]],
+        problem: Callable[[], str | None],
+        waiting: Callable[[], Awaitable[tuple[int, float] | None]],
+    ) -> None:
+        """Report on a relay of the ledger. `waiting`: how many rows wait, and for how long; None = it is not known."""
+
+        async def refresh() -> None:
+            self._metrics.set_ledger(*(await waiting() or ()))
+
+        self._refreshes.append(refresh)
         self._readiness.watch(pulses)
         self._readiness.require(DEFAULT_QUEUE, problem)
 

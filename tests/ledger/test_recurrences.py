@@ -33,7 +33,10 @@ def insert(url: str, queue: str, name: str, rule: str, **options: Any) -> None:
         url,
         "INSERT INTO evsched_recurrence (queue, name, rule, payload, options) "
         'VALUES (%(queue)s, %(name)s, %(rule)s, \'{"task":"t"}\', %(options)s)',
-        queue=queue, name=name, rule=rule, options=json.dumps(options),
+        queue=queue,
+        name=name,
+        rule=rule,
+        options=json.dumps(options),
     )
 
 

@@ -55,13 +55,8 @@ NOT_COUNTED = {
         events.Recurred,
     },
     "it is for loops and tests": {
-        events.EndsWritten,
         events.EpochFound,
-        events.LedgerDown,
-        events.LedgerStarted,
-        events.LedgerUp,
         events.RowsDeclared,
-        events.RowsScheduled,
         events.ControlOpened,
         events.ReadyDrained,
         events.ReadyLeft,
