@@ -127,7 +127,7 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
         Command(
             "ledger",
             "ledger:app",
-            "Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run.",
+            "Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run, status.",
         ),
     ),
     "Upkeep": (

@@ -15,6 +15,7 @@ from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, settings
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.usage import UsageError
+from evsched.config import Config
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.examination import Examined, examine
 from evsched.diagnostics.finding import Finding
@@ -48,7 +49,8 @@ def doctor(
 
     Exit code 1: there are problems, such as that a queue that --queue names does not exist.
 
-    It checks the settings and rights of Redis, that due jobs move, and that every job is in exactly one place.
+    It checks the settings and rights of Redis, that due jobs move, and that every job is in exactly one place; and if
+    EVSCHED_LEDGER_URL is set, that the ledger and Redis say the same.
 
     With --watch it runs until Ctrl-C or SIGTERM, and the exit code is 0.
 
@@ -66,7 +68,7 @@ def doctor(
         return 0
     if every is not None or metrics_port is not None:
         raise UsageError("--every and --metrics-port are for --watch")
-    examined = asyncio.run(_examine(config.url, queue or [], role, repair))
+    examined = asyncio.run(_examine(config, queue or [], role, repair))
     found = examined.found
     problems = [finding for finding in found if finding.level != "info"]
     if json:
@@ -77,12 +79,10 @@ def doctor(
     return int(bool(problems))
 
 
-async def _examine(url: str, queues: Sequence[str], role: Role | None, repair: bool) -> Examined:
-    sender = BatchingSender(url)
+async def _examine(config: Config, queues: Sequence[str], role: Role | None, repair: bool) -> Examined:
+    sender, show = BatchingSender(config.url), partial(progress_bar, "every id in one place")
     try:
-        return await examine(
-            url, sender, queues, role, repair=repair, show=partial(progress_bar, "every id in one place")
-        )
+        return await examine(config.url, sender, queues, role, repair=repair, ledger_url=config.ledger_url, show=show)
     finally:
         await sender.close()
 

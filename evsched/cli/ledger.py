@@ -10,15 +10,17 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 import evsched
-from evsched.cli.options import settings
+from evsched.cli import output
+from evsched.cli.options import Json, Url, settings
 from evsched.cli.settings import takes_settings
+from evsched.cli.table import Column, table
 from evsched.cli.usage import UsageError
 from evsched.config import Config
 from evsched.telemetry import log
 
 app = App(
     name="ledger",
-    help="Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run.",
+    help="Schedule jobs by rows of a PostgreSQL database, which Redis cannot lose: migrate, run, status.",
     version=evsched.__version__,
 )
 
@@ -53,6 +55,29 @@ def migrate(*, ledger_url: LedgerUrl = None) -> None:
 
         asyncio.run(migration.migrate(url))
     print("the tables evsched_job and evsched_recurrence are up to date")
+
+
+@app.command
+def status(*, json: Json = False, ledger_url: LedgerUrl = None, url: Url = None) -> None:
+    """Count the rows by state, show how many wait to be scheduled and for how long, and the epoch of Redis.
+
+    Example: evsched ledger status --ledger-url postgresql://localhost/shop
+    """
+    found = settings(url, ledger_url=ledger_url)
+    with _psycopg():
+        from evsched.ledger.status import read_status
+
+        now = asyncio.run(read_status(found.ledger_url, found.url))
+    if json:
+        output.as_json(now)
+        return
+    waiting, oldest = now.waiting.rows, f", the oldest for {now.waiting.seconds:.1f} s" if now.waiting.rows else ""
+    rows = [(f"rows {state}", count) for state, count in now.states.items()]
+    rows += [("waiting to be scheduled", f"{waiting}{oldest}"), ("recurrences", now.recurrences)]
+    rows += [("recurrences waiting to be declared", now.undeclared), ("recurrences refused", now.refused)]
+    rows += [(f"ends not written yet, queue {queue}", count) for queue, count in now.unwritten.items()]
+    rows.append(("epoch", now.epoch or "none: no relay has seen this Redis, or its data is lost"))
+    table((Column("what"), Column("value", 1, prose=True)), rows, "")
 
 
 @app.command(name="run")

@@ -14,6 +14,7 @@ from evsched.diagnostics.audit import Audit, OnProgress
 from evsched.diagnostics.broken_recurrences import broken_recurrences
 from evsched.diagnostics.doctor import Doctor
 from evsched.diagnostics.finding import Finding
+from evsched.diagnostics.ledger_checks import ledger
 from evsched.diagnostics.standstill import Standstill
 from evsched.diagnostics.unknown_tasks import unknown_tasks
 from evsched.errors import StoreRefused
@@ -52,9 +53,10 @@ async def examine(
     role: Role | None = None,
     *,
     repair: bool = False,
+    ledger_url: str | None = None,
     show: ShowProgress = _show_nothing,
 ) -> Examined:
-    """Check Redis, and the queues that are named, or all of them.
+    """Check Redis, and the queues that are named, or all of them; and the ledger, if its database is given.
 
     Raises:
         StoreDown, StoreRefused
@@ -71,6 +73,8 @@ async def examine(
             found += await broken_recurrences(sender, audit.queues)
             found += [_no_queue(name, audit.met) for name in audit.empty]
             found += violations
+            if ledger_url is not None:
+                found += await ledger(ledger_url, sender, repair=repair)
     except StoreRefused as error:
         what = f"the queues were not checked: {error}"
         mend = "use an administrator, or the user `doctor` of redis.conf"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from evsched.errors import StoreRefused
 from evsched.runtime.runtime import Runtime
-from evsched.store.ledger import epoch_key
+from evsched.store.ledger import epoch_key, existing_epoch_key
 from evsched.store.server import info
+from evsched.transport.senders import BatchingSender
 
 
 async def read_epoch(runtime: Runtime) -> str:
@@ -19,7 +20,20 @@ async def read_epoch(runtime: Runtime) -> str:
     Raises:
         StoreDown, StoreRefused
     """
-    key, server = await runtime.sender.send_all([epoch_key(), info()])
+    return _epoch(*await runtime.sender.send_all([epoch_key(), info()]))
+
+
+async def known_epoch(sender: BatchingSender) -> str:
+    """Return the present epoch if a relay has made its key, else an empty string; write nothing.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    key, server = await sender.send_all([existing_epoch_key(), info()])
+    return _epoch(key, server) if key else ""
+
+
+def _epoch(key: str, server: dict[str, str]) -> str:
     run = server.get("run_id", "")
     if not run:
         raise StoreRefused("INFO server has no run_id, so a restart of Redis could not be noticed")

@@ -150,8 +150,11 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
     return cursor.rowcount
 
 
-async def backlog(connection: AsyncConnection, epoch: str, most: int) -> Backlog:
-    """Return how many open rows were not scheduled in this epoch, counted up to `most`, and the age of the oldest."""
+async def backlog(connection: AsyncConnection, epoch: str, most: int | None) -> Backlog:
+    """Return how many open rows were not scheduled in this epoch, counted up to `most`, and the age of the oldest.
+
+    `most`: None = all.
+    """
     return Backlog(*(await _rows(connection, _BACKLOG, {"epoch": epoch, "most": most}))[0])
 
 

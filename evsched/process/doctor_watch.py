@@ -47,7 +47,8 @@ class DoctorWatch:
             StoreDown, StoreRefused: what was found before stays known.
         """
         config = self._runtime.config
-        found = (await examine(config.url, self._runtime.sender, config.queues, self._role)).found
+        sender, ledger_url = self._runtime.sender, config.ledger_url
+        found = (await examine(config.url, sender, config.queues, self._role, ledger_url=ledger_url)).found
         new, gone = changes(self._known, found)
         self._known = found
         problems = [finding for finding in found if finding.level != "info"]

@@ -13,6 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from evsched import keys
+from evsched.jobs.untrusted import number
 from evsched.store.queue import Queue, as_fields
 from evsched.transport.call import Call, raw, text
 
@@ -51,6 +52,13 @@ class Consumer(Struct, frozen=True):
     """Seconds since it last asked."""
 
 
+class Mark(Struct, frozen=True):
+    """What a record says of the ledger."""
+
+    row: str | None
+    finished: float | None
+
+
 def epoch_key() -> Call[str]:
     """Read the key that says which data set this is: made at random by the first who asks, lost with the data."""
     fresh = secrets.token_hex(4)
@@ -59,6 +67,15 @@ def epoch_key() -> Call[str]:
         return fresh if reply is None else text(reply)
 
     return Call(("SET", keys.EPOCH, fresh, "NX", "GET"), read)
+
+
+def existing_epoch_key() -> Call[str]:
+    """Read the same key, and do not make it: empty if there is none."""
+
+    def read(reply: bytes | None) -> str:
+        return "" if reply is None else text(reply)
+
+    return Call(("GET", keys.EPOCH), read)
 
 
 def _reports(entries: list[Any]) -> list[Report]:
@@ -107,6 +124,19 @@ class Ledger(Queue):
         """Note that the ledger has these ends; the reply is how many reports were deleted."""
         words = [word for one in reports for word in (one.entry, one.id, one.row, one.retention)]
         return self._verb("settle", int, _GROUP, *words)
+
+    def mark(self, job_id: str) -> Call[Mark]:
+        """Read from a record which row the job has, and when it ended."""
+
+        def read(reply: list[bytes | None]) -> Mark:
+            row, finished = reply
+            return Mark(None if row is None else text(row), None if finished is None else number(finished))
+
+        return Call(("HMGET", keys.job(self.queue, job_id), "ledger", "finished"), read)
+
+    def count_ends(self) -> Call[int]:
+        """Count the reports that are not settled."""
+        return Call(("XLEN", keys.ends(self.queue)), int)
 
     def consumers(self) -> Call[list[Consumer]]:
         """Read which relays have asked for reports."""

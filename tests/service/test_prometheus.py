@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a dispatcher and a worker during failures and an outage: every panel and rule has data.
+"""A real Prometheus scrapes a dispatcher, a worker and a relay during failures and an outage: all panels and rules have data.
 
 With EVSCHED_TEST_PICTURE=FILE the run is longer, and the data of the overview's panels is written to that file, which
 grafana/picture draws.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import AsyncConnection
 
 from evsched import App
 from evsched.transport.call import Call, raw
@@ -83,8 +84,8 @@ def start(cli: Cli, *words: str, port: str = "0") -> tuple[subprocess.Popen[str]
     return child, url.removeprefix("http://")
 
 
-async def load(url: str, seconds: float) -> None:
-    """Enqueue, in waves, jobs that succeed, jobs that fail and are retried, and jobs that are dead."""
+async def load(url: str, ledger: str, seconds: float) -> None:
+    """Enqueue, in waves, jobs that succeed, jobs that fail and are retried, jobs that are dead, and rows."""
     app = App(url)
 
     @app.task(name="send_mail")
@@ -102,6 +103,8 @@ async def load(url: str, seconds: float) -> None:
         n += 1
         await send_mail.using(delay=0.1).enqueue_many([(i,) for i in range(20 + 15 * (n % 20 > 12))])
         await charge.using(delay=0.05).enqueue_many([(i,) for i in range(5)])
+        async with await AsyncConnection.connect(ledger) as connection:
+            await send_mail.enqueue_in(connection, n)
         if n % 8 == 0:
             await ship.enqueue(n)
         if n % 16 == 0:
@@ -137,19 +140,26 @@ def filled(expr: str) -> str:
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="no prometheus (Debian: prometheus)")
-async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Path) -> None:
+async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     cli = Cli(redis.url, tmp_path)
     assert cli.run("recurrences", "add", "nightly", "report", "--rule", "every 1").returncode == 0
     dispatcher, dispatches = start(cli, "dispatcher")
     worker, works = start(cli, "worker", "tasks:app", "--concurrency", "32")
     doctor, examines = start(cli, "doctor", "--watch", "--every", "0.1s")
-    targets = {"evsched-dispatcher": dispatches, "evsched-worker": works, "evsched-doctor": examines}
+    cli.environment["EVSCHED_LEDGER_URL"] = ledger_url
+    relay, relays = start(cli, "ledger", "run")
+    targets = {
+        "evsched-ledger": relays,
+        "evsched-dispatcher": dispatches,
+        "evsched-worker": works,
+        "evsched-doctor": examines,
+    }
     began = time.time()
     try:
         async with Prometheus(tmp_path, targets, GRAFANA / "prometheus/alerts.yml") as prometheus:
             await prometheus.until('up{job="evsched-worker"} == 1 and on () up{job="evsched-dispatcher"} == 1')
-            await load(redis.url, SECONDS / 2)
+            await load(redis.url, ledger_url, SECONDS / 2)
             lose_a_job(redis.url)
             await prometheus.until('evsched_doctor_findings{check="orphan"} == 1')
             assert cli.run("pause", "default").returncode == 0
@@ -159,7 +169,7 @@ async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Pat
             await prometheus.until("max(evsched_redis_up) == 0")
             redis.start()
             await prometheus.until("min(evsched_redis_up) == 1")
-            await load(redis.url, SECONDS / 2)
+            await load(redis.url, ledger_url, SECONDS / 2)
             await prometheus.until('evsched_queue_jobs{place="dead"} > 0')
             await prometheus.until("evsched_next_due_timestamp_seconds")
             to = time.time()
@@ -182,7 +192,7 @@ async def test_every_panel_and_rule_has_data(redis: EmbeddedRedis, tmp_path: Pat
             if PICTURE:
                 await write_picture(prometheus, Path(PICTURE), began, to)
     finally:
-        assert [terminate(child) for child in (worker, dispatcher, doctor)] == [0, 0, 0]
+        assert [terminate(child) for child in (worker, dispatcher, doctor, relay)] == [0, 0, 0, 0]
 
 
 def rules() -> list[str]:

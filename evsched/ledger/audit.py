@@ -1,0 +1,113 @@
+"""The audit of the ledger: what the table and Redis say of the same jobs, compared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+from psycopg import AsyncConnection
+
+from evsched.ledger.epoch import known_epoch
+from evsched.ledger.tables import CHANNEL
+from evsched.store.ledger import Mark
+from evsched.store.server import clock
+from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
+
+_SLICE: Final = 1000
+"""Rows that are compared at once."""
+
+_MOST: Final = 1000
+"""Differences that are reported."""
+
+_AGAIN: Final = 2.5
+"""Seconds until a difference is looked at again: an end may have been on its way."""
+
+_LATE: Final = 60.0
+"""Seconds that an end may take to reach its row."""
+
+_OPEN: Final = """
+SELECT queue, id, number FROM evsched_job
+WHERE state = 'open' AND epoch = %(epoch)s AND (queue, id) > (%(queue)s, %(id)s)
+ORDER BY queue, id LIMIT %(limit)s
+"""
+
+_STILL_OPEN: Final = """
+SELECT job.queue, job.id, job.number FROM evsched_job AS job
+JOIN unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[]) AS one (queue, id, number)
+    USING (queue, id, number)
+WHERE job.state = 'open' AND job.epoch = %(epoch)s
+"""
+
+_WAIT_AGAIN: Final = f"""
+WITH again AS (
+    UPDATE evsched_job AS job SET epoch = '' FROM unnest(%(queues)s::text[], %(ids)s::text[], %(numbers)s::bigint[])
+        AS one (queue, id, number)
+    WHERE job.queue = one.queue AND job.id = one.id AND job.number = one.number AND job.state = 'open'
+)
+SELECT pg_notify('{CHANNEL}', '')
+"""  # noqa: S608 - the channel is a constant
+
+
+class Row(Struct, frozen=True):
+    """A row that is open, and scheduled in the present epoch."""
+
+    queue: str
+    id: str
+    number: int
+
+
+class Difference(Struct, frozen=True):
+    """A row whose job Redis does not have (`lost`), or has ended there over a minute ago (`open`)."""
+
+    row: Row
+    what: Literal["lost", "open"]
+
+
+async def compare(connection: AsyncConnection, sender: BatchingSender) -> list[Difference]:
+    """Return the differences, at most 1,000: those that are there 2.5 s later too.
+
+    Raises:
+        psycopg.Error, StoreDown, StoreRefused
+    """
+    epoch, found, last = await known_epoch(sender), list[Row](), ("", "")
+    while epoch and len(found) < _MOST:
+        words = {"epoch": epoch, "queue": last[0], "id": last[1], "limit": _SLICE}
+        cursor = await connection.execute(_OPEN.encode(), words)
+        some = [Row(*row) for row in await cursor.fetchall()]
+        found += [one.row for one in await _differences(sender, some)]
+        if len(some) < _SLICE:
+            break
+        last = some[-1].queue, some[-1].id
+    if not found:
+        return []
+    await asyncio.sleep(_AGAIN)
+    cursor = await connection.execute(_STILL_OPEN.encode(), {"epoch": epoch, **_columns(found[:_MOST])})
+    return await _differences(sender, [Row(*row) for row in await cursor.fetchall()])
+
+
+async def schedule_again(connection: AsyncConnection, rows: Sequence[Row]) -> None:
+    """Have the relays schedule rows again whose jobs are lost."""
+    await connection.execute(_WAIT_AGAIN.encode(), _columns(rows))
+
+
+async def _differences(sender: BatchingSender, rows: Sequence[Row]) -> list[Difference]:
+    now = await sender.send(clock())
+    marks: list[Mark] = await sender.send_all([Store(row.queue).mark(row.id) for row in rows])
+    found = list[Difference]()
+    for row, mark in zip(rows, marks, strict=True):
+        if mark.row != str(row.number):
+            found.append(Difference(row, "lost"))
+        elif mark.finished is not None and mark.finished < now - _LATE:
+            found.append(Difference(row, "open"))
+    return found
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "queues": [row.queue for row in rows],
+        "ids": [row.id for row in rows],
+        "numbers": [row.number for row in rows],
+    }

@@ -1,0 +1,74 @@
+"""The state of the ledger at one moment, for `evsched ledger status`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import psycopg
+from msgspec import Struct
+
+from evsched.errors import CannotStart, StoreRefused
+from evsched.ledger import rows
+from evsched.ledger.database import check_url, connect, explain
+from evsched.ledger.epoch import known_epoch
+from evsched.ledger.rows import Backlog
+from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
+
+_NONE: Final = "none"
+"""An epoch that no row has."""
+
+
+class Status(Struct, frozen=True):
+    """What the table and Redis say."""
+
+    epoch: str
+    """The present one; empty = no relay has seen this Redis, or its data is lost."""
+    states: dict[str, int]
+    """How many rows are in each state."""
+    waiting: Backlog
+    """The rows that are not scheduled in this epoch."""
+    recurrences: int
+    undeclared: int
+    """Recurrences that wait to be declared."""
+    refused: int
+    """Recurrences that cannot be declared: their rows have the reason."""
+    unwritten: dict[str, int]
+    """By queue: how many ends Redis has that the table does not have yet."""
+
+
+async def read_status(database: str | None, redis: str) -> Status:
+    """Read the state of the ledger. It counts all rows, which takes as long as they are many.
+
+    Raises:
+        ConfigError: no database is set.
+        CannotStart: it cannot be reached, or refuses.
+        StoreDown, StoreRefused
+    """
+    sender = BatchingSender(redis)
+    try:
+        async with await connect(check_url(database)) as connection:
+            epoch = await known_epoch(sender)
+            queues = await rows.queues(connection)
+            unwritten = await asyncio.gather(*(_unwritten(sender, queue) for queue in queues))
+            return Status(
+                epoch,
+                await rows.states(connection),
+                await rows.backlog(connection, epoch or _NONE, None),
+                *(await rows.recurrences(connection, epoch or _NONE)),
+                {queue: count for queue, count in zip(queues, unwritten, strict=True) if count},
+            )
+    except psycopg.Error as error:
+        raise CannotStart(f"the database of the ledger: {explain(error)}") from None
+    finally:
+        await sender.close()
+
+
+async def _unwritten(sender: BatchingSender, queue: str) -> int:
+    try:
+        return await sender.send(Store(queue).count_ends())
+    except StoreRefused as error:
+        if error.kind != "wrongtype":
+            raise
+        return 0  # `evsched doctor` reports the key

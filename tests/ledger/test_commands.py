@@ -1,0 +1,148 @@
+"""The commands of the ledger as processes and at a prompt, its page for Prometheus, and the doctor's checks of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from evsched import events
+from evsched.ledger import audit
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
+from tests.ledger.conftest import Running
+from tests.support.cli import Cli, Log, terminate
+from tests.support.web import get
+
+CONF = Path(__file__).parents[2] / "redis.conf"
+NO_PSYCOPG = "import sys\nsys.modules['psycopg'] = None\n"
+
+
+@pytest.fixture
+def cli(server: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> Cli:
+    cli = Cli(server.url, tmp_path)
+    cli.environment["EVSCHED_LEDGER_URL"] = ledger_url
+    return cli
+
+
+def insert(url: str, queue: str, *ids: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for job_id in ids:
+            connection.execute(
+                "INSERT INTO evsched_job (queue, id, payload, due) VALUES (%s, %s, '{\"task\":\"t\"}', 'infinity')",
+                [queue, job_id],
+            )
+
+
+async def test_a_relay_under_its_own_user_serves_its_page(
+    own: EmbeddedRedis, cli: Cli, queue: str, ledger_url: str, client: Any
+) -> None:
+    (rules,) = re.findall(r"^# user ledger (.*)$", CONF.read_text(), re.MULTILINE)
+    client.execute_command("ACL", "SETUSER", "ledger", *rules.split())
+    cli.environment["EVSCHED_URL"] = own.url.replace("redis://", "redis://ledger:change-me@")
+    insert(ledger_url, queue, "a", "b")
+    child = subprocess.Popen(
+        cli.command("ledger", "run", "--metrics-port", "0"),
+        env=cli.environment,
+        cwd=cli.folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    url = Log(child).until("Listening")["url"]
+    page, sender = "", SyncSender(own.url)
+    while f'evsched_ledger_rows_scheduled_total{{kind="new",queue="{queue}"}} 2.0' not in page:
+        _, page = await get(f"{url}/metrics")  # each answer asks the database
+    assert "evsched_ledger_waiting_rows 0.0" in page
+    assert "evsched_ledger_up 1.0" in page
+    assert (await get(f"{url}/readyz"))[0] == 200
+    assert sender.send(Store(queue).cancel("a")) == "schedule"
+    while f'evsched_ledger_ends_written_total{{queue="{queue}"}} 1.0' not in page:
+        _, page = await get(f"{url}/metrics")
+    sender.close()
+    assert terminate(child) == 0
+    assert client.execute_command("ACL", "LOG") == []
+
+
+async def test_status_says_what_waits_and_what_has_ended(
+    relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any
+) -> None:
+    insert(ledger_url, queue, "a", "b")
+    shown = cli.json("ledger", "status")
+    assert (shown["epoch"], shown["states"], shown["waiting"]["rows"]) == ("", {"open": 2}, 2)
+    assert not raw.exists("evsched:{}:epoch"), "to look changes nothing"
+    async with relaying() as recorder:
+        await recorder.wait(events.RowsScheduled, lambda event: event.count == 2)
+        found = await recorder.wait(events.EpochFound)
+    cli.run("cancel", "a", "--queue", queue)
+    shown = cli.json("ledger", "status")
+    assert (shown["epoch"], shown["waiting"]["rows"], shown["unwritten"]) == (found.epoch, 0, {queue: 1})
+    assert "rows open" in cli.run("ledger", "status").stdout
+    raw.flushall()
+    assert "its data is lost" in cli.run("ledger", "status").stdout
+
+
+async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arrive(
+    relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_AGAIN", 0.0)
+    insert(ledger_url, queue, "fine", "gone", "other", "ended", "just-ended")
+    async with relaying() as recorder:
+        await recorder.wait(events.RowsScheduled, lambda event: event.count == 5)
+    root = f"evsched:{{{queue}}}:"
+    raw.zrem(f"{root}schedule", "gone", "other", "ended", "just-ended")
+    raw.delete(f"{root}job:gone", f"{root}job:other")
+    raw.hset(f"{root}job:ended", mapping={"finished": "5", "outcome": "done"})
+    raw.hset(f"{root}job:just-ended", mapping={"finished": f"{raw.time()[0]}", "outcome": "done"})
+    sender = SyncSender(cli.environment["EVSCHED_URL"])
+    sender.send(Store(queue).enqueue([New("other", b'{"task":"t"}', due=4e9)]))
+
+    def findings(*words: str) -> set[tuple[str, str, bool]]:
+        done = cli.run("doctor", "--queue", queue, "--json", *words)
+        found = [one for one in json.loads(done.stdout) if one["check"].startswith("ledger")]
+        return {(one["check"], one["where"].rpartition(" ")[2], one["repaired"]) for one in found}
+
+    assert findings() == {
+        ("ledger-lost", "gone", False),
+        ("ledger-lost", "other", False),
+        ("ledger-open", "ended", False),
+    }
+    assert ("ledger-lost", "gone", True) in findings("--repair")
+    async with relaying() as recorder:
+        await recorder.wait(events.RowsScheduled, lambda event: event.count == 2)
+    assert findings() == {("ledger-open", "ended", False)}
+    assert raw.hget(f"{root}job:other", "ledger")
+    sender.close()
+
+
+@pytest.mark.parametrize("command", ["migrate", "run", "status"])
+def test_what_is_missing_is_said_in_one_line(cli: Cli, ledger_url: str, command: str) -> None:
+    cli.environment["EVSCHED_LEDGER_URL"] = ""
+    done = cli.process("ledger", command)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "EVSCHED_LEDGER_URL" in done.stderr
+    cli.environment["EVSCHED_LEDGER_URL"] = ledger_url
+    cli.run_first(NO_PSYCOPG)
+    done = cli.process("ledger", command)
+    assert done.returncode == 2
+    assert done.stderr == "evsched: the ledger needs psycopg: pip install 'evsched[ledger]'\n"
+
+
+def test_a_database_that_is_not_there_is_said_and_its_password_is_not(cli: Cli) -> None:
+    cli.environment["EVSCHED_LEDGER_URL"] = "postgresql://me:secret@127.0.0.1:1/x"
+    done = cli.run("ledger", "migrate")
+    assert done.returncode != 0
+    assert "127.0.0.1" in done.stderr
+    assert "secret" not in done.stderr + done.stdout
+
+
+def test_migrate_may_run_again(cli: Cli, queue: str, ledger_url: str) -> None:
+    insert(ledger_url, queue, "a")
+    assert cli.run("ledger", "migrate").returncode == 0
+    assert cli.json("ledger", "status")["states"] == {"open": 1}
