@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a dispatcher, a worker and a relay during failures and an outage: all panels and rules have data.
+"""A real Prometheus scrapes a dispatcher, a worker and a relay during failures: every panel and rule has data.
 
 With EVSCHED_TEST_PICTURE=FILE the run is longer, and the data of the overview's panels is written to that file, which
 grafana/picture draws.
