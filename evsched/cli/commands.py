@@ -133,6 +133,11 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
     "Upkeep": (
         Command("doctor", "doctor:doctor", "Check Redis and every queue for problems, and print how to fix each."),
         Command(
+            "schema",
+            "schema:schema",
+            "Print the JSON Schema of what clients write to Redis: payloads, inline jobs, the records of recurrences.",
+        ),
+        Command(
             "completion",
             "completion:completion",
             "Print a script for tab completion of commands, flags and their choices. Save it where your shell looks "

@@ -1,0 +1,188 @@
+"""`evsched schema`: what it allows is what the readers of payloads and records accept."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evsched.client.wire_schema import Written, wire_schema
+from evsched.errors import ConfigError
+from evsched.jobs.job import Payload, RetryFields, decode_payload
+from evsched.jobs.options import length
+from evsched.jobs.policies import override
+from evsched.jobs.retry import Retry
+from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
+from tests.support.cli import Cli
+
+jsonschema = pytest.importorskip("jsonschema")
+
+PROTOCOL = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
+EXAMPLES = sorted({*re.findall(r"'(\{\"task\".*?\})'", PROTOCOL)})
+
+REPORT = {"rule": "0 2 * * *", "payload": '{"task":"report"}', "zone": "Europe/Berlin", "start": "1900000000.5"}
+
+
+def errors(of: Written, value: Any) -> list[str]:
+    return [error.message for error in jsonschema.Draft202012Validator(wire_schema(of)).iter_errors(value)]
+
+
+@pytest.mark.parametrize("of", ["payload", "inline", "recurrence", None])
+def test_each_is_a_schema(of: Written | None) -> None:
+    schema = wire_schema(of)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert set(schema["$defs"]) == {"JobPayload", "InlineJob", "RetryPolicy", "RecurrenceRecord"}
+
+
+def test_it_has_the_fields_that_are_read() -> None:
+    fields = {name: set(schema["properties"]) for name, schema in wire_schema()["$defs"].items()}
+    assert fields["JobPayload"] == fields["InlineJob"] == set(Payload.__struct_fields__)
+    assert fields["RetryPolicy"] == set(RetryFields.__struct_fields__)
+    assert fields["RecurrenceRecord"] == set(Declared.__struct_fields__) - {"name"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_of_the_protocol_are_valid(example: str) -> None:
+    assert errors("payload", json.loads(example)) == []
+    assert errors("inline", json.loads(example)) == []
+
+
+def test_the_protocol_has_examples() -> None:
+    assert len(EXAMPLES) >= 2
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None,
+        [],
+        "send_mail",
+        {},
+        {"task": 1},
+        {"task": "t", "arg": []},
+        {"task": "t", "args": {"a": 1}},
+        {"task": "t", "args": "x"},
+        {"task": "t", "kwargs": [1]},
+        {"task": "t", "timeout": 0},
+        {"task": "t", "timeout": "30"},
+        {"task": "t", "retry": {"attempts": 0}},
+        {"task": "t", "retry": {"attempts": 1001}},
+        {"task": "t", "retry": {"attempts": 1.5}},
+        {"task": "t", "retry": {"interval": -1}},
+        {"task": "t", "retry": {"factor": 0.5}},
+        {"task": "t", "retry": {"tries": 1}},
+        {"task": "t", "retention": -1},
+        {"task": "t", "expires": "2030-01-01"},
+        {"task": "t", "reply": 1},
+        {"task": "t", "meta": [1]},
+        {"task": "t", "window": 5},
+    ],
+    ids=json.dumps,
+)
+def test_hostile_payloads_are_refused(payload: Any) -> None:
+    assert errors("payload", payload)
+    assert errors("inline", payload)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({"id": id_} for id_ in ("", "a b", "x" * 201, 5, None)),
+        *({"priority": priority} for priority in (10, -1, 5.5, "5")),
+        *({"group": group} for group in ("", "}", 7)),
+    ],
+    ids=json.dumps,
+)
+def test_hostile_fields_of_an_inline_job_are_refused(more: dict[str, Any]) -> None:
+    assert errors("inline", {"task": "t", **more})
+    assert errors("payload", {"task": "t", **more}) == [], "they are ignored in a record's payload"
+
+
+def test_php_and_lua_may_write_empty_containers() -> None:
+    written: dict[str, Any] = {"task": "t", "args": {}, "kwargs": [], "retry": [], "meta": []}
+    assert errors("payload", written) == []
+    assert decode_payload(msgspec.json.encode(written)) == Payload("t", retry=RetryFields())
+
+
+FIELDS = {
+    "args": st.sampled_from([[], {}, [1], {"a": 1}, "a", None]),
+    "kwargs": st.sampled_from([[], {}, [1], {"a": 1}, "a", None]),
+    "timeout": st.sampled_from([None, 1, 0.5, 1e300, "1", True, -1, 0]),
+    "retry": st.none()
+    | st.just([])
+    | st.dictionaries(
+        st.sampled_from(["attempts", "interval", "factor", "max_interval", "jitter", "more"]),
+        st.sampled_from([0, 1, 1000, 1001, 0.5, -1, "1", None]),
+        max_size=2,
+    ),
+    "retention": st.sampled_from([None, 0, 1.5, "1"]),
+    "expires": st.sampled_from([None, 0, -5, 1e18, "1"]),
+    "reply": st.sampled_from([True, False, None, 1]),
+    "meta": st.sampled_from([[], {}, {"a": [1]}, [1], 5]),
+    "window": st.sampled_from(["w", None, 5]),
+    "id": st.sampled_from(["a", 5, None]),
+    "other": st.just(1),
+}
+
+
+def is_read(written: Any) -> bool:
+    """Tell whether a worker accepts a payload, as far as no task is needed for it."""
+    try:
+        payload = decode_payload(msgspec.json.encode(written))
+        override(Retry(), payload.retry)
+        if payload.timeout is not None:
+            length("timeout", payload.timeout)
+    except (msgspec.MsgspecError, ConfigError):
+        return False
+    return True
+
+
+@given(st.fixed_dictionaries({"task": st.sampled_from(["t", "", 5])}, optional=FIELDS))
+def test_the_schema_allows_what_workers_accept(written: dict[str, Any]) -> None:
+    assert (errors("payload", written) == []) is is_read(written)
+
+
+RECORD: dict[str, Any] = {
+    "zone": st.sampled_from(["UTC", "Europe/Berlin"]),
+    "priority": st.sampled_from(["0", "9", "", "x"]),
+    "start": st.sampled_from(["0", "-5", "1900000000.25", "1e9", "", "05", "5.", "soon"]),
+    "count": st.sampled_from(["1", "0", "-1", "x", "100"]),
+    "most": st.sampled_from(["1", "0", "100"]),
+    "spread": st.sampled_from(["0", "5.5", "-1", "x"]),
+    "misfire": st.sampled_from(["once", "skip", "never", ""]),
+    "overlap": st.sampled_from(["wait", "skip", "never"]),
+    "pause_after": st.sampled_from(["3", "0"]),
+}
+
+
+def recurs(fields: dict[str, str]) -> Recurrence | None:
+    """Return what a dispatcher reads of a record, None if it refuses it."""
+    try:
+        return read_recurrence(read_declared("r", {name: text.encode() for name, text in fields.items()}))
+    except ConfigError:
+        return None
+
+
+@given(st.fixed_dictionaries({}, optional=RECORD))
+def test_the_schema_allows_what_dispatchers_accept(more: dict[str, str]) -> None:
+    assert (errors("recurrence", REPORT | more) == []) is (recurs(REPORT | more) is not None)
+
+
+@pytest.mark.parametrize("left_out", ["rule", "payload"])
+def test_a_record_needs_a_rule_and_a_payload(left_out: str) -> None:
+    assert errors("recurrence", REPORT) == []
+    assert errors("recurrence", {name: text for name, text in REPORT.items() if name != left_out})
+    assert errors("recurrence", {**REPORT, "rul": "@daily"})
+
+
+def test_the_command_prints_the_schema(tmp_path: Path) -> None:
+    cli = Cli("unix:///none", tmp_path)  # it needs no Redis
+    assert json.loads(cli.run("schema").stdout) == wire_schema()
+    assert json.loads(cli.run("schema", "inline").stdout) == wire_schema("inline")
+    assert cli.run("schema", "jobs").returncode == 2
