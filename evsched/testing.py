@@ -36,6 +36,7 @@ from evsched import App
 from evsched.client.client import Client
 from evsched.client.find_queues import find_queues
 from evsched.client.operations import Send, Step
+from evsched.client.sync_client import SyncClient
 from evsched.client.times import unix
 from evsched.config import Config
 from evsched.errors import ConfigError
@@ -48,7 +49,6 @@ from evsched.recurrence.recurrence import read_declared, read_recurrence
 from evsched.store.server import flush
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncSender
 
 __all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
 
@@ -78,7 +78,7 @@ class Ran(Struct, frozen=True):
 class _Client(Client):
     """The app's client, on the test's clock. It sends without the event loop, so it leaves no connection open there."""
 
-    def __init__(self, clock: Clock, sender: SyncSender, url: str) -> None:
+    def __init__(self, clock: Clock, sender: SyncClient, url: str) -> None:
         super().__init__(url)
         self._clock = clock
         self._sync = sender
@@ -100,7 +100,7 @@ class _Client(Client):
 class _Windows(NoRunStore):
     """Reads the windows that are kept in Redis."""
 
-    def __init__(self, sender: SyncSender) -> None:
+    def __init__(self, sender: SyncClient) -> None:
         self._sender = sender
 
     async def read_window(self, queue: str, name: str) -> str | None:
@@ -116,7 +116,7 @@ class Clock:
         """Unix seconds. Only `advance` moves it."""
         self._config = Config(url=url)
         self._program = app.program
-        self._sender = SyncSender(url)
+        self._sender = SyncClient(url)
         self._executor = Executor(app.program, 1, 1, _Windows(self._sender))
         app.move_to(url, _Client(self, self._sender, url))
         self._sender.send(flush())
@@ -160,7 +160,7 @@ class Clock:
         self._sender.close()
 
     def _queues(self) -> list[str]:
-        return find_queues(self._sender)
+        return self._sender.run(find_queues())
 
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
         """Run what is due now in a queue; return the seconds until more is due, at least a tick; 0 = look again."""

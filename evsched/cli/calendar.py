@@ -12,13 +12,13 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
-from evsched.cli.kept_recurrences import find_standing, kept
 from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.recurrences import Zone, in_zone
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_time
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
+from evsched.client.kept_recurrences import find_standing, kept
 from evsched.client.recurrences import read_stored
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -129,7 +129,7 @@ def _users(redis: SyncClient, queue: str, name: str) -> list[tuple[str, dict[str
     """Return the recurrences that name a window, with their records."""
     return [
         (other, fields)
-        for other, _, fields in kept(redis, queue)
+        for other, _, fields in redis.run(kept(Store(queue)))
         if name in window_names(fields.get("window"), fields.get("payload", b""))
     ]
 
@@ -208,7 +208,7 @@ def _kept(url: str | None, queue: str) -> tuple[list[_Ahead], int]:
     """Return the recurrences of a queue that recur, and the exit code. A line on stderr names each that cannot."""
     ahead = list[_Ahead]()
     with client_of(url, queue) as redis:
-        now, found = redis.now(), kept(redis, queue)
+        now, found = redis.now(), redis.run(kept(Store(queue)))
         for name, at, fields in found:
             if not fields or "retired" in fields or ("paused" in fields and "paused_until" not in fields):
                 continue
@@ -219,7 +219,7 @@ def _kept(url: str | None, queue: str) -> tuple[list[_Ahead], int]:
             except ConfigError as error:
                 output.note(f"{name} is left out, since it makes no jobs: {error}")
             else:
-                ahead.append(_Ahead(recurrence, find_standing(redis, queue, at, fields), now))
+                ahead.append(_Ahead(recurrence, redis.run(find_standing(Store(queue), at, fields)), now))
         return ahead, note_if_unknown(redis, queue, found)
 
 

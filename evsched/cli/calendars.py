@@ -10,11 +10,11 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import ics, output
-from evsched.cli.kept_recurrences import kept
 from evsched.cli.options import Json, Queue, Url, client
 from evsched.cli.table import Column, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
+from evsched.client.kept_recurrences import kept
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
@@ -125,4 +125,4 @@ def remove_calendar(name: _Name, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = 
 
 def _users(redis: SyncClient, queue: str, name: str) -> list[str]:
     """Return the recurrences that skip the days of a calendar."""
-    return [other for other, _, fields in kept(redis, queue) if name in names_of(fields.get("skip"))]
+    return [other for other, _, fields in redis.run(kept(Store(queue))) if name in names_of(fields.get("skip"))]

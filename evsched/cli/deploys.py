@@ -7,10 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from evsched.cli.kept_recurrences import is_retired, kept
 from evsched.cli.options import Queue, Url
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
+from evsched.client.kept_recurrences import is_retired, kept
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing
@@ -60,7 +60,7 @@ def prune(
 def _prune_retired(redis: SyncClient, queue: str, app: str | None, *, dry_run: bool) -> list[str]:
     found = [
         name
-        for name, at, fields in kept(redis, queue)
+        for name, at, fields in redis.run(kept(Store(queue)))
         if is_retired(at, fields) and app in (None, fields.get("owner", b"").decode(errors="replace"))
     ]
     return found if dry_run else [name for name in found if redis.send(Store(queue).prune(name))]
@@ -81,7 +81,11 @@ def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> lis
             "with code that no longer declares this. A worker that was killed counts until a dispatcher has removed "
             "its lease, after up to 135 s"
         )
-    names = [name for name, _, fields in kept(redis, queue) if fields.get("owner", b"").decode(errors="replace") == app]
+    names = [
+        name
+        for name, _, fields in redis.run(kept(Store(queue)))
+        if fields.get("owner", b"").decode(errors="replace") == app
+    ]
     limits = [f"limit {limit}" for limit, one in redis.send(store.declared_limits()).items() if one.app == app]
     if not dry_run:
         redis.send(store.forget_revisions(app))
@@ -136,7 +140,9 @@ def _apps(redis: SyncClient, queue: str) -> list[str]:
 
 def _owners(redis: SyncClient, queue: str) -> set[str]:
     """Return the apps that the recurrences and limits of a queue name."""
-    owners = {fields["owner"].decode(errors="replace") for _, _, fields in kept(redis, queue) if "owner" in fields}
+    owners = {
+        fields["owner"].decode(errors="replace") for _, _, fields in redis.run(kept(Store(queue))) if "owner" in fields
+    }
     return owners | {limit.app for limit in redis.send(Store(queue).declared_limits()).values()}
 
 

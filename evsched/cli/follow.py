@@ -13,11 +13,11 @@ from cyclopts import Parameter
 from evsched import keys
 from evsched.cli import output, table
 from evsched.cli.jobs import Id
-from evsched.cli.kept_recurrences import find_standing, record_of
 from evsched.cli.options import Json, Queue, Url, settings
 from evsched.cli.table import Moment
 from evsched.cli.unknown_queues import client_of
 from evsched.client.client import Client
+from evsched.client.kept_recurrences import find_standing, read_record
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.audit import PLACES
@@ -137,12 +137,12 @@ def _recurrence(redis: SyncClient, store: Store, name: str) -> Explanation | Non
         at = redis.send(store.next_planned(owner)) if owner else None
     if at is None:
         return None
-    fields, requests, dispatchers = record_of(redis, store, owner), 0, None
+    fields, requests, dispatchers = redis.run(read_record(store, owner)), 0, None
     with contextlib.suppress(StoreRefused):  # the key is of another type
         requests = redis.send(store.requests(owner))
     with contextlib.suppress(StoreRefused):  # this user may not ask
         dispatchers = redis.send(server.dispatchers())
-    standing = find_standing(redis, store.queue, at, fields)
+    standing = redis.run(find_standing(store, at, fields))
     found = explain_recurrence(owner, store.queue, standing, fields, requests, redis.now(), dispatchers)
     if owner != name:
         raise JobMissing(f"{missing(name, store.queue)}; recurrence {owner}: {found.sentence}")

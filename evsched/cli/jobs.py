@@ -17,15 +17,13 @@ from evsched.cli.options import Json, Queue, Url, check_limit, client
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.cli.unknown_queues import client_of, not_served, note_if_unknown
 from evsched.cli.usage import UsageError
-from evsched.client import sweep
+from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
-from evsched.client.sync_client import SyncClient
 from evsched.client.unique import Unique, id_of_arguments
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.jobs.job import OnConflict
-from evsched.store.matching import Match
 from evsched.store.store import Store
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
@@ -226,7 +224,7 @@ def jobs(
     with client(url) as redis:
         if matching.is_empty:
             there = redis.send(store.queue_stats()).places
-            rows = [row for name in places for row in _front(redis, store, name, limit)]
+            rows = [row for name in places for row in redis.run(front(store, name, limit))]
         else:
             found = search(redis, Sweep(store, matching, places))
             there = Counter(job.place for job in found)
@@ -240,20 +238,3 @@ def jobs(
     else:
         show(rows, f"no jobs in queue {queue}" + ("" if matching.is_empty else " match"))
     return unknown
-
-
-def _front(redis: SyncClient, store: Store, place: Waiting, limit: int) -> list[Match]:
-    """Return the first jobs of a place."""
-    if place == "ready":
-        return redis.run(sweep.describe(store, place, [(job, None) for job in redis.send(store.line(limit))]))
-    found = redis.run(sweep.describe(store, place, _scored(redis.send(store.front(place, limit)), place)))
-    if place == "backlog":
-        for group in redis.send(store.throttled()):
-            held = _scored(redis.send(store.front(place, limit, group=group)), place)
-            found += redis.run(sweep.describe(store, f"{place}:{group}", held))
-    return found
-
-
-def _scored(front: list[tuple[str, float]], place: Waiting) -> list[tuple[str, float | None]]:
-    """Return the ids, with the scores that are times."""
-    return [(job, None if place == "backlog" else score) for job, score in front]

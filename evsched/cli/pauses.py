@@ -11,12 +11,10 @@ from evsched.cli.options import Queue, RecurrenceName, Url
 from evsched.cli.time_args import parse_time
 from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
+from evsched.client import recurrences
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.store.store import Store
-
-_WHY_MOST = 500
-"""Characters of a reason."""
 
 
 def pause(
@@ -37,16 +35,15 @@ def pause(
 
     Example: evsched recurrences pause nightly --until 2030-01-31T09:00 --why "the warehouse moves"
     """
-    if len(why) > _WHY_MOST:
-        raise UsageError(f"--why has {len(why)} characters: at most {_WHY_MOST}")
     try:
         ends = None if until is None else parse_time(until, zone)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client_of(url, queue) as redis:
-        if ends is not None and ends <= redis.now():
-            raise UsageError(f"--until: {output.moment(ends)} has passed")
-        redis.send(Store(queue).hold(name, True, until=ends, why=why))
+        try:
+            redis.run(recurrences.pause(Store(queue), name, ends, why))
+        except ConfigError as error:
+            raise UsageError(f"--{error}") from None
     print(f"{name} is paused" + ("" if ends is None else f" until {output.moment(ends, short=True)}"))
 
 

@@ -41,7 +41,7 @@ _FIELDS = (*_PLACES, "workers", "parents", "next_due", "paused", "limits", "chan
 def each(redis: SyncClient, named: list[str] | None, read: Callable[[Store], T]) -> list[tuple[str, T | StoreRefused]]:
     """Read each queue by itself: one that cannot be read does not hide the others."""
     found = list[tuple[str, T | StoreRefused]]()
-    for name in named or find_queues(redis):
+    for name in named or redis.run(find_queues()):
         try:
             found.append((name, read(Store(name))))
         except StoreRefused as error:

@@ -16,7 +16,6 @@ import evsched
 from evsched.cli import output
 from evsched.cli.deploys import prune, rollback
 from evsched.cli.jobs import argument
-from evsched.cli.kept_recurrences import find_standing
 from evsched.cli.options import Json, Queue, RecurrenceName, Url, client
 from evsched.cli.pauses import pause, resume
 from evsched.cli.recurrence_list import list_recurrences
@@ -25,8 +24,10 @@ from evsched.cli.table import Column, Moment, sentence, table
 from evsched.cli.time_args import parse_time
 from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
+from evsched.client import recurrences
+from evsched.client.kept_recurrences import find_standing
 from evsched.client.new_job import JobOptions, check_job_options, new_job
-from evsched.client.recurrences import read_stored, with_stored
+from evsched.client.recurrences import read_stored
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
 from evsched.recurrence.look_ahead import times_ahead
@@ -71,7 +72,7 @@ def next_times(
         next_, fields = redis.send(Store(queue).next_planned(name)), redis.send(Store(queue).recurrence(name))
         if not fields:
             raise JobMissing(f"{name} is not a recurrence of queue {queue}")
-        standing, now = find_standing(redis, queue, next_ or 0.0, fields), redis.now()
+        standing, now = redis.run(find_standing(Store(queue), next_ or 0.0, fields)), redis.now()
         try:
             recurrence = redis.run(read_stored(Store(queue), name, fields))
         except ConfigError as error:  # what is not valid is the record in Redis, not the command line
@@ -170,11 +171,8 @@ def add(
             pause_after=pause_after,
         )
         with client(url) as redis:
-            recurrence = redis.run(with_stored(Store(queue), declared))
-            paused = "paused" in redis.send(Store(queue).recurrence(name))
-            if next(recurrence.walk(redis.now()), None) is None:
-                raise UsageError(f"recurrence {name} would never recur: no time of its rule is ahead, until its --end")
-            print(f"{name} {redis.declare(queue, declared)}" + (", and stays paused" if paused else ""))
+            done, paused = redis.run(recurrences.add(Store(queue), declared))
+        print(f"{name} {done}" + (", and stays paused" if paused else ""))
     except ConfigError as error:
         raise UsageError(str(error)) from None
 

@@ -53,7 +53,7 @@ def _hint(redis: SyncClient, queue: str) -> str:
 def _others(redis: SyncClient, queue: str) -> list[str]:
     """Return the queues that there are, without this one, which may have keys such as limits."""
     try:
-        return [name for name in find_queues(redis) if name != queue]
+        return [name for name in redis.run(find_queues()) if name != queue]
     except StoreRefused:  # the ACL user `client` may not look for queues
         return []
 
@@ -110,6 +110,6 @@ def client_of(url: str | None, queue: str) -> Generator[SyncClient]:
 
 def _is_listed(redis: SyncClient, queue: str) -> bool:
     try:
-        return queue in find_queues(redis)
+        return queue in redis.run(find_queues())
     except StoreRefused:  # the ACL user `client` may not look for queues
         return False

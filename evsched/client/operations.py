@@ -117,8 +117,25 @@ def reschedule(
     return (yield from send(store.reschedule(job_id, moment, delay=length)))
 
 
+class Ended(Struct, frozen=True):
+    """How a job has ended: its outcome; its result, if it is done; the reason, if it is dead or expired."""
+
+    outcome: str
+    result: Any = None
+    reason: str | None = None
+
+
 def result(store: Store, job_id: str, timeout: timedelta | float | None) -> Operation[Any]:
-    """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends."""
+    """Wait until a job has ended, and return its result."""
+    ended = yield from end(store, job_id, timeout)
+    if ended.outcome == "done":
+        return ended.result
+    how = "was cancelled" if ended.outcome == "cancelled" else f"is {ended.outcome}: {ended.reason}"
+    raise JobDead(f"{job_id} {how}")
+
+
+def end(store: Store, job_id: str, timeout: timedelta | float | None) -> Operation[Ended]:
+    """Wait until a job has ended, and return how. Nothing polls: Redis answers when the job ends."""
     length = math.inf if timeout is None else seconds("timeout", timeout)
     until = time.monotonic() + length
     while True:
@@ -130,7 +147,7 @@ def result(store: Store, job_id: str, timeout: timedelta | float | None) -> Oper
                 raise
             return _read_reply(job_id, reply)
         if outcome:
-            return _result_of(job_id, outcome, _read_json(job_id, value) if value else None, reason)
+            return Ended(outcome, _read_json(job_id, value) if value else None, reason or None)
         block = min(until - time.monotonic(), _BLOCK)
         if block <= 0:
             raise TimeoutError(f"{job_id} did not end within {length:g} s")
@@ -144,10 +161,10 @@ def result(store: Store, job_id: str, timeout: timedelta | float | None) -> Oper
             return _read_reply(job_id, reply)
 
 
-def _read_reply(job_id: str, reply: bytes) -> Any:
+def _read_reply(job_id: str, reply: bytes) -> Ended:
     match _read_json(job_id, reply):
         case {"outcome": str(outcome), "result": result, **more}:
-            return _result_of(job_id, outcome, result, cast("str | None", more.get("reason")))
+            return Ended(outcome, result, cast("str | None", more.get("reason")))
         case _:
             raise BadResult(f"{job_id}: what is in its reply list is not an outcome; another client wrote it")
 
@@ -157,9 +174,3 @@ def _read_json(job_id: str, text: bytes) -> Any:
         return decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadResult(f"{job_id}: its result is not JSON: {error}; another client wrote it") from None
-
-
-def _result_of(job_id: str, outcome: str, result: Any, reason: str | None) -> Any:
-    if outcome == "done":
-        return result
-    raise JobDead(f"{job_id} was {outcome}" if outcome == "cancelled" else f"{job_id} is {outcome}: {reason}")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 from msgspec.structs import replace
 
 from evsched.client.operations import Operation, send
+from evsched.errors import ConfigError
 from evsched.jobs.policies import task_of
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.intervals import check_by_policies
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence, window_names
 from evsched.recurrence.windows import read_window
+from evsched.store.server import clock
 from evsched.store.store import Store
+
+_WHY_MOST: Final = 500
+"""Characters of a reason."""
 
 
 def with_stored(store: Store, declared: Declared) -> Operation[Recurrence]:
@@ -49,6 +54,33 @@ def declare(store: Store, declared: Declared) -> Operation[Literal["made", "chan
         check_by_policies(recurrence, (yield from send(store.policies([task]))))
     done = yield from send(store.declare(declared))
     return cast(Literal["made", "changed", "same"], done)  # "older" concerns what an app declares
+
+
+def add(store: Store, declared: Declared) -> Operation[tuple[Literal["made", "changed", "same"], bool]]:
+    """Create or change a recurrence that a person asks for; return which, and whether it is paused.
+
+    Raises:
+        ConfigError: as `declare`; or no time of its rule is ahead.
+    """
+    recurrence = yield from with_stored(store, declared)
+    paused = "paused" in (yield from send(store.recurrence(declared.name)))
+    if next(recurrence.walk((yield from send(clock()))), None) is None:
+        raise ConfigError(f"recurrence {declared.name} would never recur: no time of its rule is ahead, until its end")
+    return (yield from declare(store, declared)), paused
+
+
+def pause(store: Store, name: str, until: float | None, why: str) -> Operation[None]:
+    """Pause a recurrence, until a moment or until it is resumed.
+
+    Raises:
+        ConfigError: the moment has passed, or the reason is too long.
+        JobMissing: there is no recurrence of that name.
+    """
+    if len(why) > _WHY_MOST:
+        raise ConfigError(f"why has {len(why)} characters: at most {_WHY_MOST}")
+    if until is not None and until <= (yield from send(clock())):
+        raise ConfigError("until has passed: give a moment in the future")
+    yield from send(store.hold(name, True, until=until, why=why))
 
 
 def read_stored(store: Store, name: str, fields: dict[str, bytes]) -> Operation[Recurrence]:

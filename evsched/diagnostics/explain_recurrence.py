@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from evsched.client.recurrence_status import no_record
 from evsched.diagnostics.explain import Explanation
 from evsched.durations import format_duration
 from evsched.jobs.untrusted import number, whole
@@ -39,14 +40,6 @@ def explain_recurrence(
     if requests:
         sentence += f"; {requests} requested runs wait" if requests > 1 else "; 1 requested run waits"
     return Explanation(sentence, _list_facts(fields, now))
-
-
-def no_record(queue: str, name: str) -> str:
-    """Return why a recurrence without a record makes no jobs, and what to do."""
-    return (
-        f"it has no record: add it with `evsched recurrences add {name} TASK --rule ... --queue {queue}`, or delete it "
-        f"with `evsched recurrences remove {name} --queue {queue}`"
-    )
 
 
 def _text(fields: Mapping[str, bytes], field: str) -> str:

@@ -9,34 +9,38 @@ from typing import Any
 import pytest
 
 from evsched import App, events
-from evsched.client.find_queues import T, find_queues
+from evsched.client.find_queues import find_queues
+from evsched.client.operations import Send, Step
+from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import StoreRefused
-from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncSender
 from tests.support.system import system
 
 SET = "evsched:{}:queues"
 
 
-class Counted:
-    """A sender that records the commands that it sent."""
+class Counted(SyncClient):
+    """A client that records the commands that it sent."""
 
     def __init__(self, url: str) -> None:
-        self.sender = SyncSender(url)
+        super().__init__(url)
         self.sent: list[str] = []
 
-    def send(self, call: Call[T]) -> T:
-        self.sent.append(call.name)
-        return self.sender.send(call)
+    async def perform(self, step: Step) -> Any:
+        assert isinstance(step, Send)
+        self.sent.append(step.call.name)
+        return await super().perform(step)
+
+    def find_queues(self) -> list[str]:
+        return self.run(find_queues())
 
 
 @pytest.fixture
 def counted(own: EmbeddedRedis) -> Generator[Counted]:
     counted = Counted(own.url)
     yield counted
-    counted.sender.close()
+    counted.close()
 
 
 async def test_while_a_dispatcher_runs_only_the_set_is_read(
@@ -48,7 +52,7 @@ async def test_while_a_dispatcher_runs_only_the_set_is_read(
         await running.recorder.wait(events.QueueFound, lambda event: event.queue == "made-by-zadd")
         finder = running.dispatcher._finder  # pyright: ignore[reportPrivateUsage]
         await finder.step()
-        assert await asyncio.to_thread(find_queues, counted) == ["made-by-zadd"]
+        assert await asyncio.to_thread(counted.find_queues) == ["made-by-zadd"]
     assert counted.sent == ["SMEMBERS", "PUBSUB"]
 
 
@@ -56,12 +60,12 @@ def test_without_a_dispatcher_the_keys_are_scanned_too(client: Any, counted: Cou
     client.sadd(SET, "idle")
     client.zadd("evsched:{made-by-zadd}:schedule", {'{"task":"t"}': 4e9})
     client.hset("evsched:{only-a-record}:job:x", "payload", "{}")
-    assert find_queues(counted) == ["idle", "made-by-zadd"]
+    assert counted.find_queues() == ["idle", "made-by-zadd"]
     assert counted.sent == ["SMEMBERS", "PUBSUB", "SCAN"]
 
 
 def test_an_empty_redis_has_no_queues(counted: Counted) -> None:
-    assert find_queues(counted) == []
+    assert counted.find_queues() == []
 
 
 def test_all_slices_of_many_keys_are_read(client: Any, counted: Counted) -> None:
@@ -69,17 +73,17 @@ def test_all_slices_of_many_keys_are_read(client: Any, counted: Counted) -> None
         for n in range(3000):
             pipe.zadd(f"evsched:{{q{n}}}:schedule", {"x": 4e9})
         pipe.execute()
-    assert len(find_queues(counted)) == 3000
+    assert len(counted.find_queues()) == 3000
     assert counted.sent.count("SCAN") > 1
 
 
 def test_a_set_key_of_another_type_is_ignored(client: Any, counted: Counted) -> None:
     client.set(SET, "x")
     client.zadd("evsched:{one}:schedule", {"x": 4e9})
-    assert find_queues(counted) == ["one"]
+    assert counted.find_queues() == ["one"]
 
 
 def test_a_user_without_the_right_to_scan_is_refused(own: EmbeddedRedis, client: Any, counted: Counted) -> None:
     client.execute_command("ACL", "SETUSER", "default", "-scan")
     with pytest.raises(StoreRefused):
-        find_queues(counted)
+        counted.find_queues()
