@@ -26,12 +26,14 @@ _SHORT: Final = 0.01
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 LOG_LEVELS: Final = get_args(LogLevel)
 
-Command = Literal["dispatcher", "worker", "dev", "ledger"]
+Command = Literal["dispatcher", "worker", "dev", "ledger", "api"]
 _SERVICES: Final[tuple[Command, ...]] = ("dispatcher", "worker", "dev")
 _WORKERS: Final[tuple[Command, ...]] = ("worker", "dev")
 _DISPATCHERS: Final[tuple[Command, ...]] = ("dispatcher", "dev")
 _LEDGER: Final[tuple[Command, ...]] = ("ledger",)
-_ALL: Final[tuple[Command, ...]] = (*_SERVICES, *_LEDGER)
+_API: Final[tuple[Command, ...]] = ("api",)
+_SERVING: Final[tuple[Command, ...]] = (*_SERVICES, *_API)
+_ALL: Final[tuple[Command, ...]] = (*_SERVICES, *_LEDGER, *_API)
 
 
 class Range(NamedTuple):
@@ -56,6 +58,8 @@ class Setting(NamedTuple):
     """None: it is not a number."""
     tuning: bool = False
     """Its default is right for nearly everybody."""
+    secret: bool = False
+    """It has no flag: other users of a machine can read the command lines of processes."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,10 +72,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queues: Annotated[
         tuple[str, ...],
         Setting(
-            "A queue to serve; repeat the flag for several. A worker takes NAME:WEIGHT too, such as mail:3", _SERVICES
+            "A queue to serve; repeat the flag for several. A worker takes NAME:WEIGHT too, such as mail:3", _SERVING
         ),
     ] = ()
-    """Empty: a dispatcher serves all queues, a worker those of its app, its tasks and its recurrences."""
+    """Empty: a dispatcher and the API serve all queues, a worker those of its app, its tasks and its recurrences."""
     require_redis: Annotated[
         bool, Setting("Exit with code 1 if Redis cannot be reached at the start, instead of waiting for it", _ALL)
     ] = False
@@ -117,7 +121,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Setting(
             "The largest payload in bytes; a job with a larger one goes to the dead-letter set",
-            _SERVICES,
+            _SERVING,
             Range(64, 512 * 1024 * 1024),
             tuning=True,
         ),
@@ -167,6 +171,45 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 30.0
     """To start a process again takes 0.5 s."""
+
+    api_host: Annotated[str, Setting("Address on which the API listens", _API)] = "127.0.0.1"
+    api_port: Annotated[int, Setting("Port on which the API listens; 0 chooses a free port", _API, Range(0, 65535))] = (
+        8420
+    )
+    api_read_tokens: Annotated[
+        tuple[str, ...],
+        Setting("Tokens of the callers that may read, separated by commas", _API, secret=True),
+    ] = ()
+    api_write_tokens: Annotated[
+        tuple[str, ...],
+        Setting("Tokens of the callers that may read and write, separated by commas", _API, secret=True),
+    ] = ()
+    api_read_tokens_file: Annotated[
+        str | None, Setting("A file with tokens of callers that may read, one in each line", _API)
+    ] = None
+    api_write_tokens_file: Annotated[
+        str | None, Setting("A file with tokens of callers that may read and write, one in each line", _API)
+    ] = None
+    api_open: Annotated[bool, Setting("Without any token: let every caller read and write", _API)] = False
+    api_rate: Annotated[int, Setting("How many requests a second each token may make", _API, Range(1, 1_000_000))] = 200
+    api_unknown_rate: Annotated[
+        int, Setting("How many requests a second all callers without a valid token may make", _API, Range(1, 1_000_000))
+    ] = 10
+    """More than a person needs who corrects a token, and too few to guess one."""
+    api_body_cap: Annotated[
+        int, Setting("The largest body of a request in bytes", _API, Range(1024, 512 * 1024 * 1024), tuning=True)
+    ] = 4 * 1024 * 1024
+    api_jobs_cap: Annotated[
+        int, Setting("How many jobs one request may schedule", _API, Range(1, 1000), tuning=True)
+    ] = 1000
+    """At most what one script call schedules, so that a request is done as a whole or not at all."""
+    api_list_cap: Annotated[
+        int, Setting("How many jobs, queues or recurrences one request may list", _API, Range(1, 100_000), tuning=True)
+    ] = 1000
+    api_waiting_cap: Annotated[
+        int,
+        Setting("How many requests may wait for a job's end; each has a connection to Redis", _API, Range(0, 10_000)),
+    ] = 100
 
     safety_cap: Annotated[
         float,

@@ -32,6 +32,11 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
             "Run a worker: it runs the jobs of your app. Start any number of workers, on any machines.",
         ),
         Command(
+            "api",
+            "api:api",
+            "Serve the HTTP interface: schedule, look up and change jobs and recurrences with JSON. It needs tokens.",
+        ),
+        Command(
             "demo",
             "run:demo",
             "Schedule jobs in three ways, run them with a dispatcher and a worker, and print how late they started.",

@@ -21,14 +21,14 @@ _DEFAULTS: Final = Config()
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting."""
-    return f"--{(name.removesuffix('s') if name in LISTS else name).replace('_', '-')}"
+    """Return the flag of a setting. A setting that only `evsched api` has is called api_..., and its flag is not."""
+    return f"--{(name.removesuffix('s') if name in LISTS else name).removeprefix('api_').replace('_', '-')}"
 
 
 def default(name: str) -> str:
     """Return the default of a setting as its help says it."""
     if name == "queues":
-        return "all queues for a dispatcher, for a worker those of its app, its tasks and its recurrences"
+        return "all queues for a dispatcher and the API, for a worker those of its app, its tasks and its recurrences"
     if name == "process_pool":
         return "the number of processors"
     value = getattr(_DEFAULTS, name)
@@ -50,7 +50,9 @@ def takes_settings(command: Callable[..., R]) -> Callable[..., R]:
     ]
     declared = [one.name for one in own if one.name in SETTINGS]
     names = [
-        name for name, setting in SETTINGS.items() if command.__name__ in setting.commands and name not in declared
+        name
+        for name, setting in SETTINGS.items()
+        if command.__name__ in setting.commands and name not in declared and not setting.secret
     ]
     made = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(name))

@@ -17,6 +17,7 @@ from evsched.errors import ConfigError
 from evsched.jobs import options as check
 from evsched.jobs.job import OnConflict, Payload, RetryFields, encode
 from evsched.jobs.options import Check
+from evsched.jobs.policies import override
 from evsched.jobs.retry import Retry
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.clients import New
@@ -38,7 +39,8 @@ class JobOptions(TypedDict, total=False):
     """Jobs of different groups get fair shares of the queue."""
     timeout: float | None
     """Seconds that a run may take."""
-    retry: Retry | None
+    retry: Retry | RetryFields | None
+    """A whole policy, or the fields that override those of the task's."""
     retention: float | None
     """Seconds for which the result is kept; 0 = not at all."""
     expires: datetime | float | None
@@ -63,6 +65,9 @@ options to enqueue with."""
 
 
 def _retry(name: str, value: Any) -> None:
+    if isinstance(value, RetryFields):
+        override(Retry(), value)
+        return
     check.retry(name, value)
     if value.by_exception:
         raise ConfigError(f"{name}: retry_on and give_up_on belong to a task: give them to @app.task(retry=...)")
@@ -165,7 +170,9 @@ def _shared(options: JobOptions) -> dict[str, Any]:
     """Return what the payloads of all jobs with these options have besides their arguments."""
     given: dict[str, Any] = {name: options.get(name) for name in ("timeout", "retention", "window", "reply", "meta")}
     retry, expires = options.get("retry"), options.get("expires")
-    if retry is not None:
+    if isinstance(retry, RetryFields):
+        given["retry"] = retry
+    elif retry is not None:
         given["retry"] = RetryFields(**{name: getattr(retry, name) for name in _RETRY_FIELDS})
     if expires is not None:
         given["expires"] = unix("expires", expires)

@@ -71,5 +71,19 @@ def id_of_arguments(task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return _digest(task, list(args), dict(kwargs))
 
 
+def id_of_key(task: str, key: Any) -> str:
+    """Return the id of a job that is unique by a key, which is JSON.
+
+    Raises:
+        ConfigError: the key is not JSON, or None.
+    """
+    if key is None:  # most likely it was forgotten
+        raise ConfigError(f"task {task}: the key of a unique job is None: give a string, or another JSON value")
+    try:
+        return _digest(task, key)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise ConfigError(f"task {task}: the key of a unique job must be JSON: {error}") from None
+
+
 def _digest(*parts: Any) -> str:
     return "unique-" + sha256(_encode(parts)).hexdigest()[:_DIGITS]

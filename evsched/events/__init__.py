@@ -37,6 +37,7 @@ from evsched.events.ledger import (
     RowsScheduled,
 )
 from evsched.events.processes import (
+    ApiStarted,
     ChildCannotStart,
     ChildEnded,
     ChildKilled,
@@ -84,6 +85,7 @@ from evsched.events.workers import (
 )
 
 __all__ = [
+    "ApiStarted",
     "CallAccepted",
     "CallRefused",
     "Cause",

@@ -11,6 +11,12 @@ class Listening(Event, frozen=True, kw_only=True):
     url: str
 
 
+class ApiStarted(Event, frozen=True, kw_only=True):
+    """The process answers requests of the HTTP interface."""
+
+    url: str
+
+
 class EndedByForce(Event, frozen=True, kw_only=True):
     """The process did not end in time after it was asked to: it is ended now."""
 

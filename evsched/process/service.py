@@ -169,6 +169,20 @@ def run_ledger(config: Config) -> None:
     _run(config, 0.0, work)
 
 
+def run_api(config: Config) -> None:
+    """Serve the HTTP interface until SIGTERM or SIGINT; then finish the requests that are under way."""
+    from evsched.process.api_server import GRACE, ApiServer  # needs the extra `api`
+
+    server = ApiServer(config)
+
+    async def work(process: _Process) -> bool:
+        process.telemetry.of_api(config.queues[0] if config.queues else DEFAULT_QUEUE)
+        await server.serve(process.runtime.emit, process.shutdown.request)
+        return False
+
+    _run(config, GRACE, work)
+
+
 def _run(config: Config, grace: float, work: _Work) -> None:
     scripts.read_all()
     collector.settle()

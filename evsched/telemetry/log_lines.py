@@ -10,6 +10,7 @@ from evsched.events import Event
 
 LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.DispatcherStarted: (logging.INFO, "dispatcher started on {server}, queues: {queues}"),
+    events.ApiStarted: (logging.INFO, "API at {url}/v1, its description at {url}/openapi.json"),
     events.DoctorStarted: (logging.INFO, "doctor started: it checks now, and again {interval:g} s after each check"),
     events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
     events.QueueFound: (logging.INFO, "queue {queue} found"),

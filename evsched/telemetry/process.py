@@ -96,6 +96,10 @@ class Telemetry:
         self._readiness.watch(pulses)
         self._readiness.require(DEFAULT_QUEUE, problem)
 
+    def of_api(self, queue: str) -> None:
+        """Report on a server of the HTTP interface. `queue`: any that may be read."""
+        self._readiness.require(queue, lambda: None)
+
     async def __aenter__(self) -> Telemetry:
         """Listen, if a port is set.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from evsched.errors import NO_ENTRY, StoreDown, StoreRefused
 from evsched.events import (
@@ -18,6 +19,7 @@ from evsched.runtime.pulse import Pulse
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.telemetry.queue_stats import DEADLINE
+from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender
 
 
@@ -70,24 +72,27 @@ class Readiness:
         if known is not None:
             return known
         for queue, failure in self._loops:
-            if (reason := await self._why_redis_does_not_serve(queue, failure)) is not None:
+            if (reason := await why_redis_does_not_serve(self._sender.send, queue, failure)) is not None:
                 return reason
         return None
 
-    async def _why_redis_does_not_serve(self, queue: str, failure: Callable[[], str | None]) -> str | None:
-        """Run a script, then check how the last passes of the loops went."""
-        try:
-            async with asyncio.timeout(DEADLINE):
-                await self._sender.send(Store(queue).queue_stats())  # a script, so scripts run
-                if await self._sender.send(server.takes_no_writes()):
-                    return "Redis is a replica: it accepts no writes"
-        except StoreDown as error:
-            return f"Redis does not answer: {error}"
-        except StoreRefused as error:
-            if error.kind in (*NO_ENTRY, "noperm"):
-                return f"Redis refuses: {error}"
-            # Bad data of one queue: the process is ready unless its loops fail for all queues.
-        except TimeoutError:
-            return f"Redis does not answer within {DEADLINE:g} s"
-        refused = failure()
-        return None if refused is None else f"Redis refuses: {refused}"
+
+async def why_redis_does_not_serve(
+    send: Callable[[Call[Any]], Awaitable[Any]], queue: str, failure: Callable[[], str | None] = lambda: None
+) -> str | None:
+    """Return why Redis does not serve; None if it does. It runs a script, then checks how the last passes went."""
+    try:
+        async with asyncio.timeout(DEADLINE):
+            await send(Store(queue).queue_stats())  # a script, so scripts run
+            if await send(server.takes_no_writes()):
+                return "Redis is a replica: it accepts no writes"
+    except StoreDown as error:
+        return f"Redis does not answer: {error}"
+    except StoreRefused as error:
+        if error.kind in (*NO_ENTRY, "noperm"):
+            return f"Redis refuses: {error}"
+        # Bad data of one queue: the process is ready unless its loops fail for all queues.
+    except TimeoutError:
+        return f"Redis does not answer within {DEADLINE:g} s"
+    refused = failure()
+    return None if refused is None else f"Redis refuses: {refused}"

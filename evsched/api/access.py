@@ -1,0 +1,143 @@
+"""Who may do what: bearer tokens of two kinds, and how many requests each caller may make."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import re
+from collections.abc import Iterable
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, Literal
+
+from evsched.api.problem import Problem
+from evsched.api.rate import Bucket
+from evsched.config import Config
+from evsched.errors import ConfigError
+
+Scope = Literal["read", "write"]
+"""What an operation needs, and a token allows: "write" includes "read"."""
+
+_FORM: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+"""What a bearer token is made of (RFC 6750)."""
+
+_SHORTEST: Final = 20
+"""Characters of a token: of fewer, all could be tried."""
+
+
+class _Caller:
+    """One token, of which only the digest is kept."""
+
+    def __init__(self, token: str, scope: Scope, rate: float) -> None:
+        self.digest = _digest(token)
+        self.scope: Scope = scope
+        self.bucket = Bucket(rate)
+
+
+class Access:
+    """Knows the tokens.
+
+    Raises:
+        ConfigError: there is no token and the API is not open; or a token or a file of tokens is not valid.
+    """
+
+    def __init__(self, config: Config) -> None:
+        read, write = (
+            _read_tokens(config.api_read_tokens, config.api_read_tokens_file),
+            _read_tokens(config.api_write_tokens, config.api_write_tokens_file),
+        )
+        if read & write:
+            raise ConfigError("the same API token is given for reading and for writing: give it for writing only")
+        if config.api_open and (read or write):
+            raise ConfigError("the API has tokens, and is open to callers without one: leave out one of both")
+        if not (config.api_open or read or write):
+            raise ConfigError(
+                "the API has no token: set EVSCHED_API_WRITE_TOKENS to a secret, such as the output of `openssl rand "
+                "-hex 32`; or let every caller read and write with --open"
+            )
+        rate = config.api_rate
+        self._callers = [
+            *(_Caller(token, "read", rate) for token in sorted(read)),
+            *(_Caller(token, "write", rate) for token in sorted(write)),
+        ]
+        self._open = Bucket(rate) if config.api_open else None
+        self._unknown = Bucket(config.api_unknown_rate)
+
+    def admit(self, authorization: str | None, needs: Scope, now: float) -> None:
+        """Let a request pass. `authorization`: that header. `now`: the monotonic clock.
+
+        Raises:
+            Problem: the token is missing, unknown or not enough (401, 403), or there were too many requests (429).
+        """
+        if self._open is not None:
+            _take(self._open, now, "of all callers")
+            return
+        caller = self._find(authorization)
+        if caller is None:
+            _take(self._unknown, now, "without a valid token")
+            what = "has no bearer token" if authorization is None else "has a token that is not known here"
+            raise Problem(
+                HTTPStatus.UNAUTHORIZED,
+                "no-token",
+                f"the request {what}: send the header `Authorization: Bearer TOKEN`",
+                {"WWW-Authenticate": 'Bearer realm="evsched"'},
+            )
+        _take(caller.bucket, now, "with this token")
+        if needs == "write" and caller.scope == "read":
+            raise Problem(
+                HTTPStatus.FORBIDDEN,
+                "read-only",
+                "this token may only read: use one that may write",
+                {"WWW-Authenticate": 'Bearer realm="evsched", error="insufficient_scope", scope="write"'},
+            )
+
+    def admit_anyone(self, now: float) -> None:
+        """Let a request pass that needs no token.
+
+        Raises:
+            Problem: there were too many.
+        """
+        _take(self._open or self._unknown, now, "without a token")
+
+    def _find(self, authorization: str | None) -> _Caller | None:
+        """Return the caller of a token. It takes the same time wherever the token is in the list, and if it is not."""
+        scheme, _, token = (authorization or "").partition(" ")
+        given, found = _digest(token.strip()), None
+        for caller in self._callers:
+            if hmac.compare_digest(caller.digest, given):
+                found = caller
+        return found if scheme.lower() == "bearer" else None
+
+
+def _take(bucket: Bucket, now: float, whose: str) -> None:
+    if wait := bucket.take(now):
+        raise Problem(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            "too-many-requests",
+            f"there are too many requests {whose}: send fewer, or many jobs in one request",
+            {"Retry-After": str(math.ceil(wait))},
+        )
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode(errors="backslashreplace")).digest()
+
+
+def _read_tokens(given: Iterable[str], file: str | None) -> set[str]:
+    """Return the tokens that are given and those of a file. No message has a token in it."""
+    tokens = [token.strip() for token in given]
+    if file is not None:
+        try:
+            lines = Path(file).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ConfigError(f"the file of API tokens {file} cannot be read: {why}") from None
+        tokens += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    for number, token in enumerate(tokens, 1):
+        if len(token) < _SHORTEST or not _FORM.fullmatch(token):
+            raise ConfigError(
+                f"API token {number} is not valid: it has at least {_SHORTEST} of A-Z a-z 0-9 . _ ~ + / -, such as the "
+                "output of `openssl rand -hex 32`"
+            )
+    return set(tokens)

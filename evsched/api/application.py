@@ -1,0 +1,190 @@
+"""The ASGI application: routes to the operations, each behind the same checks."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from os import environ
+from typing import Any, Final, cast
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from evsched import environment
+from evsched.api import openapi, request_body
+from evsched.api.access import Access
+from evsched.api.health import HealthPages
+from evsched.api.operations import OPERATIONS, Operation
+from evsched.api.problem import Problem, invalid, of_error
+from evsched.api.replies import Reply
+from evsched.api.request import Asked, Waiters
+from evsched.client.client import Client
+from evsched.config import DEFAULT_QUEUE, Config
+from evsched.errors import EvschedError
+from evsched.keys import NAME
+
+_encode: Final = msgspec.json.Encoder().encode
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class _Server:
+    """What the endpoints of one application share."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.access = Access(config)
+        self.client = Client(config.url)
+        self.waiters = Waiters(config.api_waiting_cap)
+        self.health = HealthPages(self.client, next(iter(config.queues), DEFAULT_QUEUE))
+
+    async def answer(self, operation: Operation, request: Request) -> Response:
+        """Check a request, have it handled, and return the response."""
+        self.access.admit(request.headers.get("authorization"), operation.needs, time.monotonic())
+        path = self._check_path(request.path_params)
+        query = None if operation.query is None else _query(request, operation.query)
+        body = None
+        if operation.body is not None:
+            body = await request_body.read(request, operation.body, self.config.api_body_cap)
+        asked = Asked(
+            client=self.client,
+            config=self.config,
+            waiters=self.waiters,
+            base=request.scope.get("root_path", ""),
+            path=path,
+            headers=request.headers,
+            body=body,
+            query=query,
+        )
+        return _response(await operation.handler(asked))
+
+    def _check_path(self, path: dict[str, Any]) -> dict[str, str]:
+        for name, value in path.items():
+            if name != "name" and not NAME.fullmatch(value):
+                what = "the id of a job" if name == "id" else "the name of a queue"
+                raise invalid(f"{what} is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
+        queue = path.get("queue")
+        if queue is not None and self.config.queues and queue not in self.config.queues:
+            raise Problem(HTTPStatus.FORBIDDEN, "queue-not-allowed", f"queue {queue} is not served by this API")
+        return path
+
+    def endpoint(self, operations: dict[str, Operation]) -> Endpoint:
+        """Return the endpoint of a path, by its operations."""
+
+        async def endpoint(request: Request) -> Response:
+            method = "GET" if request.method == "HEAD" else request.method
+            return await self.answer(operations[method], request)
+
+        return endpoint
+
+    def page(self, page: Callable[[], Awaitable[Reply]]) -> Endpoint:
+        """Return the endpoint of a page that needs no token, and that supervisors must always reach."""
+
+        async def endpoint(request: Request) -> Response:
+            return _response(await page())
+
+        return endpoint
+
+    async def document(self, request: Request) -> Response:
+        """Return the OpenAPI document."""
+        self.access.admit_anyone(time.monotonic())
+        return _response(Reply(HTTPStatus.OK, openapi.document(request.scope.get("root_path", ""))))
+
+
+def create(config: Config | None = None) -> Starlette:
+    """Return the HTTP interface as an ASGI application, to be served or mounted in another.
+
+    `config`: its settings; None = those in the environment, as for `evsched api`. It connects to Redis on first use.
+
+    Raises:
+        ConfigError: a setting is not valid, or there is no token.
+    """
+    server = _Server(config or environment.load(environ))
+    by_path = dict[str, dict[str, Operation]]()
+    for operation in OPERATIONS:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        yield
+        await server.client.close()
+
+    app = Starlette(
+        routes=[
+            *(Route(path, server.endpoint(methods), methods=[*methods]) for path, methods in by_path.items()),
+            Route("/openapi.json", server.document),
+            Route("/healthz", server.page(server.health.alive)),
+            Route("/readyz", server.page(server.health.ready)),
+        ],
+        exception_handlers={
+            Problem: _answer_problem,
+            EvschedError: _answer_error,
+            HTTPException: _answer_http_exception,
+            ClientDisconnect: _answer_nobody,
+            Exception: _answer_bug,
+        },
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _query(request: Request, kind: type) -> Any:
+    """Return the query of a request as a value of a type.
+
+    Raises:
+        Problem: it is not of that type.
+    """
+    given = dict(request.query_params)
+    if len(request.query_params.multi_items()) > len(given):
+        raise invalid("the query has the same name twice: give each once")
+    try:
+        return msgspec.convert(given, cast(Any, kind), strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the query does not fit: {error}") from None
+
+
+def _response(reply: Reply) -> Response:
+    headers = {"Cache-Control": "no-store", **reply.headers}
+    if reply.body is None:
+        return Response(None, reply.status, headers)
+    return Response(_encode(reply.body), reply.status, headers, "application/json")
+
+
+async def _answer_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, EvschedError)
+    return of_error(error).response()
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Answer a path or a method that there is not."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        detail = f"{request.method} is not possible here: use {re.sub(', ?', ' or ', allowed)}"
+        return Problem(status, "no-such-method", detail, error.headers).response()
+    return Problem(status, "no-such-path", "there is no such path: /openapi.json lists all").response()
+
+
+async def _answer_nobody(_: Request, error: Exception) -> Response:
+    """End a request whose caller has gone."""
+    return Response(None, HTTPStatus.BAD_REQUEST)
+
+
+async def _answer_bug(_: Request, error: Exception) -> Response:
+    """Answer after a bug, whose traceback the server logs."""
+    detail = "the server failed: its log has the reason"
+    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", detail).response()

@@ -1,0 +1,194 @@
+"""The handlers of requests about jobs: each turns a request into a call of the client, and its result into a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Any, Final, get_args
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from evsched.api.problem import Problem, invalid
+from evsched.api.replies import Jobs, Outcome, Reply, Scheduled, ScheduledJobs, Stopping
+from evsched.api.request import Asked
+from evsched.api.requests import EnqueueJob, EnqueueJobs, JobsQuery, NewJob, Reschedule, ResultQuery
+from evsched.client import operations
+from evsched.client.front import front
+from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.client.sweep import Filter, Sweep, Waiting
+from evsched.client.unique import Unique, id_of_arguments, id_of_key
+from evsched.errors import ConfigError, JobMissing
+from evsched.jobs.job import OnConflict
+from evsched.store.clients import New
+from evsched.store.matching import Match
+
+KEY_KEPT: Final = 86400.0
+"""Seconds for which an Idempotency-Key is known."""
+
+_KEY_MOST: Final = 255
+"""Characters of an Idempotency-Key."""
+
+_EXAMINED_MOST: Final = 100_000
+"""Jobs that a request with a filter examines at most: about 1.5 s of Redis's time, in slices of 2 ms."""
+
+_OPTIONS: Final = (
+    "id",
+    "due",
+    "delay",
+    "priority",
+    "group",
+    "timeout",
+    "retry",
+    "retention",
+    "expires",
+    "meta",
+    "window",
+)
+
+
+async def enqueue(asked: Asked[EnqueueJob, None]) -> Reply:
+    """Schedule a job."""
+    given, key = asked.body, _idempotency_key(asked)
+    if key is not None and (given.id, given.on_conflict, given.unique) != (None, None, None):
+        raise invalid("Idempotency-Key: leave out id, on_conflict and unique, which it replaces")
+    unique = None if given.unique is None else Unique(within=given.unique.within)
+    job = _new(asked, given, unique, UNSET if given.unique is None else given.unique.key)
+    (scheduled,) = await _write(asked, [job], given.on_conflict, unique, key, named=given.id is not None)
+    # With on_conflict, the job may have been there.
+    status = HTTPStatus.CREATED if given.on_conflict is None else HTTPStatus.OK
+    return Reply(status, scheduled, {"Location": f"{asked.base}/v1/queues/{asked.queue}/jobs/{scheduled.id}"})
+
+
+async def enqueue_many(asked: Asked[EnqueueJobs, None]) -> Reply:
+    """Schedule many jobs, all or none."""
+    given, key, most = asked.body, _idempotency_key(asked), asked.config.api_jobs_cap
+    if len(given.jobs) > most:
+        raise invalid(f"the request has {len(given.jobs)} jobs, more than {most}: send several requests")
+    named = any(job.id is not None for job in given.jobs)
+    if key is not None and (named or given.on_conflict is not None or given.unique is not None):
+        raise invalid("Idempotency-Key: leave out id, on_conflict and unique, which it replaces")
+    unique = None if given.unique is None else Unique(within=given.unique.within)
+    jobs = [_new(asked, job, unique, UNSET, f"jobs[{at}]: ") for at, job in enumerate(given.jobs)]
+    scheduled = await _write(asked, jobs, given.on_conflict, unique, key, named=named)
+    return Reply(HTTPStatus.CREATED if given.on_conflict is None else HTTPStatus.OK, ScheduledJobs(scheduled))
+
+
+async def look(asked: Asked[None, None]) -> Reply:
+    """Return where a job is, and what its record says."""
+    status = await asked.client.status(asked.queue, asked.job)
+    if status is None:
+        raise JobMissing(
+            f"there is no job {asked.job} in queue {asked.queue}: it never existed, was cancelled while it waited, or "
+            "ended and its retention is over"
+        )
+    return Reply(HTTPStatus.OK, status)
+
+
+async def cancel(asked: Asked[None, None]) -> Reply:
+    """Delete a waiting job, or have its worker stop it."""
+    place = await asked.client.cancel(asked.queue, asked.job)
+    if place == "processing":
+        return Reply(HTTPStatus.ACCEPTED, Stopping(asked.job, place))
+    return Reply(HTTPStatus.NO_CONTENT)
+
+
+async def reschedule(asked: Asked[Reschedule, None]) -> Reply:
+    """Give a waiting job another due."""
+    given = asked.body
+    if given.due is None and given.delay is None:
+        raise invalid("give due or delay: a delay of 0 makes the job due now")
+    due = await asked.client.reschedule(asked.queue, asked.job, given.due, delay=given.delay)
+    return Reply(HTTPStatus.OK, Scheduled(asked.job, asked.queue, due))
+
+
+async def wait_for_end(asked: Asked[None, ResultQuery]) -> Reply:
+    """Return how a job has ended; wait for it if the query says so."""
+    with asked.waiters.one_more(asked.query.wait):
+        try:
+            ended = await asked.client.run(operations.end(asked.store, asked.job, asked.query.wait))
+        except TimeoutError:
+            return Reply(HTTPStatus.ACCEPTED, Outcome(asked.job, None))
+    return Reply(HTTPStatus.OK, Outcome(asked.job, ended.outcome, ended.result, ended.reason))
+
+
+async def list_jobs(asked: Asked[None, JobsQuery]) -> Reply:
+    """List the waiting and the dead jobs, the next to run first; with a filter, those that match."""
+    query, limit = asked.query, asked.limit(asked.query.limit)
+    places = get_args(Waiting) if query.place is None else (query.place,)
+    matching = Filter(task=query.task, group=query.group, reason=query.reason, older=query.older)
+    if not matching.is_empty:
+        return Reply(HTTPStatus.OK, await _search(asked, matching, places, limit))
+    found = list[Match]()
+    for place in places:
+        if len(found) <= limit:
+            found += await asked.client.run(front(asked.store, place, limit + 1 - len(found)))
+    return Reply(HTTPStatus.OK, Jobs(found[:limit], len(found) <= limit))
+
+
+async def _search(asked: Asked[Any, Any], matching: Filter, places: Sequence[Waiting], limit: int) -> Jobs:
+    """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
+    sweep = Sweep(asked.store, matching, places)
+    more = True
+    while more and len(sweep.found) <= limit and sweep.examined < _EXAMINED_MOST:
+        more = await asked.client.run(sweep.step())
+    return Jobs(sweep.found[:limit], not more and len(sweep.found) <= limit)
+
+
+def _new(asked: Asked[Any, Any], given: NewJob, unique: Unique | None, key: Any, where: str = "") -> New:
+    """Build a job. `key`: what makes it unique besides its task, unset = its arguments. `where`: for messages."""
+    values: dict[str, Any] = {name: getattr(given, name) for name in _OPTIONS}
+    options = JobOptions(**values, reply=given.reply or None, queue=asked.queue, unique=unique)
+    try:
+        check_job_options(options)
+        job = new_job(given.task, given.args, given.kwargs, options, asked.config.payload_cap)
+        if unique is None:
+            return job
+        if key is UNSET:
+            return replace(job, id=id_of_arguments(given.task, given.args, given.kwargs))
+        return replace(job, id=id_of_key(given.task, key))
+    except ConfigError as error:
+        raise invalid(f"{where}{error}") from None
+
+
+async def _write(
+    asked: Asked[Any, Any],
+    jobs: list[New],
+    on_conflict: OnConflict | None,
+    unique: Unique | None,
+    key: str | None,
+    *,
+    named: bool,
+) -> list[Scheduled]:
+    """Enqueue jobs. With an Idempotency-Key, those of an earlier request with that key are kept.
+
+    `named`: whether the caller has given an id to one of them.
+    """
+    if key is not None:
+        jobs = [replace(job, id=_id_of_request(key, at)) for at, job in enumerate(jobs)]
+        on_conflict, unique = "keep", Unique(within=KEY_KEPT)
+    elif unique is None and not named:
+        # If Redis was away, the call was made again: it then meets the very jobs that it has written before.
+        on_conflict = "keep"
+    dues = await asked.client.enqueue(asked.queue, jobs, on_conflict, unique)
+    return [Scheduled(job.id, asked.queue, due) for job, due in zip(jobs, dues, strict=True)]
+
+
+def _idempotency_key(asked: Asked[Any, Any]) -> str | None:
+    """Return the Idempotency-Key of a request, with quotes around it or without."""
+    key = asked.headers.get("idempotency-key")
+    if key is None:
+        return None
+    key = key.strip().removeprefix('"').removesuffix('"')
+    if not key or len(key) > _KEY_MOST:
+        raise Problem(
+            HTTPStatus.BAD_REQUEST, "invalid", f"Idempotency-Key: send 1 to {_KEY_MOST} characters, such as a UUID"
+        )
+    return key
+
+
+def _id_of_request(key: str, at: int) -> str:
+    """Return the id of a job of a request with an Idempotency-Key: its `at`th, from 0."""
+    return "key-" + sha256(msgspec.json.encode([key, at])).hexdigest()[:32]

@@ -1,0 +1,38 @@
+"""The handlers of requests about queues."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from evsched.api.replies import QueueCounts, Queues, Reply
+from evsched.api.request import Asked
+from evsched.api.requests import ListQuery
+from evsched.client.find_queues import find_queues
+from evsched.store.operators import QueueStats
+
+
+async def list_queues(asked: Asked[None, ListQuery]) -> Reply:
+    """List the queues with their counts."""
+    limit, client = asked.limit(asked.query.limit), asked.client
+    names = sorted(asked.config.queues) or await client.run(find_queues())
+    stats = await asyncio.gather(*(client.send(client.store(name).queue_stats()) for name in names[:limit]))
+    found = [_counts(name, one) for name, one in zip(names, stats, strict=False)]
+    return Reply(HTTPStatus.OK, Queues(found, len(names) <= limit))
+
+
+async def count(asked: Asked[None, None]) -> Reply:
+    """Count the jobs of a queue. One that was never used has none."""
+    return Reply(HTTPStatus.OK, _counts(asked.queue, await asked.client.send(asked.store.queue_stats())))
+
+
+def _counts(queue: str, stats: QueueStats) -> QueueCounts:
+    return QueueCounts(
+        queue=queue,
+        **stats.places,
+        overdue=stats.due,
+        oldest=stats.oldest,
+        workers=stats.workers,
+        next_due=stats.next_due,
+        paused=stats.paused,
+    )

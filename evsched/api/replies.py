@@ -1,0 +1,118 @@
+"""What a request is answered, as structs. The OpenAPI document is made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from evsched.client.recurrence_status import RecurrenceStatus
+from evsched.jobs.job import Place
+from evsched.store.matching import Match
+
+
+class Reply(Struct, frozen=True):
+    """An answer: its status, its body if it has one, and headers."""
+
+    status: int
+    body: Any = None
+    headers: Mapping[str, str] = {}
+
+
+class Scheduled(Struct, frozen=True):
+    """A job that is on the schedule. `due` in Unix seconds."""
+
+    id: str
+    queue: str
+    due: float | None
+
+
+class ScheduledJobs(Struct, frozen=True):
+    """The jobs of a request, in its order."""
+
+    jobs: list[Scheduled]
+
+
+class Stopping(Struct, frozen=True):
+    """A job that a worker holds, and was told to stop."""
+
+    id: str
+    place: Place
+
+
+class Outcome(Struct, frozen=True):
+    """How a job has ended: `outcome` is done, dead, expired or cancelled; null = it has not ended."""
+
+    id: str
+    outcome: str | None
+    result: Any = None
+    reason: str | None = None
+
+
+class Jobs(Struct, frozen=True):
+    """The jobs that were found. `complete`: these are all there are."""
+
+    jobs: list[Match]
+    complete: bool
+
+
+class QueueCounts(Struct, frozen=True, kw_only=True):
+    """How many jobs a queue has in each place, and who serves it. Times in Unix seconds."""
+
+    queue: str
+    schedule: int
+    backlog: int
+    ready: int
+    processing: int
+    dead: int
+    overdue: int
+    """Jobs on the schedule that are due, but not dispatched yet."""
+    oldest: float
+    """Seconds for which the first job that waits for a worker has been due."""
+    workers: int
+    next_due: float | None
+    paused: float | None
+
+
+class Queues(Struct, frozen=True):
+    """The queues, sorted by name. `complete`: these are all there are."""
+
+    queues: list[QueueCounts]
+    complete: bool
+
+
+class Recurrences(Struct, frozen=True):
+    """The recurrences, the next to recur first. `complete`: these are all there are."""
+
+    recurrences: list[RecurrenceStatus]
+    complete: bool
+
+
+class Changed(Struct, frozen=True):
+    """What became of a recurrence that was put. A changed one that is paused stays so."""
+
+    name: str
+    change: Literal["made", "changed", "same"]
+    paused: bool
+
+
+class Resumed(Struct, frozen=True):
+    """Whether a recurrence that was resumed recurs: it does not if the code no longer declares it."""
+
+    name: str
+    recurs: bool
+
+
+class Triggered(Struct, frozen=True):
+    """The job of a run that was requested. If it is not `begun`, it waits for the end of another."""
+
+    id: str
+    begun: bool
+
+
+class Health(Struct, frozen=True):
+    """Whether the server is alive or ready; `reason` says why it is not."""
+
+    ok: bool
+    reason: str | None = None

@@ -1,0 +1,145 @@
+"""What a request may say: its body and its query, as structs. The OpenAPI document is made from them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from evsched.client.sweep import Waiting
+from evsched.client.wire_schema import Group, Identifier, Length, Priority, Window
+from evsched.jobs.job import OnConflict, RetryFields
+from evsched.recurrence.recurrence import Misfire, Overlap
+
+WAIT_MOST: Final = 60
+"""Seconds that a request may wait for a job's end: proxies close connections that are silent for longer."""
+
+Moment = (
+    Annotated[float, Meta(description="Unix seconds.")]
+    | Annotated[datetime, Meta(tz=True, description="ISO 8601, with an offset.")]
+)
+Task = Annotated[str, Meta(min_length=1, description="The name of the task.")]
+Delay = Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")]
+Timeout = Annotated[float, Meta(gt=0, description="Seconds that a run may take.")]
+Within = Annotated[float, Meta(gt=0, description="Seconds without a second job, even if the first has ended.")]
+Age = Annotated[Length, Meta(description="Only jobs that were created, or died, so many seconds ago.")]
+
+
+class NewJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job to schedule. What is left out is the task's own, or the default."""
+
+    task: Task
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    id: Annotated[Identifier, Meta(description="Else a random one.")] | None = None
+    due: Moment | None = None
+    delay: Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")] | None = (
+        None
+    )
+    priority: Priority | None = None
+    group: Group | None = None
+    timeout: Timeout | None = None
+    retry: RetryFields | None = None
+    retention: Annotated[Length, Meta(description="Seconds for which the result is kept.")] | None = None
+    expires: Moment | None = None
+    reply: Annotated[bool, Meta(description="Push the outcome to the job's reply list in Redis.")] = False
+    meta: dict[str, Any] | None = None
+    window: Window | None = None
+
+
+class UniqueJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The job's id is made of its task and arguments, or of its task and `key`."""
+
+    key: Annotated[Any, Meta(description="A JSON value instead of the arguments.")] | UnsetType = UNSET
+    within: (
+        Annotated[float, Meta(gt=0, description="Seconds in which there is no second job even if the first has ended.")]
+        | None
+    ) = None
+
+
+class UniqueJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The id of each job is made of its task and arguments."""
+
+    within: (
+        Annotated[float, Meta(gt=0, description="Seconds in which there is no second job even if the first has ended.")]
+        | None
+    ) = None
+
+
+class EnqueueJob(NewJob, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job to schedule, and what to do if a job of its id has not ended: refuse, `replace` or `keep`."""
+
+    on_conflict: OnConflict | None = None
+    unique: UniqueJob | None = None
+
+
+class EnqueueJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Jobs to schedule, all or none; `on_conflict` and `unique` apply to each."""
+
+    jobs: Annotated[list[NewJob], Meta(min_length=1)]
+    on_conflict: OnConflict | None = None
+    unique: UniqueJobs | None = None
+
+
+class Reschedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the job is due: a moment, or seconds from now. A `delay` of 0 is now."""
+
+    due: Moment | None = None
+    delay: Delay | None = None
+
+
+class NewRecurrence(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule that makes jobs again and again (docs/recurrence-reference.md)."""
+
+    rule: Annotated[str, Meta(min_length=1, description="Five or six cron fields, @daily and the like, or `every 90`.")]
+    task: Task
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    zone: Annotated[str, Meta(description="The IANA time zone of the rule.")] = "UTC"
+    start: Moment | None = None
+    end: Moment | None = None
+    count: Annotated[int, Meta(ge=1, description="How many occurrences there are in all.")] | None = None
+    spread: Annotated[Length, Meta(description="Seconds by which occurrences are delayed at most.")] = 0.0
+    misfire: Annotated[Misfire, Meta(description="What to do about missed occurrences.")] = "once"
+    most: Annotated[int, Meta(ge=1, description="How many missed occurrences `all` makes up for.")] = 100
+    overlap: Annotated[Overlap, Meta(description="What to do if the occurrence before has not ended.")] = "skip"
+    window: Window | None = None
+    after: Literal["end"] | None = None
+    skip: Annotated[str, Meta(description="The calendars on whose days it makes no jobs.")] | None = None
+    pause_after: Annotated[int, Meta(ge=1, description="Pause it after so many failures in a row.")] | None = None
+    priority: Priority | None = None
+    group: Group | None = None
+    timeout: Timeout | None = None
+    retry: RetryFields | None = None
+    retention: Annotated[Length, Meta(description="Seconds for which a result is kept.")] | None = None
+    meta: dict[str, Any] | None = None
+
+
+class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Until when a recurrence is paused, and why."""
+
+    until: Moment | None = None
+    why: Annotated[str, Meta(max_length=500, description="A sentence for whoever looks at it later.")] = ""
+
+
+class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much to list."""
+
+    limit: Annotated[int, Meta(ge=1, description="How many at most; the server has a limit of its own.")] = 100
+
+
+class JobsQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which jobs to list."""
+
+    place: Waiting | None = None
+    task: Annotated[str, Meta(min_length=1, description="Only jobs of this task.")] | None = None
+    group: Annotated[str, Meta(min_length=1, description="Only jobs of this group.")] | None = None
+    reason: Annotated[str, Meta(min_length=1, description="Only jobs whose reason contains this text.")] | None = None
+    older: Age | None = None
+
+
+class ResultQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long to wait for the end of a job."""
+
+    wait: Annotated[float, Meta(ge=0, le=WAIT_MOST, description="Seconds.")] = 0.0

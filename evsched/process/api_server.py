@@ -1,0 +1,105 @@
+"""Serves the HTTP interface with uvicorn, in a process whose signals and log are those of every service."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+import evsched.api
+from evsched.config import Config
+from evsched.errors import CannotStart
+from evsched.events import ApiStarted, Emit
+from evsched.runtime.stop_request import StopRequest
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise evsched.api.missing() from error
+
+GRACE: Final = 5.0
+"""Seconds that requests have to end after SIGTERM. Then those that wait for the end of a job are cut off."""
+
+_KEEP_ALIVE: Final = 75
+"""Seconds for which an idle connection is kept: longer than the proxies in front of it do, so that none of them sends a
+request on a connection that closes."""
+
+_BACKLOG: Final = 1024
+"""Connections that may wait to be accepted."""
+
+_HEAD_MOST: Final = 16 * 1024
+"""Bytes of a request's head."""
+
+
+class ApiServer:
+    """One server.
+
+    Raises:
+        ConfigError: a setting is not valid, or there is no token.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._host, self._port = config.api_host, config.api_port
+        self._server = _Server(
+            uvicorn.Config(
+                evsched.api.create(config),
+                access_log=False,
+                h11_max_incomplete_event_size=_HEAD_MOST,
+                lifespan="on",
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(GRACE),
+                timeout_keep_alive=_KEEP_ALIVE,
+                ws="none",
+            )
+        )
+
+    async def serve(self, emit: Emit, request: StopRequest) -> None:
+        """Answer requests until the process is asked to end.
+
+        Raises:
+            CannotStart: the port is taken, or there is no such host.
+        """
+        with _listen(self._host, self._port) as listening:
+            emit(ApiStarted(url=_url(listening)))
+            serving = asyncio.ensure_future(self._server.serve([listening]))
+            asked = asyncio.ensure_future(request.wait())
+            try:
+                await asyncio.wait([serving, asked], return_when=asyncio.FIRST_COMPLETED)
+                self._server.should_exit = True
+                await serving
+            finally:
+                serving.cancel()
+                asked.cancel()
+                await asyncio.gather(serving, asked, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave the signals to the service."""
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    # Without the protocol, asyncio would leave Nagle's algorithm on, which delays each response by 40 ms.
+    listening = socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+        return listening
+    except (OSError, OverflowError) as error:
+        listening.close()
+        why = getattr(error, "strerror", None) or error
+        raise CannotStart(f"API on {host}:{port}: {why}: choose another --port, or a --host of this machine") from None
+
+
+def _url(listening: socket.socket) -> str:
+    host, port, *_ = listening.getsockname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,354 @@
+"""The HTTP interface: jobs and queues. Each answer is held against the OpenAPI document (tests/support/api.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from evsched import App, current_job
+from evsched.api.job_handlers import KEY_KEPT
+from evsched.client.unique import id_of_arguments, id_of_key
+from evsched.config import Config
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.api import READ, WRITE, Caller, calling
+from tests.support.patience import PATIENCE
+from tests.support.system import system
+
+LATER = 4_000_000_000.0
+
+
+@pytest.fixture
+async def api(server: EmbeddedRedis) -> AsyncGenerator[Caller]:
+    async with calling(server.url) as caller:
+        yield caller
+
+
+@pytest.fixture
+def jobs(queue: str) -> str:
+    return f"/v1/queues/{queue}/jobs"
+
+
+async def test_a_job_is_scheduled_with_all_its_options(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+    body = {
+        "task": "send_mail",
+        "args": ["bob"],
+        "kwargs": {"subject": "hi"},
+        "id": "welcome:42@x",
+        "due": LATER,
+        "priority": 7,
+        "group": "alice",
+        "timeout": 30,
+        "retry": {"attempts": 3},
+        "retention": 0,
+        "expires": "2096-10-02T07:06:40+00:00",
+        "reply": True,
+        "meta": {"a": [1]},
+        "window": "mon-fri 08:00-18:00 UTC",
+    }
+    made = await api.ask("POST", jobs, body)
+    assert (made.status_code, made.headers["location"]) == (201, f"{jobs}/welcome:42@x")
+    assert made.json() == {"id": "welcome:42@x", "queue": queue, "due": LATER}
+    record = raw.hgetall(f"evsched:{{{queue}}}:job:welcome:42@x")
+    assert msgspec.json.decode(record[b"payload"]) == {
+        "task": "send_mail",
+        "args": ["bob"],
+        "kwargs": {"subject": "hi"},
+        "timeout": 30,
+        "retry": {"attempts": 3},
+        "retention": 0,
+        "expires": 4_000_000_000,
+        "reply": True,
+        "meta": {"a": [1]},
+        "window": "mon-fri 08:00-18:00 UTC",
+    }
+    assert (record[b"priority"], record[b"group"]) == (b"7", b"alice")
+    seen = (await api.ask("GET", made.headers["location"], token=READ)).json()
+    assert (seen["place"], seen["due"], seen["task"], seen["priority"]) == ("schedule", LATER, "send_mail", 7)
+
+
+async def test_a_due_is_a_moment_or_a_delay(api: Caller, jobs: str) -> None:
+    now = datetime.now(UTC).timestamp()
+    for body, due in (({"due": "2030-01-01T01:00:00+01:00"}, 1893456000), ({"due": 1893456000.25}, 1893456000.25)):
+        assert (await api.ask("POST", jobs, {"task": "t", **body})).json()["due"] == due
+    assert (await api.ask("POST", jobs, {"task": "t", "delay": 1000})).json()["due"] > now + 900
+    assert (await api.ask("POST", jobs, {"task": "t"})).json()["due"] < now + 900
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "missing required field `task`"),
+        ({"task": ""}, "$.task"),
+        ({"task": 5}, "Expected `str`, got `int` - at `$.task`"),
+        ({"task": "t", "arg": []}, "unknown field `arg`"),
+        ({"task": "t", "args": {}}, "$.args"),
+        ({"task": "t", "id": "a b"}, "$.id"),
+        ({"task": "t", "id": "x" * 201}, "$.id"),
+        ({"task": "t", "due": "2030-01-01T00:00:00"}, "$.due"),
+        ({"task": "t", "due": "soon"}, "$.due"),
+        ({"task": "t", "due": 1, "delay": 1}, "due and delay: give one of them"),
+        ({"task": "t", "priority": 10}, "$.priority"),
+        ({"task": "t", "group": "}"}, "$.group"),
+        ({"task": "t", "group": "ü" * 101}, "1 to 200 bytes"),
+        ({"task": "t", "timeout": 0}, "$.timeout"),
+        ({"task": "t", "retry": {"attempts": 0}}, "attempts is 0, must be 1 to 1000"),
+        ({"task": "t", "retry": {"tries": 1}}, "unknown field `tries`"),
+        ({"task": "t", "retention": -1}, "$.retention"),
+        ({"task": "t", "window": "mon-fri 22:00-30:00 UTC"}, "30:00"),
+        ({"task": "t", "on_conflict": "ignore"}, "$.on_conflict"),
+        ({"task": "t", "id": "a", "unique": {}}, "id and unique: give one of them"),
+        ({"task": "t", "unique": {"within": 0}}, "$.unique.within"),
+        ({"task": "t", "unique": {"key": None}}, "the key of a unique job is None"),
+        ({"task": "t", "args": ["x" * 300_000]}, "more than 262144"),
+        ([], "Expected `object`, got `array`"),
+    ],
+)
+async def test_a_job_that_is_not_valid_is_refused(api: Caller, jobs: str, body: Any, words: str, raw: Any) -> None:
+    refused = await api.ask("POST", jobs, body)
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid")
+    assert words in refused.json()["detail"]
+    assert raw.dbsize() == 0
+
+
+async def test_an_id_that_is_taken_is_refused_kept_or_replaced(api: Caller, jobs: str) -> None:
+    first = {"task": "t", "id": "a", "args": [1], "due": LATER}
+    assert (await api.ask("POST", jobs, first)).status_code == 201
+    again = await api.ask("POST", jobs, first)
+    assert (again.status_code, again.json()["code"]) == (409, "job-exists")
+    kept = await api.ask("POST", jobs, {**first, "args": [2], "due": LATER + 1, "on_conflict": "keep"})
+    assert (kept.status_code, kept.json()["due"]) == (200, LATER)
+    assert (await api.ask("GET", f"{jobs}/a")).json()["payload"]["args"] == [1]
+    replaced = await api.ask("POST", jobs, {**first, "args": [3], "due": LATER + 2, "on_conflict": "replace"})
+    assert (replaced.status_code, replaced.json()["due"]) == (200, LATER + 2)
+    assert (await api.ask("GET", f"{jobs}/a")).json()["payload"]["args"] == [3]
+
+
+async def test_unique_jobs_have_the_ids_of_other_clients(api: Caller, jobs: str) -> None:
+    one = {"task": "t", "args": [1], "kwargs": {"b": 2}, "due": LATER, "unique": {"within": 300}}
+    assert (await api.ask("POST", jobs, one)).json()["id"] == id_of_arguments("t", [1], {"b": 2})
+    assert (await api.ask("POST", jobs, one)).status_code == 409
+    by_key = {**one, "unique": {"key": {"customer": 5}}}
+    assert (await api.ask("POST", jobs, by_key)).json()["id"] == id_of_key("t", {"customer": 5})
+    assert (await api.ask("POST", jobs, {**by_key, "args": [2]})).status_code == 409
+
+
+async def test_a_request_with_an_idempotency_key_is_done_once(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+    body, key = {"task": "t", "args": [1], "due": LATER}, {"Idempotency-Key": '"8e03978e-40d5-43dd"'}
+    first = await api.ask("POST", jobs, body, headers=key)
+    again = await api.ask("POST", jobs, {**body, "due": LATER + 9}, headers={"Idempotency-Key": "8e03978e-40d5-43dd"})
+    assert (first.status_code, first.json(), first.headers["location"]) == (
+        again.status_code,
+        again.json(),
+        again.headers["location"],
+    )
+    assert 0 < raw.ttl(f"evsched:{{{queue}}}:unique:{first.json()['id']}") <= KEY_KEPT
+    other = await api.ask("POST", jobs, body, headers={"Idempotency-Key": "another"})
+    assert other.json()["id"] != first.json()["id"]
+    many = f"/v1/queues/{queue}/batches"
+    batch = [await api.ask("POST", many, {"jobs": [body, body]}, headers={"Idempotency-Key": "b"}) for _ in range(2)]
+    assert batch[0].json() == batch[1].json()
+    assert raw.zcard(f"evsched:{{{queue}}}:schedule") == 4
+
+
+@pytest.mark.parametrize("more", [{"id": "a"}, {"on_conflict": "keep"}, {"unique": {}}])
+async def test_an_idempotency_key_is_instead_of_an_id(api: Caller, jobs: str, queue: str, more: dict[str, Any]) -> None:
+    refused = await api.ask("POST", jobs, {"task": "t", **more}, headers={"Idempotency-Key": "k"})
+    assert refused.status_code == 422
+    batch = {"jobs": [{"task": "t", **more}]} if "id" in more else {"jobs": [{"task": "t"}], **more}
+    assert (
+        await api.ask("POST", f"/v1/queues/{queue}/batches", batch, headers={"Idempotency-Key": "k"})
+    ).status_code == 422
+    for key in ("", '""', "x" * 256):
+        refused = await api.ask("POST", jobs, {"task": "t"}, headers={"Idempotency-Key": key})
+        assert refused.status_code == 400
+
+
+async def test_many_jobs_are_scheduled_or_none(api: Caller, queue: str, raw: Any) -> None:
+    batches, schedule = f"/v1/queues/{queue}/batches", f"evsched:{{{queue}}}:schedule"
+    made = await api.ask("POST", batches, {"jobs": [{"task": "t", "id": f"j{n}", "due": LATER} for n in range(1000)]})
+    assert made.status_code == 201
+    assert [job["id"] for job in made.json()["jobs"]] == [f"j{n}" for n in range(1000)]
+    assert raw.zcard(schedule) == 1000
+    cases: tuple[tuple[dict[str, Any], int], ...] = (
+        ({"jobs": [{"task": "t"}, {"task": "t", "id": "j5"}]}, 409),
+        ({"jobs": [{"task": "t", "due": LATER}, {"task": "t", "due": 1, "delay": 1}]}, 422),
+        ({"jobs": [{"task": "t"}] * 1001}, 422),
+        ({"jobs": []}, 422),
+    )
+    for bad, status in cases:
+        assert (await api.ask("POST", batches, bad)).status_code == status
+    second = {"jobs": [{"task": "t"}, {"task": "t", "group": "ü" * 150}]}
+    assert (await api.ask("POST", batches, second)).json()["detail"].startswith("jobs[1]: group is ")
+    assert raw.zcard(schedule) == 1000
+    unique: dict[str, Any] = {"jobs": [{"task": "t", "args": [n], "due": LATER} for n in range(2)], "unique": {}}
+    assert [(await api.ask("POST", batches, unique)).status_code for _ in range(2)] == [201, 409]
+    assert (await api.ask("POST", batches, {**unique, "on_conflict": "keep"})).status_code == 200
+
+
+async def test_a_waiting_job_is_rescheduled_and_cancelled(api: Caller, jobs: str) -> None:
+    await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER})
+    assert (await api.ask("PATCH", f"{jobs}/a", {"due": LATER + 5})).json()["due"] == LATER + 5
+    assert (await api.ask("PATCH", f"{jobs}/a", {"delay": 100})).json()["due"] < LATER
+    assert (await api.ask("PATCH", f"{jobs}/a", {})).status_code == 422
+    assert (await api.ask("PATCH", f"{jobs}/a", {"due": 1, "delay": 1})).status_code == 422
+    assert (await api.ask("DELETE", f"{jobs}/a")).status_code == 204
+    for method, body in (("GET", None), ("DELETE", None), ("PATCH", {"delay": 1})):
+        gone = await api.ask(method, f"{jobs}/a", body)
+        assert (gone.status_code, gone.json()["code"]) == (404, "not-found")
+    assert (await api.ask("GET", f"{jobs}/a/result")).status_code == 404
+
+
+async def test_a_job_runs_and_its_result_is_waited_for(
+    server: EmbeddedRedis, api: Caller, jobs: str, queue: str
+) -> None:
+    app, hangs = App(server.url, queue=queue), asyncio.Event()
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @app.task
+    async def fail() -> None:
+        raise ValueError("no such account")
+
+    @app.task
+    async def hang() -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    async with system(Config(url=server.url, queues=(queue,)), app):
+        await api.ask("POST", jobs, {"task": "double", "id": "d", "args": [21]})
+        ended = await api.ask("GET", f"{jobs}/d/result?wait={PATIENCE:g}", token=READ)
+        assert (ended.status_code, ended.json()) == (
+            200,
+            {"id": "d", "outcome": "done", "result": 42, "reason": None},
+        )
+        assert (await api.ask("GET", f"{jobs}/d")).json()["result"] == 42
+        await api.ask("POST", jobs, {"task": "fail", "id": "f", "retry": {"attempts": 1}})
+        dead = (await api.ask("GET", f"{jobs}/f/result?wait={PATIENCE:g}")).json()
+        assert (dead["outcome"], "no such account" in dead["reason"]) == ("dead", True)
+        await api.ask("POST", jobs, {"task": "hang", "id": "h"})
+        await asyncio.wait_for(hangs.wait(), PATIENCE)
+        assert (await api.ask("GET", f"{jobs}/h/result")).status_code == 202, "it has not ended"
+        running_job = await api.ask("PATCH", f"{jobs}/h", {"delay": 5})
+        assert (running_job.status_code, running_job.json()["code"]) == (409, "job-running")
+        stopping = await api.ask("DELETE", f"{jobs}/h")
+        assert (stopping.status_code, stopping.json()) == (202, {"id": "h", "place": "processing"})
+        cancelled = (await api.ask("GET", f"{jobs}/h/result?wait={PATIENCE:g}")).json()
+        assert cancelled["outcome"] == "cancelled"
+
+
+@pytest.mark.parametrize("query", ["wait=61", "wait=-1", "wait=x", "wait=nan", "wait=1&wait=2", "until=5"])
+async def test_a_wait_has_a_limit(api: Caller, jobs: str, query: str) -> None:
+    assert (await api.ask("GET", f"{jobs}/a/result?{query}")).status_code == 422
+
+
+async def test_only_so_many_requests_wait(server: EmbeddedRedis, jobs: str, raw: Any) -> None:
+    async with calling(server.url, api_waiting_cap=1) as api:
+        await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER})
+        waiting = asyncio.ensure_future(api.ask("GET", f"{jobs}/a/result?wait=60"))
+        while not any(client["cmd"] == "blmove" for client in raw.client_list()):
+            await asyncio.to_thread(raw.ping)
+        too_many = await api.ask("GET", f"{jobs}/a/result?wait=60")
+        assert (too_many.status_code, too_many.headers["retry-after"]) == (503, "1")
+        assert (await api.ask("GET", f"{jobs}/a/result")).status_code == 202, "this one does not wait"
+        await api.ask("DELETE", f"{jobs}/a")
+        assert (await waiting).json()["outcome"] == "cancelled"
+        assert (await api.ask("GET", f"{jobs}/a/result?wait=1")).status_code in (200, 404), "there is room again"
+
+
+async def test_jobs_are_listed_by_place_and_by_a_filter(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+    batch = [{"task": f"t{n % 2}", "id": f"j{n}", "due": LATER + n, "group": f"g{n % 3}"} for n in range(12)]
+    await api.ask("POST", f"/v1/queues/{queue}/batches", {"jobs": batch})
+    raw.zadd(f"evsched:{{{queue}}}:dead", {"d": 5})
+    raw.hset(f"evsched:{{{queue}}}:job:d", mapping={"payload": '{"task":"t0"}', "reason": "ValueError: no"})
+
+    async def listed(query: str = "") -> tuple[list[str], bool]:
+        found = (await api.ask("GET", f"{jobs}{query}", token=READ)).json()
+        return [job["id"] for job in found["jobs"]], found["complete"]
+
+    assert await listed() == ([*(f"j{n}" for n in range(12)), "d"], True)
+    assert await listed("?place=dead") == (["d"], True)
+    assert await listed("?limit=3") == (["j0", "j1", "j2"], False)
+    assert await listed("?place=schedule&limit=12") == ([f"j{n}" for n in range(12)], True)
+    ids, complete = await listed("?task=t0&group=g0")
+    assert (sorted(ids), complete) == (["j0", "j6"], True)
+    assert await listed("?reason=valueerror") == (["d"], True)
+    ids, complete = await listed("?task=t1&limit=2")
+    assert (len(ids), complete) == (2, False)
+    assert await listed("?older=1e9") == (["d"], True)
+    for query in ("?place=finished", "?limit=0", "?limit=x", "?task=", "?older=-1", "?name=x", "?task=a&task=b"):
+        assert (await api.ask("GET", f"{jobs}{query}")).status_code == 422, query
+
+
+async def test_a_list_is_bounded_by_the_server(server: EmbeddedRedis, jobs: str, queue: str) -> None:
+    async with calling(server.url, api_list_cap=2) as api:
+        for n in range(3):
+            await api.ask("POST", jobs, {"task": "t", "id": f"j{n}", "due": LATER})
+        found = (await api.ask("GET", f"{jobs}?limit=1000")).json()
+        assert (len(found["jobs"]), found["complete"]) == (2, False)
+        found = (await api.ask("GET", f"{jobs}?limit=1000&task=t")).json()
+        assert (len(found["jobs"]), found["complete"]) == (2, False)
+
+
+async def test_queues_are_counted(api: Caller, jobs: str, queue: str) -> None:
+    assert (await api.ask("GET", "/v1/queues")).json() == {"queues": [], "complete": True}
+    await api.ask("POST", jobs, {"task": "t", "due": LATER})
+    (only,) = (await api.ask("GET", "/v1/queues", token=READ)).json()["queues"]
+    assert (only["queue"], only["schedule"], only["next_due"]) == (queue, 1, LATER)
+    assert (await api.ask("GET", f"/v1/queues/{queue}")).json() == only
+    assert (await api.ask("GET", "/v1/queues/never-used")).json()["schedule"] == 0
+
+
+async def test_only_the_queues_that_are_named_can_be_reached(server: EmbeddedRedis, queue: str) -> None:
+    async with calling(server.url, queues=(queue, "other")) as api:
+        assert (await api.ask("POST", f"/v1/queues/{queue}/jobs", {"task": "t", "due": LATER})).status_code == 201
+        for method, path in (("POST", "jobs"), ("GET", "jobs"), ("GET", "recurrences")):
+            refused = await api.ask(method, f"/v1/queues/secret/{path}", {"task": "t"} if method == "POST" else None)
+            assert (refused.status_code, refused.json()["code"]) == (403, "queue-not-allowed")
+        listed = (await api.ask("GET", "/v1/queues")).json()["queues"]
+        assert [one["queue"] for one in listed] == sorted([queue, "other"])
+
+
+@pytest.mark.parametrize("queue_or_id", ["a b", "x" * 201, "a}b", "é", "%00", "a\n"])
+async def test_a_name_that_is_not_valid_is_refused(api: Caller, queue_or_id: str) -> None:
+    name = queue_or_id if "%" in queue_or_id else quote(queue_or_id)
+    for path in (f"/v1/queues/{name}/jobs", f"/v1/queues/q/jobs/{name}"):
+        assert (await api.ask("GET", path)).status_code == 422
+
+
+async def test_write_tokens_are_needed_to_write(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+    for method, path, body in (
+        ("POST", jobs, {"task": "t"}),
+        ("POST", f"/v1/queues/{queue}/batches", {"jobs": [{"task": "t"}]}),
+        ("PATCH", f"{jobs}/a", {"delay": 1}),
+        ("DELETE", f"{jobs}/a", None),
+    ):
+        assert (await api.ask(method, path, body, token=READ)).status_code == 403
+        for token in (None, WRITE + "x"):
+            refused = await api.ask(method, path, body, token=token)
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Bearer realm="evsched"')
+            assert WRITE not in refused.text
+    assert raw.dbsize() == 0
+
+
+async def test_the_handler_sees_what_the_request_said(
+    server: EmbeddedRedis, api: Caller, jobs: str, queue: str
+) -> None:
+    app = App(server.url, queue=queue)
+
+    @app.task
+    async def look() -> dict[str, Any]:
+        job = current_job()
+        return {"meta": job.meta, "id": job.id}
+
+    async with system(Config(url=server.url, queues=(queue,)), app):
+        made = (await api.ask("POST", jobs, {"task": "look", "meta": {"trace": "x"}})).json()["id"]
+        ended = (await api.ask("GET", f"{jobs}/{made}/result?wait={PATIENCE:g}")).json()
+    assert ended["result"] == {"meta": {"trace": "x"}, "id": made}
