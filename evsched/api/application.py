@@ -20,11 +20,11 @@ from starlette.routing import Route
 from evsched import environment
 from evsched.api import openapi, request_body
 from evsched.api.access import Access
+from evsched.api.asked import Asked, Waiters
 from evsched.api.health import HealthPages
 from evsched.api.operations import OPERATIONS, Operation
 from evsched.api.problem import Problem, invalid, of_error
 from evsched.api.replies import Reply
-from evsched.api.request import Asked, Waiters
 from evsched.client.client import Client
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import EvschedError

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from evsched.api.asked import Asked
 from evsched.api.problem import Problem, invalid
 from evsched.api.replies import Jobs, Outcome, Reply, Scheduled, ScheduledJobs, Stopping
-from evsched.api.request import Asked
 from evsched.api.requests import EnqueueJob, EnqueueJobs, JobsQuery, NewJob, Reschedule, ResultQuery
 from evsched.client import operations
 from evsched.client.front import front

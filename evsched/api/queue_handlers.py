@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 
+from evsched.api.asked import Asked
 from evsched.api.replies import QueueCounts, Queues, Reply
-from evsched.api.request import Asked
 from evsched.api.requests import ListQuery
 from evsched.client.find_queues import find_queues
 from evsched.store.operators import QueueStats

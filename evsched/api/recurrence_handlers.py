@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from evsched.api.asked import Asked
 from evsched.api.replies import Changed, Recurrences, Reply, Resumed, Triggered
-from evsched.api.request import Asked
 from evsched.api.requests import ListQuery, NewRecurrence, Pause
 from evsched.client import recurrences, requested_runs
 from evsched.client.new_job import JobOptions, check_job_options, new_job

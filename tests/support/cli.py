@@ -22,7 +22,7 @@ from unittest.mock import patch
 from evsched.cli.main import main
 from tests.support.patience import PATIENCE
 
-SERVICES = {"dispatcher", "worker", "dev", "demo"}
+SERVICES = {"dispatcher", "worker", "dev", "demo", "api"}
 
 
 class Cli:

@@ -1,0 +1,258 @@
+"""The HTTP interface as HTTP: its document, paths and methods, hostile requests, limits, and Redis that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from evsched.api import create, health, openapi
+from evsched.api.operations import OPERATIONS
+from evsched.client import operations
+from evsched.config import Config
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.api import READ, WRITE, Caller, calling, check
+from tests.support.patience import PATIENCE
+
+JSON = {"Content-Type": "application/json"}
+LATER = 4_000_000_000.0
+
+
+@pytest.fixture
+async def api(server: EmbeddedRedis) -> AsyncGenerator[Caller]:
+    async with calling(server.url) as caller:
+        yield caller
+
+
+@pytest.fixture
+def jobs(queue: str) -> str:
+    return f"/v1/queues/{queue}/jobs"
+
+
+async def test_the_document_is_openapi_and_has_every_operation(api: Caller) -> None:
+    validator = pytest.importorskip("openapi_spec_validator")
+    found = await api.ask("GET", "/openapi.json", token=None)
+    document = found.json()
+    validator.OpenAPIV31SpecValidator(document).validate()
+    listed = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+    assert listed == {(one.path, one.method) for one in OPERATIONS}
+    ids = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
+    assert len(ids) == len(set(ids))
+    assert all(one["summary"] for methods in document["paths"].values() for one in methods.values())
+
+
+async def test_it_can_be_mounted_in_another_application(server: EmbeddedRedis, queue: str) -> None:
+    inner = create(Config(url=server.url, api_open=True))
+    transport = httpx.ASGITransport(Starlette(routes=[Mount("/scheduler", inner)]))
+    async with (
+        inner.router.lifespan_context(inner),
+        httpx.AsyncClient(transport=transport, base_url="http://x") as http,
+    ):
+        made = await http.post(f"/scheduler/v1/queues/{queue}/jobs", json={"task": "t", "due": LATER})
+        assert made.status_code == 201
+        assert (await http.get(made.headers["location"])).json()["due"] == LATER
+        assert (await http.get("/scheduler/openapi.json")).json()["servers"] == [{"url": "/scheduler"}]
+        missing = await http.get("/scheduler/v1/nothing")
+        assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/", "/v1/queues/", "/v2/queues", "/v1/queues/q/jobs/a/b", "/V1/queues"]
+)
+async def test_a_path_that_there_is_not_is_404(api: Caller, path: str) -> None:
+    assert (await api.ask("GET", path)).json()["code"] == "no-such-path"
+
+
+async def test_a_method_that_there_is_not_is_405(api: Caller, jobs: str) -> None:
+    for path, methods in (
+        (jobs, {"GET", "HEAD", "POST"}),
+        (f"{jobs}/a", {"GET", "HEAD", "PATCH", "DELETE"}),
+        ("/v1/queues", {"GET", "HEAD"}),
+        ("/openapi.json", {"GET", "HEAD"}),
+    ):
+        refused = await api.client.put(path, json={})
+        assert refused.status_code == 405
+        assert {name.strip() for name in refused.headers["allow"].split(",")} == methods
+        check("PUT", path, refused)
+
+
+async def test_head_answers_as_get_does(api: Caller, jobs: str) -> None:
+    head = await api.client.head(jobs, headers={"Authorization": f"Bearer {READ}"})
+    assert head.status_code == 200
+    assert (await api.client.head(jobs)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b'{"task":"\xff"}', 400),
+        (b'{"task":"\\ud800"}', 400),
+        (b'{"task":"t","args":[NaN]}', 400),
+        (b'{"task":"t","args":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+        (b'{"task":"t","due":1e999}', 422),
+        (b'{"task":"t"} {"task":"t"}', 400),
+        (b"null", 422),
+        (b'"task"', 422),
+        (b'{"task":"t","args":[' + b"9" * 5000 + b"]}", 422),
+    ],
+    ids=range(12),
+)
+async def test_a_body_that_is_not_json_is_refused(
+    api: Caller, jobs: str, content: bytes, status: int, raw: Any
+) -> None:
+    refused = await api.ask("POST", jobs, content=content, headers=JSON)
+    assert refused.status_code == status
+    assert raw.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "application/json; charset=utf-16"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ],
+)
+async def test_a_body_in_another_format_is_refused(api: Caller, jobs: str, headers: dict[str, str]) -> None:
+    refused = await api.ask("POST", jobs, content=b'{"task":"t"}', headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (415, "not-json")
+    accepted = {"Content-Type": 'Application/JSON; charset="UTF-8"'}
+    assert (await api.ask("POST", jobs, content=b'{"task":"t"}', headers=accepted)).status_code == 201
+
+
+async def test_a_body_that_is_too_long_is_not_read(server: EmbeddedRedis, jobs: str) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1024
+            yield b" " * 1024
+
+    async with calling(server.url, api_body_cap=4096) as api:
+        refused = await api.ask("POST", jobs, content=endless(), headers=JSON)
+        assert (refused.status_code, refused.json()["code"]) == (413, "too-long")
+        assert refused.headers["connection"] == "close"
+        assert sent <= 4096 + 2048, "it is not read to its end, which never comes"
+        for length in ("4097", "9" * 30):
+            long = await api.ask("POST", jobs, content=b"", headers={**JSON, "Content-Length": length})
+            assert long.status_code == 413
+        exact = b'{"task":"t"}'.ljust(4096)
+        assert (await api.ask("POST", jobs, content=exact, headers=JSON)).status_code == 201
+
+
+async def test_callers_without_a_token_are_slowed_down_and_hinder_no_other(server: EmbeddedRedis, jobs: str) -> None:
+    async with calling(server.url, api_unknown_rate=3) as api:
+        guesses = [await api.ask("GET", jobs, token=f"guess-{n}-is-not-a-token") for n in range(8)]
+        assert [one.status_code for one in guesses[:3]] == [401] * 3
+        late = [one for one in guesses if one.status_code == 429]
+        assert late
+        assert late[0].headers["retry-after"] == "1"
+        assert (await api.ask("GET", jobs)).status_code == 200
+        for path in ("/healthz", "/readyz"):
+            assert (await api.ask("GET", path, token=None)).status_code == 200
+
+
+async def test_a_token_has_a_rate(server: EmbeddedRedis, jobs: str) -> None:
+    async with calling(server.url, api_rate=2) as api:
+        statuses = [(await api.ask("GET", jobs, token=READ)).status_code for _ in range(20)]
+        assert statuses[:2] == [200, 200]
+        assert 429 in statuses
+        assert (await api.ask("GET", jobs, token=WRITE)).status_code == 200
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+names = st.sampled_from(
+    sorted({field.name for one in OPERATIONS if one.body is not None for field in msgspec.structs.fields(one.body)})
+)
+WRITES = [one for one in OPERATIONS if one.body is not None]
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operation=st.sampled_from(WRITES), body=st.dictionaries(names, json_values, max_size=6), task=st.booleans())
+async def test_no_body_makes_the_server_fail(api: Caller, operation: Any, body: dict[str, Any], task: bool) -> None:
+    path = operation.path.format(queue="hostile", id="a", name="r")
+    given_body = {**body, "task": "t", "rule": "@daily"} if task else body
+    answer = await api.ask(operation.method, path, content=json.dumps(given_body).encode(), headers=JSON)
+    assert answer.status_code in (200, 201, 202, 204, 404, 409, 422), answer.text
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60))
+async def test_no_bytes_make_the_server_fail(api: Caller, content: bytes) -> None:
+    answer = await api.ask("POST", "/v1/queues/hostile/jobs", content=content, headers=JSON)
+    assert answer.status_code in (400, 422)
+
+
+async def test_many_callers_at_once(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+    async def one(n: int) -> int:
+        made = await api.ask("POST", jobs, {"task": "t", "id": f"j{n % 150}", "due": LATER})
+        seen = await api.ask("GET", f"{jobs}/j{n % 150}", token=READ)
+        assert seen.status_code == 200
+        return made.status_code
+
+    statuses = await asyncio.gather(*(one(n) for n in range(300)))
+    assert sorted(statuses) == [201] * 150 + [409] * 150, "of two with the same id, one is made"
+    assert raw.zcard(f"evsched:{{{queue}}}:schedule") == 150
+
+
+async def test_redis_that_is_away_is_503_and_nobody_has_to_restart(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = f"/v1/queues/{queue}/jobs"
+    with EmbeddedRedis() as server:
+        async with calling(server.url) as api:
+            assert (await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER})).status_code == 201
+            assert (await api.ask("GET", "/readyz", token=None)).json() == {"ok": True, "reason": None}
+            server.kill()
+            monkeypatch.setattr(operations, "_PATIENCE", 0.1)
+            monkeypatch.setattr(health, "_KEPT", 0.0)
+            away = await api.ask("POST", jobs, {"task": "t", "id": "b", "due": LATER})
+            assert (away.status_code, away.json()["code"], away.headers["retry-after"]) == (503, "redis-away", "2")
+            assert server.url.removeprefix("unix://") not in away.text
+            not_ready = await api.ask("GET", "/readyz", token=None)
+            assert (not_ready.status_code, not_ready.json()["ok"]) == (503, False)
+            assert (await api.ask("GET", "/healthz", token=None)).status_code == 200
+            monkeypatch.setattr(operations, "_PATIENCE", PATIENCE)
+            waiting = [asyncio.ensure_future(api.ask("POST", jobs, {"task": "t", "due": LATER})) for _ in range(20)]
+            await asyncio.to_thread(server.start)
+            assert [(await one).status_code for one in waiting] == [201] * 20, "requests wait for Redis for a time"
+            assert (await api.ask("GET", jobs)).status_code == 200
+
+
+async def test_what_redis_refuses_is_500_without_its_words(api: Caller, jobs: str, queue: str, raw: Any) -> None:
+    raw.set(f"evsched:{{{queue}}}:schedule", "not a sorted set")
+    refused = await api.ask("POST", jobs, {"task": "t"})
+    assert (refused.status_code, refused.json()["code"]) == (500, "redis-refused")
+    assert "evsched:{" not in refused.text
+    raw.delete(f"evsched:{{{queue}}}:schedule")
+
+
+async def test_a_bug_is_500_without_a_traceback(api: Caller, jobs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("the secret of the house")
+
+    monkeypatch.setattr("evsched.client.client.Client.status", fail)
+    failed = await api.ask("GET", f"{jobs}/a")
+    assert (failed.status_code, failed.json()["code"]) == (500, "failed")
+    assert "secret" not in failed.text
+
+
+def test_the_document_is_json() -> None:
+    assert json.loads(json.dumps(openapi.document("/x")))["servers"] == [{"url": "/x"}]
