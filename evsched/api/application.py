@@ -6,9 +6,11 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from os import environ
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -47,6 +49,8 @@ class _Server:
 
     async def answer(self, operation: Operation, request: Request) -> Response:
         """Check a request, have it handled, and return the response."""
+        if self.config.api_open:
+            _refuse_other_origins(request)
         self.access.admit(request.headers.get("authorization"), operation.needs, time.monotonic())
         path = self._check_path(request.path_params)
         query = None if operation.query is None else _query(request, operation.query)
@@ -60,6 +64,7 @@ class _Server:
             base=request.scope.get("root_path", ""),
             path=path,
             headers=request.headers,
+            gone=partial(_gone, request),
             body=body,
             query=query,
         )
@@ -133,6 +138,7 @@ def create(config: Config | None = None) -> Starlette:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
+    app.state.waiters = server.waiters
     return app
 
 
@@ -149,6 +155,24 @@ def _query(request: Request, kind: type) -> Any:
         return msgspec.convert(given, cast(Any, kind), strict=False)
     except msgspec.ValidationError as error:
         raise invalid(f"the query does not fit: {error}") from None
+
+
+def _refuse_other_origins(request: Request) -> None:
+    """Refuse what a page of another origin has a browser send: without tokens, nothing else keeps it out.
+
+    Raises:
+        Problem
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        detail = "a page of another origin may not use an API without tokens: start it with tokens"
+        raise Problem(HTTPStatus.FORBIDDEN, "other-origin", detail)
+
+
+async def _gone(request: Request) -> None:
+    """Return when the caller has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _response(reply: Reply) -> Response:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +14,7 @@ from evsched.client.client import Client
 from evsched.config import Config
 from evsched.store.store import Store
 
+T = TypeVar("T")
 Body = TypeVar("Body")
 Query = TypeVar("Query")
 
@@ -24,25 +25,37 @@ class Waiters:
     def __init__(self, most: int) -> None:
         self._most = most
         self._now = 0
+        self._stopping = asyncio.Event()
 
-    @contextmanager
-    def one_more(self, seconds: float) -> Generator[None]:
-        """Count a request that waits so many seconds.
+    def stop(self) -> None:
+        """Let no request wait any longer, because the server stops."""
+        self._stopping.set()
+
+    async def wait(
+        self, seconds: float, ending: Coroutine[Any, Any, T], gone: Callable[[], Coroutine[Any, Any, None]]
+    ) -> T | None:
+        """Return what `ending` returns within so many seconds; None if the server stops, or the caller is `gone`.
 
         Raises:
             Problem: too many wait.
         """
         if seconds <= 0:
-            yield
-            return
+            return await ending
         if self._now >= self._most:
+            ending.close()
             detail = "too many requests wait for the end of a job: look again later, or wait for fewer jobs"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "too-many-waiting", detail, {"Retry-After": "1"})
         self._now += 1
+        work = asyncio.ensure_future(ending)
+        others = [asyncio.ensure_future(gone()), asyncio.ensure_future(self._stopping.wait())]
         try:
-            yield
+            await asyncio.wait([work, *others], return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else None
         finally:
             self._now -= 1
+            for task in (work, *others):
+                task.cancel()
+            await asyncio.gather(work, *others, return_exceptions=True)
 
 
 class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
@@ -54,6 +67,8 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
     base: str
     path: Mapping[str, str]
     headers: Mapping[str, str]
+    gone: Callable[[], Coroutine[Any, Any, None]]
+    """Returns when the caller has closed the connection. Only for requests without a body."""
     body: Body
     query: Query
 

@@ -106,11 +106,14 @@ async def reschedule(asked: Asked[Reschedule, None]) -> Reply:
 
 async def wait_for_end(asked: Asked[None, ResultQuery]) -> Reply:
     """Return how a job has ended; wait for it if the query says so."""
-    with asked.waiters.one_more(asked.query.wait):
-        try:
-            ended = await asked.client.run(operations.end(asked.store, asked.job, asked.query.wait))
-        except TimeoutError:
-            return Reply(HTTPStatus.ACCEPTED, Outcome(asked.job, None))
+    seconds = asked.query.wait
+    ending = asked.client.run(operations.end(asked.store, asked.job, seconds))
+    try:
+        ended = await asked.waiters.wait(seconds, ending, asked.gone)
+    except TimeoutError:
+        ended = None
+    if ended is None:
+        return Reply(HTTPStatus.ACCEPTED, Outcome(asked.job, None))
     return Reply(HTTPStatus.OK, Outcome(asked.job, ended.outcome, ended.result, ended.reason))
 
 

@@ -20,7 +20,7 @@ except ImportError as error:
     raise evsched.api.missing() from error
 
 GRACE: Final = 5.0
-"""Seconds that requests have to end after SIGTERM. Then those that wait for the end of a job are cut off."""
+"""Seconds that requests have to end after SIGTERM: about as long as a call is tried while Redis is away."""
 
 _KEEP_ALIVE: Final = 75
 """Seconds for which an idle connection is kept: longer than the proxies in front of it do, so that none of them sends a
@@ -42,9 +42,11 @@ class ApiServer:
 
     def __init__(self, config: Config) -> None:
         self._host, self._port = config.api_host, config.api_port
+        app = evsched.api.create(config)
+        self._waiters = app.state.waiters
         self._server = _Server(
             uvicorn.Config(
-                evsched.api.create(config),
+                app,
                 access_log=False,
                 h11_max_incomplete_event_size=_HEAD_MOST,
                 lifespan="on",
@@ -69,6 +71,7 @@ class ApiServer:
             asked = asyncio.ensure_future(request.wait())
             try:
                 await asyncio.wait([serving, asked], return_when=asyncio.FIRST_COMPLETED)
+                self._waiters.stop()
                 self._server.should_exit = True
                 await serving
             finally:

@@ -167,6 +167,16 @@ async def test_callers_without_a_token_are_slowed_down_and_hinder_no_other(serve
             assert (await api.ask("GET", path, token=None)).status_code == 200
 
 
+async def test_without_tokens_pages_of_other_origins_are_refused(server: EmbeddedRedis, queue: str) -> None:
+    trigger = f"/v1/queues/{queue}/recurrences/r/trigger"
+    async with calling(server.url, api_open=True) as api:
+        for origin, status in (("http://evil.example", 403), ("null", 403), ("http://api", 404)):
+            assert (await api.ask("POST", trigger, headers={"Origin": origin})).status_code == status
+        assert (await api.ask("POST", trigger, token=None)).status_code == 404
+    async with calling(server.url) as api:
+        assert (await api.ask("POST", trigger, headers={"Origin": "http://evil.example"})).status_code == 404
+
+
 async def test_a_token_has_a_rate(server: EmbeddedRedis, jobs: str) -> None:
     async with calling(server.url, api_rate=2) as api:
         statuses = [(await api.ask("GET", jobs, token=READ)).status_code for _ in range(20)]

@@ -76,6 +76,33 @@ async def test_it_serves_until_it_is_asked_to_stop(cli: Cli, queue: str) -> None
     assert READ not in str(log.lines)
 
 
+async def test_requests_that_wait_are_answered_when_it_stops(cli: Cli, queue: str, raw: Any) -> None:
+    with serving(cli) as (url, child, log):
+        async with caller(url) as http:
+            await http.post(f"/v1/queues/{queue}/jobs", json={"task": "t", "id": "a", "due": LATER})
+            waiting = asyncio.ensure_future(http.get(f"/v1/queues/{queue}/jobs/a/result?wait=60"))
+            while not any(client["cmd"] == "blmove" for client in raw.client_list()):
+                await asyncio.to_thread(raw.ping)
+            child.send_signal(signal.SIGTERM)
+            assert ((await waiting).status_code, waiting.result().json()["outcome"]) == (202, None)
+        assert await asyncio.to_thread(child.wait, PATIENCE) == 0
+        log.rest()
+        assert [line for line in log.lines if line.get("level") != "info"] == []
+
+
+async def test_a_request_whose_caller_has_gone_waits_no_longer(cli: Cli, queue: str, raw: Any) -> None:
+    with serving(cli) as (url, _, _):
+        async with caller(url) as http:
+            await http.post(f"/v1/queues/{queue}/jobs", json={"task": "t", "id": "a", "due": LATER})
+            waiting = asyncio.ensure_future(http.get(f"/v1/queues/{queue}/jobs/a/result?wait=60"))
+            while not any(client["cmd"] == "blmove" for client in raw.client_list()):
+                await asyncio.to_thread(raw.ping)
+            waiting.cancel()
+            async with asyncio.timeout(PATIENCE):
+                while any(client["cmd"] == "blmove" for client in raw.client_list()):
+                    await asyncio.to_thread(raw.ping)
+
+
 async def test_a_request_that_is_under_way_is_answered_before_the_end(cli: Cli, queue: str) -> None:
     """Its body is sent after SIGTERM."""
     with serving(cli) as (url, child, _):

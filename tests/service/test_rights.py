@@ -21,6 +21,7 @@ from evsched.transport.call import Call
 from evsched.transport.call import raw as raw_reply
 from evsched.transport.connection import Subscription
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.api import calling
 from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 from tests.support.system import system
@@ -114,6 +115,32 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
     refused = raw.execute_command("ACL", "LOG")
     raw.close()
     assert {entry[entry.index(b"username") + 1] for entry in refused} <= {b"observer"}
+
+
+@pytest.mark.parametrize("user", ["worker", "dispatcher"])
+async def test_the_api_works_as_the_users_that_its_page_names(own: EmbeddedRedis, queue: str, user: str) -> None:
+    jobs, recurrence = f"/v1/queues/{queue}/jobs", f"/v1/queues/{queue}/recurrences/r"
+    async with calling(url(own, user), queues=(queue,) if user == "worker" else ()) as api:
+        assert (await api.ask("GET", "/readyz", token=None)).status_code == 200
+        for method, path, body in (
+            ("POST", jobs, {"task": "t", "id": "a", "delay": 99}),
+            ("POST", jobs, {"task": "t", "delay": 99, "unique": {"within": 9}}),
+            ("GET", f"{jobs}?task=t", None),
+            ("GET", jobs, None),
+            ("GET", f"{jobs}/a/result?wait=0.01", None),
+            ("PATCH", f"{jobs}/a", {"delay": 98}),
+            ("DELETE", f"{jobs}/a", None),
+            ("PUT", recurrence, {"rule": "@daily", "task": "t"}),
+            ("POST", f"{recurrence}/pause", {"why": "w"}),
+            ("POST", f"{recurrence}/resume", None),
+            ("POST", f"{recurrence}/trigger", None),
+            ("DELETE", recurrence, None),
+            ("GET", "/v1/queues", None),
+        ):
+            assert (await api.ask(method, path, body)).is_success, path
+    raw = plain_client(own.url)
+    assert raw.execute_command("ACL", "LOG") == []
+    raw.close()
 
 
 DENIED: dict[str, str] = {
