@@ -238,6 +238,7 @@ async def test_redis_that_is_away_is_503_and_nobody_has_to_restart(queue: str, m
             assert server.url.removeprefix("unix://") not in away.text
             not_ready = await api.ask("GET", "/readyz", token=None)
             assert (not_ready.status_code, not_ready.json()["ok"]) == (503, False)
+            assert server.url.removeprefix("unix://") not in not_ready.text
             assert (await api.ask("GET", "/healthz", token=None)).status_code == 200
             monkeypatch.setattr(operations, "_PATIENCE", PATIENCE)
             waiting = [asyncio.ensure_future(api.ask("POST", jobs, {"task": "t", "due": LATER})) for _ in range(20)]
