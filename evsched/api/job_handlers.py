@@ -34,19 +34,8 @@ _KEY_MOST: Final = 255
 _EXAMINED_MOST: Final = 100_000
 """Jobs that a request with a filter examines at most: about 1.5 s of Redis's time, in slices of 2 ms."""
 
-_OPTIONS: Final = (
-    "id",
-    "due",
-    "delay",
-    "priority",
-    "group",
-    "timeout",
-    "retry",
-    "retention",
-    "expires",
-    "meta",
-    "window",
-)
+_OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs", "reply"})
+"""The fields of a request that are options of a job as they are."""
 
 
 async def enqueue(asked: Asked[EnqueueJob, None]) -> Reply:
