@@ -20,6 +20,7 @@ NOT_COUNTED = {
         events.HandlerNotFound,
         events.Listening,
         events.DoctorStarted,
+        events.ApiStarted,
         events.NotificationsMissing,
         events.NotificationsProven,
         events.ParentWaits,
