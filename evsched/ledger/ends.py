@@ -7,6 +7,7 @@ that dies between the two leaves both, and another one does the same again.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -42,6 +43,8 @@ class Ends:
         self._relay = new_id()
         self._queues: list[str] = []
         self._added = asyncio.Event()
+        self._inherits_at = 0.0
+        """When it next looks for what other relays have left, by the monotonic clock."""
         self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.config.reply_timeout)
         self._database = Database(url, "ends", runtime.emit)
         self._reconnect = Reconnect("ends", runtime.emit)
@@ -92,8 +95,7 @@ class Ends:
             await self._make(queue)
         self.on_new_stream()
         await self._write(await self._runtime.sender.send(read_ends(queues, self._relay, _MOST, None)))
-        for queue in queues:
-            await self._inherit(queue)
+        await self._inherit(queues)
 
     async def _make(self, queue: str) -> None:
         try:
@@ -102,13 +104,16 @@ class Ends:
             if error.kind != "busygroup":
                 raise
 
-    async def _inherit(self, queue: str) -> None:
+    async def _inherit(self, queues: Sequence[str]) -> None:
         """Settle what other relays have left, and forget those."""
-        store = Store(queue)
-        await self._write({queue: await self._runtime.sender.send(store.inherit_ends(self._relay, _MOST, _INHERITED))})
-        for one in await self._runtime.sender.send(store.consumers()):
-            if not one.pending and one.idle > _ENDED:
-                await self._runtime.sender.send(store.forget_consumer(one.name))
+        self._inherits_at = time.monotonic() + _INHERITED
+        send = self._runtime.sender.send
+        for queue in queues:
+            store = Store(queue)
+            await self._write({queue: await send(store.inherit_ends(self._relay, _MOST, _INHERITED))})
+            for one in await send(store.consumers()):
+                if not one.pending and one.idle > _ENDED:
+                    await send(store.forget_consumer(one.name))
 
     async def _wait(self, queues: Sequence[str]) -> bool:
         """Wait for reports, and write them; return False when a queue was added."""
@@ -126,9 +131,8 @@ class Ends:
             await _cancel(reading, added)
         self._reconnect.passed()
         await self._write(found)
-        if not found:
-            for queue in queues:
-                await self._inherit(queue)
+        if time.monotonic() >= self._inherits_at:
+            await self._inherit(queues)
         return True
 
     async def _write(self, found: dict[str, list[Report]]) -> None:

@@ -68,6 +68,7 @@ class Relay:
                 rest = 0.0  # after a failure, `_reconnect` or `_database` has waited
                 async with self._reconnect, self._database:
                     rest = await self.step()
+                self.pulse.expect(rest)
                 await self._wakeup.sleep(time.monotonic() + rest)
         finally:
             await self._recurrences.close()
