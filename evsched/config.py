@@ -33,7 +33,8 @@ _DISPATCHERS: Final[tuple[Command, ...]] = ("dispatcher", "dev")
 _LEDGER: Final[tuple[Command, ...]] = ("ledger",)
 _API: Final[tuple[Command, ...]] = ("api",)
 _SERVING: Final[tuple[Command, ...]] = (*_SERVICES, *_API)
-_ALL: Final[tuple[Command, ...]] = (*_SERVICES, *_LEDGER, *_API)
+_MOVING: Final[tuple[Command, ...]] = (*_SERVICES, *_LEDGER)
+_ALL: Final[tuple[Command, ...]] = (*_MOVING, *_API)
 
 
 class Range(NamedTuple):
@@ -112,9 +113,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 600.0
     """Longer than most rolling deploys take."""
 
-    batch: Annotated[int, Setting("How many jobs one script call moves at most", _ALL, Range(1, 999), tuning=True)] = (
-        250
-    )
+    batch: Annotated[
+        int, Setting("How many jobs one script call moves at most", _MOVING, Range(1, 999), tuning=True)
+    ] = 250
     """About 2 ms of Redis's time. See store/batch_size.py."""
     # Under 64 bytes hardly a payload has room; Redis takes no value over 512 MiB.
     payload_cap: Annotated[
@@ -222,12 +223,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 30.0
     """The most that a lost event may delay a job."""
     probe_interval: Annotated[
-        float, Setting("Seconds without traffic after which a connection is tested", _ALL, _PERIOD, tuning=True)
+        float, Setting("Seconds without traffic after which a connection is tested", _MOVING, _PERIOD, tuning=True)
     ] = 13.0
     """A half-open connection is noticed after this and `reply_timeout`, together within 15 s. It is long enough that a
     whole idle fleet sends only 0.2 commands a second."""
     reply_timeout: Annotated[
-        float, Setting("Seconds to wait for the reply when a connection is tested", _ALL, _PERIOD, tuning=True)
+        float, Setting("Seconds to wait for the reply when a connection is tested", _MOVING, _PERIOD, tuning=True)
     ] = 1.5
 
     ledger_url: Annotated[str | None, Setting("The PostgreSQL database of the ledger", _LEDGER)] = None

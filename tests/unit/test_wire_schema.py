@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 from hypothesis import given
@@ -20,8 +21,6 @@ from evsched.jobs.policies import override
 from evsched.jobs.retry import Retry
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
 from tests.support.cli import Cli
-
-jsonschema = pytest.importorskip("jsonschema")
 
 PROTOCOL = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
 EXAMPLES = sorted({*re.findall(r"'(\{\"task\".*?\})'", PROTOCOL)})
