@@ -10,6 +10,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from evsched import App, BadArguments, Unique
@@ -79,6 +80,24 @@ def test_sqlalchemy(send: Any, rows: Any, ledger_url: str) -> None:
         send.using(id="c").enqueue_in_sync(session, "bob")
         session.rollback()
     engine.dispose()
+    assert [row[1] for row in rows()] == ["a", "b"]
+
+
+async def test_sqlalchemy_in_an_event_loop(send: Any, rows: Any, ledger_url: str) -> None:
+    engine = create_async_engine(ledger_url.replace("postgresql:", "postgresql+psycopg:"))
+    async with engine.begin() as connection:
+        await send.using(id="a").enqueue_in(connection, "bob")
+        assert rows() == []
+    async with AsyncSession(engine) as session, session.begin():
+        await send.using(id="b").enqueue_in(session, "bob")
+        with pytest.raises(JobExists):
+            await send.using(id="a").enqueue_in(session, "bob")
+    async with AsyncSession(engine) as session:
+        await send.using(id="c").enqueue_in(session, "bob")
+        await session.rollback()
+        with pytest.raises(ConfigError, match="await"):
+            send.using(id="d").enqueue_in_sync(session, "bob")
+    await engine.dispose()
     assert [row[1] for row in rows()] == ["a", "b"]
 
 

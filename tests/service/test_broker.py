@@ -1,4 +1,4 @@
-"""Messages that jobs forward to an AMQP broker, a real RabbitMQ. tests/chaos/test_broker.py kills it."""
+"""Messages that jobs forward to an AMQP broker, a real RabbitMQ. tests/chaos/test_forward.py kills it."""
 
 from __future__ import annotations
 
