@@ -95,12 +95,12 @@ class RevisionOutdated(Event, frozen=True, kw_only=True):
 
 
 class ReadyLeft(Event, frozen=True, kw_only=True):
-    """A worker fetched all that it has room for, and more jobs are ready."""
+    """A worker fetched all that it has room for, and more jobs are ready. Its first fetch is reported in any case."""
 
     queue: str
 
 
 class ReadyDrained(Event, frozen=True, kw_only=True):
-    """A worker fetched all jobs that were ready."""
+    """A worker fetched all jobs that were ready. Its first fetch is reported in any case."""
 
     queue: str

@@ -1,4 +1,4 @@
-"""The link from a worker process to its parent, the supervisor: it reports that it is ready, behind, or idle.
+"""The link from a worker process to its parent, the supervisor: it reports that it is ready, fetches, or is idle.
 
 The parent decides how many processes there are. When the parent ends, its end of the link closes, and
 `runtime/shutdown.py` stops the process.
@@ -15,7 +15,7 @@ from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Event, ReadyDrained, ReadyLeft, Started, WorkerStarted
 from evsched.process import reports
-from evsched.process.reports import Behind, Idle, Ready, Report
+from evsched.process.reports import Behind, Fetching, Idle, Ready, Report
 from evsched.worker.worker import Worker
 
 _BEHIND_AFTER: Final = 1.0
@@ -28,13 +28,16 @@ _IDLE_LEAST: Final = 0.1
 class ChildLink:
     """Reports on a worker, to whose events it subscribes.
 
-    It is idle when no job has started for the setting `scale_down_after`, counted from when it was ready.
+    It is idle when no job has started for the setting `scale_down_after`, counted from when Redis answered its first
+    fetch: that may take long, and a job may wait meanwhile.
     """
 
     def __init__(self, link: socket.socket, config: Config, worker: Worker) -> None:
         self._link = link
         self._config = config
         self._worker = worker
+        self._unanswered = set[str]()
+        """Queues from which the first fetch is not answered yet."""
         self._behind = set[str]()
         """Queues in which the last fetch left ready jobs."""
         self._checking: asyncio.Task[None] | None = None
@@ -47,13 +50,15 @@ class ChildLink:
         """Report to the parent, or set a timer to report later."""
         if isinstance(event, WorkerStarted):
             announced = {queue: self._worker.announced(queue) for queue in event.queues}
+            self._unanswered.update(event.queues)
             self._report(Ready(event.worker, event.queues, self._config.url, announced))
-            self._wait_for_idleness()
         elif isinstance(event, ReadyLeft):
+            self._note_answer(event.queue)
             self._behind.add(event.queue)
             if self._behind_timer is None:
                 self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)
         elif isinstance(event, ReadyDrained):
+            self._note_answer(event.queue)
             self._behind.discard(event.queue)
             if self._behind_timer is not None and not self._behind:
                 self._behind_timer.cancel()
@@ -69,6 +74,13 @@ class ChildLink:
             self._behind_timer.cancel()
         if self._checking is not None:
             self._checking.cancel()
+
+    def _note_answer(self, queue: str) -> None:
+        if queue in self._unanswered:
+            self._unanswered.discard(queue)
+            self._wait_for_idleness()
+            if not self._unanswered:
+                self._report(Fetching())
 
     def _check_backlog(self) -> None:
         self._behind_timer = self._loop.call_later(_BEHIND_AFTER, self._check_backlog)

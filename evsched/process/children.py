@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from evsched.events import ChildKilled, Emit
 from evsched.process.recovery import Recovery
-from evsched.process.reports import Ready, Report
+from evsched.process.reports import Fetching, Ready, Report
 from evsched.process.worker_process import NOT_STARTED, WorkerProcess
 
 _CANNOT_START: Final = (1, 2)
@@ -185,6 +185,7 @@ class Children:
         if isinstance(report, Ready):
             child.ready = self.last_ready = report
             child.became_ready.set()
+        elif isinstance(report, Fetching):
             child.settled.set()
         elif child.wanted and self.current[child.number] is child:
             self._listener.reported(child, report)

@@ -8,7 +8,7 @@ heartbeat, the parent sends `stand_by` from time to time even if no job comes. I
 operators see that the queue is served.
 
 Of several parents the one starts a process that claims it first; the others look again. The claim lasts until the
-process is ready or has died.
+process has begun to fetch or has died: until then, the others still see the job.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ that was killed."""
 
 _CLAIM_MOST: Final = 30.0
 """Seconds for which it prolongs it: a process that takes longer may hang, and another host may be quicker."""
+
+_REFUSED: Final = 2.0
+"""Seconds after which a parent looks again whose claim was refused."""
 
 _REFUSED_MOST: Final = 20
 """Claims that may be refused in a row. After those, 40 s, claims do not end: Redis's clock was set back."""
@@ -90,8 +93,9 @@ class ReadyWatch:
     async def keep_claim(self, queue: str, started: Awaitable[object]) -> None:
         """Keep the claim until the process is `started`, or has failed to, and then end it."""
         waiting, store = asyncio.ensure_future(started), Store(queue)
+        gives_up = time.monotonic() + _CLAIM_MOST
         try:
-            for _ in range(round(2 * _CLAIM_MOST / _CLAIM)):
+            while time.monotonic() < gives_up:
                 await asyncio.wait([waiting], timeout=_CLAIM / 2)
                 if waiting.done():
                     break
@@ -134,7 +138,7 @@ class ReadyWatch:
                         return found.need
                     else:
                         refused, next_look = refused + 1, 0.0
-                        await asyncio.sleep(_CLAIM)
+                        await asyncio.sleep(_REFUSED)
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncGenerator[BlockingSender]:

@@ -28,6 +28,10 @@ class Ready(Struct, frozen=True, tag="ready"):
         return f"Ready(worker={self.worker!r}, queues={self.queues!r})"  # the URL may contain a password
 
 
+class Fetching(Struct, frozen=True, tag="fetching"):
+    """Redis has answered its first fetch from each queue: what was ready then, it or another worker has."""
+
+
 class Behind(Struct, frozen=True, tag="behind"):
     """More jobs are ready than it can run."""
 
@@ -36,7 +40,7 @@ class Idle(Struct, frozen=True, tag="idle"):
     """It holds no job, and has had none for a while."""
 
 
-Report = Ready | Behind | Idle
+Report = Ready | Fetching | Behind | Idle
 
 _DECODER: Final = msgspec.json.Decoder(Report)
 

@@ -73,7 +73,7 @@ class WorkerProcess:
         self.became_ready = asyncio.Event()
         """It was ready at least once."""
         self.settled = asyncio.Event()
-        """The last start is decided: the process was ready, or has ended."""
+        """The last start is decided: the process has begun to fetch jobs, or has ended."""
         self.put_back = Counter[str]()
         """How many jobs of its earlier runs were put back, by queue. The next run counts them."""
         self._launch = launch

@@ -36,8 +36,8 @@ class RunStarter:
         self._progress = progress
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._left_some = False
-        """The last reply left jobs in ready, and that was reported."""
+        self._left_some: bool | None = None
+        """Whether the last reply left jobs in ready, as was reported; None = there was no reply yet."""
 
     def delivery(self, reply: Fetched, sent: float) -> Delivery:
         """Return what the runs of a reply have in common. `sent`: when the call was sent (monotonic clock)."""

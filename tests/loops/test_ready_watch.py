@@ -105,7 +105,7 @@ async def test_one_job_starts_a_process_of_one_parent(
 async def test_a_claim_that_does_not_end_keeps_a_parent_only_for_a_while(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evsched.process.ready_watch._CLAIM", 0.01)
+    monkeypatch.setattr("evsched.process.ready_watch._REFUSED", 0.01)
     raw.set(f"evsched:{{{store.queue}}}:starting", "1")  # Redis's clock was set back, so it does not expire
     await put(sender, store, "a")
     assert await asyncio.wait_for(watch(config, recorder, store.queue), PATIENCE) == (store.queue, "ready")

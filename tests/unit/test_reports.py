@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from evsched.process import reports
-from evsched.process.reports import Behind, Idle, Ready, Report
+from evsched.process.reports import Behind, Fetching, Idle, Ready, Report
 
 
-@pytest.mark.parametrize("report", [Ready("w", ["a", "b"], "redis://u:secret@h/0"), Behind(), Idle()])
+@pytest.mark.parametrize("report", [Ready("w", ["a", "b"], "redis://u:secret@h/0"), Fetching(), Behind(), Idle()])
 def test_a_report_is_one_line(report: Report) -> None:
     line = reports.as_line(report)
     assert line.count(b"\n") == 1
