@@ -77,7 +77,8 @@ class Insertion(Struct, frozen=True):
             raise ConfigError("on_conflict: a transaction cannot replace a job of the ledger: cancel the first one")
         if hasattr(connection, "get_bind") or hasattr(connection, "exec_driver_sql"):
             return _through_sqlalchemy(connection, self._words())
-        if hasattr(connection, "cursor"):
+        # asyncpg's connections have cursors, but of another kind: as in PEP 249, there is a `commit` too.
+        if hasattr(connection, "cursor") and hasattr(connection, "commit"):
             return _through_cursor(connection, self._words())
         raise ConfigError(
             f"{type(connection).__name__} is no connection that enqueue_in knows: give it one of psycopg, SQLAlchemy "

@@ -172,9 +172,21 @@ def test_a_unique_job_is_one_as_long_as_it_has_not_ended_and_for_its_time(
     assert len(rows()) == 1
 
 
+class AsyncpgConnection:
+    """The methods of a connection of asyncpg that those of other libraries have too, with its own parameters."""
+
+    async def execute(self, query: str, *args: Any) -> str:
+        raise NotImplementedError
+
+    def cursor(self, query: str, *args: Any) -> Any:
+        raise NotImplementedError
+
+
 async def test_what_cannot_be_inserted_is_refused_before_the_database_is_asked(send: Any, ledger_url: str) -> None:
     with pytest.raises(ConfigError, match="int is no connection"):
         await send.enqueue_in(7, "bob")
+    with pytest.raises(ConfigError, match="AsyncpgConnection is no connection"):
+        await send.enqueue_in(AsyncpgConnection(), "bob")
     async with await psycopg.AsyncConnection.connect(ledger_url) as connection:
         with pytest.raises(ConfigError, match="await"):
             send.enqueue_in_sync(connection, "bob")
