@@ -85,6 +85,21 @@ def raw(server: EmbeddedRedis) -> Generator[Any]:
 
 
 @pytest.fixture
+def own() -> Generator[EmbeddedRedis]:
+    """A server of the test's own, which it may fill, flush, stop or break."""
+    with EmbeddedRedis(port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def client(own: EmbeddedRedis) -> Generator[Any]:
+    """A plain redis-py client of that server."""
+    client = plain_client(own.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
 

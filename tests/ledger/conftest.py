@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -17,24 +17,9 @@ from evsched.ledger.service import Service
 from evsched.runtime.runtime import Runtime
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from tests.support.plain import plain_client
 from tests.support.recorder import Recorder
 
 Running = Callable[..., AbstractAsyncContextManager[Recorder]]
-
-
-@pytest.fixture
-def own() -> Generator[EmbeddedRedis]:
-    """A Redis of the test's own, which it may flush or stop."""
-    with EmbeddedRedis(port=0) as server:
-        yield server
-
-
-@pytest.fixture
-def client(own: EmbeddedRedis) -> Generator[Any]:
-    client = plain_client(own.url)
-    yield client
-    client.close()
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from typing import Any
+from collections.abc import AsyncGenerator, Generator
 
 import pytest
 
@@ -14,7 +13,7 @@ from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.finding import Finding
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from tests.support.plain import plain_client
+from tests.support.api import Caller, calling
 
 
 @pytest.fixture
@@ -37,17 +36,10 @@ def lateness(app: App) -> None:
 
 
 @pytest.fixture
-def own() -> Generator[EmbeddedRedis]:
-    """A server of the test's own, which it may fill, flush or break."""
-    with EmbeddedRedis(port=0) as server:
-        yield server
-
-
-@pytest.fixture
-def client(own: EmbeddedRedis) -> Generator[Any]:
-    client = plain_client(own.url)
-    yield client
-    client.close()
+async def api(server: EmbeddedRedis) -> AsyncGenerator[Caller]:
+    """A caller of the HTTP interface."""
+    async with calling(server.url) as caller:
+        yield caller
 
 
 @pytest.fixture(autouse=True)

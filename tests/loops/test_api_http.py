@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -21,17 +21,10 @@ from evsched.api.operations import OPERATIONS
 from evsched.client import operations
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.api import READ, WRITE, Caller, calling, check
+from tests.support.api import LATER, READ, WRITE, Caller, calling, check
 from tests.support.patience import PATIENCE
 
 JSON = {"Content-Type": "application/json"}
-LATER = 4_000_000_000.0
-
-
-@pytest.fixture
-async def api(server: EmbeddedRedis) -> AsyncGenerator[Caller]:
-    async with calling(server.url) as caller:
-        yield caller
 
 
 @pytest.fixture

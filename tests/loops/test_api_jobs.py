@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -16,17 +15,9 @@ from evsched.api.job_handlers import KEY_KEPT
 from evsched.client.unique import id_of_arguments, id_of_key
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.api import READ, WRITE, Caller, calling
+from tests.support.api import LATER, READ, WRITE, Caller, calling
 from tests.support.patience import PATIENCE
 from tests.support.system import system
-
-LATER = 4_000_000_000.0
-
-
-@pytest.fixture
-async def api(server: EmbeddedRedis) -> AsyncGenerator[Caller]:
-    async with calling(server.url) as caller:
-        yield caller
 
 
 @pytest.fixture

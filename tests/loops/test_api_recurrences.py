@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 import pytest
 
-from evsched.transport.embedded import EmbeddedRedis
-from tests.support.api import READ, Caller, calling
-
-LATER = 4_000_000_000.0
-
-
-@pytest.fixture
-async def api(server: EmbeddedRedis) -> AsyncGenerator[Caller]:
-    async with calling(server.url) as caller:
-        yield caller
+from tests.support.api import LATER, READ, Caller
 
 
 @pytest.fixture

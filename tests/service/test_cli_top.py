@@ -11,7 +11,6 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Self
 
@@ -43,12 +42,6 @@ def cli(server: EmbeddedRedis, tmp_path: Path) -> Cli:
     cli = Cli(server.url, tmp_path)
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "0.2"  # the jobs hang: do not wait for them
     return cli
-
-
-@pytest.fixture
-def own() -> Generator[EmbeddedRedis]:
-    with EmbeddedRedis() as server:
-        yield server
 
 
 class Terminal:

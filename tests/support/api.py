@@ -16,6 +16,8 @@ from evsched.config import Config
 
 READ: Final = "a-token-that-may-read-only"
 WRITE: Final = "a-token-that-may-write-too"
+LATER: Final = 4_000_000_000.0
+"""A moment at which nothing is due yet."""
 
 _DOCUMENT: Final = openapi.document("")
 
