@@ -9,7 +9,7 @@ from bench import comparison
 from bench.alternatives import measure as alternatives
 from bench.figures import Table
 from bench.growth import tables as growth
-from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences
+from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences, restore
 from bench.scale import Scale
 
 Groups = Mapping[str, Mapping[str, Table]]
@@ -31,6 +31,7 @@ def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
             **recurrences.tables(scale),
             "overtaking": overtaking.table(scale),
             "killed": killed.table(scale),
+            "restore": restore.table(scale),
             "commands": commands.table(scale),
             **metrics.tables(3 * scale.jobs),
         },

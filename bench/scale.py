@@ -23,6 +23,7 @@ class Scale(Struct, frozen=True, kw_only=True):
     dispatchers: Annotated[int, Meta(description="dispatchers")] = 50
     payload: Annotated[int, Meta(description="bytes of a large payload")] = 20_000
     recurrences: Annotated[int, Meta(description="recurrences of one minute, beside which other jobs are due")] = 10_000
+    rows: Annotated[int, Meta(description="rows of the ledger whose jobs Redis loses")] = 1_000_000
     rounds: Annotated[int, Meta(description="rounds in which all rows take turns")] = 3
 
 
@@ -40,6 +41,7 @@ QUICK: Final = Scale(
     dispatchers=4,
     payload=2_000,
     recurrences=100,
+    rows=5_000,
     rounds=1,
 )
 """Enough to see that all works, in about ten minutes. The figures mean little."""
