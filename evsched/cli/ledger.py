@@ -76,7 +76,10 @@ def status(*, json: Json = False, ledger_url: LedgerUrl = None, url: Url = None)
     rows += [("waiting to be scheduled", f"{waiting}{oldest}"), ("recurrences", now.recurrences)]
     rows += [("recurrences waiting to be declared", now.undeclared), ("recurrences refused", now.refused)]
     rows += [(f"ends not written yet, queue {queue}", count) for queue, count in now.unwritten.items()]
-    rows.append(("epoch", now.epoch or "none: no relay has seen this Redis, or its data is lost"))
+    if now.away is None:
+        rows.append(("epoch", now.epoch or "none: no relay has seen this Redis, or its data is lost"))
+    else:
+        rows.append(("Redis is away", f"{now.away}; rows that were scheduled before do not count as waiting"))
     table((Column("what"), Column("value", 1, prose=True)), rows, "")
 
 

@@ -48,7 +48,8 @@ class Relay:
         self._queues = Reconnects("relay", runtime.emit)
         self._recurrences = Recurrences(runtime.config.url)
         self._wakeup = Wakeup()
-        self._epoch = ""
+        self.epoch: str | None = None
+        """The last one that Redis had; None = Redis has not been asked yet."""
         self._refused: dict[str, float] = {}
         """Queue -> until when it is left out."""
         self.pulse = self._reconnect.pulse
@@ -99,8 +100,8 @@ class Relay:
 
     async def _select(self) -> Selection:
         epoch = await read_epoch(self._runtime)
-        if epoch != self._epoch:
-            self._epoch = epoch
+        if epoch != self.epoch:
+            self.epoch = epoch
             self._runtime.emit(events.EpochFound(epoch=epoch))
         now = time.monotonic()
         self._refused = {queue: until for queue, until in self._refused.items() if until > now}

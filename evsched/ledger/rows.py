@@ -70,7 +70,8 @@ SELECT queue FROM of_jobs WHERE queue IS NOT NULL UNION SELECT queue FROM of_rec
 """
 
 
-_UNSCHEDULED: Final = "state = 'open' AND (epoch < %(epoch)s OR epoch > %(epoch)s)"
+_UNSCHEDULED: Final = "state = 'open' AND (epoch < %(epoch)s OR epoch > %(epoch)s OR epoch = '')"
+"""If the epoch is not known, NULL, the rows that were scheduled in none."""
 
 _BACKLOG: Final = f"""
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created)), 0)::float8
@@ -80,7 +81,7 @@ FROM (SELECT created FROM evsched_job WHERE {_UNSCHEDULED} LIMIT %(most)s) AS wa
 _STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
 
 _RECURRENCES: Final = """
-SELECT count(*), count(*) FILTER (WHERE epoch <> %(epoch)s), count(reason) FROM evsched_recurrence
+SELECT count(*), count(*) FILTER (WHERE epoch <> %(epoch)s OR epoch = ''), count(reason) FROM evsched_recurrence
 """
 
 
@@ -150,10 +151,10 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
     return cursor.rowcount
 
 
-async def backlog(connection: AsyncConnection, epoch: str, most: int | None) -> Backlog:
+async def backlog(connection: AsyncConnection, epoch: str | None, most: int | None) -> Backlog:
     """Return how many open rows were not scheduled in this epoch, counted up to `most`, and the age of the oldest.
 
-    `most`: None = all.
+    `epoch`: None = it is not known, so only rows count that were never scheduled. `most`: None = all.
     """
     return Backlog(*(await _rows(connection, _BACKLOG, {"epoch": epoch, "most": most}))[0])
 
@@ -163,8 +164,8 @@ async def states(connection: AsyncConnection) -> dict[str, int]:
     return dict(await _rows(connection, _STATES, {}))
 
 
-async def recurrences(connection: AsyncConnection, epoch: str) -> tuple[int, int, int]:
-    """Count the recurrences: all, those that wait to be declared, and those that cannot be."""
+async def recurrences(connection: AsyncConnection, epoch: str | None) -> tuple[int, int, int]:
+    """Count the recurrences: all, those that wait to be declared, and those that cannot be. `epoch` as in `backlog`."""
     return (await _rows(connection, _RECURRENCES, {"epoch": epoch}))[0]
 
 

@@ -8,11 +8,9 @@ from typing import Final
 import psycopg
 
 from evsched import events
-from evsched.errors import StoreError
 from evsched.ledger import rows
 from evsched.ledger.database import Database, check_server, check_url, connect
 from evsched.ledger.ends import Ends
-from evsched.ledger.epoch import read_epoch
 from evsched.ledger.listener import Listener
 from evsched.ledger.relay import Relay
 from evsched.runtime.loops import run_loops
@@ -42,11 +40,14 @@ class Service:
         self._listener = Listener(runtime, self._url, self._relay.ring)
 
     async def waiting(self) -> tuple[int, float] | None:
-        """Return how many rows wait, and for how long the oldest has, for metrics; None if it is not known."""
+        """Return how many rows wait, and for how long the oldest has, for metrics; None if it is not known.
+
+        Redis is not asked, because it may be away: then the rows that it does not get are to be seen.
+        """
         try:
             async with asyncio.timeout(_SCRAPE), await connect(self._url) as connection:
-                found = await rows.backlog(connection, await read_epoch(self._runtime), _COUNTED)
-        except (psycopg.Error, StoreError, TimeoutError):
+                found = await rows.backlog(connection, self._relay.epoch, _COUNTED)
+        except (psycopg.Error, TimeoutError):
             return None  # the loops report it
         return found.rows, found.seconds
 

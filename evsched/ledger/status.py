@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import psycopg
 from msgspec import Struct
 
-from evsched.errors import CannotStart, StoreRefused
+from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import check_url, connect, explain
 from evsched.ledger.epoch import known_epoch
@@ -24,18 +25,20 @@ class Status(Struct, frozen=True):
     """What the table and Redis say."""
 
     epoch: str
-    """The present one; empty = no relay has seen this Redis, or its data is lost."""
+    """The present one; empty = no relay has seen this Redis, or its data is lost, or it is away."""
+    away: str | None
+    """Why Redis does not answer; None = it does."""
     states: dict[str, int]
     """How many rows are in each state."""
     waiting: Backlog
-    """The rows that are not scheduled in this epoch."""
+    """The rows that are not scheduled in this epoch. While Redis is away: those that never were."""
     recurrences: int
     undeclared: int
     """Recurrences that wait to be declared."""
     refused: int
     """Recurrences that cannot be declared: their rows have the reason."""
     unwritten: dict[str, int]
-    """By queue: how many ends Redis has that the table does not have yet."""
+    """By queue: how many ends Redis has that the table does not have yet. Empty while Redis is away."""
 
 
 async def read_status(database: str | None, redis: str) -> Status:
@@ -44,20 +47,25 @@ async def read_status(database: str | None, redis: str) -> Status:
     Raises:
         ConfigError: no database is set.
         CannotStart: it cannot be reached, or refuses.
-        StoreDown, StoreRefused
+        StoreRefused
     """
     sender = BatchingSender(redis)
     try:
         async with await connect(check_url(database)) as connection:
-            epoch = await known_epoch(sender)
-            queues = await rows.queues(connection)
-            unwritten = await asyncio.gather(*(_unwritten(sender, queue) for queue in queues))
+            epoch, unwritten, away = "", dict[str, int](), None
+            try:
+                epoch = await known_epoch(sender)
+                unwritten = await _unwritten(sender, await rows.queues(connection))
+            except StoreDown as error:
+                away = str(error).removeprefix("Redis: ")
+            compared = None if away else epoch or _NONE
             return Status(
                 epoch,
+                away,
                 await rows.states(connection),
-                await rows.backlog(connection, epoch or _NONE, None),
-                *(await rows.recurrences(connection, epoch or _NONE)),
-                {queue: count for queue, count in zip(queues, unwritten, strict=True) if count},
+                await rows.backlog(connection, compared, None),
+                *(await rows.recurrences(connection, compared)),
+                unwritten,
             )
     except psycopg.Error as error:
         raise CannotStart(f"the database of the ledger: {explain(error)}") from None
@@ -65,7 +73,12 @@ async def read_status(database: str | None, redis: str) -> Status:
         await sender.close()
 
 
-async def _unwritten(sender: BatchingSender, queue: str) -> int:
+async def _unwritten(sender: BatchingSender, queues: Sequence[str]) -> dict[str, int]:
+    counts = await asyncio.gather(*(_count(sender, queue) for queue in queues))
+    return {queue: count for queue, count in zip(queues, counts, strict=True) if count}
+
+
+async def _count(sender: BatchingSender, queue: str) -> int:
     try:
         return await sender.send(Store(queue).count_ends())
     except StoreRefused as error:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -79,6 +83,45 @@ def test_relays_that_are_killed_lose_no_commit_and_double_none(fleet: Fleet, led
     assert kills > 10
     assert runs == Counter({f"t{n}": 1 for n in range(0, TRANSACTIONS, 2)})
     assert count(ledger_url, "true") == TRANSACTIONS // 2
+
+
+def status(fleet: Fleet, url: str) -> Any:
+    command = [sys.executable, "-m", "evsched", "ledger", "status", "--json"]
+    environment = {**os.environ, "EVSCHED_URL": fleet.url, "EVSCHED_LEDGER_URL": url}
+    return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.timeout(240)
+def test_redis_is_away_for_a_minute(own: EmbeddedRedis, tmp_path: Path, ledger_url: str) -> None:
+    fleet = Fleet(own, tmp_path / "oracle")
+    try:
+        fleet.start("dispatcher")
+        fleet.start("worker", "tests.chaos.app:app", "--concurrency", "100")
+        for _ in range(2):
+            fleet.start("ledger", "run", EVSCHED_LEDGER_URL=ledger_url)
+        payload = json.dumps({"task": "work", "args": [0.001]})
+        with psycopg.connect(ledger_url, autocommit=True) as connection:
+            connection.execute(INSERT, ["chaos", "before", payload, 0])
+            wait_for(ledger_url, "state = 'done'", 1, 60)
+            own.stop()
+            begin, seen = time.monotonic(), [0.0]
+            for n in range(600):
+                connection.execute(INSERT, ["chaos", f"t{n}", payload, 0])
+                time.sleep(0.1)
+                if n % 150 == 149:
+                    found = status(fleet, ledger_url)
+                    assert found["waiting"]["rows"] == n + 1
+                    seen.append(found["waiting"]["seconds"])
+                    assert seen[-1] == pytest.approx(time.monotonic() - begin, abs=5)
+            own.start()
+            took = wait_for(ledger_url, "state = 'done'", 601, 120)
+        print(f"rows waited for {seen[-1]:.0f} s, and were done {took:.1f} s after Redis was back")
+        assert seen == sorted(seen)
+        assert status(fleet, ledger_url)["waiting"]["rows"] == 0
+        runs = Counter(job for what, job, *_ in fleet.lines() if what == "start")
+        assert runs == Counter(["before", *(f"t{n}" for n in range(600))])
+    finally:
+        fleet.stop()
 
 
 @pytest.fixture

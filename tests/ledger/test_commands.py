@@ -88,6 +88,32 @@ async def test_status_says_what_waits_and_what_has_ended(
     assert "its data is lost" in cli.run("ledger", "status").stdout
 
 
+async def test_while_redis_is_away_rows_that_wait_are_counted(
+    own: EmbeddedRedis, cli: Cli, queue: str, ledger_url: str
+) -> None:
+    cli.environment["EVSCHED_URL"] = own.url
+    insert(ledger_url, queue, "before")
+    command = cli.command("ledger", "run", "--metrics-port", "0")
+    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    log = Log(child)
+    url, page = log.until("Listening")["url"], ""
+    while f'evsched_ledger_rows_scheduled_total{{kind="new",queue="{queue}"}} 1.0' not in page:
+        _, page = await get(f"{url}/metrics")
+    own.stop()
+    log.until("RedisDown")
+    insert(ledger_url, queue, "a", "b")
+    _, page = await get(f"{url}/metrics")
+    assert "evsched_ledger_waiting_rows 2.0" in page
+    shown = cli.json("ledger", "status")
+    assert (shown["states"], shown["waiting"]["rows"], shown["waiting"]["seconds"] > 0) == ({"open": 3}, 2, True)
+    assert "connecting to" in shown["away"]
+    assert "Redis is away" in cli.run("ledger", "status").stdout
+    own.start()
+    while shown["away"] or shown["waiting"]["rows"]:
+        shown = cli.json("ledger", "status")
+    assert terminate(child) == 0
+
+
 async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arrive(
     relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
