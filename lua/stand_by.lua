@@ -6,7 +6,7 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        parent    whose registration
 --        lease     seconds from now to its end
---        claim     seconds for which it claims the start
+--        claim     seconds for which it claims the start, 0 = it does not
 --        owner     the app whose declarations its last process has written, '' = none
 --        content   digest of all that it declares
 --        program   digest of the names of its tasks, '' = none
@@ -37,7 +37,7 @@ elseif not (known and is_declared(owner, content)) then
 elseif #sought_in(program, now) > 0 then
   reason = 'sought'
 end
-if reason == '' then
+if reason == '' or tonumber(claim) == 0 then
   return { reason, '0' }
 end
 local claimed = redis.call('SET', starting, parent, 'NX', 'PX', milliseconds(tonumber(claim)))

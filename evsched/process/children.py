@@ -72,6 +72,8 @@ class Children:
         """The last report of a child that was ready; None = none ever was, so the command line may be wrong."""
         self.none_wanted = asyncio.Event()
         """A child was ready, and now none is wanted."""
+        self.some_wanted = asyncio.Event()
+        """At least one is wanted."""
         self._make = make
         self._bound = bound + _MARGIN
         self._recovery = recovery
@@ -149,7 +151,9 @@ class Children:
 
     def _want(self, child: WorkerProcess, wanted: bool) -> None:
         (child.unwanted.clear if wanted else child.unwanted.set)()
-        (self.none_wanted.set if self.last_ready is not None and not self.wanted else self.none_wanted.clear)()
+        some = bool(self.wanted)
+        (self.some_wanted.set if some else self.some_wanted.clear)()
+        (self.none_wanted.set if self.last_ready is not None and not some else self.none_wanted.clear)()
         self._listener.changed()
 
     async def _keep(self, child: WorkerProcess, *, proven: bool) -> int:
@@ -161,7 +165,9 @@ class Children:
         while True:
             began = time.monotonic()
             code = await child.run(self._emit, partial(self._on_report, child), self.last_ready)
-            child.settled.set()
+            resumed = child.terminated and child.wanted  # asked to end, and wanted again before it had ended
+            if not resumed:
+                child.settled.set()
             await self._recover(child, code)
             proven = proven or child.ready is not None
             if not child.wanted or not proven:
@@ -169,7 +175,7 @@ class Children:
             if self.last_ready is None and code in _CANNOT_START:
                 self._listener.cannot_start(child, code)
                 return code
-            failures = 0 if time.monotonic() - began > _STABLE else failures + 1
+            failures = 0 if resumed or time.monotonic() - began > _STABLE else failures + 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child.unwanted.wait(), restart_delay(failures))
             if not child.wanted:
@@ -186,8 +192,9 @@ class Children:
             child.ready = self.last_ready = report
             child.became_ready.set()
         elif isinstance(report, Fetching):
+            child.fetching.set()
             child.settled.set()
-        elif child.wanted and self.current[child.number] is child:
+        elif child.wanted and not child.terminated and self.current[child.number] is child:
             self._listener.reported(child, report)
 
 

@@ -8,7 +8,8 @@ heartbeat, the parent sends `stand_by` from time to time even if no job comes. I
 operators see that the queue is served.
 
 Of several parents the one starts a process that claims it first; the others look again. The claim lasts until the
-process has begun to fetch or has died: until then, the others still see the job.
+process has begun to fetch or has died: until then, the others still see the job. The parent stays registered until a
+process fetches: one that does not start must not hide the parent that tries.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from evsched.process.reports import Ready
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.announced import Announced
-from evsched.store.parents import Need
+from evsched.store.parents import Need, Stance
 from evsched.store.store import Store
+from evsched.transport.call import Call
 from evsched.transport.senders import BatchingSender, BlockingSender
 
 _PAUSE: Final = 0.05
@@ -78,17 +80,23 @@ class ReadyWatch:
                 await self._sender.send_all([Store(queue).stand_down(self._parent) for queue in self._last.queues])
         await self._sender.close()
 
-    async def wait(self) -> tuple[str, Need]:
-        """Return the first queue that needs a worker process, whose start this parent has claimed, and why."""
+    async def wait(self, abandon: asyncio.Event) -> tuple[str, Need] | None:
+        """Return the first queue that needs a worker process, whose start this parent has claimed, and why.
+
+        `abandon`: when it is set, return None, and claim nothing.
+        """
         watching = {asyncio.ensure_future(self._watch(Store(queue))): queue for queue in self._last.queues}
+        abandoning = asyncio.ensure_future(abandon.wait())
         try:
-            done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
-            first = done.pop()
-            return watching[first], first.result()
+            await asyncio.wait([*watching, abandoning], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in watching:
+            for task in (*watching, abandoning):
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
+        found: list[tuple[str, Need]] = [(watching[task], task.result()) for task in watching if not task.cancelled()]
+        for queue, _ in found if abandon.is_set() else found[1:]:
+            await self.end_claim(queue)
+        return None if abandon.is_set() else found[0]
 
     async def keep_claim(self, queue: str, started: Awaitable[object]) -> None:
         """Keep the claim until the process is `started`, or has failed to, and then end it."""
@@ -104,6 +112,19 @@ class ReadyWatch:
         finally:
             waiting.cancel()
         await self.end_claim(queue)
+
+    async def stay(self, serving: Awaitable[object]) -> None:
+        """Keep the registration until a process is `serving`, however often it is started."""
+        waiting = asyncio.ensure_future(serving)
+        try:
+            while True:
+                await asyncio.wait([waiting], timeout=self._config.idle_heartbeat)
+                if waiting.done():
+                    return
+                with contextlib.suppress(StoreError):  # the next one follows
+                    await self._sender.send_all([self._stand_by(Store(queue), claim=0) for queue in self._last.queues])
+        finally:
+            waiting.cancel()
 
     async def end_claim(self, queue: str) -> None:
         """End the claim, so that others may start a process."""
@@ -128,9 +149,7 @@ class ReadyWatch:
                             pause = min(2 * pause, _PAUSE_MOST)
                         elif time.monotonic() < next_look:
                             continue
-                    announced = self._announced(store.queue)
-                    look = store.stand_by(self._parent, announced, lease=self._config.idle_lease, claim=_CLAIM)
-                    found = await self._sender.send(look)
+                    found = await self._sender.send(self._stand_by(store, _CLAIM))
                     next_look = time.monotonic() + self._config.idle_heartbeat
                     if not found.need:
                         refused = 0
@@ -139,6 +158,10 @@ class ReadyWatch:
                     else:
                         refused, next_look = refused + 1, 0.0
                         await asyncio.sleep(_REFUSED)
+
+    def _stand_by(self, store: Store, claim: float) -> Call[Stance]:
+        announced, lease = self._announced(store.queue), self._config.idle_lease
+        return store.stand_by(self._parent, announced, lease=lease, claim=claim)
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncGenerator[BlockingSender]:

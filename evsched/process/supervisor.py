@@ -112,16 +112,16 @@ class Supervisor:
             if (last := self._children.last_ready) is not None:
                 self._emit(ParentWaits(queues=last.queues))
                 async with ReadyWatch(self._config, last, self._emit, self._announced) as watch:
-                    queue, need = await watch.wait()
-                    if self._children.wanted:  # a reload has started one
-                        await watch.end_claim(queue)
-                    else:
+                    # A reload starts one too, and the new code may serve other queues.
+                    if (found := await watch.wait(self._children.some_wanted)) is not None:
+                        queue, need = found
                         self._emit(ParentWoken(queue=queue, need=need))
                         if need == "sought":
                             self._scaling.keep(time.monotonic())
                         child = self._children.current[0]
                         self._children.begin(child)
                         await watch.keep_claim(queue, child.settled.wait())
+                        await watch.stay(child.until_it_fetches())
 
     def _announced(self, queue: str) -> Announced:
         """Return what the last child that was ready has announced: a reload may bring other code while none runs."""

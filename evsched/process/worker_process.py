@@ -72,8 +72,12 @@ class WorkerProcess:
         """What it reported when it was ready; None = it is not ready yet."""
         self.became_ready = asyncio.Event()
         """It was ready at least once."""
+        self.fetching = asyncio.Event()
+        """It fetches jobs."""
         self.settled = asyncio.Event()
         """The last start is decided: the process has begun to fetch jobs, or has ended."""
+        self.terminated = False
+        """It was asked to end."""
         self.put_back = Counter[str]()
         """How many jobs of its earlier runs were put back, by queue. The next run counts them."""
         self._launch = launch
@@ -96,12 +100,22 @@ class WorkerProcess:
         """Whether the process should run."""
         return not self.unwanted.is_set()
 
+    async def until_it_fetches(self) -> None:
+        """Wait until it fetches jobs, or should not run any more; it may be started several times before."""
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self.fetching, self.unwanted)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+
     async def run(self, emit: Emit, on_report: OnReport, last: Ready | None = None) -> int:
         """Start the process and wait for its end; return its exit code, NOT_STARTED if it could not be started.
 
         `last`: what the parent's last process reported when it was ready.
         """
-        self.ready = None
+        self.ready, self.terminated = None, False
+        self.fetching.clear()
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as passed:
             passed.enter_context(theirs)
@@ -151,6 +165,7 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Ask the process to end."""
+        self.terminated = True
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:

@@ -14,6 +14,7 @@ from evsched.process.ready_watch import ReadyWatch
 from evsched.process.reports import Ready
 from evsched.store.announced import Announced
 from evsched.store.clients import New
+from evsched.store.parents import Need
 from evsched.store.store import Store
 from evsched.transport.call import Call, text
 from evsched.transport.embedded import EmbeddedRedis
@@ -35,10 +36,12 @@ def ready_watch(config: Config, recorder: Recorder, *queues: str, announced: Ann
 
 def watch(
     config: Config, recorder: Recorder, *queues: str, announced: Announced | None = None
-) -> asyncio.Task[tuple[str, str]]:
-    async def wait() -> tuple[str, str]:
+) -> asyncio.Task[tuple[str, Need]]:
+    async def wait() -> tuple[str, Need]:
         async with ready_watch(config, recorder, *queues, announced=announced) as one:
-            return await one.wait()
+            found = await one.wait(asyncio.Event())
+            assert found is not None
+            return found
 
     return asyncio.ensure_future(wait())
 
@@ -200,7 +203,7 @@ async def test_the_claim_of_a_start_lasts_until_the_process_has_started(
     await put(sender, store, "a")
     started = asyncio.Event()
     async with ready_watch(config, recorder, store.queue) as one:
-        await one.wait()
+        await one.wait(asyncio.Event())
         keeping = asyncio.ensure_future(one.keep_claim(store.queue, started.wait()))
         second = watch(config, recorder, store.queue)
         await never(second, 3.0)  # the claim alone lasts 2 s

@@ -38,6 +38,7 @@ def test_a_ready_job_needs_one_process_of_several_parents(send: Send, store: Sto
     assert stand_by(send, store, "p") == Stance("ready", True)
     assert stand_by(send, store, "p") == Stance("ready", True), "its own claim"
     assert stand_by(send, store, "other") == Stance("ready", False)
+    assert send(store.stand_by("p", NONE, lease=100, claim=0, now=NOW)) == Stance("ready", False), "it only registers"
     send(store.prolong_start(1000))
     assert raw.ttl(f"evsched:{{{store.queue}}}:starting") > 900
     send(store.end_start())

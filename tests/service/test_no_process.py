@@ -50,6 +50,17 @@ async def party() -> None:
 """
 
 
+ELSEWHERE = """
+from evsched import App
+
+app = App()
+
+@app.task(queue="QUEUE")
+async def short() -> None:
+    pass
+"""
+
+
 @pytest.fixture
 def cli(server: Any, queue: str, tmp_path: Path) -> Cli:
     (tmp_path / "tasks.py").write_text(TASKS)
@@ -139,6 +150,78 @@ def test_one_job_starts_one_process_of_two_parents_however_late_its_first_fetch_
     for log in (one, two):
         started += len([line for line in log.lines if line.get("event") == "ChildStarted"])
     assert started == 3, (one.lines, two.lines)  # one each at first, and one for the job
+
+
+SLOW_END = """
+import asyncio
+from contextlib import asynccontextmanager
+from evsched import App
+
+@asynccontextmanager
+async def lifespan():
+    yield
+    await asyncio.sleep(1.5)
+
+app = App(lifespan=lifespan)
+
+@app.task
+async def short() -> None:
+    pass
+"""
+
+
+def test_a_process_that_still_ends_does_not_end_the_claim_for_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
+    (cli.folder / "tasks.py").write_text(SLOW_END)
+    cli.run_first(SLOW_FIRST_FETCH)
+    cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "10"
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        parent(cli, "0:8") as (_, one),
+        parent(cli, "0:8") as (_, two),
+    ):
+        for log in (one, two):
+            log.until("ParentWaits")
+            log.until("WorkerDraining")
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"short","id":"a","reply":true}': 0})
+        assert raw.blpop(f"evsched:{{{queue}}}:reply:a", PATIENCE)
+    for event, times in (("ChildStarted", 3), ("ParentWoken", 1)):
+        found = [line for log in (one, two) for line in log.lines if line.get("event") == event]
+        assert len(found) == times, (one.lines, two.lines)
+
+
+def test_a_reload_to_code_with_another_queue_has_the_parent_wait_for_that_one(cli: Cli, queue: str, raw: Any) -> None:
+    del cli.environment["EVSCHED_QUEUES"]
+    (cli.folder / "tasks.py").write_text(ELSEWHERE.replace("QUEUE", queue))
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        parent(cli, "0:2") as (process, log),
+    ):
+        assert queue in log.until("ParentWaits")["queues"]
+        log.until("ChildEnded")
+        (cli.folder / "tasks.py").write_text(ELSEWHERE.replace("QUEUE", f"{queue}-new"))
+        process.send_signal(signal.SIGHUP)
+        log.until("Reloaded")
+        assert f"{queue}-new" in log.until("ParentWaits", count=2)["queues"]
+        raw.zadd(f"evsched:{{{queue}-new}}:schedule", inline("short", "a"))
+        log.until("Completed", where=lambda line: line["id"] == "a")
+    assert not raw.exists(f"evsched:{{{queue}}}:parents")
+
+
+def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: str, raw: Any) -> None:
+    with (
+        cli.running("dispatcher", until="NotificationsProven"),
+        parent(cli, "0:2") as (_, log),
+    ):
+        log.until("ParentWaits")
+        log.until("ChildEnded")
+        (cli.folder / "tasks.py").write_text("import nothing_of_that_name\n")
+        raw.zadd(f"evsched:{{{queue}}}:schedule", inline("short", "a"))
+        log.until("ChildEnded", count=2, where=lambda line: line["code"] != 0)
+        (row,) = cli.json("workers", "--queue", queue)
+        assert row["stands_by"]
+        assert "one stands by, and no process runs yet" in cli.run("explain", "a", "--queue", queue).stdout
+        (cli.folder / "tasks.py").write_text(TASKS)
+        log.until("Completed", where=lambda line: line["id"] == "a")
 
 
 def test_what_redis_has_lost_is_declared_again_although_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
