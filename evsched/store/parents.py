@@ -46,7 +46,10 @@ class Parents(Queue):
     def stand_by(
         self, parent: str, announced: Announced, *, lease: float, claim: float, now: float | None = None
     ) -> Call[Stance]:
-        """Register a parent for `lease` seconds; if a process is needed, claim its start for `claim` seconds, if any."""
+        """Register a parent for `lease` seconds; if a process is needed, claim its start for `claim` seconds.
+
+        `claim`: 0 = it only registers.
+        """
 
         def stance(reply: list[bytes]) -> Stance:
             return Stance(cast("Need", text(reply[0])), as_bool(reply[1]))

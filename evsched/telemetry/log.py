@@ -6,6 +6,7 @@ log_lines.py has the lines, log_format.py their two forms.
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from typing import Any, Final
 
@@ -49,6 +50,8 @@ class Log:
             level = logging.DEBUG  # another worker fetches it at once: no action is needed
         if isinstance(event, events.JobDeferred) and event.cause != "window":
             level = logging.DEBUG  # HandlerNotFound or TaskUnknown was logged, once for all of them
+        if isinstance(event, events.ChildEnded) and event.code not in (0, -signal.SIGTERM):
+            level = logging.WARNING  # it was not asked to end, or could not
         if not self._is_news(event) or not line or not _logger.isEnabledFor(level):
             return
         if isinstance(event, events.RedisUp):

@@ -284,6 +284,13 @@ def test_a_requeue_because_no_slot_is_free_is_not_logged_at_info(out: Terminal) 
     assert out.getvalue() == ""
 
 
+def test_a_process_that_ends_by_itself_is_logged_as_a_warning(out: Terminal) -> None:
+    logging.getLogger("evsched").setLevel("WARNING")
+    for code in (0, -15, 1, -9):
+        log.Log().on_event(events.ChildEnded(number=0, pid=7, code=code))
+    assert [line.rpartition(" ")[2] for line in out.getvalue().splitlines()] == ["1", "-9"]
+
+
 def test_text_of_a_job_cannot_control_the_terminal() -> None:
     assert escape("a\x1b[31m\nb\u202e") == "a\\x1b[31m\\nb\\u202e"
 
