@@ -3,7 +3,8 @@
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds, <= 0: from now on
 -- recurrence:<name>  hash  rule, zone, payload and the rest of what is declared; what came of it: made, runs, done,
 --                          failed, failing (in a row), missed, last_id, last_outcome, last_finished, last_lateness; the
---                          ids of occurrences: current, waiting, ahead, requested; and moved, when it was last moved on
+--                          ids of occurrences: current, waiting, ahead, requested; current_due, the due of current; and
+--                          moved, when it was last moved on
 -- declared:<owner>   set   names of the recurrences that an app declares in its code
 -- revisions:<owner>  zset  digest of what an app declared -> its revision; the newest revision is in force
 
@@ -106,7 +107,8 @@ end
 -- USES recurrence, moment_of, attempt_of, occurrence_of, unended, field_of, fields_of, record, requests_of
 local function judge_occurrence(name, id, due, now)
   local key = recurrence(name)
-  local found = redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead', 'requested')
+  local found =
+    redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead', 'requested', 'current_due')
   local run = fields_of(record(id), 'planned', 'misfire_grace', 'attempt', 'snoozes')
   local planned, misfire_grace = tonumber(moment_of(run[1])), tonumber(moment_of(run[2]))
   local has_run = attempt_of(run[3]) + attempt_of(run[4]) > 0
@@ -128,6 +130,9 @@ local function judge_occurrence(name, id, due, now)
       return 'skip'
     end
   end
+  if overlap ~= 'allow' and current and current ~= id and found[6] ~= id and found[7] == due then
+    return 'skip' -- both waited for this opening of the window: one of them runs, however soon it has ended
+  end
   if overlap ~= 'allow' and current and current ~= id and unended(current) then
     if found[6] == id then
       -- The first of those that wait. pcall: the key may be of another type.
@@ -141,7 +146,7 @@ local function judge_occurrence(name, id, due, now)
     end
     return 'skip'
   end
-  redis.call('HSET', key, 'current', id)
+  redis.call('HSET', key, 'current', id, 'current_due', due)
   if waiting then
     redis.call('HDEL', key, 'waiting')
     if waiting ~= id then

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from datetime import datetime, timedelta
@@ -23,7 +22,7 @@ from evsched.client.recurrences import read_stored
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
-from evsched.recurrence.look_ahead import Standing, times_ahead
+from evsched.recurrence.look_ahead import Standing, runs_ahead
 from evsched.recurrence.recurrence import Declared, Recurrence, read_recurrence, window_names
 from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.recurrence.zones import find_zone
@@ -37,9 +36,6 @@ windows = App(
 
 _LOOKED_MOST = 200_000
 """The most planned times that a simulation looks at: with a window, each takes 25 us, so all take some 5 s."""
-
-_KEPT = 35 * 86400.0
-"""Seconds by which a window may have delayed an occurrence that a simulation includes."""
 
 
 @windows.default
@@ -159,7 +155,7 @@ def simulate(
 ) -> int:
     """List what the recurrences of a queue will run between two times. Nothing is changed.
 
-    At most 400 days and 200,000 planned times.
+    As if each run ended at once. At most 400 days and 200,000 planned times.
 
     Example: evsched simulate --from 2030-03-31T00:00 --to 2030-04-01T00:00 --by run
     """
@@ -231,16 +227,13 @@ def _runs(recurrences: list[_Ahead], first: float, last: float) -> list[tuple[fl
     """
     found, looked = list[tuple[float, str]](), 0
     for recurrence, standing, now in recurrences:
-        # A window may have delayed an occurrence long after its planned time.
-        back = recurrence.declared.spread + (_KEPT if recurrence.window else 0.0)
-        for planned in times_ahead(recurrence, standing, now, math.nextafter(first - back, 0.0)):
-            if planned > last:
+        for one in runs_ahead(recurrence, standing, now, first):
+            if one.planned > last:
                 break
             looked += 1
             if looked > _LOOKED_MOST:
                 raise UsageError(f"more than {_LOOKED_MOST} planned times to look at: choose a shorter span, by --to")
-            one = recurrence.occurrence(planned)
-            if one is not None and first <= one.due <= last:
+            if one.runs and one.due is not None and one.due <= last:
                 found.append((one.due, recurrence.declared.name))
     return sorted(found)
 

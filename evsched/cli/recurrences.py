@@ -30,7 +30,7 @@ from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.recurrences import read_stored
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError, EvschedError, JobMissing
-from evsched.recurrence.look_ahead import times_ahead
+from evsched.recurrence.look_ahead import runs_ahead
 from evsched.recurrence.recurrence import Declared, Misfire, Overlap
 from evsched.store.store import Store
 
@@ -51,6 +51,9 @@ Zone = Annotated[
 _NEXT_MOST = 1000
 """The most times that are listed: with a window, each takes some 25 us."""
 
+_LOOKED_MOST = 200_000
+"""The most planned times that are looked at for them."""
+
 
 @app.command(name="next")
 def next_times(
@@ -62,7 +65,7 @@ def next_times(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Explain a rule in words, and list its next times, in its zone and in yours.
+    """Explain a rule in words, and list the planned times that will run next, in its zone and in yours.
 
     Example: evsched recurrences next nightly-report -n 10
     """
@@ -77,24 +80,26 @@ def next_times(
             recurrence = redis.run(read_stored(Store(queue), name, fields))
         except ConfigError as error:  # what is not valid is the record in Redis, not the command line
             raise EvschedError(str(error)) from None
-    found = list[dict[str, Any]]()
-    for planned in islice(times_ahead(recurrence, standing, now, now), count):
-        one = recurrence.occurrence(planned)
-        found.append({"planned": planned, "due": None if one is None else one.due})
+    looked = islice(runs_ahead(recurrence, standing, now, now), _LOOKED_MOST)
+    ahead = list(islice((one for one in looked if one.runs or one.due is None), count))
     if json:
-        output.as_json({"words": recurrence.words(), "times": found})
+        output.as_json(
+            {"words": recurrence.words(), "times": [{"planned": one.planned, "due": one.due} for one in ahead]}
+        )
         return
     sentence(recurrence.words())
     zone = recurrence.rule.zone
     shown = [
         (
-            in_zone(one["planned"], zone),
-            Moment(one["planned"]),
-            "never: the window does not open" if one["due"] is None else Moment(one["due"]),
+            in_zone(one.planned, zone),
+            Moment(one.planned),
+            "never: the window does not open" if one.due is None else Moment(one.due),
         )
-        for one in found
+        for one in ahead
     ]
     table((Column(f"in {zone.key}", 1), Column("here", 2), Column("due")), shown, "it does not recur any more")
+    if (declared := recurrence.declared).window is not None and declared.overlap != "allow" and declared.after is None:
+        sentence("Of several planned times that wait for the same opening of its window, only the first runs.")
 
 
 def in_zone(moment: float, zone: Any) -> str:

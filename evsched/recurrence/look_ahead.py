@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping
-from itertools import islice
+from itertools import dropwhile, islice
+from typing import Final
 
 from msgspec import Struct
 
 from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import Recurrence
+
+_BEFORE: Final = 0.001
+"""Seconds by which a moment lies before another, also for a clock that has microseconds."""
 
 
 class Standing(Struct, frozen=True):
@@ -70,25 +74,74 @@ def next_time(standing: Standing, now: float) -> float | None:
     return first if first is not None and 0 < first < math.inf else None
 
 
-def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: float) -> Iterator[float]:
-    """Yield the planned times after a moment, as many as its `count` leaves.
+class Ahead(Struct, frozen=True):
+    """A planned time to come: what becomes of it if every run starts when it is due, and takes no time."""
 
-    For a recurrence with a count, past times are left out, because the record does not say which of them were missed.
+    planned: float
+    due: float | None
+    """None: its window does not open within two years."""
+    runs: bool
+    """False: it is skipped, because it waits for the same opening of its window as one that was planned before it."""
+
+
+def runs_ahead(recurrence: Recurrence, standing: Standing, now: float, since: float) -> Iterator[Ahead]:
+    """Yield the planned times to come that are due at `since` or later, in their order.
+
+    Planned times outside the window are all due at the next opening. The first of them runs; with overlap `allow`, all
+    do. Most of those that do not run are left out.
+    """
+    declared, since = recurrence.declared, max(since, now)
+    taken = set[float]()
+    times = times_ahead(recurrence, standing, now, _reach(recurrence, since))
+    while (planned := next(times, None)) is not None:
+        one = recurrence.occurrence(planned)
+        if one is None or one.due < since:
+            yield Ahead(planned, None if one is None else one.due, False)
+            continue
+        yield Ahead(planned, one.due, declared.overlap == "allow" or one.due not in taken)
+        taken.add(one.due)
+        # All those planned until then are due at this opening too, and are skipped.
+        if declared.overlap != "allow" and declared.after is None and (until := one.due - declared.spread) > planned:
+            times = _pass_over(times, recurrence, standing, now, until)
+
+
+def _pass_over(
+    times: Iterator[float], recurrence: Recurrence, standing: Standing, now: float, until: float
+) -> Iterator[float]:
+    """Return the planned times that are not before a moment. Unless they count, one step passes over those before."""
+    if recurrence.declared.count is None:
+        return times_ahead(recurrence, standing, now, just_before(until))
+    return dropwhile(lambda planned: planned < until, times)
+
+
+def _reach(recurrence: Recurrence, since: float) -> float:
+    """Return a moment before all planned times that can be due at `since` or later."""
+    before = since - _BEFORE
+    if recurrence.window is not None:
+        before = recurrence.window.closed_since(before)
+    return just_before(before - recurrence.declared.spread)
+
+
+def times_ahead(recurrence: Recurrence, standing: Standing, now: float, after: float) -> Iterator[float]:
+    """Yield the planned times after a moment for which there is an occurrence on the schedule or there will be one.
+
+    There are as many as its `count` leaves. Those that passed before the recurrence was made, or while no dispatcher
+    ran and are due, are none.
     """
     if standing.until is not None:
         resumes = just_before(standing.until)
         now, after = max(now, resumes), max(after, resumes)
-    count = recurrence.declared.count
     if recurrence.declared.after is not None:
         yield from (planned for planned in _counted_from_ends(recurrence, standing, now) if planned > after)
         return
+    yield from (planned for planned in standing.ahead if planned > after)
+    count = recurrence.declared.count
+    begin = just_before(standing.next) if 0 < standing.next < math.inf else now
     if count is None:
-        yield from recurrence.walk(after)
+        yield from recurrence.walk(max(begin, after))
         return
-    yield from (planned for planned in standing.ahead if planned > max(now, after))
     if standing.next == math.inf and not standing.paused:
         return  # all its occurrences have been scheduled
-    begin = just_before(standing.next) if 0 < standing.next < math.inf else now
     for planned in islice(recurrence.walk(begin), max(0, count - standing.made)):
         if planned > after:
             yield planned
@@ -100,9 +153,17 @@ def _counted_from_ends(recurrence: Recurrence, standing: Standing, now: float) -
     if standing.next == math.inf and not standing.paused:
         return
     last = next_time(standing, now)
-    if last is None:
+    if standing.ahead and (one := recurrence.occurrence(standing.ahead[-1])) is not None and one.due > now:
+        last = one.due
+    elif last is None:
         last = now  # the run that is under way ends now, or it begins now
-    elif last not in standing.ahead:
+    else:
         last -= recurrence.rule.every
     count = recurrence.declared.count
-    yield from islice(recurrence.walk(last), None if count is None else max(0, count - standing.made))
+    left = math.inf if count is None else count - standing.made
+    while left > 0 and (planned := next(recurrence.walk(last), None)) is not None:
+        yield planned
+        one, left = recurrence.occurrence(planned), left - 1
+        if one is None:
+            return  # it never ends
+        last = one.due

@@ -85,6 +85,20 @@ class Window(Struct, frozen=True):
             moment = self._next_change(moment, local, begins)
         return None
 
+    def closed_since(self, moment: float) -> float:
+        """Return when the window closed that is closed at a moment, to the second; the moment if it is open.
+
+        Closed for longer than two years, or for good: then some moment in that time.
+        """
+        opens = self.next_open(moment)
+        if opens is None or opens <= moment:
+            return moment
+        before, since = moment - _AHEAD, moment
+        while since - before > 1:  # bisection: an earlier moment has no later opening
+            middle = (before + since) / 2
+            before, since = (before, middle) if self.next_open(middle) == opens else (middle, since)
+        return before
+
     def _is_open_at(self, local: datetime) -> bool:
         if self._is_closed_on(local.date()):
             return False

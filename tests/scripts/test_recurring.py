@@ -106,6 +106,23 @@ def ended_by(send: Send, store: Store, job: FetchedJob, how: str) -> None:
             send(store.start("w", (job.id,), hold=1, lease=15, now=now))
 
 
+@pytest.mark.parametrize(("overlap", "ran"), [("skip", [0]), ("wait", [0]), ("allow", [0, 1, 2])])
+def test_of_the_occurrences_that_are_due_at_one_opening_the_first_runs_however_soon_it_ends(
+    send: Send, store: Store, state: State, overlap: Overlap, ran: list[int]
+) -> None:
+    put(send, store, overlap=overlap)
+    rows = [Occurrence(f"{NAME}@{NOW + n:.0f}", NOW + n, NOW + 60, 5) for n in range(3)]
+    send(store.recur(NAME, f"{NOW + 900:.0f}".encode(), rows, next_=NOW + 960))
+    ended = list[str]()
+    for _ in range(3):  # so many are due that dispatch moves them in several steps
+        send(store.dispatch(limit=1, cap=1000, now=NOW + 60))
+        for job in fetch(send, store, NOW + 60):
+            send(store.complete("w", [(job, DONE)], now=NOW + 60))
+            ended.append(job.id)
+    assert ended == [rows[n].id for n in ran]
+    assert record(state).get("missed", "0") == str(3 - len(ran))
+
+
 @pytest.mark.parametrize("how", ["complete", "bury", "abort", "retry", "requeue", "start"])
 def test_a_waiting_occurrence_runs_whichever_verb_ends_the_one_before(
     send: Send, store: Store, state: State, how: str

@@ -88,9 +88,29 @@ def test_next_and_simulate_list_the_times_to_come(cli: Cli, queue: str) -> None:
     shown = cli.run("recurrences", "next", "r", *of).stdout
     assert "in Europe/Berlin" in shown
     assert window in shown
-    span = ("--from", "2026-10-24T00:00:00+02:00", "--to", "2026-10-26T23:00:00+01:00")
+    assert "wait for the same opening of its window, only the first runs" in " ".join(shown.split())
+    span = ("--from", "2040-10-27T00:00:00+02:00", "--to", "2040-10-29T23:00:00+01:00")
     assert [row["name"] for row in cli.json("simulate", *span, *of)] == ["r", "r"]
     assert cli.run("recurrences", "next", "nobody", *of).returncode == 1
+
+
+def test_next_and_simulate_list_what_runs_when_a_window_opens(cli: Cli, queue: str) -> None:
+    """Two hours of planned times wait for an opening; a year of them would be too many to look at."""
+    of, opens = ("--queue", queue), (int(time.time()) // 3600 + 3) * 3600
+    window = "-".join(time.strftime("%H:%M", time.gmtime(opens + more)) for more in (0, 60)) + " UTC"
+    for name, overlap in (("one", "skip"), ("all", "allow")):
+        add = ("recurrences", "add", name, "tick", "--rule", "every 15", "--window", window, "--overlap", overlap, *of)
+        assert cli.run(*add).returncode == 0
+    rows = cli.json("simulate", "--from", str(opens - 60), "--to", str(opens + 14), *of)
+    counts = Counter(row["name"] for row in rows)
+    assert counts["one"] == 1
+    assert 2 * 240 - 60 < counts["all"] <= 3 * 240 + 1
+    listed = cli.json("recurrences", "next", "one", "-n", "5", *of)["times"]
+    assert [one["due"] for one in listed] == [opens, opens + 15, opens + 30, opens + 45, opens + 86400]
+    far = opens + 300 * 86400
+    assert cli.json("simulate", "--from", "1000", "--to", "90000", *of) == []  # that has passed
+    cli.run("recurrences", "remove", "all", *of)
+    assert [row["due"] for row in cli.json("simulate", "--from", str(far), "--to", str(far + 14), *of)] == [far]
 
 
 def test_simulate_with_rules_on_the_command_line_needs_no_redis(cli: Cli) -> None:

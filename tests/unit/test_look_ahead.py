@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
+from datetime import UTC, datetime
+from itertools import islice, takewhile
+from typing import Any
 
 import pytest
 
-from evsched.recurrence.look_ahead import Standing, next_time, read_standing, times_ahead
-from evsched.recurrence.recurrence import Declared, read_recurrence
+from evsched.recurrence.look_ahead import Standing, next_time, read_standing, runs_ahead, times_ahead
+from evsched.recurrence.recurrence import Declared, Overlap, Recurrence, read_recurrence
 
 NOW = 1_900_000_000.5
 
@@ -98,3 +100,90 @@ def test_times_that_are_counted_from_ends_are_those_of_runs_that_take_no_time(
     recurrence = read_recurrence(Declared(name="r", rule="every 10", payload=b"{}", after="end", count=count))
     found = [round(planned - NOW, 3) for planned in islice(times_ahead(recurrence, standing, NOW, NOW), 3)]
     assert found == expected
+
+
+WEEKDAYS = "mon-fri 09:00-17:00 UTC"
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+MADE = at("2030-06-09 21:00:30")
+"""A Sunday evening."""
+
+NEW = Standing(0.0)
+
+OPENS = at("2030-06-10 09:00")
+
+
+def windowed(rule: str, window: str = WEEKDAYS, overlap: Overlap = "skip", **other: Any) -> Recurrence:
+    return read_recurrence(Declared(name="r", rule=rule, payload=b"{}", window=window, overlap=overlap, **other))
+
+
+def runs(
+    recurrence: Recurrence, since: float, until: float, standing: Standing = NEW
+) -> list[tuple[float, float | None]]:
+    """Return the runs of a span, each by its planned and due time, in seconds since OPENS."""
+    looked = takewhile(lambda one: one.planned <= until, runs_ahead(recurrence, standing, MADE, since))
+    found = [(one.planned, one.due) for one in islice(looked, 10_000) if one.runs and one.due and one.due <= until]
+    return [(planned - OPENS, due - OPENS) for planned, due in found]
+
+
+FIRST = MADE + 30 - OPENS
+
+
+@pytest.mark.parametrize("overlap", ["skip", "wait"])
+def test_one_of_the_planned_times_runs_that_wait_for_an_opening(overlap: Overlap) -> None:
+    recurrence = windowed("* * * * *", overlap=overlap)
+    assert runs(recurrence, OPENS - 120, OPENS + 120) == [(FIRST, 0), (60, 60), (120, 120)]
+    assert runs(recurrence, OPENS + 1, OPENS + 120) == [(60, 60), (120, 120)]
+    assert runs(windowed("* * * * *", overlap=overlap, count=721), OPENS, OPENS + 120) == [(FIRST, 0), (60, 60)]
+
+
+def test_all_planned_times_since_a_recurrence_was_made_run_at_the_opening_if_they_may_overlap() -> None:
+    found = runs(windowed("* * * * *", overlap="allow"), OPENS - 120, OPENS)
+    assert found == [(FIRST + 60 * n, 0) for n in range(12 * 60)]
+
+
+def test_occurrences_on_the_schedule_run_and_those_planned_before_them_never_did() -> None:
+    recurrence = windowed("* * * * *")
+    ahead = Standing(MADE + 90, made=3, ahead=(MADE - 90, MADE - 30, MADE + 30))
+    assert runs(recurrence, OPENS, OPENS, ahead) == [(FIRST - 120, 0)]
+    assert runs(recurrence, MADE - 86400 * 30, OPENS - 1, ahead) == []
+
+
+@pytest.mark.parametrize("monday", [OPENS, OPENS + 53 * 7 * 86400])
+def test_few_planned_times_are_looked_at_however_many_wait_for_an_opening(monday: float) -> None:
+    recurrence = windowed("every 15", "mon 09:00-09:01 UTC; not 2030-07-01..2030-12-31")
+    looked = runs_ahead(recurrence, Standing(0.0), MADE, monday - 3600)
+    found = [one.due for one in islice(looked, 10) if one.runs]
+    assert found[:4] == [monday, monday + 15, monday + 30, monday + 45]
+
+
+def test_a_daily_rule_with_a_weekly_window_runs_once_for_the_days_before_and_once_in_it() -> None:
+    recurrence = windowed("0 12 * * *", "mon 09:00-17:00 UTC")
+    week = at("2030-06-17 00:00")
+    tuesday = at("2030-06-11 12:00") - OPENS
+    assert runs(recurrence, week, week + 86399) == [(tuesday, 7 * 86400), (7 * 86400 + 10800, 7 * 86400 + 10800)]
+
+
+def test_occurrences_that_are_delayed_into_an_opening_overlap_there_too() -> None:
+    found = runs(windowed("every 60", spread=300), OPENS - 900, OPENS + 900)
+    dues = [due for _, due in found]
+    assert dues.count(0) == 1
+    assert len(set(dues)) == len(dues) > 10
+
+
+def test_times_that_are_counted_from_ends_begin_anew_after_an_opening() -> None:
+    recurrence = windowed("every 1000", after="end")
+    begun = runs(recurrence, OPENS - 120, OPENS + 2500)
+    assert begun == [(MADE + 1000 - OPENS, 0), (1000, 1000), (2000, 2000)]
+    waits = Standing(MADE + 5000, made=1, ahead=(MADE - 500,), under_way=True)
+    assert runs(recurrence, OPENS - 120, OPENS + 1500, waits) == [(MADE - 500 - OPENS, 0), (1000, 1000)]
+
+
+def test_a_window_that_never_opens_is_listed_and_nothing_runs() -> None:
+    recurrence = windowed("0 12 * * *", "09:00-17:00 UTC; not 2000-01-01..2099-12-31")
+    found = list(islice(runs_ahead(recurrence, Standing(0.0), MADE, MADE), 3))
+    assert [(one.due, one.runs) for one in found] == [(None, False)] * 3
