@@ -63,10 +63,16 @@ local function moment_of(text)
   return text and #text < 32 and text:find('^%d%.%d+e%+%d$') and text or nil
 end
 
--- The due time of a job whose id was scheduled again during a run; nil = it was not. A malformed time means '0': now.
+-- When a job runs again, after its run or its attempt; nil = it does not. A time after the last valid moment means that
+-- moment, and a malformed one '0': now.
 -- USES moment_of
 local function again_of(text)
-  return text and (text == 'inf' and text or moment_of(text) or '0') or nil
+  if not text or text == 'inf' then
+    return text or nil
+  elseif text:find('^%d+%.?%d*$') or text:find('^%d%.?%d*e%+%d+$') then
+    return moment_of(text) or '99999999999'
+  end
+  return '0'
 end
 
 -- How many attempts were counted. A malformed count means 0.

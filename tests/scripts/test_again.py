@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -227,3 +228,43 @@ def test_the_job_that_replaces_one_that_runs_is_replaced_and_cancelled_with_it(
     after = state()
     assert ("schedule" in after, after["job:a"]["outcome"]) == (False, "cancelled")
     assert not [field for field in after["job:a"] if field.startswith("next_")]
+
+
+FAR = 99_999_999_999.0
+"""The last moment that a field may have, in the year 5138."""
+
+
+@pytest.mark.parametrize("delay", [FAR, 1e11, 1e12, 1e15, 1e16, 1e17, 1e22, 1e50, 1e308, math.inf])
+def test_a_job_whose_next_attempt_is_far_away_waits(send: Send, store: Store, state: State, delay: float) -> None:
+    expected = delay if delay == math.inf else FAR
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(dispatch(store))
+    (run,) = fetch(send, store)
+    send(store.retry("w", [(run, Retried(delay, "no"))], now=NOW))
+    assert state()["schedule"] == {"a": expected}
+    send(store.reschedule("a", due=NOW, now=NOW))
+    for snoozed in (Snoozed("not yet", delay=delay), Snoozed("not yet", until=delay)):
+        send(dispatch(store))
+        (run,) = fetch(send, store)
+        send(store.snooze("w", [(run, snoozed)], now=NOW))
+        assert state()["schedule"] == {"a": expected}
+        send(store.reschedule("a", due=NOW, now=NOW))
+
+
+@pytest.mark.parametrize("ends", ["done", "retried"])
+@pytest.mark.parametrize("due", [1e11, 1e12, 1e16, 1e17, 1e22, 1e300, math.inf])
+def test_a_job_that_is_scheduled_again_during_its_run_for_a_time_far_away_waits(
+    send: Send, store: Store, state: State, raw: Any, due: float, ends: str
+) -> None:
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(dispatch(store))
+    (run,) = fetch(send, store)
+    again(raw, store, due)
+    if ends == "retried":
+        send(store.retry("w", [(run, Retried(0, "no"))], now=NOW))
+        assert state()["schedule"] == {"a": NOW}
+        send(dispatch(store))
+        (run,) = fetch(send, store)
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    assert state()["schedule"]["a"] >= FAR
+    assert send(dispatch(store)).moved == []
