@@ -6,7 +6,8 @@
 --        filter    see _match.lua: of the rows, only the jobs that wait and match; '' = none
 -- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter
 -- REPLY  for each row the place where it was; 'processing' = its worker is told, by a message and by its next
---        heartbeat; '' = it does not wait, or does not match
+--        heartbeat; '' = it does not wait, or does not match. Without a filter, also '1' = besides the run, a next run
+--        that waited was cancelled; '' = there was none
 -- FAILS  MISSING   without a filter: there is no such job, or it has ended or is dead
 -- TWICE  the second call fails with MISSING, or tells the worker again; with a filter, it finds nothing
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
@@ -46,7 +47,7 @@ local function forget(id, run, size)
   end
 end
 
--- Returns the place where the job was, or nil.
+-- Returns the place where the job was, or nil; and whether it runs and a next run waited too.
 local function cancel(id)
   local key = record(id)
   local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence', 'ledger')
@@ -56,12 +57,13 @@ local function cancel(id)
   if redis.call('ZREM', schedule, id) == 1 then
     place = 'schedule'
   end
-  local holder = size > 0 and holder_of(id, run[1])
+  local holder, waited = size > 0 and holder_of(id, run[1]), false
   if not filter then
     if redis.call('HDEL', key, 'again') == 1 then
       place = 'schedule'
     end
     if holder then
+      waited = place ~= nil
       drop_next(id)
       redis.call('HSET', key, 'stop', '1')
       redis.call('PUBLISH', root .. 'control:' .. holder, id)
@@ -75,7 +77,7 @@ local function cancel(id)
       forget(id, run, size)
     end
   end
-  return place
+  return place, waited
 end
 
 local function cancel_inline(member)
@@ -87,11 +89,13 @@ local function cancel_inline(member)
   return 'schedule'
 end
 
-local places = {}
+local places, next_waited = {}, ''
 for id in rows(3, 1) do
   local place = ''
   if not filter then
-    place = cancel(id)
+    local waited
+    place, waited = cancel(id)
+    next_waited = waited and '1' or ''
   elseif match_waiting(id, filter) then
     place = is_inline(id) and cancel_inline(id) or cancel(id)
   end
@@ -100,6 +104,9 @@ for id in rows(3, 1) do
     return fail('MISSING', id .. ' does not wait and does not run' .. why)
   end
   places[#places + 1] = place
+end
+if not filter then
+  places[#places + 1] = next_waited
 end
 admit(0, now)
 return places

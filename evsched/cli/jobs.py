@@ -151,6 +151,8 @@ def cancel(
 ) -> int:
     """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
 
+    If a running job was scheduled again, its next run is cancelled too.
+
     With a filter: delete all waiting jobs that match. Jobs that workers have fetched go on.
 
     Examples: evsched cancel report-17 --queue mail; evsched cancel --task report --older 2h --dry-run
@@ -160,12 +162,11 @@ def cancel(
         return change(url, queue, lambda store: cancelling(store, matching), "cancelled", bulk)
     assert job is not None
     with client_of(url, queue) as redis:
-        place = redis.cancel(queue, job)
-    print(
-        f"{job} is running: its worker was asked to stop it"
-        if place == "processing"
-        else f"{job} cancelled, it was in {place}"
-    )
+        done = redis.send(Store(queue).cancel(job))
+    if done.place == "processing":
+        print(f"{job} is running: its worker was asked to stop it" + ("; its next run is cancelled" * done.next_too))
+    else:
+        print(f"{job} cancelled, it was in {done.place}")
     return 0
 
 

@@ -125,7 +125,7 @@ class Client:
         Raises:
             JobMissing
         """
-        return await self.send(self.store(queue).cancel(job_id))
+        return (await self.send(self.store(queue).cancel(job_id))).place
 
     async def reschedule(
         self,

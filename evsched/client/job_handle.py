@@ -82,6 +82,7 @@ class Job(_Handle, Generic[R], frozen=True):
 
         "processing" means that its worker was told to stop it; the outcome will be "cancelled". An async handler is
         cancelled at its next await, a process is ended; a function in a thread must check `current_job().cancelled`.
+        If the id was scheduled again during the run, that next run is cancelled too.
 
         Raises:
             JobMissing: there is no such job, or it has ended.

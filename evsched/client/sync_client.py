@@ -84,7 +84,7 @@ class SyncClient:
 
     def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it, as `Client.cancel`."""
-        return self.send(self.store(queue).cancel(job_id))
+        return self.send(self.store(queue).cancel(job_id)).place
 
     def reschedule(
         self,

@@ -69,8 +69,17 @@ def _place(reply: bytes) -> Place:
     return cast(Place, text(reply))
 
 
-def _first_place(reply: list[bytes]) -> Place:
-    return _place(reply[0])
+class Cancelled(Struct, frozen=True):
+    """What `cancel` did."""
+
+    place: Place
+    """Where the job was; "processing" = its worker was told to stop the run."""
+    next_too: bool
+    """Besides the run, a next run of the same id, which waited, was cancelled."""
+
+
+def _cancelled(reply: list[bytes]) -> Cancelled:
+    return Cancelled(_place(reply[0]), reply[1] == b"1")
 
 
 def _first_due(reply: list[bytes]) -> float:
@@ -104,13 +113,13 @@ class Clients(Queue):
         """
         return self._verb("replace", _dues, self._stamp(now), _length(within), self._by, *_new_words(jobs))
 
-    def cancel(self, job_id: str, *, now: float | None = None) -> Call[Place]:
-        """Delete a waiting job, or tell its worker to stop it; the reply is the place where it was.
+    def cancel(self, job_id: str, *, now: float | None = None) -> Call[Cancelled]:
+        """Delete a waiting job, or tell its worker to stop it and delete its next run.
 
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", _first_place, self._stamp(now), "", job_id)
+        return self._verb("cancel", _cancelled, self._stamp(now), "", job_id)
 
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float = 0.0, now: float | None = None

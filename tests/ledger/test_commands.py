@@ -62,7 +62,7 @@ async def test_a_relay_under_its_own_user_serves_its_page(
     assert "evsched_ledger_waiting_rows 0.0" in page
     assert "evsched_ledger_up 1.0" in page
     assert (await get(f"{url}/readyz"))[0] == 200
-    assert sender.send(Store(queue).cancel("a")) == "schedule"
+    assert sender.send(Store(queue).cancel("a")).place == "schedule"
     while f'evsched_ledger_ends_written_total{{queue="{queue}"}} 1.0' not in page:
         _, page = await get(f"{url}/metrics")
     sender.close()

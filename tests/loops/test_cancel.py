@@ -275,7 +275,7 @@ async def test_a_run_that_is_cancelled_as_it_returns_ends_as_cancelled(config: C
         def cancel() -> str:
             begun.wait(PATIENCE)
             client = SyncClient(config.url)
-            place = client.send(Store(job.queue).cancel(job.id))
+            place = client.send(Store(job.queue).cancel(job.id)).place
             until = client.send(server.clock()) + 0.3  # longer than a busy machine takes for a few lines of Python
             while client.send(server.clock()) < until:
                 pass

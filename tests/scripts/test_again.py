@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried, Snoozed
-from evsched.store.clients import New
+from evsched.store.clients import Cancelled, New
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 
@@ -223,7 +223,8 @@ def test_the_job_that_replaces_one_that_runs_is_replaced_and_cancelled_with_it(
         "next_payload",
         "next_created",
     }
-    send(store.cancel("a", now=NOW))
+    assert send(store.cancel("a", now=NOW)) == Cancelled("processing", next_too=True)
+    assert send(store.cancel("a", now=NOW)) == Cancelled("processing", next_too=False)
     assert send(store.complete("w", [(run, DONE)], now=NOW)) == []
     after = state()
     assert ("schedule" in after, after["job:a"]["outcome"]) == (False, "cancelled")
@@ -268,3 +269,18 @@ def test_a_job_that_is_scheduled_again_during_its_run_for_a_time_far_away_waits(
     send(store.complete("w", [(run, DONE)], now=NOW))
     assert state()["schedule"]["a"] >= FAR
     assert send(dispatch(store)).moved == []
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_cancel_says_that_a_next_run_that_any_client_scheduled_is_cancelled_too(
+    send: Send, store: Store, state: State, raw: Any, moved: bool
+) -> None:
+    send(store.enqueue([New("a", b'{"task":"t"}', due=NOW)]))
+    send(dispatch(store))
+    fetch(send, store)
+    again(raw, store, NOW)
+    if moved:
+        send(dispatch(store))
+        assert "again" in state()["job:a"]
+    assert send(store.cancel("a", now=NOW)) == Cancelled("processing", next_too=True)
+    assert "schedule" not in state()

@@ -69,7 +69,7 @@ def test_enqueue_of_an_id_that_has_ended_creates_a_new_job(send: Send, store: St
 @pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
 def test_cancel_removes_a_waiting_job(send: Send, store: Store, state: State, place: str) -> None:
     put(send, store, place)
-    assert send(store.cancel("a")) == place
+    assert send(store.cancel("a")).place == place
     after = state()
     assert json.loads(after.pop("reply:a")[0]) == {"id": "a", "outcome": "cancelled", "result": None}
     assert not [name for name, value in after.items() if name == "job:a" or "a" in value]
@@ -110,7 +110,7 @@ def test_cancel_stops_a_running_job_and_reschedule_refuses_it(send: Send, store:
     with raw.pubsub() as subscription:
         subscription.subscribe(f"evsched:{{{store.queue}}}:control:w")
         subscription.get_message(timeout=PATIENCE)
-        assert send(store.cancel("a")) == "processing"
+        assert send(store.cancel("a")).place == "processing"
         assert subscription.get_message(timeout=PATIENCE)["data"] == b"a"
     before["job:a"]["stop"] = "1"
     assert state() == before

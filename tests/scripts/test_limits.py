@@ -102,7 +102,7 @@ def test_a_group_at_its_limit_does_not_block_others(send: Send, store: Store, st
     ended = next(job for job in jobs if job.id == "a001")
     send(store.complete("w", [(ended, DONE)], now=NOW))
     assert state()["ready"] == ["a002"]
-    assert send(store.cancel("a003", now=NOW)) == "backlog"
+    assert send(store.cancel("a003", now=NOW)).place == "backlog"
     assert send(store.reschedule("a004", NOW + 9, now=NOW)) == NOW + 9
     send(store.limit({"concurrency:alice": None}, now=NOW))
     assert len(fetch(send, store)) == 46

@@ -147,7 +147,7 @@ def test_an_occurrence_runs_when_the_one_it_waits_for_is_cancelled(send: Send, s
     dispatch(send, store, NOW)
     dispatch(send, store, NOW + 60)
     assert state()["schedule"] == {second: float("inf")}
-    assert send(store.cancel(first, now=NOW + 60)) == "ready"
+    assert send(store.cancel(first, now=NOW + 60)).place == "ready"
     assert state()["schedule"] == {second: NOW + 60}
     assert "runs" not in record(state)
 

@@ -218,7 +218,7 @@ def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state
 def test_requeue_ends_a_job_that_was_told_to_stop_and_says_so(
     send: Send, store: Store, run: FetchedJob, state: State
 ) -> None:
-    assert send(store.cancel("a", now=NOW)) == "processing"
+    assert send(store.cancel("a", now=NOW)).place == "processing"
     assert send(store.requeue("w", "worker w was stopped", now=NOW)) == PutBack("all", [], ["a"])
     after = state()
     assert "ready" not in after

@@ -249,15 +249,15 @@ def test_a_dead_unique_job_that_another_client_schedules_again_frees_its_id_as_o
     end(Buried("x", False))
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
     if how == "cancel":
-        assert send(store.cancel("a", now=NOW)) == "schedule"
+        assert send(store.cancel("a", now=NOW)).place == "schedule"
     elif how == "drop":
         assert send(store.drop(["a"])) == ["a"]
-        assert send(store.cancel("a", now=NOW)) == "schedule"
+        assert send(store.cancel("a", now=NOW)).place == "schedule"
     else:
         assert send(store.revive(["a"], now=NOW)) == ["a"]
         with pytest.raises(JobExists, match="a has not ended yet"):
             send(store.enqueue(new(SECOND), within=WITHIN, now=NOW))
-        assert send(store.cancel("a", now=NOW)) == "schedule"
+        assert send(store.cancel("a", now=NOW)).place == "schedule"
     assert not raw.exists(f"evsched:{{{store.queue}}}:unique:a")
     assert send(store.enqueue(new(SECOND), within=WITHIN, now=NOW + 1)) == [NOW]
     created = {"payload": SECOND.decode(), "created": f"{NOW + 1:.0f}"}

@@ -241,7 +241,7 @@ class Walk:
         if self.fetched(job):
             return
         try:
-            place = cast("str", self.send(self.store.cancel(job, now=self.now)))
+            place = cast("str", self.send(self.store.cancel(job, now=self.now)).place)
         except JobMissing:
             place = "MISSING"
         assert place == self.model.cancel(job, self.now)

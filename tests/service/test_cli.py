@@ -102,6 +102,18 @@ def test_enqueue_takes_keyword_arguments_a_window_and_a_timeout(cli: Cli, queue:
     assert [cli.json("show", job, *of)["result"] for job in ("named", "both")] == [5, 9]
 
 
+def test_cancel_says_what_it_does_to_a_run_and_to_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
+    root, of = f"evsched:{{{queue}}}:", ("--queue", queue)
+    raw.hset(f"{root}job:a", mapping={"payload": '{"task":"add","args":[1]}', "due": 1, "worker": "w", "attempt": 1})
+    raw.rpush(f"{root}processing:w", "a")
+    raw.zadd(f"{root}leases", {"w": 4e9})
+    assert cli.run("enqueue", "add", "2", "--id", "a", "--on-conflict", "replace", "--in", "1h", *of).returncode == 0
+    said = "a is running: its worker was asked to stop it"
+    assert cli.run("cancel", "a", *of).stdout == f"{said}; its next run is cancelled\n"
+    assert not raw.exists(f"{root}schedule")
+    assert cli.run("cancel", "a", *of).stdout == f"{said}\n"
+
+
 def test_enqueue_says_that_no_worker_serves_the_queue(cli: Cli, queue: str, raw: Any) -> None:
     raw.zadd(f"evsched:{{{queue}}}:leases", {"w": 4e9})
     assert cli.run("enqueue", "add", "1", "--queue", queue).stderr == ""
