@@ -193,8 +193,8 @@ class App:
         `name`: else the function's. `timeout`: seconds that a run may take, None = no limit. `retention`: seconds for
         which the result is kept, 0 = not at all. `on="process"`: run a plain function in a process of its own.
         `on_done`, `on_dead`: a task of this app that gets a job for each job that is done, or that is dead or expired;
-        its handler takes an `EndedJob`. `queue`: where its jobs go, else the app's. `concurrency`: how many of its jobs
-        may run at the same time in a queue, over all workers.
+        its handler takes one argument, annotated with `EndedJob`. `queue`: where its jobs go, else the app's.
+        `concurrency`: how many of its jobs may run at the same time in a queue, over all workers.
 
         Raises:
             ConfigError: the name is taken, or an option is not valid.

@@ -14,7 +14,7 @@ from evsched.cli.unknown_queues import client_of
 from evsched.cli.usage import UsageError
 from evsched.client import requested_runs
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, EvschedError
 from evsched.store.recurrences import Backfilled
 from evsched.store.store import Store
 
@@ -25,7 +25,10 @@ def trigger(name: RecurrenceName, /, *, queue: Queue = DEFAULT_QUEUE, url: Url =
     Example: evsched recurrences trigger nightly
     """
     with client_of(url, queue) as redis:
-        job_id, begun = redis.run(requested_runs.trigger(Store(queue), name))
+        try:
+            job_id, begun = redis.run(requested_runs.trigger(Store(queue), name))
+        except ConfigError as error:  # what is not valid is the record in Redis, not the command line
+            raise EvschedError(str(error)) from None
     print(job_id if begun else f"{job_id} waits until the run before it has ended")
 
 

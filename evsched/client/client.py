@@ -98,6 +98,7 @@ class Client:
         """Run a recurrence once now, or when the runs have ended that it must not overlap with; return the job's id.
 
         Raises:
+            ConfigError: no worker could run its payload, which another client wrote.
             JobMissing: there is no recurrence of that name, or it is stopped because the code no longer declares it.
         """
         job_id, _ = await self.run(requested_runs.trigger(self.store(queue), name))

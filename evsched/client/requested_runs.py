@@ -11,7 +11,7 @@ from evsched.client.operations import Operation, send
 from evsched.client.recurrences import read_stored
 from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence.calendars import just_before
-from evsched.recurrence.recurrence import planned_text
+from evsched.recurrence.recurrence import planned_text, read_payload
 from evsched.store.recurrences import Backfilled
 from evsched.store.server import clock
 from evsched.store.store import Store
@@ -24,7 +24,14 @@ _SLICE: Final = 250
 
 
 def trigger(store: Store, name: str) -> Operation[tuple[str, bool]]:
-    """Run a recurrence once now; return the id of the run, and whether it is due now or waits for another to end."""
+    """Run a recurrence once now; return the id of the run, and whether it is due now or waits for another to end.
+
+    Raises:
+        ConfigError: no worker could run its payload.
+        JobMissing: there is no recurrence of that name, or it is stopped.
+    """
+    if fields := (yield from send(store.recurrence(name))):
+        read_payload(name, fields)
     now = yield from send(clock())
     planned = f"{now:.6f}"  # not rounded to milliseconds: two operators may trigger it in the same one
     begun = yield from send(store.trigger(name, planned))

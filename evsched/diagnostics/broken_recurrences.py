@@ -1,8 +1,8 @@
 """Recurrences that do not recur: those that cannot, and those that were paused because their runs failed.
 
 A recurrence cannot recur if it has a bad rule, an unknown zone, a calendar or window that does not exist, a field that
-cannot be read, no payload or no record. A dispatcher logs it once, when it reads it; the doctor reports it for as long
-as it is broken.
+cannot be read, no payload, one that is no job, or no record. A dispatcher logs it once, when it reads it; the doctor
+reports it for as long as it is broken.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from evsched.jobs.job import Buried, Done, Outcome
 
 
 class EndedJob(Struct, frozen=True):
-    """The job that has ended: what the handler of a hook gets."""
+    """The job that has ended: what the handler of a hook gets, if its parameter has this annotation; else a dict."""
 
     id: str
     task: str

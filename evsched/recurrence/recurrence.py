@@ -119,9 +119,23 @@ def read_declared(name: str, fields: dict[str, bytes]) -> Declared:
         found = msgspec.convert({**known, "name": name, "payload": ""}, Declared, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"recurrence {name}: {error}") from None
-    if "payload" not in fields:
+    return msgspec.structs.replace(found, payload=read_payload(name, fields))
+
+
+def read_payload(name: str, fields: dict[str, bytes]) -> bytes:
+    """Return the payload of a record, which any client may have written.
+
+    Raises:
+        ConfigError: there is none, or no worker could read it.
+    """
+    payload = fields.get("payload")
+    if payload is None:
         raise ConfigError(f"recurrence {name}: its record has no payload")
-    return msgspec.structs.replace(found, payload=fields["payload"])
+    try:
+        decode_payload(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recurrence {name}: its payload is no job: {error}") from None
+    return payload
 
 
 class Occurrence(Struct, frozen=True):
@@ -261,7 +275,7 @@ def window_names(window: str | bytes | None, payload: bytes) -> list[str]:
     """Return the named windows of a recurrence: its own, and that of its payload, by which its jobs wait."""
     found = {window.decode(errors="replace") if isinstance(window, bytes) else window}
     with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        found.add(decode_payload(payload).window)  # if it is not valid, workers bury the jobs, and say why
+        found.add(decode_payload(payload).window)  # if it is not valid, the recurrence makes no jobs
     return sorted(name for name in found if name is not None and WINDOW_NAME.fullmatch(name))
 
 

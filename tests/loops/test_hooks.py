@@ -59,6 +59,25 @@ async def test_a_task_is_told_of_each_job_that_is_done(config: Config, app: App,
     assert len(found) == 50
 
 
+async def test_a_handler_without_the_annotation_gets_the_same_as_a_dict(config: Config, app: App) -> None:
+    ended = list[Any]()
+
+    @app.task
+    async def tell(job) -> None:  # pyright: ignore[reportUnknownParameterType, reportMissingParameterType]
+        ended.append(job)
+
+    @app.task(on_done=tell)  # pyright: ignore[reportUnknownArgumentType]
+    async def one() -> int:
+        return 1
+
+    async with system(config, app) as running:
+        job = await one.using(id="a").enqueue()
+        await job.result(PATIENCE)
+        await running.recorder.until(lambda: len(ended) == 1)
+    expected = {"id": "a", "task": "one", "outcome": "done", "attempts": 1, "result": 1}
+    assert ended == [expected]
+
+
 async def test_a_task_without_that_hook_and_one_that_is_cancelled_tell_nobody(
     config: Config, app: App, told: Told
 ) -> None:

@@ -98,17 +98,25 @@ async def test_any_client_can_declare_a_recurrence(
     assert len(ran) == 2
 
 
-async def test_an_invalid_rule_is_reported_and_the_other_recurrences_go_on(
-    config: Config, app: App, queue: str, raw: Any
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"rule": "61 * * * *", "payload": PAYLOAD}, "field 1, the minute, is '61'"),
+        ({"rule": "every 1", "payload": "tick"}, "its payload is no job: JSON is malformed"),
+    ],
+)
+async def test_an_invalid_record_is_reported_and_the_other_recurrences_go_on(
+    config: Config, app: App, queue: str, raw: Any, record: dict[str, str | bytes], why: str
 ) -> None:
     async with system(config, app) as running:
-        raw.hset(f"{root(queue)}recurrence:bad", mapping={"rule": "61 * * * *", "payload": PAYLOAD})
+        raw.hset(f"{root(queue)}recurrence:bad", mapping=record)
         raw.hset(f"{root(queue)}recurrence:good", mapping={"rule": "every 1", "payload": PAYLOAD})
         raw.zadd(f"{root(queue)}recurrences", {"bad": 0, "good": 0})
         broken = await running.recorder.wait(events.RecurrenceBroken)
-        assert "field 1, the minute, is '61'" in broken.reason
+        assert (broken.name, why in broken.reason) == ("bad", True)
         await running.recorder.wait(events.Completed)
-        assert b"field 1" in raw.hget(f"{root(queue)}recurrence:bad", "reason")
+        assert why in raw.hget(f"{root(queue)}recurrence:bad", "reason").decode()
+        assert not running.recorder.of(events.JobBuried)
 
 
 @pytest.mark.parametrize("spoil", ["gone", "a string"])

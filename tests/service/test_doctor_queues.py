@@ -10,6 +10,8 @@ from evsched.diagnostics.audit import Audit
 from evsched.diagnostics.broken_recurrences import broken_recurrences
 from evsched.transport.senders import BatchingSender
 
+JOB = '{"task":"t"}'
+
 
 @pytest.mark.parametrize(
     "place",
@@ -35,12 +37,14 @@ async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: 
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"rule": "61 * * * *", "payload": "{}"}, "the minute"),
-        ({"rule": "0 0 30 2 *", "payload": "{}"}, "it never falls due"),
-        ({"rule": "@daily", "zone": "Europe/Berln", "payload": "{}"}, "did you mean Europe/Berlin?"),
+        ({"rule": "61 * * * *", "payload": JOB}, "the minute"),
+        ({"rule": "0 0 30 2 *", "payload": JOB}, "it never falls due"),
+        ({"rule": "@daily", "zone": "Europe/Berln", "payload": JOB}, "did you mean Europe/Berlin?"),
         ({"rule": "@daily"}, "no payload"),
-        ({"rule": "@daily", "payload": "{}", "count": "many"}, "$.count"),
-        ({"rule": "@daily", "payload": "{}", "skip": "holidays"}, "no calendar holidays: evsched calendars set"),
+        ({"rule": "@daily", "payload": "tick"}, "its payload is no job: JSON is malformed"),
+        ({"rule": "@daily", "payload": '{"args":[1]}'}, "its payload is no job: Object missing required field `task`"),
+        ({"rule": "@daily", "payload": JOB, "count": "many"}, "$.count"),
+        ({"rule": "@daily", "payload": JOB, "skip": "holidays"}, "no calendar holidays: evsched calendars set"),
         ({"rule": "@daily", "payload": '{"task":"t","window":"nights"}'}, "no window nights: evsched windows set"),
         (None, "no record"),
     ],
@@ -49,7 +53,7 @@ async def test_a_recurrence_that_cannot_recur_is_found(
     sender: BatchingSender, queue: str, raw: Any, record: dict[str, str] | None, words: str
 ) -> None:
     root = f"evsched:{{{queue}}}:"
-    for name, fields in (("good", {"rule": "@daily", "payload": "{}"}), ("bad", record)):
+    for name, fields in (("good", {"rule": "@daily", "payload": JOB}), ("bad", record)):
         raw.zadd(root + "recurrences", {name: 0})
         if fields:
             raw.hset(f"{root}recurrence:{name}", mapping=fields)
@@ -61,7 +65,7 @@ async def test_a_recurrence_that_cannot_recur_is_found(
     assert f"ZADD {root}recurrences 0 bad" in found.mend
     # A new rule and ZADD, as the finding says, repair it.
     raw.delete(f"{root}recurrence:bad")
-    raw.hset(f"{root}recurrence:bad", mapping={"rule": "@daily", "zone": "UTC", "payload": "{}", "count": 9})
+    raw.hset(f"{root}recurrence:bad", mapping={"rule": "@daily", "zone": "UTC", "payload": JOB, "count": 9})
     assert await broken_recurrences(sender, [queue], pause=0) == []
 
 

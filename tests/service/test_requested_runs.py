@@ -41,6 +41,24 @@ def test_what_is_counted_from_the_end_of_each_run_has_no_times_to_backfill(cli: 
     assert "counted from the end of each run" in cli.run("recurrences", "next", "r", *of).stdout
 
 
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [(None, "its record has no payload"), ("tick", "its payload is no job: JSON is malformed"), ("{}", "field `task`")],
+)
+def test_a_recurrence_that_no_worker_could_run_is_not_triggered(
+    cli: Cli, queue: str, raw: Any, payload: str | None, why: str
+) -> None:
+    of, root = ("--queue", queue), f"evsched:{{{queue}}}:"
+    raw.hset(f"{root}recurrence:r", mapping={"rule": "@daily"} | ({} if payload is None else {"payload": payload}))
+    raw.zadd(f"{root}recurrences", {"r": 0})
+    for command in (("trigger", "r"), ("next", "r")):
+        done = cli.run("recurrences", *command, *of)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert done.stderr.startswith("evsched: recurrence r: ")
+        assert why in done.stderr
+    assert not raw.exists(f"{root}schedule", f"{root}requests:r")
+
+
 def test_what_a_backfill_says(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     backfill = ("recurrences", "backfill", "r", *of, "--from")

@@ -19,6 +19,8 @@ from evsched.recurrence.cron import parse_rule
 from evsched.recurrence.recurrence import Declared, Plan, Recurrence, occurrence_id, read_declared, read_recurrence
 from evsched.store.store import Store
 
+JOB = b'{"task":"t"}'
+
 ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "UTC"]
 MOMENTS = st.integers(
     int(datetime(2024, 1, 1, tzinfo=UTC).timestamp()), int(datetime(2034, 1, 1, tzinfo=UTC).timestamp())
@@ -215,12 +217,14 @@ def test_the_id_of_an_occurrence_is_its_name_and_planned_time() -> None:
     ("fields", "words"),
     [
         ({"rule": b"@daily"}, "no payload"),
-        ({"payload": b"{}"}, "rule"),
-        ({"rule": b"@daily", "payload": b"{}", "spread": b"wide"}, "spread"),
-        ({"rule": b"@daily", "payload": b"{}", "overlap": b"maybe"}, "overlap"),
-        ({"rule": b"@daily", "payload": b"{}", "zone": b"Mars"}, "zone 'Mars'"),
-        ({"rule": b"@daily", "payload": b"{}", "window": b"always open"}, "at 'always open'"),
-        ({"rule": b"@daily", "payload": b"{}", "count": b"0"}, "at least 1"),
+        ({"rule": b"@daily", "payload": b"tick"}, "its payload is no job: JSON is malformed"),
+        ({"rule": b"@daily", "payload": b"{}"}, "its payload is no job: Object missing required field `task`"),
+        ({"payload": JOB}, "rule"),
+        ({"rule": b"@daily", "payload": JOB, "spread": b"wide"}, "spread"),
+        ({"rule": b"@daily", "payload": JOB, "overlap": b"maybe"}, "overlap"),
+        ({"rule": b"@daily", "payload": JOB, "zone": b"Mars"}, "zone 'Mars'"),
+        ({"rule": b"@daily", "payload": JOB, "window": b"always open"}, "at 'always open'"),
+        ({"rule": b"@daily", "payload": JOB, "count": b"0"}, "at least 1"),
     ],
 )
 def test_an_invalid_record_is_refused_and_the_error_names_the_field(fields: dict[str, bytes], words: str) -> None:
