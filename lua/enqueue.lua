@@ -7,6 +7,8 @@
 --        within    for unique jobs: seconds from now for which the ids are taken, whatever becomes of the jobs;
 --                  '0' = only while a job waits or runs. '' = not unique: then a dead job takes its id too
 --        by        who enqueues: the user name at Redis, '' = the default user
+--        key       of a request that is done once: the digest of its Idempotency-Key; '' = it has none
+--        asked     with a `key`: the digest of what the request asks for; not compared here
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -14,12 +16,13 @@
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
 --        row       for a job of the ledger: the number of its row; '' = it is none
--- REPLY  for each row the due, seconds
+-- REPLY  for each row the due, seconds; with a `key` one text, that of the first request of this key: its `asked`, and
+--        the id and the due of each of its jobs, separated by spaces
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written
 -- TWICE  the second call fails with EXISTS, which a caller without a reply to the first reads as success; or it keeps
---        what the first wrote
+--        what the first wrote. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, row_of
+--        still_taken, take, whole_seconds, row_of, first_reply, keep_reply
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -30,15 +33,19 @@
 -- is that row's, it is the same job, wherever it is, and is kept. A job of another origin that has the id is taken for
 -- the row's, unless it has ended or is dead.
 
-local now, conflict, within, by = unpack(ARGV, 1, 4)
+local now, conflict, within, by, key, asked = unpack(ARGV, 1, 6)
 now = clock(now)
+local first = first_reply(key)
+if first then
+  return first
+end
 if within ~= '' or conflict == 'keep' then
   expect('ZCARD', dead)
 end
 
 -- id -> its due if its row is to be written, else false
 local new, records = {}, {}
-for id in rows(5, 7) do
+for id in rows(7, 7) do
   if new[id] ~= nil and conflict == '' then
     return fail('EXISTS', id .. ' stands twice in this call')
   end
@@ -67,7 +74,7 @@ local places, dues, old = {}, {}, {}
 local created = whole_seconds(now)
 -- Most rows have the same delay, and to format a number takes 0.5 us.
 local due_after = {}
-for id, _, _, _, due, delay, row in rows(5, 7) do
+for id, _, _, _, due, delay, row in rows(7, 7) do
   local refusal = known and refusal_of(id, row)
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
@@ -93,7 +100,7 @@ if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
   redis.call('DEL', unpack(old))
 end
-for id, payload, priority, group, _, _, row in rows(5, 7) do
+for id, payload, priority, group, _, _, row in rows(7, 7) do
   if new[id] then
     new[id] = false
     acquit(id)
@@ -108,4 +115,4 @@ for id, payload, priority, group, _, _, row in rows(5, 7) do
     redis.call('HSET', record(id), 'ledger', row)
   end
 end
-return dues
+return key == '' and dues or keep_reply(key, asked, dues, 7, 7)

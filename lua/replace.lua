@@ -5,25 +5,32 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        within    as in `enqueue`. If an id is taken, its job is replaced only if it waits
 --        by        as in `enqueue`
+--        key       as in `enqueue`
+--        asked     as in `enqueue`
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
 --        group     '' = none
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
--- REPLY  for each row the due, seconds
+-- REPLY  as of `enqueue`
 -- FAILS  none
--- TWICE  the second call writes the same, with a `delay` that much later
+-- TWICE  the second call writes the same, with a `delay` that much later. With a `key` it writes nothing and returns
+--        the reply of the first
 -- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
---        admit, fields_of, field_of, place_of, known_due, still_taken, take, whole_seconds,
---        write_next, row_of
+--        admit, fields_of, field_of, place_of, known_due, still_taken, take, whole_seconds, write_next, row_of,
+--        first_reply, keep_reply
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
 -- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has
 -- ended stays as it is, so that there is one job in that time. Redis refuses this script when its memory is full.
 
-local now, within, by = unpack(ARGV, 1, 3)
+local now, within, by, key, asked = unpack(ARGV, 1, 5)
 now = clock(now)
+local first = first_reply(key)
+if first then
+  return first
+end
 
 local function waits(id)
   local place = place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
@@ -31,7 +38,7 @@ local function waits(id)
 end
 
 local places, dues, taken, kept = {}, {}, {}, {}
-for id, _, _, _, due, delay in rows(4, 6) do
+for id, _, _, _, due, delay in rows(6, 6) do
   taken[id] = within ~= '' and still_taken(id, now)
   if taken[id] and not waits(id) then
     kept[id] = true
@@ -73,7 +80,7 @@ local function replace(id, payload, priority, group)
   write_record(id, payload, priority, group, whole_seconds(now), by, not run[2] and row_of(run[4]) or nil)
 end
 
-for id, payload, priority, group in rows(4, 6) do
+for id, payload, priority, group in rows(6, 6) do
   if not kept[id] then
     replace(id, payload, priority, group)
     if within ~= '' and not taken[id] then
@@ -82,4 +89,4 @@ for id, payload, priority, group in rows(4, 6) do
   end
 end
 admit(0, now)
-return dues
+return key == '' and dues or keep_reply(key, asked, dues, 6, 6)

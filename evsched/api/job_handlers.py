@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Final, get_args
 
-import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from evsched.api import idempotency
 from evsched.api.asked import Asked
-from evsched.api.problem import Problem, invalid
+from evsched.api.problem import invalid
 from evsched.api.replies import Jobs, Outcome, Reply, Scheduled, ScheduledJobs, Stopping
 from evsched.api.requests import EnqueueJob, EnqueueJobs, JobsQuery, NewJob, Reschedule, ResultQuery
 from evsched.client import operations
@@ -21,15 +20,8 @@ from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sweep import Filter, Sweep, Waiting
 from evsched.client.unique import Unique, id_of_arguments, id_of_key
 from evsched.errors import ConfigError, JobMissing
-from evsched.jobs.job import OnConflict
 from evsched.store.clients import New
 from evsched.store.matching import Match
-
-KEY_KEPT: Final = 86400.0
-"""Seconds for which an Idempotency-Key is known."""
-
-_KEY_MOST: Final = 255
-"""Characters of an Idempotency-Key."""
 
 _EXAMINED_MOST: Final = 100_000
 """Jobs that a request with a filter examines at most: about 1.5 s of Redis's time, in slices of 2 ms."""
@@ -40,12 +32,10 @@ _OPTIONS: Final = tuple({*NewJob.__struct_fields__} - {"task", "args", "kwargs",
 
 async def enqueue(asked: Asked[EnqueueJob, None]) -> Reply:
     """Schedule a job."""
-    given, key = asked.body, _idempotency_key(asked)
-    if key is not None and (given.id, given.on_conflict, given.unique) != (None, None, None):
-        raise invalid("Idempotency-Key: leave out id, on_conflict and unique, which it replaces")
+    given = asked.body
     unique = None if given.unique is None else Unique(within=given.unique.within)
     job = _new(asked, given, unique, UNSET if given.unique is None else given.unique.key)
-    (scheduled,) = await _write(asked, [job], given.on_conflict, unique, key, named=given.id is not None)
+    (scheduled,) = await _write(asked, "jobs", [job], unique, named=given.id is not None)
     # With on_conflict, the job may have been there.
     status = HTTPStatus.CREATED if given.on_conflict is None else HTTPStatus.OK
     return Reply(status, scheduled, {"Location": f"{asked.base}/v1/queues/{asked.queue}/jobs/{scheduled.id}"})
@@ -53,15 +43,13 @@ async def enqueue(asked: Asked[EnqueueJob, None]) -> Reply:
 
 async def enqueue_many(asked: Asked[EnqueueJobs, None]) -> Reply:
     """Schedule many jobs, all or none."""
-    given, key, most = asked.body, _idempotency_key(asked), asked.config.api_jobs_cap
+    given, most = asked.body, asked.config.api_jobs_cap
     if len(given.jobs) > most:
         raise invalid(f"the request has {len(given.jobs)} jobs, more than {most}: send several requests")
-    named = any(job.id is not None for job in given.jobs)
-    if key is not None and (named or given.on_conflict is not None or given.unique is not None):
-        raise invalid("Idempotency-Key: leave out id, on_conflict and unique, which it replaces")
     unique = None if given.unique is None else Unique(within=given.unique.within)
     jobs = [_new(asked, job, unique, UNSET, f"jobs[{at}]: ") for at, job in enumerate(given.jobs)]
-    scheduled = await _write(asked, jobs, given.on_conflict, unique, key, named=named)
+    named = any(job.id is not None for job in given.jobs)
+    scheduled = await _write(asked, "batches", jobs, unique, named=named)
     return Reply(HTTPStatus.CREATED if given.on_conflict is None else HTTPStatus.OK, ScheduledJobs(scheduled))
 
 
@@ -146,41 +134,26 @@ def _new(asked: Asked[Any, Any], given: NewJob, unique: Unique | None, key: Any,
 
 
 async def _write(
-    asked: Asked[Any, Any],
+    asked: Asked[EnqueueJob, None] | Asked[EnqueueJobs, None],
+    path: str,
     jobs: list[New],
-    on_conflict: OnConflict | None,
     unique: Unique | None,
-    key: str | None,
     *,
     named: bool,
 ) -> list[Scheduled]:
-    """Enqueue jobs. With an Idempotency-Key, those of an earlier request with that key are kept.
+    """Enqueue jobs, unless a request with the same Idempotency-Key did so before; return what that one returned.
 
-    `named`: whether the caller has given an id to one of them.
+    `path`: of the request, below that of the queue. `named`: whether the caller has given an id to one of the jobs.
     """
-    if key is not None:
-        jobs = [replace(job, id=_id_of_request(key, at)) for at, job in enumerate(jobs)]
-        on_conflict, unique = "keep", Unique(within=KEY_KEPT)
-    elif unique is None and not named:
+    on_conflict, request = asked.body.on_conflict, idempotency.read(asked.headers, path, asked.body)
+    if request is not None:
+        within = None if unique is None else unique.seconds
+        once = asked.store.enqueue_once(request, jobs, on_conflict=on_conflict, within=within)
+        accepted = await asked.client.send(once)
+        idempotency.check(request, accepted)
+        return [Scheduled(job_id, asked.queue, due) for job_id, due in accepted.jobs]
+    if unique is None and not named:
         # If Redis was away, the call was made again: it then meets the very jobs that it has written before.
         on_conflict = "keep"
     dues = await asked.client.enqueue(asked.queue, jobs, on_conflict, unique)
     return [Scheduled(job.id, asked.queue, due) for job, due in zip(jobs, dues, strict=True)]
-
-
-def _idempotency_key(asked: Asked[Any, Any]) -> str | None:
-    """Return the Idempotency-Key of a request, with quotes around it or without."""
-    key = asked.headers.get("idempotency-key")
-    if key is None:
-        return None
-    key = key.strip().removeprefix('"').removesuffix('"')
-    if not key or len(key) > _KEY_MOST:
-        raise Problem(
-            HTTPStatus.BAD_REQUEST, "invalid", f"Idempotency-Key: send 1 to {_KEY_MOST} characters, such as a UUID"
-        )
-    return key
-
-
-def _id_of_request(key: str, at: int) -> str:
-    """Return the id of a job of a request with an Idempotency-Key: its `at`th, from 0."""
-    return "key-" + sha256(msgspec.json.encode([key, at])).hexdigest()[:32]

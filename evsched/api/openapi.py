@@ -97,7 +97,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
             {
                 "name": "Idempotency-Key",
                 "in": "header",
-                "description": "The same request with the same key is done once; the key is known for a day.",
+                "description": "A repetition with the same key does nothing and gets the first reply, for a day.",
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255},
             }
         )

@@ -66,6 +66,7 @@ _TYPES_OF_MANY: Final = {
     "backlog:": "zset",
     "declared:": "set",
     "deferred:": "zset",
+    "idempotency:": "string",
     "processing:": "list",
     "program:": "set",
     "recurrence:": "hash",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, cast
 
 from msgspec import Struct, structs
 
 from evsched import keys
-from evsched.jobs.job import JobStatus, Place, read_status
+from evsched.jobs.job import JobStatus, OnConflict, Place, read_status
 from evsched.jobs.untrusted import number
 from evsched.store.limits import Limits, read_declared, read_limits
 from evsched.store.queue import Queue, as_fields
-from evsched.transport.call import Call, Word, raw, text, texts
+from evsched.transport.call import Call, T, Word, raw, text, texts
 
 
 class New(Struct, frozen=True):
@@ -26,6 +26,23 @@ class New(Struct, frozen=True):
     delay: float = 0.0
     row: int | None = None
     """For a job of the ledger: the number of its row."""
+
+
+class Request(Struct, frozen=True):
+    """A request that is done once. Both are digests: of the name that its caller gave it, and of what it asks for."""
+
+    key: str
+    asked: str
+
+
+_NO_REQUEST: Final = Request("", "")
+
+
+class Accepted(Struct, frozen=True):
+    """What the first request of a key asked for, and the id and the due of each of its jobs."""
+
+    asked: str
+    jobs: list[tuple[str, float]]
 
 
 class Facts(Struct, frozen=True):
@@ -65,6 +82,11 @@ def _dues(reply: list[bytes]) -> list[float]:
     return [float(due) for due in reply]
 
 
+def _accepted(reply: bytes) -> Accepted:
+    asked, *words = text(reply).split(" ")
+    return Accepted(asked, [(words[at], float(words[at + 1])) for at in range(0, len(words) - 1, 2)])
+
+
 def _place(reply: bytes) -> Place:
     return cast(Place, text(reply))
 
@@ -100,9 +122,7 @@ class Clients(Queue):
         Raises (when sent):
             JobExists: a job of one of the ids has not ended, or the id is taken; then none was written.
         """
-        conflict = "keep" if keep else ""
-        words = _new_words(jobs, rows=True)
-        return self._verb("enqueue", _dues, self._stamp(now), conflict, _length(within), self._by, *words)
+        return self._enqueue(_dues, jobs, keep, within, now)
 
     def replace(
         self, jobs: Iterable[New], *, within: float | None = None, now: float | None = None
@@ -111,7 +131,50 @@ class Clients(Queue):
 
         `within`: as of `enqueue`. While an id is taken, its job is replaced only if it waits.
         """
-        return self._verb("replace", _dues, self._stamp(now), _length(within), self._by, *_new_words(jobs))
+        return self._replace(_dues, jobs, within, now)
+
+    def enqueue_once(
+        self,
+        request: Request,
+        jobs: Iterable[New],
+        *,
+        on_conflict: OnConflict | None = None,
+        within: float | None = None,
+        now: float | None = None,
+    ) -> Call[Accepted]:
+        """As `enqueue` or `replace`, unless there was a request of the same key in the last 24 hours.
+
+        Then nothing is written. The reply is that of the first request in either case: compare what it asked for.
+
+        Raises (when sent):
+            JobExists: as of `enqueue`. Nothing was written, and the key is not used up.
+        """
+        if on_conflict == "replace":
+            return self._replace(_accepted, jobs, within, now, request)
+        return self._enqueue(_accepted, jobs, on_conflict == "keep", within, now, request)
+
+    def _enqueue(
+        self,
+        read: Callable[[Any], T],
+        jobs: Iterable[New],
+        keep: bool,
+        within: float | None,
+        now: float | None,
+        request: Request = _NO_REQUEST,
+    ) -> Call[T]:
+        words = (self._stamp(now), "keep" if keep else "", _length(within), self._by, request.key, request.asked)
+        return self._verb("enqueue", read, *words, *_new_words(jobs, rows=True))
+
+    def _replace(
+        self,
+        read: Callable[[Any], T],
+        jobs: Iterable[New],
+        within: float | None,
+        now: float | None,
+        request: Request = _NO_REQUEST,
+    ) -> Call[T]:
+        words = (self._stamp(now), _length(within), self._by, request.key, request.asked)
+        return self._verb("replace", read, *words, *_new_words(jobs))
 
     def cancel(self, job_id: str, *, now: float | None = None) -> Call[Cancelled]:
         """Delete a waiting job, or tell its worker to stop it and delete its next run.

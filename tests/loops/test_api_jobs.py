@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from evsched import App, current_job
-from evsched.api.job_handlers import KEY_KEPT
 from evsched.client.unique import id_of_arguments, id_of_key
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
@@ -127,37 +126,6 @@ async def test_unique_jobs_have_the_ids_of_other_clients(api: Caller, jobs: str)
     by_key = {**one, "unique": {"key": {"customer": 5}}}
     assert (await api.ask("POST", jobs, by_key)).json()["id"] == id_of_key("t", {"customer": 5})
     assert (await api.ask("POST", jobs, {**by_key, "args": [2]})).status_code == 409
-
-
-async def test_a_request_with_an_idempotency_key_is_done_once(api: Caller, jobs: str, queue: str, raw: Any) -> None:
-    body, key = {"task": "t", "args": [1], "due": LATER}, {"Idempotency-Key": '"8e03978e-40d5-43dd"'}
-    first = await api.ask("POST", jobs, body, headers=key)
-    again = await api.ask("POST", jobs, {**body, "due": LATER + 9}, headers={"Idempotency-Key": "8e03978e-40d5-43dd"})
-    assert (first.status_code, first.json(), first.headers["location"]) == (
-        again.status_code,
-        again.json(),
-        again.headers["location"],
-    )
-    assert 0 < raw.ttl(f"evsched:{{{queue}}}:unique:{first.json()['id']}") <= KEY_KEPT
-    other = await api.ask("POST", jobs, body, headers={"Idempotency-Key": "another"})
-    assert other.json()["id"] != first.json()["id"]
-    many = f"/v1/queues/{queue}/batches"
-    batch = [await api.ask("POST", many, {"jobs": [body, body]}, headers={"Idempotency-Key": "b"}) for _ in range(2)]
-    assert batch[0].json() == batch[1].json()
-    assert raw.zcard(f"evsched:{{{queue}}}:schedule") == 4
-
-
-@pytest.mark.parametrize("more", [{"id": "a"}, {"on_conflict": "keep"}, {"unique": {}}])
-async def test_an_idempotency_key_is_instead_of_an_id(api: Caller, jobs: str, queue: str, more: dict[str, Any]) -> None:
-    refused = await api.ask("POST", jobs, {"task": "t", **more}, headers={"Idempotency-Key": "k"})
-    assert refused.status_code == 422
-    batch = {"jobs": [{"task": "t", **more}]} if "id" in more else {"jobs": [{"task": "t"}], **more}
-    assert (
-        await api.ask("POST", f"/v1/queues/{queue}/batches", batch, headers={"Idempotency-Key": "k"})
-    ).status_code == 422
-    for key in ("", '""', "x" * 256):
-        refused = await api.ask("POST", jobs, {"task": "t"}, headers={"Idempotency-Key": key})
-        assert refused.status_code == 400
 
 
 async def test_many_jobs_are_scheduled_or_none(api: Caller, queue: str, raw: Any) -> None:

@@ -1,0 +1,63 @@
+"""The header Idempotency-Key: requests that are done once, and whose repetitions get the reply of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from evsched.api.problem import Problem, invalid
+from evsched.store.clients import Accepted, Request
+
+_MOST: Final = 255
+"""Characters of a key."""
+
+_DIGITS: Final = 32
+"""Hex digits of a digest: 128 bits."""
+
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+def read(headers: Mapping[str, str], path: str, body: Any) -> Request | None:
+    """Return the key of a request with what it asks for; None if it has no key.
+
+    Two requests ask for the same if their paths and the values in their bodies are the same; the order of fields and
+    the spaces between them do not count.
+
+    Raises:
+        Problem: the key is not valid.
+    """
+    key = headers.get("idempotency-key")
+    if key is None:
+        return None
+    key = key.strip().removeprefix('"').removesuffix('"')
+    if not key or len(key) > _MOST:
+        raise Problem(
+            HTTPStatus.BAD_REQUEST, "invalid", f"Idempotency-Key: send 1 to {_MOST} characters, such as a UUID"
+        )
+    try:
+        return Request(_digest(key), _digest(path, body))
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+
+
+def check(request: Request, accepted: Accepted) -> None:
+    """Refuse a key that an earlier request has used.
+
+    Raises:
+        Problem: the first request of the key asked for something else.
+    """
+    if accepted.asked != request.asked:
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "key-reused",
+            "another request was sent with this Idempotency-Key in the last 24 hours: nothing was done; send a new key "
+            "with each new request",
+        )
+
+
+def _digest(*parts: Any) -> str:
+    return sha256(_encode(parts)).hexdigest()[:_DIGITS]

@@ -1,0 +1,31 @@
+-- Requests that are done once: a repetition changes nothing and gets the reply of the first.
+--
+-- idempotency:<key>  string  what the first request of this key asked for, then the id and the due of each of its jobs,
+--                            separated by spaces. Redis deletes it after a day.
+
+-- Seconds for which a key is known.
+local REQUEST_KEPT = 86400
+
+local function idempotency(key)
+  return root .. 'idempotency:' .. key
+end
+
+-- The reply of the first request of this key; nil when there was none.
+-- USES idempotency
+local function first_reply(key)
+  local text = key ~= '' and redis.pcall('GET', idempotency(key)) -- pcall: a key of another type is no reply
+  return type(text) == 'string' and text or nil
+end
+
+-- Store the reply of the first request of this key, and return it. `first` and `width` are those of the rows of jobs.
+-- USES idempotency, milliseconds, rows, REQUEST_KEPT
+local function keep_reply(key, asked, dues, first, width)
+  local words = { asked }
+  for id in rows(first, width) do
+    words[#words + 1] = id
+    words[#words + 1] = dues[#words / 2]
+  end
+  local text = table.concat(words, ' ')
+  redis.call('SET', idempotency(key), text, 'PX', milliseconds(REQUEST_KEPT))
+  return text
+end

@@ -1,0 +1,99 @@
+"""Requests that are done once: a repetition changes nothing and gets the reply of the first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from evsched.errors import JobExists, StoreRefused
+from evsched.jobs.job import OnConflict
+from evsched.store.clients import Accepted, New, Request
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
+
+PAYLOAD = b'{"task":"t"}'
+REQUEST = Request("k", "asked")
+DAY_MS = 86_400_000
+
+
+def jobs(*ids: str) -> list[New]:
+    return [New(job_id, PAYLOAD, delay=5.0) for job_id in ids]
+
+
+@pytest.fixture
+def key(queue: str) -> str:
+    return f"evsched:{{{queue}}}:idempotency:k"
+
+
+@pytest.mark.parametrize("on_conflict", [None, "keep", "replace"])
+@pytest.mark.parametrize("within", [None, 0.0, 300.0])
+def test_a_repetition_gets_the_first_reply_and_changes_nothing(
+    send: Send, store: Store, state: State, raw: Any, key: str, on_conflict: OnConflict | None, within: float | None
+) -> None:
+    once = store.enqueue_once(REQUEST, jobs("a", "b"), on_conflict=on_conflict, within=within, now=NOW)
+    first = Accepted("asked", [("a", NOW + 5), ("b", NOW + 5)])
+    assert send(once) == first
+    assert DAY_MS - 60_000 < raw.pttl(key) <= DAY_MS
+    before, stored = state(), raw.get(key)
+    assert send(once) == first
+    other = store.enqueue_once(
+        Request("k", "other"), jobs("c", "d", "e"), on_conflict=on_conflict, within=within, now=NOW + 9
+    )
+    assert send(other) == first, "the caller sees by `asked` that it was not the same"
+    assert (state(), raw.get(key)) == (before, stored)
+
+
+@pytest.mark.parametrize("on_conflict", [None, "keep", "replace"])
+def test_a_repetition_does_nothing_whatever_became_of_the_job(
+    send: Send, store: Store, state: State, on_conflict: OnConflict | None
+) -> None:
+    once = store.enqueue_once(REQUEST, jobs("a", "b"), on_conflict=on_conflict, now=NOW)
+    first = send(once)
+    send(store.cancel("a", now=NOW))
+    send(store.reschedule("b", NOW + 99, now=NOW))
+    before = state()
+    assert before["schedule"] == {"b": NOW + 99}
+    assert send(once) == first
+    assert state() == before
+
+
+def test_a_request_that_is_refused_does_not_use_up_its_key(
+    send: Send, store: Store, state: State, raw: Any, key: str
+) -> None:
+    send(store.enqueue(jobs("a"), now=NOW))
+    before = state()
+    with pytest.raises(JobExists):
+        send(store.enqueue_once(REQUEST, jobs("new", "a"), now=NOW))
+    with pytest.raises(StoreRefused, match="not a valid float"):
+        send(store.enqueue_once(REQUEST, [New("new", PAYLOAD, due=float("nan"))], now=NOW))
+    assert (state(), raw.exists(key)) == (before, 0)
+    assert send(store.enqueue_once(REQUEST, jobs("b"), now=NOW)).jobs == [("b", NOW + 5)]
+
+
+def test_a_key_that_redis_has_deleted_is_free(send: Send, store: Store, raw: Any, key: str) -> None:
+    send(store.enqueue_once(REQUEST, jobs("a"), now=NOW))
+    raw.delete(key)
+    assert send(store.enqueue_once(Request("k", "other"), jobs("b"), now=NOW)).jobs == [("b", NOW + 5)]
+
+
+def test_a_key_of_another_type_is_no_reply(send: Send, store: Store, raw: Any, key: str) -> None:
+    raw.rpush(key, "x")
+    assert send(store.enqueue_once(REQUEST, jobs("a"), now=NOW)).jobs == [("a", NOW + 5)]
+    assert raw.get(key) == b"asked a 1900000005.000000"
+
+
+def test_a_thousand_jobs_are_one_request(send: Send, store: Store) -> None:
+    once = store.enqueue_once(REQUEST, jobs(*(f"j{n}" for n in range(1000))), now=NOW)
+    assert send(once).jobs == [(f"j{n}", NOW + 5) for n in range(1000)]
+    assert send(once) == send(once)
+
+
+def test_an_enqueue_without_a_key_sends_redis_no_command_more(send: Send, store: Store, raw: Any) -> None:
+    send(store.enqueue(jobs("a"), now=NOW))
+    raw.config_resetstat()
+    send(store.enqueue(jobs("b"), now=NOW))
+    send(store.replace(jobs("b"), now=NOW))
+    used = raw.info("commandstats")
+    assert "cmdstat_get" not in used
+    assert "cmdstat_set" not in used
