@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -27,6 +28,7 @@ from evsched.api.health import HealthPages
 from evsched.api.operations import OPERATIONS, Operation
 from evsched.api.problem import Problem, invalid, of_error
 from evsched.api.replies import Reply
+from evsched.api.unread_body import UnreadBody
 from evsched.client.client import Client
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import EvschedError
@@ -135,6 +137,7 @@ def create(config: Config | None = None) -> Starlette:
             ClientDisconnect: _answer_nobody,
             Exception: _answer_bug,
         },
+        middleware=[Middleware(UnreadBody)],
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False

@@ -14,9 +14,6 @@ from evsched.api.problem import Problem, invalid
 _PATIENCE: Final = 30.0
 """Seconds that a caller has to send a body."""
 
-_CLOSE: Final = {"Connection": "close"}
-"""The rest of a body that is not read would have to be received before the next request."""
-
 
 async def read(request: Request, kind: Any, cap: int) -> Any:
     """Return the body of a request as a value of a type.
@@ -32,7 +29,7 @@ async def read(request: Request, kind: Any, cap: int) -> Any:
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "not-json",
             "send the body as JSON in UTF-8, not compressed, with the header `Content-Type: application/json`",
-            {**_CLOSE, "Accept": "application/json"},
+            {"Accept": "application/json"},
         )
     length = request.headers.get("content-length", "")
     if length.isdecimal() and (len(length) > 18 or int(length) > cap):
@@ -58,11 +55,11 @@ async def _receive(request: Request, cap: int) -> bytes:
                     raise _too_long(cap)
     except TimeoutError:
         raise Problem(
-            HTTPStatus.REQUEST_TIMEOUT, "too-slow", f"the body did not arrive within {_PATIENCE:g} s", _CLOSE
+            HTTPStatus.REQUEST_TIMEOUT, "too-slow", f"the body did not arrive within {_PATIENCE:g} s"
         ) from None
     return bytes(text)
 
 
 def _too_long(cap: int) -> Problem:
     detail = f"the body has more than {cap} bytes: schedule fewer jobs in one request, or store the data elsewhere"
-    return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-long", detail, _CLOSE)
+    return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-long", detail)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import evsched.api
+from evsched.api.stopping import Stopping
 from evsched.config import Config
 from evsched.errors import CannotStart
 from evsched.events import ApiStarted, Emit
@@ -46,7 +47,7 @@ class ApiServer:
         self._waiters = app.state.waiters
         self._server = _Server(
             uvicorn.Config(
-                app,
+                Stopping(app),
                 access_log=False,
                 h11_max_incomplete_event_size=_HEAD_MOST,
                 lifespan="on",

@@ -16,7 +16,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from evsched.api import create, health, openapi
+from evsched.api import create, health, openapi, unread_body
 from evsched.api.operations import OPERATIONS
 from evsched.client import operations
 from evsched.config import Config
@@ -127,7 +127,10 @@ async def test_a_body_in_another_format_is_refused(api: Caller, jobs: str, heade
     assert (await api.ask("POST", jobs, content=b'{"task":"t"}', headers=accepted)).status_code == 201
 
 
-async def test_a_body_that_is_too_long_is_not_read(server: EmbeddedRedis, jobs: str) -> None:
+async def test_a_body_that_is_too_long_is_refused_and_discarded(
+    server: EmbeddedRedis, jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_body, "_MOST", 8192)
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -140,12 +143,33 @@ async def test_a_body_that_is_too_long_is_not_read(server: EmbeddedRedis, jobs: 
         refused = await api.ask("POST", jobs, content=endless(), headers=JSON)
         assert (refused.status_code, refused.json()["code"]) == (413, "too-long")
         assert refused.headers["connection"] == "close"
-        assert sent <= 4096 + 2048, "it is not read to its end, which never comes"
+        assert 4096 + 8192 <= sent <= 4096 + 8192 + 3072, "what is read has a limit"
         for length in ("4097", "9" * 30):
             long = await api.ask("POST", jobs, content=b"", headers={**JSON, "Content-Length": length})
             assert long.status_code == 413
         exact = b'{"task":"t"}'.ljust(4096)
         assert (await api.ask("POST", jobs, content=exact, headers=JSON)).status_code == 201
+
+
+async def test_the_rest_of_a_body_is_waited_for_only_so_long(
+    server: EmbeddedRedis, jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_body, "_SECONDS", 0.05)
+
+    async def silent() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async with calling(server.url) as api:
+        refused = await api.ask("POST", jobs, content=silent(), token=None)
+        assert (refused.status_code, refused.headers["connection"]) == (401, "close")
+
+
+async def test_a_small_body_that_was_not_read_costs_no_connection(api: Caller, jobs: str) -> None:
+    refused = await api.ask("POST", jobs, {"task": "t"}, token=None)
+    assert (refused.status_code, "connection" in refused.headers) == (401, False)
+    waits = await api.ask("POST", jobs, {"task": "t"}, token=None, headers={"Expect": "100-continue"})
+    assert (waits.status_code, waits.headers["connection"]) == (401, "close"), "it is not asked for"
 
 
 async def test_callers_without_a_token_are_slowed_down_and_hinder_no_other(server: EmbeddedRedis, jobs: str) -> None:

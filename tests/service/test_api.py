@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -121,6 +122,49 @@ async def test_a_request_that_is_under_way_is_answered_before_the_end(cli: Cli, 
         assert b" 201 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), PATIENCE)
         writer.close()
         assert await asyncio.to_thread(child.wait, PATIENCE) == 0
+
+
+async def test_an_upload_that_does_not_end_is_answered_when_it_stops(cli: Cli, queue: str) -> None:
+    cli.run_first("import evsched.process.api_server as server; server.GRACE = 1.0")
+    with serving(cli) as (url, child, log):
+        parts = urlsplit(url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        head = (
+            f"POST /v1/queues/{queue}/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {WRITE}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n"
+        )
+        writer.write(head.encode())
+        assert b" 100 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
+        writer.write(b'{"task":')
+        child.send_signal(signal.SIGTERM)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE)
+        writer.close()
+        status, _, rest = answer.partition(b"\r\n")
+        assert b" 503 " in status
+        assert b"application/problem+json" in rest.lower()
+        assert json.loads(rest.partition(b"\r\n\r\n")[2])["code"] == "stopping"
+        assert await asyncio.to_thread(child.wait, PATIENCE) == 0
+        log.rest()
+    assert "Traceback" not in str(log.lines)
+    assert "Exception" not in str(log.lines)
+
+
+def test_a_caller_that_sends_all_before_it_reads_gets_the_response(cli: Cli, queue: str) -> None:
+    """As http.client of Python does, and what is built on it."""
+    body, json_type = b" " * 10_000_000, "application/json"
+    with serving(cli) as (url, _, _):
+        for token, media, status in (
+            (WRITE, json_type, 413),
+            (WRITE, "text/plain", 415),
+            (READ, json_type, 403),
+            ("unknown", json_type, 401),
+        ) * 3:
+            connection = HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": media}
+            connection.request("POST", f"/v1/queues/{queue}/jobs", body, headers)
+            response = connection.getresponse()
+            assert (response.status, json.loads(response.read())["status"]) == (status, status)
+            connection.close()
 
 
 async def test_many_callers_on_many_connections(cli: Cli, queue: str, raw: Any) -> None:
