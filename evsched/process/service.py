@@ -177,19 +177,30 @@ def run_api(config: Config) -> None:
 
     async def work(process: _Process) -> bool:
         process.telemetry.of_api(config.queues[0] if config.queues else DEFAULT_QUEUE)
-        await server.serve(process.runtime.emit, process.shutdown.request)
+        serving = asyncio.ensure_future(server.serve(process.runtime.emit, process.shutdown.request))
+        checking = asyncio.ensure_future(process.wait_for_redis())
+        try:
+            await asyncio.wait([serving, checking], return_when=asyncio.FIRST_COMPLETED)
+            if checking.done():
+                checking.result()
+            await serving
+        finally:
+            serving.cancel()
+            checking.cancel()
+            await asyncio.gather(serving, checking, return_exceptions=True)
         return False
 
-    _run(config, GRACE, work)
+    _run(config, GRACE, work, at_once=not config.require_redis)
 
 
-def _run(config: Config, grace: float, work: _Work) -> None:
+def _run(config: Config, grace: float, work: _Work, *, at_once: bool = False) -> None:
+    """Run a process. `at_once`: its work begins while Redis may still be away."""
     scripts.read_all()
     collector.settle()
     events, link = Events(log.Log(jobs=config.log_jobs).on_event), inherited(LINK)
     with Shutdown(grace, events.emit, link) as shutdown:
         try:
-            asyncio.run(_run_until_asked_to_end(_Process(config, events, shutdown, link), work))
+            asyncio.run(_run_until_asked_to_end(_Process(config, events, shutdown, link), work, at_once=at_once))
         except asyncio.CancelledError:
             raise LoopEnded(f"a handler cancelled tasks that are not its own{_ENDED}") from None
         except RuntimeError as error:
@@ -198,12 +209,12 @@ def _run(config: Config, grace: float, work: _Work) -> None:
             raise LoopEnded(f"a handler stopped the event loop{_ENDED}") from None
 
 
-async def _run_until_asked_to_end(process: _Process, work: _Work) -> None:
+async def _run_until_asked_to_end(process: _Process, work: _Work, *, at_once: bool) -> None:
     process.shutdown.request.attach()
     lingering = False
     try:
         async with process.telemetry:
-            if await process.shutdown.request.run_until_made(process.wait_for_redis()):
+            if at_once or await process.shutdown.request.run_until_made(process.wait_for_redis()):
                 lingering = await work(process)
     finally:
         await process.runtime.sender.close()

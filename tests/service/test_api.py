@@ -124,6 +124,40 @@ async def test_a_request_that_is_under_way_is_answered_before_the_end(cli: Cli, 
         assert await asyncio.to_thread(child.wait, PATIENCE) == 0
 
 
+async def test_it_listens_while_redis_is_away(tmp_path: Path, queue: str) -> None:
+    with EmbeddedRedis() as server:
+        server.kill()
+        with serving(with_tokens(Cli(server.url, tmp_path))) as (url, child, log):
+            async with caller(url) as http:
+                assert (await http.get("/healthz")).status_code == 200
+                assert (await http.get("/readyz")).status_code == 503
+                log.until("RedisDown")
+                await asyncio.to_thread(server.start)
+                log.until("RedisUp")
+                async with asyncio.timeout(PATIENCE):
+                    while (await http.get("/readyz")).status_code != 200:
+                        pass
+                made = await http.post(f"/v1/queues/{queue}/jobs", json={"task": "t", "due": LATER})
+                assert made.status_code == 201
+            assert await asyncio.to_thread(terminate, child) == 0
+
+
+def test_it_ends_while_redis_is_away(tmp_path: Path) -> None:
+    with EmbeddedRedis() as server:
+        server.kill()
+        cli = with_tokens(Cli(server.url, tmp_path))
+        with serving(cli) as (_, child, _):
+            assert terminate(child) == 0
+        done = cli.process("api", "--port", "0", "--require-redis")
+    assert (done.returncode, "no Redis at" in done.stderr, "ApiStarted" in done.stderr) == (1, True, False)
+
+
+def test_a_redis_that_refuses_ends_it(cli: Cli, server: EmbeddedRedis) -> None:
+    done = cli.process("api", "--port", "0", "--url", f"{server.url}?db=99")
+    assert done.returncode == 1
+    assert "refuses" in done.stderr
+
+
 async def test_an_upload_that_does_not_end_is_answered_when_it_stops(cli: Cli, queue: str) -> None:
     cli.run_first("import evsched.process.api_server as server; server.GRACE = 1.0")
     with serving(cli) as (url, child, log):
