@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from evsched.api.problem import Problem
 from evsched.api.rate import Bucket
-from evsched.config import Config
+from evsched.config import Config, variable
 from evsched.errors import ConfigError
 
 Scope = Literal["read", "write"]
@@ -44,8 +44,8 @@ class Access:
 
     def __init__(self, config: Config) -> None:
         read, write = (
-            _read_tokens(config.api_read_tokens, config.api_read_tokens_file),
-            _read_tokens(config.api_write_tokens, config.api_write_tokens_file),
+            _read_tokens("api_read_tokens", config.api_read_tokens, config.api_read_tokens_file),
+            _read_tokens("api_write_tokens", config.api_write_tokens, config.api_write_tokens_file),
         )
         if read & write:
             raise ConfigError("the same API token is given for reading and for writing: give it for writing only")
@@ -124,20 +124,34 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode(errors="backslashreplace")).digest()
 
 
-def _read_tokens(given: Iterable[str], file: str | None) -> set[str]:
-    """Return the tokens that are given and those of a file. No message has a token in it."""
-    tokens = [token.strip() for token in given]
-    if file is not None:
-        try:
-            lines = Path(file).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ConfigError(f"the file of API tokens {file} cannot be read: {why}") from None
-        tokens += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    for number, token in enumerate(tokens, 1):
+def _read_tokens(setting: str, given: Iterable[str], file: str | None) -> set[str]:
+    """Return the tokens of a setting and those of a file. No message has a token in it.
+
+    An empty variable counts as not set: compose files pass variables on that have no value.
+    """
+    tokens = [(f"{variable(setting)}: token {number}", token.strip()) for number, token in enumerate(given, 1)]
+    if len(tokens) == 1 and not tokens[0][1]:
+        tokens.clear()
+    if file:
+        tokens += _read_file(file)
+    for where, token in tokens:
         if len(token) < _SHORTEST or not _FORM.fullmatch(token):
             raise ConfigError(
-                f"API token {number} is not valid: it has at least {_SHORTEST} of A-Z a-z 0-9 . _ ~ + / -, such as the "
-                "output of `openssl rand -hex 32`"
+                f"{where} is not valid: it has at least {_SHORTEST} of A-Z a-z 0-9 . _ ~ + / -, such as the output of "
+                "`openssl rand -hex 32`"
             )
-    return set(tokens)
+    return {token for _, token in tokens}
+
+
+def _read_file(file: str) -> list[tuple[str, str]]:
+    """Return the tokens of a file, each with where it stands."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"the file of API tokens {file} cannot be read: {why}") from None
+    return [
+        (f"{file}, line {number}: the token", line.strip())
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    ]

@@ -246,8 +246,8 @@ async def test_a_restart_of_redis_loses_and_doubles_no_request(tmp_path: Path, q
 @pytest.mark.parametrize(
     ("environment", "flags", "words"),
     [
-        ({"EVSCHED_API_WRITE_TOKENS": ""}, (), "API token 1 is not valid"),
-        ({"EVSCHED_API_WRITE_TOKENS": "short"}, (), "API token 1 is not valid"),
+        ({"EVSCHED_API_WRITE_TOKENS": "", "EVSCHED_API_READ_TOKENS": ""}, (), "the API has no token"),
+        ({"EVSCHED_API_WRITE_TOKENS": "short"}, (), "EVSCHED_API_WRITE_TOKENS: token 1 is not valid"),
         ({}, ("--open",), "leave out one of both"),
         ({}, ("--write-tokens-file", "/nowhere"), "/nowhere cannot be read"),
         ({}, ("--port", "70000"), "EVSCHED_API_PORT is 70000"),
