@@ -28,11 +28,13 @@ from evsched.api.health import HealthPages
 from evsched.api.operations import OPERATIONS, Operation
 from evsched.api.problem import Problem, invalid, of_error
 from evsched.api.replies import Reply
+from evsched.api.requests import NAME_IN_PATH
 from evsched.api.unread_body import UnreadBody
 from evsched.client.client import Client
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import EvschedError
-from evsched.keys import NAME
+
+_NAMED: Final = {"queue": "the name of a queue", "id": "the id of a job", "name": "the name of a recurrence"}
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -74,9 +76,9 @@ class _Server:
 
     def _check_path(self, path: dict[str, Any]) -> dict[str, str]:
         for name, value in path.items():
-            if name != "name" and not NAME.fullmatch(value):
-                what = "the id of a job" if name == "id" else "the name of a queue"
-                raise invalid(f"{what} is 1 to 200 of A-Z a-z 0-9 . _ : @ -")
+            if not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
+                what = _NAMED[name]
+                raise invalid(f"{what} is 1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or ..")
         queue = path.get("queue")
         if queue is not None and self.config.queues and queue not in self.config.queues:
             raise Problem(HTTPStatus.FORBIDDEN, "queue-not-allowed", f"queue {queue} is not served by this API")

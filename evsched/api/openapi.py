@@ -10,8 +10,8 @@ import msgspec
 from evsched import __version__
 from evsched.api.operations import OPERATIONS, Operation
 from evsched.api.problem import MEDIA_TYPE, ProblemDetails
+from evsched.api.requests import NAME_IN_PATH
 from evsched.client.wire_schema import DIALECT
-from evsched.keys import NAME
 
 _PATH_PARAMETERS: Final = {
     "queue": "The name of the queue.",
@@ -85,7 +85,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
             "in": "path",
             "required": True,
             "description": _PATH_PARAMETERS[name],
-            "schema": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+            "schema": {"type": "string", "pattern": NAME_IN_PATH, "maxLength": 200},
         }
         for name in re.findall(r"{(\w+)}", operation.path)
     ]

@@ -83,4 +83,5 @@ def of_error(error: EvschedError) -> Problem:
             "redis-refused",
             "Redis refused this: the log of the server says why; `evsched doctor` finds wrong data and missing rights",
         )
+    _logger.error("a request failed: %s", error)
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", str(error))

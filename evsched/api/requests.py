@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from evsched.client.sweep import Waiting
-from evsched.client.wire_schema import Group, Identifier, Length, Priority, Window
+from evsched.client.wire_schema import Group, Length, Priority, Window
 from evsched.jobs.job import OnConflict, RetryFields
 from evsched.recurrence.recurrence import Misfire, Overlap
 
@@ -19,6 +19,10 @@ Moment = (
     Annotated[float, Meta(description="Unix seconds.")]
     | Annotated[datetime, Meta(tz=True, description="ISO 8601, with an offset.")]
 )
+NAME_IN_PATH: Final = r"^(\.*[A-Za-z0-9_:@-][A-Za-z0-9._:@-]*|\.{3,})$"
+"""The form of a name of which a path is made: not `.` or `..`, which clients take out of paths, even as `%2E`."""
+
+JobId = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="Else a random one.")]
 Task = Annotated[str, Meta(min_length=1, description="The name of the task.")]
 Delay = Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")]
 Timeout = Annotated[float, Meta(gt=0, description="Seconds that a run may take.")]
@@ -32,7 +36,7 @@ class NewJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     task: Task
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    id: Annotated[Identifier, Meta(description="Else a random one.")] | None = None
+    id: JobId | None = None
     due: Moment | None = None
     delay: Annotated[float, Meta(description="Seconds from now, by Redis's clock. Give `due` or `delay`.")] | None = (
         None

@@ -172,5 +172,7 @@ def _read_reply(job_id: str, reply: bytes) -> Ended:
 def _read_json(job_id: str, text: bytes) -> Any:
     try:
         return decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise BadResult(f"{job_id}: its result is nested too deeply to be read") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadResult(f"{job_id}: its result is not JSON: {error}; another client wrote it") from None

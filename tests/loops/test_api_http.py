@@ -111,6 +111,24 @@ async def test_a_body_that_is_not_json_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (rb'{"task":"\ud800"}', "half of a surrogate pair"),
+        (rb'{"task":"\udc00 and more"}', "half of a surrogate pair"),
+        (rb'{"task":"\ud83d\ude00\uD83D"}', "half of a surrogate pair"),
+        (rb'{"task":"\ud83d\ude00', "truncated"),
+        (rb'{"task":"\\ud800', "truncated"),
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_named(api: Caller, jobs: str, content: bytes, words: str) -> None:
+    refused = await api.ask("POST", jobs, content=content, headers=JSON)
+    assert (refused.status_code, refused.json()["code"]) == (400, "not-json")
+    assert words in refused.json()["detail"]
+    accepted = await api.ask("POST", jobs, content=rb'{"task":"\ud83d\ude00 \\ud800"}', headers=JSON)
+    assert accepted.status_code == 201
+
+
+@pytest.mark.parametrize(
     "headers",
     [
         {},

@@ -80,6 +80,8 @@ async def test_a_due_is_a_moment_or_a_delay(api: Caller, jobs: str) -> None:
         ({"task": "t", "args": {}}, "$.args"),
         ({"task": "t", "id": "a b"}, "$.id"),
         ({"task": "t", "id": "x" * 201}, "$.id"),
+        ({"task": "t", "id": "."}, "$.id"),
+        ({"task": "t", "id": ".."}, "$.id"),
         ({"task": "t", "due": "2030-01-01T00:00:00"}, "$.due"),
         ({"task": "t", "due": "soon"}, "$.due"),
         ({"task": "t", "due": 1, "delay": 1}, "due and delay: give one of them"),
@@ -275,11 +277,34 @@ async def test_only_the_queues_that_are_named_can_be_reached(server: EmbeddedRed
         assert [one["queue"] for one in listed] == sorted([queue, "other"])
 
 
-@pytest.mark.parametrize("queue_or_id", ["a b", "x" * 201, "a}b", "é", "%00", "a\n"])
+@pytest.mark.parametrize("queue_or_id", ["a b", "x" * 201, "a}b", "é", "%00", "a\n", "%2E", "%2e%2e"])
 async def test_a_name_that_is_not_valid_is_refused(api: Caller, queue_or_id: str) -> None:
     name = queue_or_id if "%" in queue_or_id else quote(queue_or_id)
-    for path in (f"/v1/queues/{name}/jobs", f"/v1/queues/q/jobs/{name}"):
+    for path in (f"/v1/queues/{name}/jobs", f"/v1/queues/q/jobs/{name}", f"/v1/queues/q/recurrences/{name}"):
         assert (await api.ask("GET", path)).status_code == 422
+    refused = await api.ask("PUT", f"/v1/queues/q/recurrences/{name}", {"rule": "@daily", "task": "t"})
+    assert refused.status_code == 422
+
+
+@pytest.mark.parametrize("job_id", ["...", ".a", "..-", "a.", "a..", ".:.", "x" * 200, "-", "@_:"])
+async def test_the_location_of_a_job_leads_to_it(api: Caller, jobs: str, job_id: str) -> None:
+    made = await api.ask("POST", jobs, {"task": "t", "id": job_id, "due": LATER})
+    assert (made.status_code, made.headers["location"]) == (201, f"{jobs}/{job_id}")
+    assert (await api.ask("GET", made.headers["location"])).json()["id"] == job_id
+
+
+async def test_a_result_that_cannot_be_read_is_in_the_log(
+    api: Caller, jobs: str, queue: str, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = "[" * 1000 + "]" * 1000
+    for result, words in ((deep, "a: its result is nested too deeply"), ("{", "a: its result is not JSON")):
+        ended = {"payload": '{"task":"t"}', "outcome": "done", "finished": LATER, "result": result}
+        raw.hset(f"evsched:{{{queue}}}:job:a", mapping=ended)
+        failed = await api.ask("GET", f"{jobs}/a/result")
+        assert (failed.status_code, failed.json()["code"]) == (500, "failed")
+        assert words in failed.json()["detail"]
+        assert words in caplog.text
+    raw.delete(f"evsched:{{{queue}}}:job:a")
 
 
 async def test_write_tokens_are_needed_to_write(api: Caller, jobs: str, queue: str, raw: Any) -> None:
