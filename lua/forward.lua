@@ -25,7 +25,7 @@
 --
 -- Redis may refuse a message: the key has another type, or the user lacks the right to it. Then the run stays with its
 -- worker, which ends it in another way. While Redis's memory is full, the script is refused as a whole: a message needs
--- memory that the end of its job does not free.
+-- memory that the end of its job does not free. The worker then ends the runs with `snooze`.
 --
 -- The name is not among KEYS, and may be in any cluster slot: a message and its job are written together because there
 -- is one Redis.

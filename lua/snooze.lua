@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- snooze: processing -> schedule, because the handler asked to run later. No attempt is counted.
+-- snooze: processing -> schedule, because the handler asked to run later, or because Redis has no memory for
+-- its message. No attempt is counted.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
@@ -8,7 +9,7 @@
 --        attempt   of the run that ends
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
---        reason    what the handler waits for
+--        reason    what the job waits for
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost

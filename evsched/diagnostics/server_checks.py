@@ -149,8 +149,9 @@ def memory(server: Server) -> list[Finding]:
     used, most = server.number("used_memory"), server.number("maxmemory")
     if not most or used < _FULL * most:
         return []
-    then = "it is full, and Redis refuses new jobs" if used >= most else "when it is full, Redis refuses new jobs"
-    what = f"{used / 2**20:.0f} of {most / 2**20:.0f} MB are used: {then}"
+    then = "it is full, and" if used >= most else "when it is full,"
+    refuses = "Redis refuses new jobs, and messages that jobs forward to it are put off"
+    what = f"{used / 2**20:.0f} of {most / 2**20:.0f} MB are used: {then} {refuses}"
     mend = (
         "raise it with CONFIG SET maxmemory; or keep results for a shorter time, and drop dead jobs (evsched dead drop)"
     )

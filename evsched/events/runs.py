@@ -88,7 +88,7 @@ class JobDeferred(Event, frozen=True, kw_only=True):
 
 
 class JobSnoozed(Event, frozen=True, kw_only=True):
-    """A handler asked to run later; the attempt does not count."""
+    """A handler asked to run later, or there was no memory for its message; the attempt does not count."""
 
     queue: str
     id: str

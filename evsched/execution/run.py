@@ -145,6 +145,11 @@ class Run:
         if isinstance(self.outcome, Forwarded):
             self.outcome = self.outcome.refused(why)
 
+    def put_off(self, delay: float, why: str) -> None:
+        """Note that Redis takes no message now, so that the run ends without one, and its job runs again later."""
+        if isinstance(self.outcome, Forwarded):
+            self.outcome = self.outcome.put_off(delay, why)
+
     def stop(self, reason: StopReason) -> None:
         """Tell the run to stop. "lost" takes precedence over "cancelled", and that over "timeout".
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from evsched.jobs.steering import Snooze
 from evsched.jobs.untrusted import number, unknown_since, whole
 
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
@@ -130,6 +131,10 @@ class Forwarded(Done, frozen=True):
         """Return what comes of the run, because Redis has refused the message."""
         return replace(self.otherwise, reason=shorten(f"{self.otherwise.reason}: {why}"))
 
+    def put_off(self, delay: float, why: str) -> Snoozed:
+        """Return what comes of the run, because Redis takes no message now: it runs again after `delay` seconds."""
+        return Snoozed(shorten(str(Snooze(delay, why))), delay)
+
 
 class Aborted(Struct, frozen=True):
     """The run stopped because the job was cancelled."""
@@ -160,7 +165,10 @@ class Deferred(Struct, frozen=True):
 
 
 class Snoozed(Struct, frozen=True):
-    """The handler asked to run later: at `until`, Unix seconds, or after `delay` seconds. It costs no attempt."""
+    """The run is put off: to `until`, Unix seconds, or for `delay` seconds. It costs no attempt.
+
+    Its handler asked for that; or it returned a message, for which Redis has no memory now.
+    """
 
     reason: str
     delay: float = 0.0
@@ -223,7 +231,7 @@ class JobStatus(Struct, frozen=True):
     due: float | None = None
     attempt: int = 0
     snoozes: int = 0
-    """How often its handler has snoozed it."""
+    """How often it was put off: by its handler, or because there was no memory for its message."""
     priority: int = 5
     group: str | None = None
     task: str | None = None

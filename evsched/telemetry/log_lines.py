@@ -125,7 +125,8 @@ FULL_LINES: Final[dict[type[Event], tuple[int, str]]] = {
         logging.ERROR,
         (
             "Redis's memory is full (maxmemory), as {who}{of_queue} found: it refuses new jobs. Jobs that are there "
-            "continue, which frees memory. Raise it with CONFIG SET maxmemory, or drop dead jobs (evsched dead drop)"
+            "continue, which frees memory; only those that forward a message to it are put off. "
+            "Raise it with CONFIG SET maxmemory, or drop dead jobs (evsched dead drop)"
         ),
     ),
     events.CallAccepted: (logging.INFO, "Redis's memory is not full any more, after {seconds:.1f} s"),

@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from evsched.errors import StoreError
+from evsched import events
+from evsched.errors import FULL, StoreError
 from evsched.execution.run import Run
+from evsched.jobs.job import Forwarded
 from evsched.store.batch_size import Batch
 from evsched.store.run_ends import NotEnded
 from evsched.store.server import clock
 from evsched.store.workers import Fetched
+from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call
 from evsched.transport.senders import DirectSender
 from evsched.worker.served_queue import ServedQueue
 
 _FINISH: Final = 1.0
 """Seconds to wait for the last exchange. If its reply is not there by then, its connection is most likely dead."""
+
+
+_NO_MEMORY: Final = "Redis's memory is full, and its message needs some: raise `maxmemory`"
 
 
 class Exchanged(Struct):
@@ -32,7 +39,7 @@ class Exchanged(Struct):
     """The runs whose end was written, by call, each with the ids that were lost."""
     unwritten: list[Run]
     refused: list[Run]
-    """The runs whose message Redis refused. Each has another outcome now, which is to be written."""
+    """The runs whose message Redis refused, or takes later. Each has another outcome now, which is to be written."""
     started: Fetched | None = None
     """None: nothing was asked for, or that failed."""
     error: BaseException | None = None
@@ -46,6 +53,7 @@ class Exchange:
         self._served = served
         self._direct = DirectSender(served.runtime.config.url)
         self._batch = Batch(served.runtime.config.batch)
+        self._put_off = PutOff()
         self._sending = asyncio.Lock()
         """Held while an exchange is under way."""
         self.finished = False
@@ -77,17 +85,7 @@ class Exchange:
             self._note_cost(writes, replies)
             replies = replies[1:-1]
         for (_, runs), reply in zip(writes, replies, strict=False):
-            if isinstance(reply, BaseException):
-                result.error = reply
-                result.unwritten += runs
-            else:
-                if reply.refused:
-                    refused = [run for run in runs if run.job.id in reply.refused]
-                    for run in refused:
-                        run.refuse(reply.refused[run.job.id])
-                    result.refused += refused
-                    runs = [run for run in runs if run not in refused]
-                result.written.append((runs, reply.lost))
+            self._read(result, runs, reply)
         if hold and isinstance(replies[-1], BaseException):
             result.error = replies[-1]
         elif hold:
@@ -105,6 +103,29 @@ class Exchange:
         """Cut the connection."""
         await self._direct.close()
 
+    def _read(self, result: Exchanged, runs: list[Run], reply: Any) -> None:
+        """Note in the result what became of the runs of one call."""
+        if lacks_memory(runs, reply):
+            self._served.runtime.emit(events.RedisFailed(kind=FULL))
+            delay = self._put_off.refused()
+            for run in runs:
+                run.put_off(delay, _NO_MEMORY)
+            result.refused += runs
+            return
+        if isinstance(reply, BaseException):
+            result.error = reply
+            result.unwritten += runs
+            return
+        if is_forward(runs):
+            self._put_off.accepted()
+        if reply.refused:
+            refused = [run for run in runs if run.job.id in reply.refused]
+            for run in refused:
+                run.refuse(reply.refused[run.job.id])
+            result.refused += refused
+            runs = [run for run in runs if run not in refused]
+        result.written.append((runs, reply.lost))
+
     async def _attempt(self, calls: list[Call[Any]]) -> list[Any]:
         try:
             return await self._direct.attempt_all(calls)
@@ -119,3 +140,13 @@ class Exchange:
         counts = [len(runs) for _, runs in writes]
         counts += [len(reply.jobs) for reply in replies[-2:-1] if isinstance(reply, Fetched)]
         self._batch.took(max(counts), (replies[-1] - replies[0]) / (len(replies) - 2))
+
+
+def lacks_memory(ended: Sequence[Run], reply: object) -> bool:
+    """Return whether no run of a call of `end_runs` has ended, because Redis has no memory for their messages."""
+    return isinstance(reply, StoreError) and reply.kind == FULL and is_forward(ended)
+
+
+def is_forward(ended: Sequence[Run]) -> bool:
+    """Return whether the runs of a call of `end_runs` end with messages."""
+    return len(ended) > 0 and isinstance(ended[0].outcome, Forwarded)

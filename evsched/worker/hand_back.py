@@ -1,7 +1,7 @@
 """Handing back: what becomes of the jobs that a worker still holds in a queue when it ends.
 
 It is written once for the event loop and for a thread that acts in place of a blocked one, as a generator: it yields
-calls, and is sent the reply to each. So both write the same and emit the same events.
+calls, and is sent the reply to each, or thrown the error. So both write the same and emit the same events.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Generator
 from typing import Any
 
 from evsched import events
+from evsched.errors import StoreError
 from evsched.events import Emit
 from evsched.execution.hang import Hang
 from evsched.store.run_ends import NotEnded, PutBack
 from evsched.transport.call import Call
 from evsched.transport.senders import SyncSender
+from evsched.worker.exchange import lacks_memory
 from evsched.worker.held_runs import HeldRuns
 from evsched.worker.outcomes import events_of
 from evsched.worker.served_queue import ServedQueue
@@ -32,7 +34,12 @@ async def hand_back(served: ServedQueue, held: HeldRuns) -> int:
         call = next(steps)
         held.stop_all()
         while True:
-            call = steps.send(await served.runtime.sender.send(call))
+            try:
+                reply = await served.runtime.sender.send(call)
+            except StoreError as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(reply)
     except StopIteration as end:
         held.runs.clear()
         return end.value
@@ -50,7 +57,12 @@ def hand_back_from_thread(
     try:
         call = next(steps)
         while True:
-            call = steps.send(sender.send(call))
+            try:
+                reply = sender.send(call)
+            except StoreError as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(reply)
     except StopIteration as end:
         return end.value
 
@@ -63,8 +75,13 @@ def _hand_back(
     for call, ended in [*store.end_runs(worker, held.ended), *store.end_runs(worker, held.give_up(given_up, hang))]:
         for run in ended:
             run.repeated = True  # or may be: who hands back may have to begin again
-        not_ended: NotEnded = yield call
-        # `requeue` puts back those whose message was refused.
+        try:
+            not_ended: NotEnded = yield call
+        except StoreError as error:
+            if not lacks_memory(ended, error):
+                raise
+            continue
+        # `requeue` puts back those whose message was refused, as it does when there is no memory for any.
         runs = [run for run in ended if run.job.id not in not_ended.refused]
         held.forget(runs)
         for event in events_of(served.queue, worker, runs, not_ended.lost):

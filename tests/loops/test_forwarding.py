@@ -11,7 +11,8 @@ from evsched import App, JobDead, Retry, events
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.execution.run import Delivery
-from evsched.jobs.job import Forwarded, Message, Retried
+from evsched.jobs.job import Done, Forwarded, Message, Retried
+from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.worker.hand_back import hand_back
@@ -21,6 +22,8 @@ from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 Forward = AsyncTask[[int], Any]
+
+SLOTS = 5
 
 SOON = Retry(attempts=100, interval=0.05, max_interval=0.05, jitter=0)
 
@@ -81,25 +84,61 @@ async def test_a_job_whose_last_message_is_refused_is_dead_with_the_reason(
             await job.result(PATIENCE)
 
 
-async def test_while_memory_is_full_the_end_waits(own: EmbeddedRedis, client: Any, queue: str, news: str) -> None:
+async def test_while_memory_is_full_messages_are_put_off_and_other_jobs_run(
+    own: EmbeddedRedis, client: Any, queue: str, news: str
+) -> None:
     app, full = App(queue=queue), asyncio.Event()
 
-    @app.task
-    async def forward() -> Message | None:
+    @app.task(retry=Retry(attempts=1))
+    async def forward(n: int) -> Message | None:
         await full.wait()
-        return Message("right", news, b"1")
+        return Message("right", news, b"%d" % n)
 
-    async with system(Config(url=own.url, concurrency=5), app) as running:
-        job = await forward.enqueue()
+    @app.task
+    async def other() -> None: ...
+
+    async with system(Config(url=own.url, concurrency=SLOTS), app) as running:
+        jobs = await forward.enqueue_many([(n,) for n in range(3 * SLOTS)])
+        others = await other.enqueue_many([()] * SLOTS)  # behind the others: no slot is free
         await running.recorder.wait(events.Started)
         client.config_set("maxmemory", 1)
         full.set()
-        await running.recorder.wait(events.CallRefused, lambda event: event.who == "worker")
+        for job in others:
+            await job.result(PATIENCE)
         assert client.exists(news) == 0
+        snoozed = await running.recorder.wait(events.JobSnoozed, lambda event: event.id == jobs[0].id, count=2)
+        assert "Redis's memory is full, and its message needs some: raise `maxmemory`" in snoozed.reason
         client.config_set("maxmemory", 0)
-        assert await job.result(PATIENCE) is None
-        assert client.lrange(news, 0, -1) == [b"1"]
+        for job in jobs:
+            assert await job.result(PATIENCE) is None
+        assert sorted(int(n) for n in client.lrange(news, 0, -1)) == [*range(3 * SLOTS)]
+        status = await jobs[0].status()
+        assert (status.attempt, status.reason) == (1, None)
         assert not running.recorder.of(events.RunLost)
+        assert not running.recorder.of(events.Retrying)
+
+
+async def test_a_worker_that_stops_while_memory_is_full_hands_back_a_run_with_a_message(
+    own: EmbeddedRedis, client: Any, queue: str, news: str
+) -> None:
+    app = App(queue=queue)
+    async with system(Config(url=own.url), app, workers=0) as running:
+        store, held = Store(queue), HeldRuns()
+        await running.sender.send(store.enqueue([New(job_id, b'{"task":"t"}') for job_id in "ab"]))
+        await running.recorder.wait(events.Dispatched)
+        fetched = await running.sender.send(store.start("w", (), hold=2, lease=60))
+        first, second = held.add(fetched.jobs, Delivery(queue, fetched.now, 0.0))
+        first.outcome = Forwarded(b"null", 60, False, Message("right", news, b"1"), Retried(1, "x"))
+        second.outcome = Done(b"null", 60, False)
+        held.end(first)
+        held.end(second)
+        client.config_set("maxmemory", 1)
+        assert await hand_back(ServedQueue(running.runtime, store, "w"), held) == 1
+        client.config_set("maxmemory", 0)
+        assert client.lrange(f"evsched:{{{queue}}}:ready", 0, -1) == [first.job.id.encode()]
+        assert client.hmget(f"evsched:{{{queue}}}:job:{first.job.id}", "attempt", "worker") == [b"0", None]
+        assert client.hget(f"evsched:{{{queue}}}:job:{second.job.id}", "outcome") == b"done"
+        assert client.exists(news) == 0
 
 
 async def test_a_worker_that_stops_hands_back_a_run_whose_message_is_refused(

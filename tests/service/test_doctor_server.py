@@ -117,7 +117,11 @@ async def test_a_clock_that_differs_is_reported(server: EmbeddedRedis, skew: flo
         ({"aof_enabled": "1", "aof_last_write_status": "err"}, server_checks.persistence, "Redis refuses every write"),
         ({"aof_enabled": "1", "aof_last_bgrewrite_status": "err"}, server_checks.persistence, "the log keeps growing"),
         ({"used_memory": "95", "maxmemory": "100"}, server_checks.memory, "when it is full, Redis refuses new jobs"),
-        ({"used_memory": "198", "maxmemory": "100"}, server_checks.memory, "it is full, and Redis refuses new jobs"),
+        (
+            {"used_memory": "198", "maxmemory": "100"},
+            server_checks.memory,
+            "it is full, and Redis refuses new jobs, and messages that jobs forward to it are put off",
+        ),
     ],
 )
 def test_a_fault_that_cannot_be_planted_is_found_in_info(
