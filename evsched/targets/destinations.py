@@ -31,7 +31,7 @@ AMQP: Final = ("queue", "exchange")
 _FORM: Final = re.compile(r"(stream|list|channel|queue|exchange)(?:@([a-z][a-z0-9_]{0,63}))?:(.+)", re.DOTALL)
 _HOW: Final = (
     "write stream:NAME, list:NAME or channel:NAME, with @SERVER before the colon for another Redis, or "
-    "queue@SERVER:NAME or exchange@SERVER:NAME for an AMQP broker"
+    "queue@SERVER:NAME or exchange@SERVER:NAME for an AMQP broker; the kind and SERVER are in lower case"
 )
 _OWN: Final = "evsched:"
 """How the keys and channels of evsched begin. No message may go there: it could change jobs."""
@@ -89,8 +89,8 @@ class Destinations(Struct, frozen=True):
             raise GiveUp(f"`to` is not a destination: {error}") from None
         if not any(_allows(one, found) for one in self.allowed):
             raise GiveUp(
-                f"messages to {text!r:.200} are not allowed: to send them, name the destination with "
-                "--forward-destination, and revive the job"
+                f"messages to {text!r:.200} are not allowed here: name the destination with --forward-destination at "
+                "all workers of the queue, and then bring the job back with `evsched dead revive`"
             )
         return found
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from evsched.errors import ConfigError, StoreError
+from evsched.errors import FULL, ConfigError, StoreError
 from evsched.jobs.current_job import current_job
 from evsched.jobs.job import Into, Message, encode
 from evsched.jobs.retry import Retry
-from evsched.jobs.steering import GiveUp, RetryLater
+from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.targets.destinations import AMQP, Destination, Destinations
+from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call, Word, raw
 from evsched.transport.senders import BatchingSender
 
@@ -39,13 +40,15 @@ class Forwarder:
     def __init__(self, destinations: Destinations) -> None:
         self._destinations = destinations
         self._servers: dict[str, BatchingSender] = {}
+        self._put_off: dict[str, PutOff] = {}
+        """Of each of these servers."""
         self._brokers: dict[str, Broker] = {}
         brokers = {one.server for one in destinations.allowed if one.kind in AMQP}
         for name, url in destinations.urls.items():
             if name in brokers:
                 self._brokers[name] = _broker(name, url)
             else:
-                self._servers[name] = BatchingSender(url)
+                self._servers[name], self._put_off[name] = BatchingSender(url), PutOff()
 
     async def __aenter__(self) -> None:
         pass
@@ -75,6 +78,7 @@ class Forwarder:
 
         Raises:
             RetryLater: the server cannot be reached, or refuses the message.
+            Snooze: the server takes no messages now: its memory is full.
             GiveUp: the destination is not valid or not allowed, or an option does not belong to it.
         """
         found = self._destinations.find(to)
@@ -85,7 +89,8 @@ class Forwarder:
             text = encode({"id": job.id, "message": message})
         if found.kind in AMQP:
             exchange, key = (found.name, routing_key or "") if found.kind == "exchange" else ("", found.name)
-            await self._brokers[found.server].publish(exchange, key, job.id, text)
+            all_attempts = f"{job.queue}:{job.idempotency_key}"
+            await self._brokers[found.server].publish(exchange, key, job.id, all_attempts, text)
             return None
         into: Into = "stream" if found.kind == "stream" else "channel" if found.kind == "channel" else end or "right"
         sent = Message(into, found.name, text, most)
@@ -95,11 +100,16 @@ class Forwarder:
         return None
 
     async def _send(self, to: Destination, message: Message, job_id: str) -> None:
+        put_off = self._put_off[to.server]
         try:
             await self._servers[to.server].send(Call(_command(message, job_id), raw))
         except StoreError as error:
+            what = f"the message to {to.kind} {to.name!r:.200} of {to.server}"
+            if error.kind == FULL:
+                raise Snooze(put_off.refused(), f"{what}: its memory is full: raise `maxmemory`") from None
             why = "the key has another type" if error.kind == "wrongtype" else error
-            raise RetryLater(None, f"the message to {to.kind} {to.name!r:.200} of {to.server}: {why}") from None
+            raise RetryLater(None, f"{what}: {why}") from None
+        put_off.accepted()
 
 
 def _broker(name: str, url: str) -> Broker:

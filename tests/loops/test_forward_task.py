@@ -80,6 +80,20 @@ async def test_messages_to_another_redis_arrive(config: Config, queue: str, own:
         assert "of other: the key has another type" in await end_of(forward, "stream@other:news", 2, job_id="l")
 
 
+async def test_a_message_waits_for_the_memory_of_another_redis_and_loses_no_attempt(
+    config: Config, queue: str, own: EmbeddedRedis, client: Any
+) -> None:
+    app, forward = forward_to(queue, "stream@other:news", other=own.url)
+    client.config_set("maxmemory", 1)
+    async with system(config, app) as running:
+        job = await forward.using(retry=Retry(attempts=1)).enqueue("stream@other:news", 1)
+        snoozed = await running.recorder.wait(events.JobSnoozed, count=2)
+        assert "the message to stream 'news' of other: its memory is full: raise `maxmemory`" in snoozed.reason
+        client.config_set("maxmemory", 0)
+        assert await job.result(PATIENCE) is None
+        assert client.xlen("news") == 1
+
+
 async def test_a_server_that_is_away_is_tried_again_and_its_password_is_in_no_reason(
     config: Config, queue: str
 ) -> None:
@@ -111,7 +125,9 @@ async def test_a_server_that_is_away_is_tried_again_and_its_password_is_in_no_re
         ("stream:evsched:{default}:job:1", {}, "are evsched's own"),
         ("channel:evsched:{default}:control:w", {}, "are evsched's own"),
         ("queue:orders", {}, "needs the name of its broker"),
+        ("stream:secrets", {}, "at all workers of the queue, and then bring the job back with `evsched dead revive`"),
         ("set:orders", {}, "is not a destination"),
+        ("stream@OTHER:orders", {}, "is not a destination: .* SERVER are in lower case"),
         ("", {}, "is not a destination"),
         ("redis://:hunter2@localhost/", {}, "is not a destination"),
         ("stream:orders", {"end": "left"}, "a stream has no option end"),

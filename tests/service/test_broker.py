@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
-from evsched import Retry
+from evsched import Retry, events
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
-from tests.loops.test_forward_task import end_of, forward_to
+from tests.loops.test_forward_task import Forward, end_of, forward_to
 from tests.support.patience import PATIENCE
 from tests.support.rabbit import PROGRAM, Rabbit
-from tests.support.system import system
+from tests.support.system import System, system
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="RabbitMQ is not installed (Debian: rabbitmq-server)")
 
 COUNT = 200
+
+SLOTS = 100
 
 REFUSED = [
     ("queue@rabbit:nowhere", None, "the broker rabbit could not route the message: there is no queue 'nowhere'"),
@@ -54,15 +57,20 @@ async def test_messages_are_on_their_queues_when_their_jobs_are_done(
     """One test for all, because a RabbitMQ takes long to start."""
     caplog.set_level(logging.DEBUG)
     with Rabbit(tmp_path) as rabbit:
-        app, forward = forward_to(queue, "queue@rabbit:*", "exchange@rabbit:*", rabbit=rabbit.url)
+        app, forward = forward_to(
+            queue,
+            *("queue@rabbit:*", "exchange@rabbit:*", "queue@misspelt:*", f"stream:{queue}"),
+            rabbit=rabbit.url,
+            misspelt=f"{rabbit.url}nowhere",
+        )
         reader = await aio_pika.connect(rabbit.url)
         channel = await reader.channel()
         orders = await channel.declare_queue("orders", durable=True)
-        events = await channel.declare_exchange("events", "topic", durable=True)
+        topics = await channel.declare_exchange("events", "topic", durable=True)
         created = await channel.declare_queue("created", durable=True)
-        await created.bind(events, "*.created")
+        await created.bind(topics, "*.created")
         full = await channel.declare_queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
-        async with system(Config(url=server.url, queues=(queue,), concurrency=100), app):
+        async with system(Config(url=server.url, queues=(queue,), concurrency=SLOTS), app) as running:
             jobs = await forward.using(retry=Retry(attempts=1)).enqueue_many(
                 [("queue@rabbit:orders", {"n": n}) for n in range(COUNT)]
             )
@@ -86,7 +94,33 @@ async def test_messages_are_on_their_queues_when_their_jobs_are_done(
             (message,) = await taken(created, 1)
             assert (message.message_id, message.body, message.routing_key) == ("j", b'"hi"', "user.created")
             assert full.declaration_result.message_count == 0
+            assert "it has no virtual host of the name in the URL" in await end_of(
+                forward, "queue@misspelt:orders", 1, job_id="vhost"
+            )
+            await published_once_although_the_broker_was_low_on_memory(running, forward, rabbit, orders)
         await reader.close()
     for reason, (_, _, why) in zip(reasons, REFUSED, strict=True):
         assert why in reason
     assert rabbit.password not in caplog.text + str(reasons)
+
+
+async def published_once_although_the_broker_was_low_on_memory(
+    running: System, forward: Forward, rabbit: Rabbit, orders: AbstractQueue
+) -> None:
+    """The broker blocks the connection for longer than a job waits for it, and other jobs run meanwhile."""
+    rabbit.low_on_memory(low=True)
+    jobs = await forward.using(retry=Retry(attempts=1)).enqueue_many([("queue@rabbit:orders", 1)] * (2 * SLOTS))
+    other = await forward.enqueue(f"stream:{running.app.queue}", 1)
+    assert await other.result(PATIENCE) is None
+    for job in jobs:
+        snoozed = await running.recorder.wait(events.JobSnoozed, partial(is_of, job.id), count=2)
+        assert "the broker rabbit takes no messages now (connection.blocked)" in snoozed.reason
+    rabbit.low_on_memory(low=False)
+    for job in jobs:
+        assert await job.result(PATIENCE) is None
+    assert {str(message.message_id) for message in await taken(orders, len(jobs))} == {job.id for job in jobs}
+    assert (await orders.declare()).message_count == 0
+
+
+def is_of(job_id: str, event: events.JobSnoozed) -> bool:
+    return event.id == job_id

@@ -15,6 +15,7 @@ from typing import Self
 from tests.support.patience import PATIENCE
 
 PROGRAM = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin")  # Debian's wrapper changes the user
+CONTROL = shutil.which("rabbitmqctl", path="/usr/lib/rabbitmq/bin")
 EPMD = shutil.which("epmd")
 
 
@@ -89,6 +90,17 @@ class Rabbit:
             if "completed with" in line:
                 return
         raise AssertionError("rabbitmq-server ended:\n" + "".join(seen))
+
+    def low_on_memory(self, *, low: bool) -> None:
+        """Have the node believe that it is low on memory, or no more; return when it does."""
+        watermark = ["0.0000001"] if low else ["absolute", "512MB"]
+        subprocess.run(
+            [str(CONTROL), "-n", self._environment["RABBITMQ_NODENAME"], "set_vm_memory_high_watermark", *watermark],
+            env=self._environment,
+            check=True,
+            capture_output=True,
+            timeout=PATIENCE,
+        )
 
     def kill(self) -> None:
         """End the node as a crash does."""
