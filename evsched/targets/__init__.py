@@ -7,7 +7,7 @@ payload, `signature.py` signs it, `answer.py` judges what the server answers. `a
 a request may go; `network.py` opens connections, and to no other address; `pool.py` keeps them.
 
 Or it is a message: `forward.py` has the task, `destinations.py` says where messages may go, and `broker.py` publishes
-those for AMQP brokers.
+those for AMQP brokers, over `broker_transport.py`.
 
 `program.py` makes the app of all this. It is an app like a user's: nothing else in evsched imports this package.
 """

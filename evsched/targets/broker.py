@@ -19,11 +19,11 @@ from urllib.parse import unquote, urlsplit
 
 import aio_pika
 from aio_pika import exceptions
-from aio_pika.abc import AbstractRobustConnection
 from aiormq.abc import AbstractChannel
 from msgspec import Struct
 
 from evsched.jobs.steering import RetryLater, Snooze
+from evsched.targets.broker_transport import BrokerConnection
 from evsched.transport.backoff import PutOff
 
 CONFIRM_WITHIN: Final = 10.0
@@ -36,7 +36,7 @@ _KEPT: Final = 60.0
 """Seconds for which the end of a message that a run has left under way is kept: its job is put off for less."""
 
 _CLOSE_WITHIN: Final = 3.0
-"""Seconds to close the connection: a broker that blocks it does not read that it is to be closed."""
+"""Seconds to close the connection, before that is done by force."""
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Broker:
         self._name = name
         self._url = url
         self._password = unquote(urlsplit(url).password or "")
-        self._connecting: asyncio.Task[AbstractRobustConnection] | None = None
+        self._connecting: asyncio.Task[BrokerConnection] | None = None
         self._opening: dict[str, asyncio.Task[AbstractChannel]] = {}
         """The channels, by exchange: a broker closes the channel of a message to an exchange that it does not have."""
         self._sending: dict[str, _Sending] = {}
@@ -132,7 +132,7 @@ class Broker:
         connecting.cancel()
         await asyncio.wait([connecting])
         if not connecting.cancelled() and connecting.exception() is None:
-            await asyncio.wait([asyncio.ensure_future(connecting.result().close())], timeout=_CLOSE_WITHIN)
+            await connecting.result().close_within(_CLOSE_WITHIN)
 
     # The messages under way.
 
@@ -209,9 +209,11 @@ class Broker:
             opening = self._opening[exchange] = _share(_open_channel(connection))
         return await asyncio.shield(opening)
 
-    async def _connection(self) -> AbstractRobustConnection:
+    async def _connection(self) -> BrokerConnection:
         if self._connecting is None or _has_failed(self._connecting):
-            self._connecting = _share(aio_pika.connect_robust(self._url, timeout=CONFIRM_WITHIN))
+            self._connecting = _share(
+                aio_pika.connect_robust(self._url, timeout=CONFIRM_WITHIN, connection_class=BrokerConnection)
+            )
         return await asyncio.shield(self._connecting)
 
     def _drop_closed(self) -> None:
@@ -232,7 +234,7 @@ class Broker:
         return text.replace(self._password, "***") if self._password else text
 
 
-async def _open_channel(connection: AbstractRobustConnection) -> AbstractChannel:
+async def _open_channel(connection: BrokerConnection) -> AbstractChannel:
     transport = connection.transport
     if transport is None:
         raise ConnectionError("the connection is lost")

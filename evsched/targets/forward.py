@@ -48,7 +48,7 @@ class Forwarder:
             if name in brokers:
                 self._brokers[name] = _broker(name, url)
             else:
-                self._servers[name], self._put_off[name] = BatchingSender(url), PutOff()
+                self._servers[name], self._put_off[name] = BatchingSender(url, short_replies=True), PutOff()
 
     async def __aenter__(self) -> None:
         pass

@@ -26,6 +26,7 @@ from evsched.errors import StoreDown
 from evsched.transport.address import parse
 from evsched.transport.call import Word
 from evsched.transport.redis_errors import translate
+from evsched.transport.short_replies import ShortReplies
 
 _CONNECT: Final = 2.0
 """Seconds to open a connection: longer than the retry of one lost SYN (1 s), shorter than a lease."""
@@ -65,8 +66,8 @@ def _options(url: str, **own: Any) -> tuple[str, dict[str, Any]]:
     return address.scheme, merged
 
 
-def _new(url: str) -> async_redis.AbstractConnection:
-    scheme, options = _options(url, retry=AsyncRetry(NoBackoff(), 0))
+def _new(url: str, **own: Any) -> async_redis.AbstractConnection:
+    scheme, options = _options(url, retry=AsyncRetry(NoBackoff(), 0), **own)
     return _ASYNC[scheme](**options)
 
 
@@ -84,10 +85,10 @@ def _ignore() -> None:
 
 
 class Connection:
-    """One connection. `exchange` is for one caller at a time."""
+    """One connection. `exchange` is for one caller at a time. `short_replies`: a reply that is long is an error."""
 
-    def __init__(self, url: str) -> None:
-        self._connection = _new(url)
+    def __init__(self, url: str, *, short_replies: bool = False) -> None:
+        self._connection = _new(url, parser_class=ShortReplies) if short_replies else _new(url)
         forks.hold(self)
 
     def descriptors(self) -> Iterable[int]:

@@ -86,11 +86,12 @@ class BatchingSender:
     """Sends calls from a program with an event loop. Event loops in several threads may share it.
 
     Calls that are made within one turn of the loop, or while a batch is on its way, go in one batch: tasks that send at
-    the same time share round trips.
+    the same time share round trips. `short_replies`: a reply that is long is an error.
     """
 
-    def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
+    def __init__(self, url: str, *, reply_timeout: float = 5.0, short_replies: bool = False) -> None:
         self._url = url
+        self._short_replies = short_replies
         self._reply_timeout = reply_timeout
         self._of_thread = threading.local()
         """`batches`: what the thread's event loop sends. A thread may run one loop after another."""
@@ -114,7 +115,8 @@ class BatchingSender:
         loop = asyncio.get_running_loop()
         batches: _Batches | None = getattr(self._of_thread, "batches", None)
         if batches is None or batches.loop is not loop:
-            batches = self._of_thread.batches = _Batches(loop, Connection(self._url), self._reply_timeout)
+            connection = Connection(self._url, short_replies=self._short_replies)
+            batches = self._of_thread.batches = _Batches(loop, connection, self._reply_timeout)
         return batches
 
     async def close(self) -> None:

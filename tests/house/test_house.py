@@ -43,7 +43,7 @@ def test_only_the_store_calls_scripts() -> None:
 def test_only_the_connection_imports_redis() -> None:
     imports = re.compile(r"^(import|from) redis", re.MULTILINE)
     found = {path.stem for path in SOURCES if imports.search(path.read_text())}
-    assert found == {"connection", "redis_errors", "demo"}
+    assert found == {"connection", "redis_errors", "short_replies", "demo"}
 
 
 def test_the_example_is_an_app() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -78,6 +80,31 @@ async def test_messages_to_another_redis_arrive(config: Config, queue: str, own:
         assert "a list has no option most" in reason
         client.set("news", "x")
         assert "of other: the key has another type" in await end_of(forward, "stream@other:news", 2, job_id="l")
+
+
+async def _answer_without_end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Announce an answer of 2 GB to a Redis client; to an AMQP client, a frame of 808 MB."""
+    writer.write(b"$2000000000\r\n")
+    with contextlib.suppress(OSError):
+        while True:
+            writer.write(bytes(65536))
+            await writer.drain()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("to", "url", "reason"),
+    [
+        ("stream@server:news", "redis://127.0.0.1:{}", "reply is longer than 1048576 bytes: is it a Redis?"),
+        ("queue@server:news", "amqp://127.0.0.1:{}", "frame has 808464433 bytes, more than 4194304: is it an AMQP"),
+    ],
+)
+async def test_an_answer_without_end_is_not_kept(config: Config, queue: str, to: str, url: str, reason: str) -> None:
+    server = await asyncio.start_server(_answer_without_end, "127.0.0.1", 0)
+    app, forward = forward_to(queue, to, server=url.format(server.sockets[0].getsockname()[1]))
+    async with system(config, app):
+        assert reason in await end_of(forward, to, 1)
+    server.close()
 
 
 async def test_a_message_waits_for_the_memory_of_another_redis_and_loses_no_attempt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from functools import partial
@@ -13,6 +14,8 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 from evsched import Retry, events
 from evsched.config import Config
+from evsched.jobs.steering import Snooze
+from evsched.targets.broker import Broker
 from evsched.transport.embedded import EmbeddedRedis
 from tests.loops.test_forward_task import Forward, end_of, forward_to
 from tests.support.patience import PATIENCE
@@ -99,6 +102,7 @@ async def test_messages_are_on_their_queues_when_their_jobs_are_done(
             )
             await published_once_although_the_broker_was_low_on_memory(running, forward, rabbit, orders)
         await reader.close()
+        await closed_although_the_broker_reads_nothing(rabbit)
     for reason, (_, _, why) in zip(reasons, REFUSED, strict=True):
         assert why in reason
     assert rabbit.password not in caplog.text + str(reasons)
@@ -124,3 +128,17 @@ async def published_once_although_the_broker_was_low_on_memory(
 
 def is_of(job_id: str, event: events.JobSnoozed) -> bool:
     return event.id == job_id
+
+
+async def closed_although_the_broker_reads_nothing(rabbit: Rabbit) -> None:
+    rabbit.low_on_memory(low=True)
+    before = asyncio.all_tasks()
+    broker = Broker("rabbit", rabbit.url)
+    big = bytes(1_000_000)  # more than fits between the two in all
+    ends = await asyncio.gather(
+        *(broker.publish("", "orders", f"big{n}", f"big{n}", big) for n in range(30)), return_exceptions=True
+    )
+    assert {type(end) for end in ends} == {Snooze}
+    await broker.close()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*(asyncio.all_tasks() - before), return_exceptions=True)
