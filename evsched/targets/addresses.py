@@ -27,7 +27,7 @@ _REFUSED: Final = tuple(
             "192.0.0.0/24",  # for protocols; 192.0.0.192 is a metadata service. Older Pythons call most of it public
             "192.88.99.0/24",  # relays to 6to4 (RFC 7526)
             "168.63.129.16/32",  # Azure's platform, from within its virtual machines
-            "2001::/23",  # for protocols, Teredo among them
+            "2001::/23",  # for protocols
             "3fff::/20",  # for documentation (RFC 9637)
         ),
     )
@@ -40,7 +40,17 @@ def may_connect(address: Address, allowed: Sequence[Network]) -> bool:
 
     The same must hold for each IPv4 address inside it, to which a gateway may pass the packets on.
     """
-    return all(_is_public(part) or any(part in network for network in allowed) for part in _parts(address))
+    return not is_teredo(address) and all(
+        _is_public(part) or any(part in network for network in allowed) for part in _parts(address)
+    )
+
+
+def is_teredo(address: Address) -> bool:
+    """Return whether requests are never sent to an address, even in an allowed network: it is one of Teredo.
+
+    Two servers on the way pass the packets on, and whoever makes the address names both.
+    """
+    return isinstance(address, IPv6Address) and address.teredo is not None
 
 
 def _parts(address: Address) -> list[Address]:
@@ -51,8 +61,6 @@ def _parts(address: Address) -> list[Address]:
     parts: list[Address] = [address]
     if address.sixtofour is not None:
         parts.append(address.sixtofour)
-    if address.teredo is not None:
-        parts += address.teredo
     if address in _NAT64:
         parts.append(IPv4Address(int(address) & 0xFFFFFFFF))
     return parts

@@ -15,6 +15,7 @@ from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed import Allowed
 from evsched.targets.answer import Answer, Response, as_result, judge
+from evsched.targets.exchange import Progress
 from evsched.targets.pool import Pool
 from evsched.targets.request import REDIRECTS, Method, Request, read_request, redirected
 from evsched.targets.signature import Secrets, signature
@@ -52,11 +53,12 @@ async def http(
     sender = cast("Sender", job.state)
     request = read_request(url, method, headers or {}, body, json)
     signed = _unsigned if sign is None else partial(signature, sender.secrets, sign, job)
+    progress = Progress()
     try:
         async with asyncio.timeout(timeout):
-            answer = await sender.send(request, _headers(job), signed)
+            answer = await sender.send(request, _headers(job), signed, progress)
     except TimeoutError:
-        raise RetryLater(None, f"{request.target.origin} did not answer within {timeout:g} s") from None
+        raise RetryLater(None, f"{progress.missing} within {timeout:g} s") from None
     return as_result(answer) if response else None
 
 
@@ -89,7 +91,7 @@ class Sender:
         self._allowed = allowed
         self._pool = pool
 
-    async def send(self, request: Request, headers: dict[str, str], signed: Sign) -> Answer:
+    async def send(self, request: Request, headers: dict[str, str], signed: Sign, progress: Progress) -> Answer:
         """Send a request, follow redirects if that is allowed, and return the answer of a server that has done it.
 
         `headers`: for each server. `signed`: makes the signature, for the server that the payload names.
@@ -106,7 +108,7 @@ class Sender:
                     f"{target.authority}"
                 )
             own = signed(request.content) if target.origin == named else {}
-            answer = await self._pool.send(request, {**headers, **own, **request.headers})
+            answer = await self._pool.send(request, {**headers, **own, **request.headers}, progress)
             location = answer.header("location")
             if answer.status not in REDIRECTS or location is None:
                 judge(answer, target.origin)

@@ -10,36 +10,25 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from ipaddress import ip_address
-from typing import Final, cast
-
-import anyio
-import anyio.to_thread
-import httpcore
+from typing import Final
 
 from evsched.jobs.steering import GiveUp, RetryLater
-from evsched.targets.addresses import Address, Network, may_connect
+from evsched.targets.addresses import Address, Network, is_teredo, may_connect
+from evsched.targets.connection import Connection, Wire
+from evsched.targets.exchange import CLOSED
+from evsched.targets.http1 import Http1
+from evsched.targets.http2 import Http2
+from evsched.targets.names import Names, Resolve, resolve
 from evsched.targets.url import Target
 
 _NEXT_AFTER: Final = 3.0
 """Seconds after which the next address of a host is tried. A machine without IPv6 must not wait for it for long."""
 
-_LOOKUPS: Final = 64
-"""Names that are looked up at one time. Each takes a thread, for half a minute if no DNS server answers."""
-
-Resolve = Callable[[str, int], Sequence[str]]
-"""Returns the addresses of a host. It may block."""
-
-
-def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host, as the system knows them.
-
-    Raises:
-        OSError: there are none, or it cannot be found out.
-    """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+_GOODBYE: Final = 1.0
+"""Seconds for the server's part in the end of a TLS connection."""
 
 
 class Connector:
@@ -47,60 +36,110 @@ class Connector:
 
     def __init__(self, networks: Sequence[Network], resolve: Resolve = resolve) -> None:
         self._networks = networks
-        self._resolve = resolve
-        self._lookups = anyio.CapacityLimiter(_LOOKUPS)
-        self._backend = cast(httpcore.AsyncNetworkBackend, httpcore.AnyIOBackend())
-        self._tls = httpcore.default_ssl_context()
+        self._names = Names(resolve)
+        self._tls = ssl.create_default_context()
         self._tls.set_alpn_protocols(["h2", "http/1.1"])
 
-    async def connect(self, target: Target) -> httpcore.AsyncNetworkStream:
+    async def addresses(self, target: Target) -> list[Address]:
+        """Return the addresses of a host that may be connected to; one at least.
+
+        Raises:
+            GiveUp: it has none.
+            RetryLater: it cannot be found out at the moment.
+        """
+        found = await self._find(target)
+        allowed = [address for address in found if may_connect(address, self._networks)]
+        if not allowed:
+            raise GiveUp(_refusal(target.host, found))
+        return allowed
+
+    async def _find(self, target: Target) -> list[Address]:
+        try:
+            return [ip_address(target.host)]  # without a thread, for which it might have to wait
+        except ValueError:
+            pass
+        try:
+            return [ip_address(text) for text in await self._names.find(target.host, target.port)]
+        except OSError as error:
+            raise RetryLater(None, f"the address of {target.host} cannot be found: {error.strerror}") from None
+
+    async def connect(self, target: Target, addresses: Sequence[Address]) -> Connection:
         """Open a connection to the server of a URL, with TLS if the URL is https.
 
         Raises:
-            GiveUp: it has no address that may be connected to.
-            RetryLater: it has none at the moment, does not answer, or is not trusted.
+            RetryLater: the server does not answer, or is not trusted.
         """
-        stream = await self._open(target, await self._addresses(target))
-        if target.scheme == "http":
-            return stream
+        opened = await _open(target, addresses)
+        loop = asyncio.get_running_loop()
         try:
-            return await stream.start_tls(self._tls, server_hostname=target.host)
-        except httpcore.ConnectError as error:
-            raise RetryLater(None, f"{target.origin} cannot be connected to by TLS{_why(error)}") from None
-        except BaseException:  # cancelled: httpcore closes it after errors alone
-            await stream.aclose()
-            raise
-
-    async def _addresses(self, target: Target) -> list[Address]:
-        """Return the addresses of a host that may be connected to; one at least."""
-        try:
-            texts = await anyio.to_thread.run_sync(
-                self._resolve, target.host, target.port, limiter=self._lookups, abandon_on_cancel=True
-            )
+            if target.scheme == "http":
+                _, wire = await loop.create_connection(partial(Wire, Http1), sock=opened)
+            else:
+                _, wire = await loop.create_connection(
+                    partial(Wire, _chosen),
+                    sock=opened,
+                    ssl=self._tls,
+                    server_hostname=target.host,
+                    ssl_shutdown_timeout=_GOODBYE,
+                )
         except OSError as error:
-            raise RetryLater(None, f"the address of {target.host} cannot be found: {error.strerror}") from None
-        found = [ip_address(text) for text in texts]
-        allowed = [address for address in found if may_connect(address, self._networks)]
-        if not allowed:
-            shown = ", ".join(map(str, found[:8]))
-            raise GiveUp(
-                f"{target.host} has the address {shown}, which is not public: to send requests there, start the worker "
-                "with --http-network and the network of that address"
-            )
-        return allowed
+            raise RetryLater(None, f"{target.origin} cannot be connected to by TLS{_why(error)}") from None
+        return await _ready(wire.connection, target)
 
-    async def _open(self, target: Target, addresses: Sequence[Address]) -> httpcore.AsyncNetworkStream:
-        why = ""
-        for address in addresses:
-            is_last = address is addresses[-1]
-            try:
-                async with asyncio.timeout(None if is_last else _NEXT_AFTER):
-                    return await self._backend.connect_tcp(str(address), target.port)
-            except TimeoutError:
-                why = ": it does not answer"
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                why = _why(error)
-        raise RetryLater(None, f"{target.origin} cannot be connected to{why}")
+
+def _chosen(transport: asyncio.Transport) -> Connection:
+    """Make a connection of the version of HTTP that the server has chosen."""
+    is_http2 = transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+    return Http2(transport) if is_http2 else Http1(transport)
+
+
+async def _ready(connection: Connection, target: Target) -> Connection:
+    try:
+        await connection.ready()
+    except BaseException:
+        connection.abort()
+        raise
+    if connection.gone:
+        connection.abort()
+        raise RetryLater(None, f"{target.origin} {CLOSED}")
+    return connection
+
+
+async def _open(target: Target, addresses: Sequence[Address]) -> socket.socket:
+    why = ""
+    for address in addresses:
+        is_last = address is addresses[-1]
+        try:
+            async with asyncio.timeout(None if is_last else _NEXT_AFTER):
+                return await _open_one(address, target.port)
+        except TimeoutError:
+            why = ": it does not answer"
+        except OSError as error:
+            why = _why(error)
+    raise RetryLater(None, f"{target.origin} cannot be connected to{why}")
+
+
+async def _open_one(address: Address, port: int) -> socket.socket:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio sets no TCP_NODELAY
+    try:
+        opened.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(opened, (str(address), port))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _refusal(host: str, found: Sequence[Address]) -> str:
+    """Return why none of the addresses of a host may be connected to."""
+    shown = ", ".join(map(str, found[:8]))
+    if all(map(is_teredo, found)):
+        return f"{host} has the Teredo address {shown}: requests are never sent there; give the host another address"
+    return (
+        f"{host} has the address {shown}, which is not public: to send requests there, start the worker with "
+        "--http-network and the network of that address"
+    )
 
 
 def _why(error: BaseException | None) -> str:
@@ -112,5 +151,7 @@ def _why(error: BaseException | None) -> str:
             return f": {error.reason or error}"
         if isinstance(error, OSError) and error.errno:
             return f": {os.strerror(error.errno)}"  # asyncio's own text is longer, and says less
+        if isinstance(error, ConnectionError):  # asyncio's own, which have no number
+            return f": {str(error) or 'it closed the connection'}"
         error = error.__cause__ or error.__context__
     return ""

@@ -14,7 +14,7 @@ from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder
 
 if TYPE_CHECKING:
-    from evsched.targets.network import Resolve
+    from evsched.targets.names import Resolve
 
 QUEUE: Final = "targets"
 """A queue of its own: workers of other apps do not know its tasks."""
@@ -49,9 +49,10 @@ def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | 
 def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve | None) -> Lifespan:
     """Return what yields the sender of requests."""
     try:
-        from evsched.targets import network
+        from evsched.targets import names
         from evsched.targets.allowed import read_allowed
         from evsched.targets.http import Sender
+        from evsched.targets.network import Connector
         from evsched.targets.pool import Pool
         from evsched.targets.signature import read_secrets
     except ImportError as error:
@@ -60,7 +61,7 @@ def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve |
 
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Sender]:
-        async with Pool(network.Connector(allowed.networks, resolve or network.resolve)) as pool:
+        async with Pool(Connector(allowed.networks, resolve or names.resolve)) as pool:
             yield Sender(allowed, secrets, pool)
 
     return lifespan

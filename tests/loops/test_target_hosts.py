@@ -10,7 +10,7 @@ from typing import Any
 
 from evsched import events
 from evsched.config import Config
-from evsched.targets.network import resolve
+from evsched.targets.names import resolve
 from evsched.targets.program import make_app
 from tests.support.endpoint import Endpoint, Reply, always
 from tests.support.site import Requests

@@ -16,6 +16,9 @@ import h2.config
 import h2.connection
 import h2.events
 import h11
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import GoAwayFrame
 from msgspec import Struct
 
 
@@ -30,12 +33,17 @@ class Received(NamedTuple):
 
 
 class Reply(Struct, frozen=True):
-    """An answer. `hang_up`: close the connection in its place, without a word."""
+    """An answer. `hang_up`: close the connection in its place, without a word.
+
+    On HTTP/2: `leave`: take no requests on this connection after this one. `refuse`: refuse the request.
+    """
 
     status: int = 200
     headers: dict[str, str] = {}
     body: bytes = b""
     hang_up: bool = False
+    leave: bool = False
+    refuse: bool = False
 
 
 Answer = Callable[[Received], Awaitable[Reply]]
@@ -66,7 +74,10 @@ def in_turn(*replies: Reply) -> Answer:
 
 
 class Endpoint:
-    """A server. `hosts`: the addresses on which it listens, all on one port; 0 chooses a free one."""
+    """A server. `hosts`: the addresses on which it listens, all on one port; 0 chooses a free one.
+
+    `streams`: requests on one connection of HTTP/2, as it announces it; None: it announces no limit.
+    """
 
     def __init__(
         self,
@@ -75,8 +86,16 @@ class Endpoint:
         hosts: tuple[str, ...] = ("127.0.0.1",),
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        streams: int | None = 100,
     ) -> None:
         self.answer = answer
+        self.streams = streams
+        self.early = False
+        """On HTTP/2: answer before the body has arrived, and read no more of it."""
+        self.silent = False
+        """On HTTP/2: do not answer a ping."""
+        self.pings = asyncio.Semaphore(0)
+        """Released after each ping that was answered."""
         self.port = port
         self.connections = 0
         """Connections that were accepted."""
@@ -181,9 +200,14 @@ class _Http2:
         self._writer = writer
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
         self._begun = dict[int, tuple[dict[str, str], bytearray]]()
+        self._replies = dict[int, asyncio.Task[None]]()
         self._window = asyncio.Event()
 
     async def run(self) -> None:
+        self._h2.local_settings = Settings(client=False)
+        if self._endpoint.streams is not None:
+            self._h2.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = self._endpoint.streams
+            self._h2.local_settings.acknowledge()
         self._h2.initiate_connection()
         async with asyncio.TaskGroup() as replies:
             while True:
@@ -198,25 +222,46 @@ class _Http2:
         match event:
             case h2.events.RequestReceived(stream_id=int(stream), headers=headers):
                 self._begun[stream] = ({str(name): str(value) for name, value in headers or []}, bytearray())
+                if self._endpoint.early:
+                    self._answer(stream, replies)
+            case h2.events.PingReceived():
+                if self._endpoint.silent:
+                    self._h2.clear_outbound_data_buffer()
+                else:
+                    self._endpoint.pings.release()
+            case h2.events.DataReceived() | h2.events.StreamEnded() if self._endpoint.early:
+                pass
             case h2.events.DataReceived(stream_id=int(stream), data=data, flow_controlled_length=length):
                 self._begun[stream][1].extend(data or b"")
                 self._h2.acknowledge_received_data(length or 0, stream)
             case h2.events.StreamEnded(stream_id=int(stream)):
-                replies.create_task(self._reply(stream, *self._begun.pop(stream)))
+                self._answer(stream, replies)
             case h2.events.WindowUpdated():
                 self._window.set()
+            case h2.events.StreamReset(stream_id=int(stream)) if stream in self._replies:
+                self._replies[stream].cancel()
             case _:
                 pass
+
+    def _answer(self, stream: int, replies: asyncio.TaskGroup) -> None:
+        self._replies[stream] = replies.create_task(self._reply(stream, *self._begun.pop(stream)))
 
     async def _reply(self, stream: int, headers: dict[str, str], body: bytearray) -> None:
         received = Received(headers.pop(":method"), headers.pop(":path"), headers, bytes(body), "HTTP/2")
         reply = await self._endpoint.reply_to(received)
-        if reply.hang_up:
-            self._h2.reset_stream(stream)
+        if reply.hang_up or reply.refuse:
+            self._h2.reset_stream(stream, ErrorCodes.REFUSED_STREAM if reply.refuse else ErrorCodes.NO_ERROR)
             self._flush()
             return
+        if reply.leave:
+            self._flush()
+            self._writer.write(GoAwayFrame(0, last_stream_id=stream).serialize())  # h2 would send nothing after it
         self._h2.send_headers(stream, [(":status", f"{reply.status}"), *reply.headers.items()])
-        left = reply.body
+        await self._send_body(stream, reply.body)
+        self._h2.end_stream(stream)
+        self._flush()
+
+    async def _send_body(self, stream: int, left: bytes) -> None:
         while left:
             self._window.clear()
             room = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
@@ -226,8 +271,6 @@ class _Http2:
                 continue
             self._h2.send_data(stream, left[:room])
             left = left[room:]
-        self._h2.end_stream(stream)
-        self._flush()
 
     def _flush(self) -> None:
         self._writer.write(self._h2.data_to_send())

@@ -11,7 +11,7 @@ import pytest
 
 from evsched import JobDead
 from evsched.config import Config
-from evsched.targets.network import resolve
+from evsched.targets.names import resolve
 from evsched.targets.program import make_app
 from tests.support.endpoint import Answer, Endpoint, Received, fine
 from tests.support.patience import PATIENCE

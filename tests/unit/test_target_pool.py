@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Callable
 from ipaddress import ip_network
-from pathlib import Path
 
 import pytest
 
 from evsched import GiveUp, RetryLater
 from evsched.targets import pool as pools
+from evsched.targets.exchange import Progress
 from evsched.targets.network import Connector
 from evsched.targets.pool import Pool
 from evsched.targets.request import read_request
-from tests.support.certificates import make_certificates
 from tests.support.endpoint import Endpoint, Received, Reply, always, fine
+from tests.support.outbound import Tls, new_pool, send
 from tests.support.patience import PATIENCE
-
-Tls = Callable[..., ssl.SSLContext]
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    make_certificates(folder, "DNS:shop.test,IP:127.0.0.1")
-    return folder
-
-
-@pytest.fixture
-def tls(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Tls:
-    """Make the context of a server that the connections trust."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.crt"))
-
-    def make(*protocols: str) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
-        context.set_alpn_protocols([*protocols])
-        return context
-
-    return make
-
-
-def new_pool() -> Pool:
-    return Pool(Connector([ip_network("127.0.0.0/8")], lambda host, port: ["127.0.0.1"]))
-
-
-async def send(pool: Pool, url: str, body: str | None = None) -> int:
-    answer = await asyncio.wait_for(pool.send(read_request(url, "POST", {}, body), {}), PATIENCE)
-    return answer.status
 
 
 async def test_requests_one_after_the_other_share_a_connection() -> None:
@@ -71,32 +37,6 @@ async def test_hundreds_of_requests_run_at_once() -> None:
         assert endpoint.connections == 300
 
 
-async def test_requests_at_the_same_time_share_a_connection_of_http2(tls: Tls) -> None:
-    together = asyncio.Barrier(100)
-
-    async def answer(received: Received) -> Reply:
-        await together.wait()
-        return Reply(body=received.body)
-
-    async with Endpoint(answer, tls=tls("h2", "http/1.1")) as endpoint, new_pool() as pool:
-        assert await asyncio.gather(*(send(pool, endpoint.url, "a" * 90_000) for _ in range(100))) == [200] * 100
-        assert endpoint.connections == 1
-    assert {received.version for received in endpoint.requests} == {"HTTP/2"}
-    assert {len(received.body) for received in endpoint.requests} == {90_000}
-
-
-async def test_more_requests_than_one_connection_of_http2_takes_get_another(tls: Tls) -> None:
-    together = asyncio.Barrier(150)
-
-    async def answer(received: Received) -> Reply:
-        await together.wait()
-        return Reply()
-
-    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
-        assert await asyncio.gather(*(send(pool, endpoint.url) for _ in range(150))) == [200] * 150
-        assert endpoint.connections == 2
-
-
 async def test_a_server_with_tls_may_speak_http1_alone(tls: Tls) -> None:
     together = asyncio.Barrier(20)
 
@@ -109,36 +49,12 @@ async def test_a_server_with_tls_may_speak_http1_alone(tls: Tls) -> None:
         assert (endpoint.connections, endpoint.requests[0].version) == (20, "HTTP/1.1")
 
 
-@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
-async def test_a_connection_is_not_used_again_after_a_body_that_was_cut(tls: Tls, protocol: str) -> None:
-    """Otherwise the rest of the body would use up the room for others on a connection of HTTP/2."""
-    async with Endpoint(always(Reply(body=b"x" * 200_000)), tls=tls(protocol)) as endpoint, new_pool() as pool:
+async def test_a_connection_is_not_used_again_after_a_body_that_was_cut() -> None:
+    async with Endpoint(always(Reply(body=b"x" * 200_000))) as endpoint, new_pool() as pool:
         for _ in range(3):
-            answer = await pool.send(read_request(endpoint.url, "GET", {}, None), {})
+            answer = await pool.send(read_request(endpoint.url, "GET", {}, None), {}, Progress())
             assert (len(answer.body), answer.whole) == (65536, False)
         assert endpoint.connections == 3
-
-
-async def test_a_request_that_is_cancelled_does_not_disturb_the_others(tls: Tls) -> None:
-    arrived, go = asyncio.Semaphore(0), asyncio.Event()
-
-    async def answer(received: Received) -> Reply:
-        arrived.release()
-        await go.wait()
-        return Reply()
-
-    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
-        stays, leaves = (asyncio.create_task(send(pool, f"{endpoint.url}/{name}")) for name in ("stays", "leaves"))
-        for _ in range(2):
-            await asyncio.wait_for(arrived.acquire(), PATIENCE)
-        leaves.cancel()
-        await asyncio.gather(leaves, return_exceptions=True)
-        later = asyncio.create_task(send(pool, endpoint.url))
-        await asyncio.wait_for(arrived.acquire(), PATIENCE)
-        assert endpoint.connections == 2  # the first one takes no more requests
-        go.set()
-        assert [await stays, await later] == [200, 200]
-        await asyncio.wait_for(endpoint.ended.acquire(), PATIENCE)  # and is closed after its last one
 
 
 async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,10 +128,27 @@ async def test_addresses_that_are_not_allowed_are_left_out() -> None:
         assert (inside.connections, outside.connections) == (0, 1)
 
 
-async def test_a_name_that_does_not_exist_is_looked_up_again() -> None:
-    def resolve(host: str, port: int) -> list[str]:
-        raise OSError(-2, "Name or service not known")
+async def test_a_server_with_tls_that_dies_while_it_is_written_to(tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+        ended.set()
 
-    async with Pool(Connector([], resolve)) as pool:
-        with pytest.raises(RetryLater, match=r"the address of shop.test cannot be found: Name or service not known"):
-            await send(pool, "http://shop.test/")
+    ended = asyncio.Event()
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=tls("http/1.1"))
+    async with server, new_pool() as pool:
+        with pytest.raises(RetryLater, match="closed the connection before it had answered"):
+            await send(pool, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/", "a" * 10_000_000)
+        await asyncio.wait_for(ended.wait(), PATIENCE)
+    assert caplog.records == []
+
+
+async def test_a_server_that_ends_the_handshake() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server, new_pool() as pool:
+        with pytest.raises(RetryLater, match=r"cannot be connected to by TLS: (it closed|Connection reset)"):
+            await send(pool, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/")

@@ -1,0 +1,125 @@
+"""A connection of HTTP/1.1, for one request at a time.
+
+An answer is told from the next one by its place alone. So a connection on which anything arrived that nobody asked for
+is not used again: the next job would get it as its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+
+import h11
+
+from evsched.targets.answer import Answer
+from evsched.targets.connection import HEAD_MOST, Connection
+from evsched.targets.exchange import CLOSED, NOT_HTTP, Exchange, Unsent
+
+
+class Http1(Connection):
+    """A connection of HTTP/1.1."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_MOST)
+        self._current: Exchange | None = None
+        self._used = False
+        self._arrivals = select.poll()
+        self._arrivals.register(transport.get_extra_info("socket"), select.POLLIN)
+
+    @property
+    def most(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def running(self) -> int:
+        """One, or none."""
+        return int(self._current is not None)
+
+    def has_room(self) -> bool:
+        """Return whether it is idle. Close it if something has arrived: an end, or an answer that nobody asked for."""
+        if self.gone or self._current is not None:
+            return False
+        if self._arrivals.poll(0):
+            self.close()
+            return False
+        return True
+
+    async def ready(self) -> None:
+        """Return at once: nothing has to arrive first."""
+
+    async def exchange(self, exchange: Exchange) -> Answer:
+        """See `Connection`."""
+        if self.gone:
+            raise Unsent
+        self._current, self._used = exchange, True
+        request = exchange.request
+        head = h11.Request(
+            method=request.method,
+            target=request.target.path,
+            headers=[("host", request.target.authority), *exchange.headers.items()],
+        )
+        parts = [self._h11.send(head), self._h11.send(h11.Data(data=request.content)) if request.content else b""]
+        self._transport.write(b"".join([part or b"" for part in (*parts, self._h11.send(h11.EndOfMessage()))]))
+        self._read(NOT_HTTP)
+        try:
+            return await exchange.answer
+        finally:
+            if self._current is exchange:  # left before the answer was there
+                self._current = None
+                self.abort()
+
+    def received(self, data: bytes) -> None:
+        """See `Connection`."""
+        if self._current is None and self._used:
+            self.close()
+            return
+        self._h11.receive_data(data)
+        self._read(NOT_HTTP)
+
+    def lost(self, error: Exception | None) -> None:
+        """See `Connection`. A body without a length ends with the connection."""
+        self.gone = True
+        if self._current is not None and error is None:
+            self._h11.receive_data(b"")
+            self._read(CLOSED)
+        self._fail(CLOSED)
+        super().lost(error)
+
+    def _read(self, otherwise: str) -> None:
+        """Read what has arrived for the current request. `otherwise`: why it fails, if that is not valid."""
+        try:
+            while self._current is not None:
+                match self._h11.next_event():
+                    case h11.Response(status_code=status, headers=headers):
+                        self._current.begin(status, headers)
+                    case h11.Data(data=data):
+                        if not self._current.add(bytes(data)):
+                            self._current = None
+                            self.abort()
+                    case h11.EndOfMessage():
+                        self._end(self._current)
+                    case h11.InformationalResponse():
+                        pass
+                    case _:  # there is no more at the moment
+                        return
+        except h11.RemoteProtocolError:
+            self._fail(otherwise)
+
+    def _end(self, exchange: Exchange) -> None:
+        self._current = None
+        exchange.end()
+        surplus, _ = self._h11.trailing_data
+        kept = self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE
+        if kept and not surplus and not self._transport.get_write_buffer_size():
+            self._h11.start_next_cycle()
+            self._rest()
+        else:
+            self.close()
+
+    def _fail(self, why: str) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            current.fail(why)
+            self.abort()

@@ -1,0 +1,237 @@
+"""A connection of HTTP/2, for many requests at a time, on the library h2.
+
+A request is sent when the server has room for it (`has_room`); others wait in the pool, which can open another
+connection. A request that is left is taken back from the server (RST_STREAM), and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Final
+
+import h2.connection
+import h2.events
+from h2.config import H2Configuration
+from h2.errors import ErrorCodes
+from h2.exceptions import H2Error, NoAvailableStreamIDError, ProtocolError
+from h2.settings import SettingCodes, Settings
+
+from evsched.targets.answer import Answer
+from evsched.targets.connection import HEAD_MOST, Connection
+from evsched.targets.exchange import CLOSED, NOT_HTTP, Exchange, Unsent
+
+STREAMS: Final = 100
+"""Requests on one connection, if the server sets no lower limit. It need not set any (RFC 9113, 6.5.2)."""
+
+_WINDOW: Final = 2**24
+"""Bytes that may arrive for all requests before we confirm them. Each request may keep `answer.BODY_MOST` of them."""
+
+_GOAWAY: Final = 7
+_HEADER: Final = 9
+"""Bytes of the header of a frame: 3 are its length, 1 its type (RFC 9113, 4.1)."""
+_FRAME_MOST: Final = 2**14
+"""Bytes of a frame, unless we allow more."""
+
+
+class Http2(Connection):
+    """A connection of HTTP/2."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._h2 = h2.connection.H2Connection(H2Configuration(client_side=True, validate_inbound_headers=False))
+        self._h2.local_settings = Settings(
+            client=True, initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: HEAD_MOST}
+        )
+        self._arrived = bytearray()
+        """The beginning of a frame."""
+        self._streams = dict[int, Exchange]()
+        self._bodies = dict[int, memoryview]()
+        """What is not sent yet of the bodies of requests."""
+        self._settled = asyncio.Event()
+        """The server's settings have come, with its limit."""
+        self._leaving = False
+        """The server answers the requests that it has, and takes no others."""
+        self._doubtful = False
+        """Nothing has arrived since a request was left without its answer: the server may have gone."""
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(_WINDOW)
+        self._flush()
+
+    @property
+    def most(self) -> int:
+        """How many requests it takes at a time."""
+        return min(STREAMS, self._h2.remote_settings.max_concurrent_streams)
+
+    @property
+    def running(self) -> int:
+        """How many requests are under way."""
+        return len(self._streams)
+
+    def has_room(self) -> bool:
+        """Return whether another request may be sent now."""
+        return not (self.gone or self._leaving or self._doubtful) and len(self._streams) < self.most
+
+    async def ready(self) -> None:
+        """Wait for the server's settings: more requests than it allows would be refused."""
+        await self._settled.wait()
+
+    async def exchange(self, exchange: Exchange) -> Answer:
+        """See `Connection`."""
+        if not self.has_room():
+            raise Unsent
+        stream = self._begin(exchange)
+        try:
+            return await exchange.answer
+        finally:
+            if stream in self._streams:  # left before the answer was there
+                self._doubtful = True
+                self._h2.ping(bytes(8))
+                self._end(stream)
+                self._flush()
+
+    def received(self, data: bytes) -> None:
+        """See `Connection`."""
+        self._doubtful = False
+        self._arrived += data
+        try:
+            for frame in self._frames():
+                if frame[3] == _GOAWAY:
+                    self._leave(int.from_bytes(frame[_HEADER : _HEADER + 4]) & 0x7FFFFFFF)
+                    continue
+                for event in self._h2.receive_data(frame):
+                    self._take(event)
+            self._send_bodies()
+        except H2Error:
+            self._fail(NOT_HTTP)
+            self._flush()
+            self.close()
+        else:
+            self._flush()
+            self.changed(self)
+
+    def lost(self, error: Exception | None) -> None:
+        """See `Connection`."""
+        self._fail(CLOSED)
+        self._settled.set()
+        super().lost(error)
+
+    def close(self) -> None:
+        """See `Connection`."""
+        if not self.gone:
+            self._h2.close_connection()
+            self._flush()
+        super().close()
+
+    def _begin(self, exchange: Exchange) -> int:
+        request = exchange.request
+        target = request.target
+        try:
+            stream = self._h2.get_next_available_stream_id()
+        except NoAvailableStreamIDError:  # after 2 ** 30 requests
+            self._leaving = True
+            raise Unsent from None
+        named = {":method": request.method, ":authority": target.authority, ":scheme": target.scheme}
+        headers = [*named.items(), (":path", target.path), *exchange.headers.items()]
+        self._h2.send_headers(stream, headers, end_stream=not request.content)
+        self._streams[stream] = exchange
+        if request.content:
+            self._bodies[stream] = memoryview(request.content)
+            self._send_bodies()
+        self._flush()
+        return stream
+
+    def _send_bodies(self) -> None:
+        """Send as much of the bodies as the server takes now."""
+        for stream, body in list(self._bodies.items()):
+            left = body
+            while left and (room := self._room(stream)) > 0:
+                self._h2.send_data(stream, bytes(left[:room]), end_stream=len(left) <= room)
+                left = left[room:]
+            if left:
+                self._bodies[stream] = left
+            else:
+                del self._bodies[stream]
+
+    def _room(self, stream: int) -> int:
+        return min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
+
+    def _frames(self) -> Generator[bytes]:
+        """Return the whole frames that have arrived."""
+        while len(self._arrived) >= _HEADER:
+            length = int.from_bytes(self._arrived[:3])
+            if length > _FRAME_MOST:
+                raise ProtocolError("a frame that is too long")
+            end = _HEADER + length
+            if len(self._arrived) < end:
+                return
+            frame = bytes(self._arrived[:end])
+            del self._arrived[:end]
+            yield frame
+
+    def _take(self, event: h2.events.Event) -> None:
+        match event:
+            case h2.events.RemoteSettingsChanged():
+                self._settled.set()
+            case h2.events.ResponseReceived(stream_id=int(stream), headers=headers) if stream in self._streams:
+                found = [(bytes(name), bytes(value)) for name, value in headers or ()]
+                self._streams[stream].begin(_status(found), [one for one in found if one[0][:1] != b":"])
+            case h2.events.DataReceived(stream_id=int(stream), data=data, flow_controlled_length=length):
+                self._h2.acknowledge_received_data(length or 0, stream)
+                if stream in self._streams and not self._streams[stream].add(data or b""):
+                    self._end(stream)
+            case h2.events.StreamEnded(stream_id=int(stream)) if stream in self._streams:
+                self._streams[stream].end()
+                self._end(stream, reset=stream in self._bodies)  # an answer that did not wait for all of the body
+            case h2.events.StreamReset(stream_id=int(stream), error_code=code) if stream in self._streams:
+                if code == ErrorCodes.REFUSED_STREAM:
+                    self._streams[stream].refuse()
+                else:
+                    self._streams[stream].fail(CLOSED)
+                self._end(stream, reset=False)
+            case _:
+                pass
+
+    def _leave(self, last: int) -> None:
+        """Take note of GOAWAY: the server has not looked at requests after the stream `last`, and answers the others.
+
+        h2 does not get this frame, because it would read nothing after it.
+        """
+        self._leaving = True
+        for stream in [stream for stream in self._streams if stream > last]:
+            self._streams[stream].refuse()
+            self._end(stream, reset=False)
+        if not self._streams:
+            self.close()
+
+    def _end(self, stream: int, *, reset: bool = True) -> None:
+        """Forget a request. `reset`: tell the server that we do."""
+        del self._streams[stream]
+        self._bodies.pop(stream, None)
+        if reset and not self.gone:
+            self._h2.reset_stream(stream, ErrorCodes.CANCEL)
+        if not self._streams and (self._leaving or self._doubtful):
+            self.close()
+        self._rest()
+
+    def _fail(self, why: str) -> None:
+        self._leaving = True
+        for exchange in self._streams.values():
+            exchange.fail(why)
+        self._streams.clear()
+        self._bodies.clear()
+
+    def _flush(self) -> None:
+        self._transport.write(self._h2.data_to_send())
+
+
+def _status(headers: list[tuple[bytes, bytes]]) -> int:
+    """Return the status of an answer.
+
+    Raises:
+        ProtocolError: there is none, or it is not valid.
+    """
+    found = dict(headers).get(b":status", b"")
+    if len(found) != 3 or not found.isdigit():
+        raise ProtocolError("a status that is not valid")
+    return int(found)

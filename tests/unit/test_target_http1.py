@@ -1,0 +1,97 @@
+"""A connection of HTTP/1.1 is not used again if anything arrived on it that nobody asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from evsched.targets.exchange import Progress
+from evsched.targets.request import Method, read_request
+from tests.support.outbound import Tls, new_pool, send
+
+FINE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+MISSING = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+
+
+class Talker:
+    """A server that says one thing to the first request on each connection, and another one to all others."""
+
+    def __init__(self, *said: bytes) -> None:
+        self.said = said
+        self.connections = 0
+        self.url = ""
+        self.writer: asyncio.StreamWriter | None = None
+        """Of the last connection."""
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.writer = writer
+        said = self.said if self.connections == 1 else (MISSING,)
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            for part in said:
+                await reader.readuntil(b"\r\n\r\n")
+                for segment in part.split(b"PAUSE"):
+                    writer.write(segment)
+                    await writer.drain()
+            await reader.read()
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def talker(*said: bytes, tls: Tls | None = None) -> AsyncGenerator[Talker]:
+    found = Talker(*said)
+    context = None if tls is None else tls("http/1.1")
+    async with await asyncio.start_server(found.talk, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        found.url = f"http{'' if tls is None else 's'}://127.0.0.1:{port}"
+        yield found
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("POST", FINE + FINE),
+        ("POST", FINE + b"H"),
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"),
+        ("POST", b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello"),
+        ("POST", b'HTTP/1.1 204 No Content\r\n\r\n{"ok":true}'),
+        ("POST", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok\r\n"),
+        ("POST", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + FINE),
+    ],
+)
+async def test_surplus_after_an_answer_is_not_the_next_answer(
+    tls: Tls, with_tls: bool, method: Method, said: bytes
+) -> None:
+    async with talker(said, tls=tls if with_tls else None) as server, new_pool() as pool:
+        assert await send(pool, server.url, method=method) in (200, 204)
+        assert await send(pool, server.url) == 404
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+@pytest.mark.parametrize("said", [FINE, b""])
+async def test_what_arrives_between_two_requests_is_no_answer(tls: Tls, with_tls: bool, said: bytes) -> None:
+    """An answer, or the end of the connection. It is in the socket still: nobody has read since."""
+    async with talker(FINE, tls=tls if with_tls else None) as server, new_pool() as pool:
+        assert await send(pool, server.url) == 200
+        assert server.writer is not None
+        if said:
+            server.writer.write(said)
+        else:
+            server.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
+        assert await send(pool, server.url) == 404
+        assert server.connections == 2
+
+
+async def test_an_answer_in_many_parts_is_one_answer() -> None:
+    said = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-LengthPAUSE: 4\r\n\r\nabPAUSEcd"
+    async with talker(said, FINE) as server, new_pool() as pool:
+        answer = await pool.send(read_request(server.url, "POST", {}, "x"), {}, Progress())
+        assert (answer.status, answer.body, answer.whole) == (200, b"abcd", True)
+        assert await send(pool, server.url) == 200
+        assert server.connections == 1

@@ -1,0 +1,161 @@
+"""A connection of HTTP/2: how many requests it has at a time, and what one of them does to the others."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from evsched import RetryLater
+from evsched.targets.exchange import Progress
+from evsched.targets.request import read_request
+from tests.support.endpoint import Endpoint, Received, Reply, always
+from tests.support.outbound import Tls, new_pool, send
+from tests.support.patience import PATIENCE
+
+
+async def test_requests_at_the_same_time_share_a_connection_of_http2(tls: Tls) -> None:
+    together = asyncio.Barrier(100)
+
+    async def answer(received: Received) -> Reply:
+        await together.wait()
+        return Reply(body=received.body)
+
+    async with Endpoint(answer, tls=tls("h2", "http/1.1")) as endpoint, new_pool() as pool:
+        assert await asyncio.gather(*(send(pool, endpoint.url, "a" * 90_000) for _ in range(100))) == [200] * 100
+        assert endpoint.connections == 1
+    assert {received.version for received in endpoint.requests} == {"HTTP/2"}
+    assert {len(received.body) for received in endpoint.requests} == {90_000}
+
+
+@pytest.mark.parametrize(("streams", "connections"), [(None, 2), (100, 2), (1000, 2), (10, 15), (3, 50), (1, 150)])
+async def test_a_request_that_no_connection_has_room_for_gets_another_one(
+    tls: Tls, streams: int | None, connections: int
+) -> None:
+    """All 150 must be with the server at one time. It may announce its limit, or none (RFC 9113, 6.5.2)."""
+    together = asyncio.Barrier(150)
+
+    async def answer(received: Received) -> Reply:
+        await together.wait()
+        return Reply()
+
+    async with Endpoint(answer, tls=tls("h2"), streams=streams) as endpoint, new_pool() as pool:
+        for _ in range(2):
+            assert await asyncio.gather(*(send(pool, endpoint.url) for _ in range(150))) == [200] * 150
+        assert endpoint.connections == connections
+
+
+async def test_a_request_that_is_left_does_not_disturb_the_others(tls: Tls) -> None:
+    arrived, go = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(received: Received) -> Reply:
+        arrived.release()
+        await go.wait()
+        return Reply()
+
+    async with Endpoint(answer, tls=tls("h2"), streams=2) as endpoint, new_pool() as pool:
+        stays, leaves = (asyncio.create_task(send(pool, f"{endpoint.url}/{name}")) for name in ("stays", "leaves"))
+        for _ in range(2):
+            await asyncio.wait_for(arrived.acquire(), PATIENCE)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        await asyncio.wait_for(endpoint.pings.acquire(), PATIENCE)
+        others = [asyncio.create_task(send(pool, f"{endpoint.url}/{n}")) for n in range(3)]
+        for _ in others:
+            await asyncio.wait_for(arrived.acquire(), PATIENCE)
+        go.set()
+        assert await asyncio.gather(stays, *others) == [200] * 4
+
+
+async def test_a_connection_is_not_used_while_its_server_is_silent(tls: Tls) -> None:
+    """A firewall may have forgotten the connection: all requests on it would wait for nothing."""
+    talks, arrived = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def answer(received: Received) -> Reply:
+        arrived.release()
+        if received.path != "/fine":
+            await talks.wait()
+        return Reply()
+
+    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
+        first, second = (asyncio.create_task(send(pool, endpoint.url)) for _ in range(2))
+        for _ in range(2):
+            await asyncio.wait_for(arrived.acquire(), PATIENCE)
+        endpoint.silent = True
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert await send(pool, f"{endpoint.url}/fine") == 200
+        assert endpoint.connections == 2
+        talks.set()
+        assert await second == 200
+
+
+async def test_a_body_that_was_cut_leaves_the_connection_to_others(tls: Tls) -> None:
+    async with Endpoint(always(Reply(body=b"x" * 200_000)), tls=tls("h2")) as endpoint, new_pool() as pool:
+        for _ in range(200):  # more than fits into the window of the connection, if the rest were still counted
+            answer = await pool.send(read_request(endpoint.url, "GET", {}, None), {}, Progress())
+            assert (len(answer.body), answer.whole) == (65536, False)
+        assert endpoint.connections == 1
+
+
+async def test_requests_that_a_leaving_server_has_not_looked_at_are_sent_again(tls: Tls) -> None:
+    """GOAWAY names the last request that the server answers (RFC 9113, 6.8)."""
+    arrived = asyncio.Event()
+
+    async def answer(received: Received) -> Reply:
+        n = len(endpoint.requests)
+        if n == 30:
+            arrived.set()
+        await (asyncio.Event() if 10 < n <= 30 else arrived).wait()
+        return Reply(leave=n == 10)
+
+    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
+        assert await asyncio.gather(*(send(pool, endpoint.url) for _ in range(30))) == [200] * 30
+        assert endpoint.connections == 2
+        assert len(endpoint.requests) == 50  # those above the tenth twice
+
+
+async def test_a_request_that_the_server_refuses_is_sent_again(tls: Tls) -> None:
+    async def answer(received: Received) -> Reply:
+        return Reply(refuse=received.path == "/never" or len(endpoint.requests) < 3)
+
+    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
+        assert await send(pool, endpoint.url) == 200
+        assert len(endpoint.requests) == 3
+        with pytest.raises(RetryLater, match="refused the request, and did not look at it"):
+            await send(pool, f"{endpoint.url}/never")
+
+
+async def test_a_server_that_answers_before_it_has_read_the_body(tls: Tls) -> None:
+    """The rest of the body is not sent, and the connection serves the next request."""
+    async with Endpoint(always(Reply(413)), tls=tls("h2")) as endpoint, new_pool() as pool:
+        endpoint.early = True
+        assert await send(pool, endpoint.url, "a" * 1_000_000) == 413
+        assert await send(pool, endpoint.url) == 413
+        assert endpoint.connections == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x01\x01\x05\x00\x00\x00\x01\xff",  # no headers
+        b"\xff\xff\xff\x00\x00\x00\x00\x00\x00",  # a frame of 16 MiB
+        b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x01\x01\x05\x00\x00\x00\x01\x82",  # no status
+    ],
+)
+async def test_a_server_that_speaks_something_else_after_the_handshake(tls: Tls, said: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.transport.abort()
+        ended.set()
+
+    ended = asyncio.Event()
+    server = await asyncio.start_server(talk, "127.0.0.1", 0, ssl=tls("h2"))
+    async with server, new_pool() as pool:
+        with pytest.raises(RetryLater, match=r"sent an answer that is not valid HTTP|closed the connection before"):
+            await send(pool, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        await asyncio.wait_for(ended.wait(), PATIENCE)
