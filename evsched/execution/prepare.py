@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -11,6 +12,10 @@ from evsched.errors import ConfigError
 from evsched.jobs.job import Buried, FetchedJob, Payload, decode_payload, shorten
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import DEFAULT_RETENTION, Task, Tasks
+
+_LONE_SURROGATE: Final = re.compile(rb"(?:^|[^\\])(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_HALF: Final = "it has half of a surrogate pair, such as \\ud83d without what follows, which is no character"
+"""msgspec says that the payload is truncated, if it ends soon after."""
 
 
 class Prepared(Struct, frozen=True):
@@ -46,7 +51,8 @@ def read_payload(job: FetchedJob) -> Payload | Buried:
     try:
         return decode_payload(job.payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        return Buried(shorten(f"the payload is no job: {error}: mend it and schedule it again"), False)
+        why = _HALF if _LONE_SURROGATE.search(job.payload) else error
+        return Buried(shorten(f"the payload is no job: {why}: mend it and schedule it again"), False)
 
 
 def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prepared | NoTask | Buried:

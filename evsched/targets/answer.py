@@ -49,8 +49,8 @@ class Response(Struct, frozen=True):
     """The body was longer than `BODY_MOST` bytes."""
 
 
-def judge(answer: Answer, origin: str) -> None:
-    """Return if an answer says that the request is done. `origin`: who answered, for the reason.
+def judge(answer: Answer, origin: str, now: float) -> None:
+    """Return if an answer says that the request is done. `origin`: who answered, for the reason. `now`: Unix seconds.
 
     Raises:
         RetryLater: it is to be sent again, when the server says, or else as the policy says.
@@ -61,7 +61,7 @@ def judge(answer: Answer, origin: str) -> None:
         return
     said = f"{origin} answered {status} {_phrase(status)}".rstrip()
     if status in _TRIED_AGAIN or 500 <= status < 600:
-        wait = _wait(answer)
+        wait = _wait(answer, now)
         raise RetryLater(wait, said if wait is None else f"{said}, to be tried again after {wait:g} s")
     raise GiveUp(
         f"{said}, which is not tried again: correct the request and schedule it again, or correct the server and "
@@ -86,15 +86,19 @@ def _phrase(status: int) -> str:
         return ""
 
 
-def _wait(answer: Answer) -> float | None:
-    """Return after how many seconds the server wants to be asked again; None = it does not say so."""
+def _wait(answer: Answer, now: float) -> float | None:
+    """Return after how many seconds the server wants to be asked again; None = it does not say so.
+
+    A date is compared with the server's own clock, which may differ from ours, if the answer has it.
+    """
     text = (answer.header("retry-after") or "").strip()
     if text.isascii() and text.isdecimal():
         return min(float(text[:18]), _WAIT_MOST)
-    after, now = _date(text), _date(answer.header("date") or "")
-    if after is None or now is None:  # by the server's own clock, or not at all: ours may differ
+    after = _date(text)
+    if after is None:
         return None
-    return min(max(0.0, (after - now).total_seconds()), _WAIT_MOST)
+    since = _date(answer.header("date") or "") or datetime.fromtimestamp(now, UTC)
+    return min(max(0.0, (after - since).total_seconds()), _WAIT_MOST)
 
 
 def _date(text: str) -> datetime | None:

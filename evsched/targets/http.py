@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Final, cast
@@ -19,12 +20,16 @@ from evsched.targets.exchange import Progress
 from evsched.targets.pool import Pool
 from evsched.targets.request import REDIRECTS, Method, Request, read_request, redirected
 from evsched.targets.signature import Secrets, signature
+from evsched.targets.url import Target
 
 TIMEOUT: Final = 30.0
 """Seconds for a request, unless its payload says otherwise."""
 
 _TIMEOUT_MOST: Final = 1800.0
 """Seconds: after these the task's own timeout ends a run."""
+
+_Empty = Annotated[list[Any], Meta(max_length=0)]
+"""PHP writes an empty object as an empty array."""
 
 Sign = Callable[[bytes], dict[str, str]]
 """Returns the headers that sign a body."""
@@ -36,7 +41,7 @@ _TRACESTATE: Final = re.compile(r"[!-~][ -~]{0,511}")
 async def http(
     url: str,
     method: Method = "POST",
-    headers: dict[str, str] | None = None,
+    headers: dict[str, str] | _Empty | None = None,
     body: str | None = None,
     json: Any = UNSET,
     timeout: Annotated[float, Meta(gt=0, le=_TIMEOUT_MOST)] = TIMEOUT,
@@ -51,15 +56,22 @@ async def http(
     """
     job = current_job()
     sender = cast("Sender", job.state)
-    request = read_request(url, method, headers or {}, body, json)
+    request = read_request(url, method, headers if isinstance(headers, dict) else {}, body, json)
     signed = _unsigned if sign is None else partial(signature, sender.secrets, sign, job)
-    progress = Progress()
+    progress, clock = Progress(), _clock(job)
     try:
         async with asyncio.timeout(timeout):
-            answer = await sender.send(request, _headers(job), signed, progress)
+            answer, target = await sender.send(request, _headers(job), signed, progress)
     except TimeoutError:
         raise RetryLater(None, f"{progress.missing} within {timeout:g} s") from None
+    judge(answer, target.origin, clock())
     return as_result(answer) if response else None
+
+
+def _clock(job: CurrentJob) -> Callable[[], float]:
+    """Return what tells the time by Redis's clock, from the start of the job on."""
+    behind = job.due + job.lateness - time.monotonic()
+    return lambda: behind + time.monotonic()
 
 
 def _headers(job: CurrentJob) -> dict[str, str]:
@@ -91,8 +103,10 @@ class Sender:
         self._allowed = allowed
         self._pool = pool
 
-    async def send(self, request: Request, headers: dict[str, str], signed: Sign, progress: Progress) -> Answer:
-        """Send a request, follow redirects if that is allowed, and return the answer of a server that has done it.
+    async def send(
+        self, request: Request, headers: dict[str, str], signed: Sign, progress: Progress
+    ) -> tuple[Answer, Target]:
+        """Send a request, follow redirects if that is allowed, and return the last answer, and who gave it.
 
         `headers`: for each server. `signed`: makes the signature, for the server that the payload names.
 
@@ -104,19 +118,25 @@ class Sender:
             target = request.target
             if not self._allowed.allows(target):
                 raise GiveUp(
-                    f"requests to {target.origin} are not allowed: to send them, start the worker with --http-host "
-                    f"{target.authority}"
+                    f"requests to {target.origin} are not allowed: to send them, start all workers of the queue with "
+                    f"--http-host {target.authority}, then run evsched dead revive"
                 )
             own = signed(request.content) if target.origin == named else {}
             answer = await self._pool.send(request, {**headers, **own, **request.headers}, progress)
             location = answer.header("location")
-            if answer.status not in REDIRECTS or location is None:
-                judge(answer, target.origin)
-                return answer
+            if answer.status not in REDIRECTS or not location:
+                return answer, target
             request = redirected(request, answer.status, location)
             if followed == self._allowed.redirects:
-                raise GiveUp(
-                    f"{target.origin} redirects to {request.target.origin}: name the final URL in the payload, or "
-                    "start the worker with --http-redirects"
-                )
+                raise GiveUp(_too_far(followed, f"{target.origin} redirects to {request.target.origin}"))
             followed += 1
+
+
+def _too_far(followed: int, redirects: str) -> str:
+    """Return the reason for a redirect that is not followed."""
+    if followed:
+        return (
+            f"{redirects}, after {followed} redirects: name the final URL in the payload, or start the worker with a "
+            "larger number for --http-redirects"
+        )
+    return f"{redirects}: name the final URL in the payload, or start the worker with --http-redirects"

@@ -54,6 +54,8 @@ def read_url(text: str) -> Target:
     Raises:
         GiveUp: it is not valid; the reason quotes nothing but the host, since a URL may contain secrets.
     """
+    if not text:
+        raise GiveUp("the url is empty: write the whole URL, with http:// or https://")
     if not _SENT.fullmatch(text) or "\\" in text:
         raise GiveUp(
             "the url has a character that cannot be sent, such as a blank, a backslash or a letter outside ASCII: "

@@ -48,6 +48,13 @@ async def test_a_request_is_sent_as_the_payload_says(run: Run) -> None:
     assert "cookie" not in received.headers
 
 
+async def test_headers_may_be_an_empty_array(run: Run) -> None:
+    """PHP writes an empty object so."""
+    async with run() as shop:
+        await shop.requests.result(url=shop.url, headers=[])
+        assert len(shop.received) == 1
+
+
 async def test_the_answer_is_the_result_if_the_payload_asks_for_it(run: Run) -> None:
     reply = Reply(201, {"x-id": "7", "content-type": "text/plain"}, "fü".encode() + b"\xff\x00")
     async with run(always(reply)) as shop:
@@ -174,6 +181,8 @@ async def test_a_secret_that_the_worker_does_not_have_ends_the_job(run: Run, nam
         ({"method": "CONNECT"}, "the arguments do not fit"),
         ({"timeout": 0}, "the arguments do not fit"),
         ({"url": 7}, "the arguments do not fit"),
+        ({"url": ""}, "the url is empty"),
+        ({"headers": ["hidden"]}, "the arguments do not fit"),
         ({"colour": 7}, "takes no 'colour'"),
     ],
 )
@@ -191,6 +200,20 @@ async def test_a_redirect_is_not_followed_unless_that_is_allowed(run: Run, statu
         why = await shop.requests.reason(url=shop.url)
         assert "start the worker with --http-redirects" in why
         assert len(shop.received) == 1
+
+
+async def test_a_redirect_that_names_no_other_url_is_not_followed(run: Run) -> None:
+    async with run(always(Reply(302, {"location": ""})), redirects=2) as shop:
+        assert "answered 302 Found, which is not tried again" in await shop.requests.reason(url=shop.url)
+        assert len(shop.received) == 1
+
+
+async def test_one_redirect_too_many_is_not_followed(run: Run) -> None:
+    async with run(always(Reply(302, {"location": "/other"})), redirects=2) as shop:
+        why = await shop.requests.reason(url=shop.url)
+        assert "after 2 redirects" in why
+        assert "a larger number for --http-redirects" in why
+        assert len(shop.received) == 3
 
 
 @pytest.mark.parametrize(
@@ -227,6 +250,7 @@ async def test_another_origin_gets_no_header_of_the_payload_and_no_signature(run
     ("location", "words"),
     [
         ("http://elsewhere.example/", "requests to http://elsewhere.example are not allowed"),
+        ("http://elsewhere.example/", "--http-host elsewhere.example, then run evsched dead revive"),
         ("//inside.test:1/", "requests to http://inside.test:1 are not allowed"),
         ("ftp://shop.test/", "redirects to a URL that is not valid"),
         ("http://a:b@shop.test/", "redirects to a URL that is not valid"),

@@ -63,6 +63,7 @@ def test_an_address_in_an_allowed_network_is_allowed(text: str, network: str) ->
         ("10.2.2.3", "10.1.0.0/16"),
         ("2002:7f00:1::", "2002::/16"),  # nor is the IPv4 address within it
         ("64:ff9b::127.0.0.1", "64:ff9b::/96"),
+        ("2001:0:101:101::fefe:fefe", "2001::/32"),  # Teredo, with public addresses within it
         ("127.0.0.1", "::/0"),
     ],
 )

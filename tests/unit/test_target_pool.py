@@ -128,6 +128,12 @@ async def test_addresses_that_are_not_allowed_are_left_out() -> None:
         assert (inside.connections, outside.connections) == (0, 1)
 
 
+async def test_the_reason_for_teredo_does_not_name_a_setting_that_does_not_help() -> None:
+    async with new_pool() as pool:
+        with pytest.raises(GiveUp, match=r"has the Teredo address 2001:0:101:101::fefe:fefe: requests are never sent"):
+            await send(pool, "http://[2001:0:101:101::fefe:fefe]/")
+
+
 async def test_a_server_with_tls_that_dies_while_it_is_written_to(tls: Tls, caplog: pytest.LogCaptureFixture) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

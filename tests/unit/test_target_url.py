@@ -30,7 +30,7 @@ def test_a_url_is_read(text: str, target: Target, origin: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "a character that cannot be sent"),
+        ("", "is empty: write the whole URL"),
         ("http://a/ b", "a character that cannot be sent"),
         ("http://a/\r\nX: y", "a character that cannot be sent"),
         ("http://a/\x00", "a character that cannot be sent"),
