@@ -43,6 +43,8 @@ class Http2(Connection):
         self._h2.local_settings = Settings(
             client=True, initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: HEAD_MOST}
         )
+        # Some servers refuse this one, which h2 sends unless told otherwise.
+        del self._h2.local_settings[SettingCodes.ENABLE_CONNECT_PROTOCOL]
         self._arrived = bytearray()
         """The beginning of a frame."""
         self._streams = dict[int, Exchange]()
@@ -113,7 +115,6 @@ class Http2(Connection):
     def lost(self, error: Exception | None) -> None:
         """See `Connection`."""
         self._fail(CLOSED)
-        self._settled.set()
         super().lost(error)
 
     def close(self) -> None:
@@ -216,6 +217,7 @@ class Http2(Connection):
 
     def _fail(self, why: str) -> None:
         self._leaving = True
+        self._settled.set()
         for exchange in self._streams.values():
             exchange.fail(why)
         self._streams.clear()

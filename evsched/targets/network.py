@@ -18,7 +18,7 @@ from typing import Final
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.addresses import Address, Network, is_teredo, may_connect
 from evsched.targets.connection import Connection, Wire
-from evsched.targets.exchange import CLOSED
+from evsched.targets.exchange import CLOSED, NOT_HTTP
 from evsched.targets.http1 import Http1
 from evsched.targets.http2 import Http2
 from evsched.targets.names import Names, Resolve, resolve
@@ -101,7 +101,7 @@ async def _ready(connection: Connection, target: Target) -> Connection:
         raise
     if connection.gone:
         connection.abort()
-        raise RetryLater(None, f"{target.origin} {CLOSED}")
+        raise RetryLater(None, f"{target.origin} {CLOSED if connection.ended.is_set() else NOT_HTTP}")
     return connection
 
 

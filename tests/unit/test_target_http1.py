@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from evsched.targets import pool as pools
 from evsched.targets.exchange import Progress
 from evsched.targets.request import Method, read_request
 from tests.support.outbound import Tls, new_pool, send
+from tests.support.patience import PATIENCE
 
 FINE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 MISSING = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
@@ -26,6 +28,8 @@ class Talker:
         self.url = ""
         self.writer: asyncio.StreamWriter | None = None
         """Of the last connection."""
+        self.ended = asyncio.Event()
+        """Set when a client has closed a connection."""
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -39,6 +43,7 @@ class Talker:
                     await writer.drain()
             await reader.read()
         writer.transport.abort()
+        self.ended.set()
 
 
 @asynccontextmanager
@@ -86,6 +91,16 @@ async def test_what_arrives_between_two_requests_is_no_answer(tls: Tls, with_tls
             server.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)
         assert await send(pool, server.url) == 404
         assert server.connections == 2
+
+
+async def test_a_connection_on_which_a_surplus_arrives_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_KEPT", 3600.0)
+    async with talker(FINE) as server, new_pool() as pool:
+        assert await send(pool, server.url) == 200
+        assert server.writer is not None
+        server.writer.write(FINE)
+        await asyncio.wait_for(server.ended.wait(), PATIENCE)
+        assert await send(pool, server.url) == 404
 
 
 async def test_an_answer_in_many_parts_is_one_answer() -> None:
