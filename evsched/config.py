@@ -122,7 +122,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int,
         Setting(
             "The largest payload in bytes; a job with a larger one goes to the dead-letter set",
-            _SERVING,
+            _ALL,
             Range(64, 512 * 1024 * 1024),
             tuning=True,
         ),

@@ -293,6 +293,7 @@ LEDGER = Row(
             "`restored` without a loss: Redis restarts. Ends lag far behind new rows: the database is slow.",
             [
                 Query(f"sum by (kind) (rate(evsched_ledger_rows_scheduled_total{{{OF}}}[{RATE}]))", "{{kind}}"),
+                Query(f"sum(rate(evsched_ledger_rows_refused_total{{{OF}}}[{RATE}]))", "refused"),
                 Query(f"sum(rate(evsched_ledger_ends_written_total{{{OF}}}[{RATE}]))", "ends"),
                 Query(f"min(evsched_ledger_up{{{OF}}})", "database up"),
             ],

@@ -193,21 +193,23 @@ end
 
 -- The fields of a job that `replace` puts in the place of one that runs. Until that run has ended for good, they have
 -- `next_` before their names: its retries are of the job that it began with.
-local NEXT = { 'payload', 'priority', 'group', 'created', 'by' }
+local NEXT = { 'payload', 'priority', 'group', 'created', 'by', 'ledger' }
 
 -- Delete what waits under those names.
 -- USES record, NEXT
 local function drop_next(id)
-  for _, name in ipairs(NEXT) do
-    redis.call('HDEL', record(id), 'next_' .. name)
+  local names = {}
+  for i, name in ipairs(NEXT) do
+    names[i] = 'next_' .. name
   end
+  redis.call('HDEL', record(id), unpack(names))
 end
 
 -- Write the fields of a job that runs after the run of the same id; '' = not given.
 -- USES drop_next, record
-local function write_next(id, payload, priority, group, created, by)
+local function write_next(id, payload, priority, group, created, by, row)
   drop_next(id)
-  local fields = { payload = payload, priority = priority, group = group, created = created, by = by }
+  local fields = { payload = payload, priority = priority, group = group, created = created, by = by, ledger = row }
   for name, value in pairs(fields) do
     if value ~= '' then
       redis.call('HSET', record(id), 'next_' .. name, value)
@@ -230,8 +232,32 @@ local function take_next(id)
       redis.call('HDEL', key, name)
     end
   end
-  redis.call('HDEL', key, 'ledger')
   drop_next(id)
+end
+
+-- Put a job in the place of the one that has its id, wherever that is; the caller puts it on the schedule. A run goes
+-- on, with its retries, and the new job runs afterwards: its attempts begin anew. `row`: the number of the new job's
+-- row in the ledger, '' = none; `next_row`: the same, if it runs afterwards.
+-- USES fields_of, record, remove_waiting, holds, worker_of, write_next, whole_seconds, acquit, write_record
+local function supplant(id, payload, priority, group, now, by, row, next_row)
+  local key, created = record(id), whole_seconds(now)
+  local run = fields_of(key, 'worker', 'finished', 'reply')
+  remove_waiting(id)
+  redis.call('ZREM', dead, id)
+  if holds(worker_of(run[1]), id) then
+    redis.call('HDEL', key, 'again')
+    write_next(id, payload, priority, group, created, by, next_row)
+    return
+  end
+  redis.call('DEL', key)
+  acquit(id)
+  if run[2] then
+    -- The reply of an earlier job of this id must not reach a client that waits for this one.
+    redis.call('DEL', root .. 'reply:' .. id)
+  elseif run[3] then
+    redis.call('HSET', key, 'reply', run[3])
+  end
+  write_record(id, payload, priority, group, created, by, row)
 end
 
 -- Reset the record of a job that has ended, because its id is used again.

@@ -4,6 +4,10 @@
 -- report to the stream `ends`, from which the relays of the ledger write the row's end. Until `settle` says that they
 -- have done so, the record stays: by it, a relay that schedules the row once more sees that its job has already run.
 --
+-- The number of a row is another one each time that the row is used for a job, and a later one is higher. A row is used
+-- again only after its job has ended. So the number in a record says which of two jobs of an id is the current one. If
+-- a row's job must wait for a run of an earlier use, its number is in the field `next_ledger` meanwhile.
+--
 -- ends  stream  id, row, outcome, reason, and retention: seconds that the record is kept from then on, '0' = not at all
 
 local ledger_ends = root .. 'ends'
@@ -11,6 +15,11 @@ local ledger_ends = root .. 'ends'
 -- The number of a row, from the field `ledger`; nil when the job is not the ledger's.
 local function row_of(text)
   return text and #text <= 18 and text:match('^%d+$') or nil
+end
+
+-- Is the first number of a row lower?
+local function is_earlier(row, other)
+  return #row < #other or (#row == #other and row < other)
 end
 
 -- Report the end of a job, or with the outcome 'open' that it waits again.

@@ -12,7 +12,7 @@
 -- TWICE  the second call fails with MISSING, or tells the worker again; with a filter, it finds nothing
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
---        row_of, report_gone
+--        row_of, report_gone, field_of
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -64,6 +64,11 @@ local function cancel(id)
     end
     if holder then
       waited = place ~= nil
+      -- The end of the run is then that of the row that would have come next: the row of the run has ended already.
+      local next_row = row_of(field_of(id, 'next_ledger'))
+      if next_row then
+        redis.call('HSET', key, 'ledger', next_row)
+      end
       drop_next(id)
       redis.call('HSET', key, 'stop', '1')
       redis.call('PUBLISH', root .. 'control:' .. holder, id)

@@ -15,23 +15,19 @@
 --        group     '' = none
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
---        row       for a job of the ledger: the number of its row; '' = it is none
 -- REPLY  for each row the due, seconds; with a `key` one text, that of the first request of this key: its `asked`, and
 --        the id and the due of each of its jobs, separated by spaces
 -- FAILS  EXISTS    a job of that id has not ended, or is dead; or the id is taken for some time; then no row is written
 -- TWICE  the second call fails with EXISTS, which a caller without a reply to the first reads as success; or it keeps
 --        what the first wrote. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, row_of, first_reply, keep_reply
+--        still_taken, take, whole_seconds, first_reply, keep_reply
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
 -- that one for each row would. Where a job is, is looked up only if one of the ids has a record or is taken. A record
--- without a place takes no id, because no worker will ever find that job.
---
--- A row of the ledger may come again, from a relay that does not know whether another has scheduled it. If the record
--- is that row's, it is the same job, wherever it is, and is kept. A job of another origin that has the id is taken for
--- the row's, unless it has ended or is dead.
+-- without a place takes no id, because no worker will ever find that job. Rows of the ledger have a verb of their own,
+-- `relay`.
 
 local now, conflict, within, by, key, asked = unpack(ARGV, 1, 6)
 now = clock(now)
@@ -45,7 +41,7 @@ end
 
 -- id -> its due if its row is to be written, else false
 local new, records = {}, {}
-for id in rows(7, 7) do
+for id in rows(7, 6) do
   if new[id] ~= nil and conflict == '' then
     return fail('EXISTS', id .. ' stands twice in this call')
   end
@@ -58,13 +54,12 @@ end
 local known = #records > 0 and redis.call('EXISTS', unpack(records)) > 0
 
 -- Why the id is taken; nil or false when it is not.
-local function refusal_of(id, row)
+local function refusal_of(id)
   local taken = within ~= '' and still_taken(id, now)
   local place = redis.call('EXISTS', record(id)) == 1 and place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
-  local same = place and row ~= '' and row_of(field_of(id, 'ledger')) == row
   if place == 'dead' then
-    return (row == '' or same) and (within == '' or taken) and id .. ' is dead: revive or drop it'
-  elseif place and (place ~= 'finished' or same) then
+    return (within == '' or taken) and id .. ' is dead: revive or drop it'
+  elseif place and place ~= 'finished' then
     return id .. ' has not ended yet'
   end
   return taken
@@ -74,8 +69,8 @@ local places, dues, old = {}, {}, {}
 local created = whole_seconds(now)
 -- Most rows have the same delay, and to format a number takes 0.5 us.
 local due_after = {}
-for id, _, _, _, due, delay, row in rows(7, 7) do
-  local refusal = known and refusal_of(id, row)
+for id, _, _, _, due, delay in rows(7, 6) do
+  local refusal = known and refusal_of(id)
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
   elseif refusal or new[id] then
@@ -100,19 +95,15 @@ if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
   redis.call('DEL', unpack(old))
 end
-for id, payload, priority, group, _, _, row in rows(7, 7) do
+for id, payload, priority, group in rows(7, 6) do
   if new[id] then
     new[id] = false
     acquit(id)
-    write_record(id, payload, priority, group, created, by, row)
-    if within ~= '' or (row ~= '' and known) then
-      redis.call('ZREM', dead, id)
-    end
+    write_record(id, payload, priority, group, created, by)
     if within ~= '' then
+      redis.call('ZREM', dead, id)
       take(id, tonumber(within), now)
     end
-  elseif row ~= '' then
-    redis.call('HSET', record(id), 'ledger', row)
   end
 end
-return key == '' and dues or keep_reply(key, asked, dues, 7, 7)
+return key == '' and dues or keep_reply(key, asked, dues, 7, 6)

@@ -17,9 +17,8 @@
 -- FAILS  none
 -- TWICE  the second call writes the same, with a `delay` that much later. With a `key` it writes nothing and returns
 --        the reply of the first
--- USES   clock, rows, seconds, expect, expect_gate, record, acquit, remove_waiting, holds, worker_of, write_record,
---        admit, fields_of, field_of, place_of, known_due, still_taken, take, whole_seconds, write_next, row_of,
---        first_reply, keep_reply
+-- USES   clock, rows, seconds, expect, expect_gate, admit, field_of, place_of, known_due, still_taken, take, supplant,
+--        row_of, first_reply, keep_reply
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
 -- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has
@@ -60,29 +59,10 @@ if #places > 0 then
   redis.call('ZADD', schedule, unpack(places))
 end
 
-local function replace(id, payload, priority, group)
-  local run = fields_of(record(id), 'worker', 'finished', 'reply', 'ledger')
-  remove_waiting(id)
-  redis.call('ZREM', dead, id)
-  if holds(worker_of(run[1]), id) then
-    redis.call('HDEL', record(id), 'again')
-    write_next(id, payload, priority, group, whole_seconds(now), by)
-    return
-  end
-  redis.call('DEL', record(id))
-  acquit(id)
-  if run[2] then
-    -- The reply of an earlier job of this id must not reach a client that waits for this one.
-    redis.call('DEL', root .. 'reply:' .. id)
-  elseif run[3] then
-    redis.call('HSET', record(id), 'reply', run[3])
-  end
-  write_record(id, payload, priority, group, whole_seconds(now), by, not run[2] and row_of(run[4]) or nil)
-end
-
 for id, payload, priority, group in rows(6, 6) do
   if not kept[id] then
-    replace(id, payload, priority, group)
+    local row = not field_of(id, 'finished') and row_of(field_of(id, 'ledger')) or ''
+    supplant(id, payload, priority, group, now, by, row, row_of(field_of(id, 'next_ledger')) or '')
     if within ~= '' and not taken[id] then
       take(id, tonumber(within), now)
     end

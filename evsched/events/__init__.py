@@ -34,6 +34,7 @@ from evsched.events.ledger import (
     LedgerStarted,
     LedgerUp,
     RowsDeclared,
+    RowsRefused,
     RowsScheduled,
 )
 from evsched.events.processes import (
@@ -147,6 +148,7 @@ __all__ = [
     "RevisionOutdated",
     "Rewound",
     "RowsDeclared",
+    "RowsRefused",
     "RowsScheduled",
     "RunLost",
     "Started",

@@ -26,6 +26,15 @@ class RowsScheduled(Event, frozen=True, kw_only=True):
     """They had been scheduled in another epoch."""
 
 
+class RowsRefused(Event, frozen=True, kw_only=True):
+    """Rows cannot be scheduled: they are dead, and each has the reason. That is committed."""
+
+    queue: str
+    count: int
+    first: str
+    """The id and the reason of one of them."""
+
+
 class RowsDeclared(Event, frozen=True, kw_only=True):
     """Rows of recurrences were declared, or removed; or they got the reason why they cannot be."""
 

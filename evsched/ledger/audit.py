@@ -98,6 +98,8 @@ async def _differences(sender: BatchingSender, rows: Sequence[Row]) -> list[Diff
     marks: list[Mark] = await sender.send_all([Store(row.queue).mark(row.id) for row in rows])
     found = list[Difference]()
     for row, mark in zip(rows, marks, strict=True):
+        if mark.next_row == str(row.number):
+            continue
         if mark.row != str(row.number):
             found.append(Difference(row, "lost"))
         elif mark.finished is not None and mark.finished < now - _LATE:

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 
 from evsched.client.client import Client
 from evsched.errors import ConfigError, JobMissing
-from evsched.ledger.rows import Selection
+from evsched.ledger.rows import Selection, storable
 from evsched.recurrence.recurrence import Declared
 
 _MOST: Final = 50
@@ -23,7 +23,9 @@ WHERE ctid = ANY (ARRAY(
     WHERE (epoch < %(epoch)s OR epoch > %(epoch)s) AND critical >= %(least)s
     ORDER BY critical DESC LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ))
-RETURNING queue, name, rule, zone, payload::text, options, removed
+RETURNING queue, name, removed, octet_length(concat(rule, zone, payload, options)),
+    CASE WHEN octet_length(concat(rule, zone, payload, options)) <= %(cap)s
+    THEN json_build_object('rule', rule, 'zone', zone, 'payload', payload::text, 'options', options) END
 """
 
 _REASON: Final = "UPDATE evsched_recurrence SET reason = %s WHERE queue = %s AND name = %s"
@@ -34,8 +36,10 @@ _DELETE: Final = "DELETE FROM evsched_recurrence WHERE queue = %s AND name = %s"
 class Recurrences:
     """Declares rows through a client: what it checks and writes is what `app.client.declare` does."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, cap: int) -> None:
         self._client = Client(url)
+        self._cap = cap
+        """Bytes that a row may have; longer ones are not read."""
 
     async def step(self, connection: AsyncConnection, selection: Selection) -> dict[str, int]:
         """Declare a slice of the rows that are new, changed, or of another epoch; return how many, by queue.
@@ -48,18 +52,21 @@ class Recurrences:
         done = Counter[str]()
         async with connection.transaction():
             cursor = await connection.execute(
-                _CLAIM.encode(), {"epoch": selection.epoch, "least": selection.least, "limit": _MOST}
+                _CLAIM.encode(),
+                {"epoch": selection.epoch, "least": selection.least, "limit": _MOST, "cap": self._cap},
             )
-            for queue, name, rule, zone, payload, options, removed in await cursor.fetchall():
+            for queue, name, removed, size, fields in await cursor.fetchall():
                 done[queue] += 1
                 if removed:
                     await self._remove(queue, name)
                     await connection.execute(_DELETE.encode(), [queue, name])
                     continue
                 try:
-                    await self._client.declare(queue, _declared(name, rule, zone, payload, options))
+                    if fields is None:
+                        raise ConfigError(f"recurrence {name}: the row has {size} bytes, more than {self._cap}")
+                    await self._client.declare(queue, _declared(name, **fields))
                 except ConfigError as error:
-                    await connection.execute(_REASON.encode(), [str(error), queue, name])
+                    await connection.execute(_REASON.encode(), [storable(str(error)), queue, name])
         return done
 
     async def close(self) -> None:

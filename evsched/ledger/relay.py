@@ -2,13 +2,13 @@
 
 Any number of relays run; each takes a slice of rows that no other has locked, and commits when Redis has the jobs. A
 relay that dies before that leaves rows as they were, and the next one schedules them again, which changes nothing: see
-lua/enqueue.lua.
+lua/relay.lua.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import psycopg
@@ -19,11 +19,11 @@ from evsched.ledger import rows
 from evsched.ledger.database import Database
 from evsched.ledger.epoch import read_epoch
 from evsched.ledger.recurrences import Recurrences
-from evsched.ledger.rows import Selection
+from evsched.ledger.rows import Refusal, Selection
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
-from evsched.store.clients import New
+from evsched.store.ledger import RowJob
 from evsched.store.store import Store
 
 _LOCKED: Final = 0.5
@@ -31,6 +31,9 @@ _LOCKED: Final = 0.5
 
 _REFUSED: Final = 5.0
 """Seconds for which a queue is left out that Redis refuses, so that the rows of other queues go on."""
+
+_BYTES: Final = 1_048_576
+"""Bytes of payloads in one call; a longer payload has a call of its own."""
 
 _SETUP: Final = "SET synchronous_commit = off"
 """A mark that is lost with the database's last moments is made again. An end that is written later is never older."""
@@ -46,7 +49,7 @@ class Relay:
         self._database = Database(url, "relay", runtime.emit, _SETUP)
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
-        self._recurrences = Recurrences(runtime.config.url)
+        self._recurrences = Recurrences(runtime.config.url, runtime.config.payload_cap)
         self._wakeup = Wakeup()
         self.epoch: str | None = None
         """The last one that Redis had; None = Redis has not been asked yet."""
@@ -108,27 +111,53 @@ class Relay:
         return Selection(epoch, self._runtime.config.critical_only, list(self._refused))
 
     async def _slice(self, selection: Selection, other: str) -> int:
-        """Schedule rows of another epoch; return how many there were, also if Redis refused them."""
-        connection, accepted = await self._database.open(), True
+        """Schedule rows of another epoch; return how many there were, also if Redis refused their queue."""
+        connection, config = await self._database.open(), self._runtime.config
+        refused, accepted = dict[str, list[Refusal]](), True
         async with connection.transaction() as transaction:
-            claimed = await rows.claim(connection, selection, other, self._runtime.config.batch)
-            for queue, jobs in claimed.items():
-                accepted = accepted and await self._schedule(queue, jobs)
+            claimed = await rows.claim(connection, selection, other, config.batch, config.payload_cap)
+            for queue, found in claimed.items():
+                if (refusals := await self._schedule(queue, found.jobs)) is None:
+                    accepted = False
+                    break
+                refused[queue] = found.refused + refusals
+                await rows.refuse(connection, queue, refused[queue])
             if not accepted:
                 raise psycopg.Rollback(transaction)
         if accepted:
-            for queue, jobs in claimed.items():
-                self._runtime.emit(events.RowsScheduled(queue=queue, count=len(jobs), again=other != ""))
-        return sum(map(len, claimed.values()))
+            for queue, found in claimed.items():
+                self._report(queue, len(found.jobs) + len(found.refused), refused[queue], other != "")
+        return sum(len(found.jobs) + len(found.refused) for found in claimed.values())
 
-    async def _schedule(self, queue: str, jobs: Sequence[New]) -> bool:
-        """Put jobs on a queue's schedule; return False if Redis refuses this queue."""
-        reconnect = self._queues.of(queue)
+    async def _schedule(self, queue: str, jobs: Sequence[RowJob]) -> list[Refusal] | None:
+        """Put jobs on a queue's schedule; return which cannot be. None: Redis refuses this queue."""
+        reconnect, reasons = self._queues.of(queue), dict[str, str]()
         try:
-            await self._runtime.sender.send(Store(queue).enqueue(jobs, keep=True))
+            for some in _calls(jobs):
+                reasons |= await self._runtime.sender.send(Store(queue).relay(some))
         except StoreRefused as error:
             reconnect.refused(error)
             self._refused[queue] = time.monotonic() + _REFUSED
-            return False
+            return None
         reconnect.passed()
-        return True
+        return [Refusal(job.id, job.row, reasons[job.id]) for job in jobs if job.id in reasons]
+
+    def _report(self, queue: str, count: int, refused: Sequence[Refusal], again: bool) -> None:
+        if count > len(refused):
+            self._runtime.emit(events.RowsScheduled(queue=queue, count=count - len(refused), again=again))
+        if refused:
+            first = f"{refused[0].id}: {refused[0].reason}"
+            self._runtime.emit(events.RowsRefused(queue=queue, count=len(refused), first=first))
+
+
+def _calls(jobs: Sequence[RowJob]) -> Iterator[list[RowJob]]:
+    """Split jobs by the bytes of their payloads, so that no call is long; each has one job at least."""
+    some, size = list[RowJob](), 0
+    for job in jobs:
+        if some and size + len(job.payload) > _BYTES:
+            yield some
+            some, size = [], 0
+        some.append(job)
+        size += len(job.payload)
+    if some:
+        yield some

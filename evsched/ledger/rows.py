@@ -8,8 +8,7 @@ from typing import Any, Final, LiteralString
 from msgspec import Struct
 from psycopg import AsyncConnection
 
-from evsched.store.clients import New
-from evsched.store.ledger import Report
+from evsched.store.ledger import Report, RowJob
 
 ENDED: Final = ("done", "dead", "expired", "cancelled", "dropped")
 """The states of a row whose job has ended."""
@@ -38,9 +37,16 @@ WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM evsched_job WHERE {_WAITING}
     ORDER BY critical DESC, due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ))
-RETURNING queue, id, payload::text, priority, grp, extract(epoch FROM due)::float8, number
+RETURNING queue, id, priority, grp, extract(epoch FROM due)::float8, number, octet_length(payload::text),
+    CASE WHEN octet_length(payload::text) <= %(cap)s THEN payload::text END
 """  # noqa: S608 - the condition is a constant
 """By ctid: the rows are locked, so nobody moves them."""
+
+_REFUSE: Final = """
+UPDATE evsched_job AS job SET state = 'dead', reason = refused.reason, finished_at = clock_timestamp()
+FROM unnest(%(ids)s::text[], %(numbers)s::bigint[], %(reasons)s::text[]) AS refused (id, number, reason)
+WHERE job.queue = %(queue)s AND job.id = refused.id AND job.number = refused.number AND job.state = 'open'
+"""
 
 _ANY_WAITING: Final = f"SELECT EXISTS (SELECT FROM evsched_job WHERE {_WAITING})"  # noqa: S608 - likewise
 
@@ -93,6 +99,14 @@ class Backlog(Struct, frozen=True):
     """For how long the oldest of them has been there."""
 
 
+class Refusal(Struct, frozen=True):
+    """A row whose job cannot be scheduled, and why."""
+
+    id: str
+    number: int
+    reason: str
+
+
 class Selection(Struct, frozen=True):
     """Which rows a relay takes."""
 
@@ -113,16 +127,45 @@ async def other_epochs(connection: AsyncConnection, epoch: str) -> list[str]:
     return await _column(connection, _OTHER_EPOCHS, {"epoch": epoch})
 
 
-async def claim(connection: AsyncConnection, selection: Selection, other: str, limit: int) -> dict[str, list[New]]:
+class Claimed(Struct, frozen=True):
+    """Rows of one queue that are locked."""
+
+    jobs: list[RowJob]
+    refused: list[Refusal]
+    """Those that are not sent to Redis."""
+
+
+async def claim(
+    connection: AsyncConnection, selection: Selection, other: str, limit: int, cap: int
+) -> dict[str, Claimed]:
     """Lock rows of another epoch that no relay has locked, and give them the present one; return jobs by queue.
 
     The most critical first, then the earliest. Within a transaction, which the caller commits when Redis has the jobs.
+    `cap`: bytes that a payload may have; longer ones are not read.
     """
-    cursor = await connection.execute(_CLAIM.encode(), {**selection.words(other), "limit": limit})
-    found: dict[str, list[New]] = {}
-    for queue, job_id, payload, priority, group, due, number in await cursor.fetchall():
-        found.setdefault(queue, []).append(New(job_id, payload.encode(), priority, group, due, row=number))
+    cursor = await connection.execute(_CLAIM.encode(), {**selection.words(other), "limit": limit, "cap": cap})
+    found: dict[str, Claimed] = {}
+    for queue, job_id, priority, group, due, number, size, payload in await cursor.fetchall():
+        claimed = found.setdefault(queue, Claimed([], []))
+        if payload is None:
+            reason = f"the payload has {size} bytes, more than {cap}: store the data elsewhere and pass a reference"
+            claimed.refused.append(Refusal(job_id, number, reason))
+        else:
+            claimed.jobs.append(RowJob(job_id, payload.encode(), priority, group, due, number))
     return found
+
+
+async def refuse(connection: AsyncConnection, queue: str, refused: Sequence[Refusal]) -> None:
+    """Mark rows as dead whose jobs cannot be scheduled."""
+    if not refused:
+        return
+    words = {
+        "queue": queue,
+        "ids": [one.id for one in refused],
+        "numbers": [one.number for one in refused],
+        "reasons": [one.reason for one in refused],
+    }
+    await connection.execute(_REFUSE.encode(), words)
 
 
 async def any_waiting(connection: AsyncConnection, selection: Selection, others: Iterable[str]) -> bool:
@@ -140,10 +183,10 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
         _END.encode(),
         {
             "queue": queue,
-            "ids": [_storable(one.id) for one in found],
+            "ids": [storable(one.id) for one in found],
             "numbers": [int(one.row) for one in found],
             "states": [one.outcome for one in found],
-            "reasons": [_storable(one.reason) for one in found],
+            "reasons": [storable(one.reason) for one in found],
             "reports": [one.order for one in found],
             "ats": [(one.order >> 20) / 1000 for one in found],
         },
@@ -183,5 +226,6 @@ async def _rows(connection: AsyncConnection, statement: LiteralString, words: di
     return await cursor.fetchall()
 
 
-def _storable(text: str) -> str:
-    return text.replace("\x00", "\\x00")  # PostgreSQL stores no NUL
+def storable(text: str) -> str:
+    """Return a text that PostgreSQL stores: without NUL."""
+    return text.replace("\x00", "\\x00")

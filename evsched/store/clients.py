@@ -24,8 +24,6 @@ class New(Struct, frozen=True):
     group: str | None = None
     due: float | None = None
     delay: float = 0.0
-    row: int | None = None
-    """For a job of the ledger: the number of its row."""
 
 
 class Request(Struct, frozen=True):
@@ -58,7 +56,7 @@ class Facts(Struct, frozen=True):
     holder: str | None
 
 
-def _new_words(jobs: Iterable[New], *, rows: bool = False) -> list[Word]:
+def _new_words(jobs: Iterable[New]) -> list[Word]:
     words: list[Word] = []
     for job in jobs:
         words += (
@@ -69,8 +67,6 @@ def _new_words(jobs: Iterable[New], *, rows: bool = False) -> list[Word]:
             "" if job.due is None else repr(job.due),
             repr(job.delay),
         )
-        if rows:
-            words.append("" if job.row is None else job.row)
     return words
 
 
@@ -163,7 +159,7 @@ class Clients(Queue):
         request: Request = _NO_REQUEST,
     ) -> Call[T]:
         words = (self._stamp(now), "keep" if keep else "", _length(within), self._by, request.key, request.asked)
-        return self._verb("enqueue", read, *words, *_new_words(jobs, rows=True))
+        return self._verb("enqueue", read, *words, *_new_words(jobs))
 
     def _replace(
         self,

@@ -15,10 +15,22 @@ from msgspec import Struct
 from evsched import keys
 from evsched.jobs.untrusted import number
 from evsched.store.queue import Queue, as_fields
-from evsched.transport.call import Call, raw, text
+from evsched.transport.call import Call, Word, raw, text
 
 _GROUP: Final = "ledger"
 """The consumer group of all relays."""
+
+
+class RowJob(Struct, frozen=True):
+    """A job of a row. `due` in Unix seconds."""
+
+    id: str
+    payload: bytes
+    priority: int | None
+    group: str | None
+    due: float
+    row: int
+    """The number of the row."""
 
 
 class Report(Struct, frozen=True):
@@ -57,6 +69,8 @@ class Mark(Struct, frozen=True):
 
     row: str | None
     finished: float | None
+    next_row: str | None
+    """The row whose job runs when this one's run has ended."""
 
 
 def epoch_key() -> Call[str]:
@@ -107,6 +121,18 @@ def read_ends(queues: Sequence[str], relay: str, limit: int, block: float | None
 class Ledger(Queue):
     """The calls of a relay."""
 
+    def relay(self, jobs: Sequence[RowJob], *, now: float | None = None) -> Call[dict[str, str]]:
+        """Put jobs of rows on the schedule; the reply is why those cannot be whose rows were refused, by their ids."""
+        words: list[Word] = []
+        for job in jobs:
+            priority = "" if job.priority is None else job.priority
+            words += (job.id, job.payload, priority, job.group or "", repr(job.due), job.row)
+
+        def read(reply: list[bytes]) -> dict[str, str]:
+            return {job.id: text(reason) for job, reason in zip(jobs, reply, strict=True) if reason}
+
+        return self._verb("relay", read, self._stamp(now), *words)
+
     def follow_ends(self) -> Call[Any]:
         """Make the stream and its consumer group. Fails with kind "busygroup" if they exist."""
         return Call(("XGROUP", "CREATE", keys.ends(self.queue), _GROUP, "0", "MKSTREAM"), raw)
@@ -129,10 +155,14 @@ class Ledger(Queue):
         """Read from a record which row the job has, and when it ended."""
 
         def read(reply: list[bytes | None]) -> Mark:
-            row, finished = reply
-            return Mark(None if row is None else text(row), None if finished is None else number(finished))
+            row, finished, following = reply
+            return Mark(
+                None if row is None else text(row),
+                None if finished is None else number(finished),
+                None if following is None else text(following),
+            )
 
-        return Call(("HMGET", keys.job(self.queue, job_id), "ledger", "finished"), read)
+        return Call(("HMGET", keys.job(self.queue, job_id), "ledger", "finished", "next_ledger"), read)
 
     def count_ends(self) -> Call[int]:
         """Count the reports that are not settled."""

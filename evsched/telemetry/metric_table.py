@@ -59,6 +59,7 @@ COUNTERS: Final = (
         "Rows of the ledger that were scheduled: new ones, and restored ones, which had been scheduled before.",
         ("queue", "kind"),
     ),
+    Metric("ledger_rows_refused", "Rows of the ledger that could not be scheduled: they are dead.", _QUEUE),
     Metric("ledger_ends_written", "Ends of jobs that were written into their rows.", _QUEUE),
 )
 

@@ -95,6 +95,7 @@ class Metrics:
             events.RowsScheduled: lambda event: self._count(
                 "ledger_rows_scheduled", event.queue, "restored" if event.again else "new", by=event.count
             ),
+            events.RowsRefused: lambda event: self._count("ledger_rows_refused", event.queue, by=event.count),
             events.EndsWritten: lambda event: self._count("ledger_ends_written", event.queue, by=event.count),
             events.LedgerDown: lambda event: self._set_ledger_up(event.who, False),
             events.LedgerUp: lambda event: self._set_ledger_up(event.who, True),

@@ -10,7 +10,7 @@ import pytest
 
 from evsched import App, GiveUp, events
 from evsched.config import Config
-from evsched.store.clients import New
+from evsched.store.ledger import RowJob
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 from tests.ledger.conftest import Running
@@ -111,7 +111,7 @@ async def test_a_relay_that_died_before_it_committed_causes_no_second_run(
     """It leaves a job that Redis has, and a row that does not say so. Meanwhile the job runs and ends."""
     payload = json.dumps({"task": task, "args": ["a"], "retention": retention})
     insert(ledger_url, queue, "a", payload=payload)
-    await sender.send(Store(queue).enqueue([New("a", payload.encode(), row=1)], keep=True))
+    await sender.send(Store(queue).relay([RowJob("a", payload.encode(), None, None, 0.0, 1)]))
     async with system(config, app) as running:
         await running.recorder.until(
             lambda: running.recorder.of(events.Completed if task == "note" else events.JobBuried)

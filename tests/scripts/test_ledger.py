@@ -8,11 +8,12 @@ import pytest
 
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried
 from evsched.store.clients import New
-from evsched.store.ledger import Report, read_ends
+from evsched.store.ledger import Report, RowJob, read_ends
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 
 PAYLOAD = b'{"task":"t","args":[1]}'
+OTHER = b'{"task":"other"}'
 DONE = Done(b"1", 60.0, False)
 AT_ONCE = Done(b"1", 0.0, False)
 
@@ -22,8 +23,12 @@ def stream(send: Send, store: Store) -> None:
     send(store.follow_ends())
 
 
-def enqueue(send: Send, store: Store, row: int | None, payload: bytes = PAYLOAD) -> None:
-    send(store.enqueue([New("a", payload, due=NOW, row=row)], keep=row is not None, now=NOW))
+def enqueue(send: Send, store: Store, row: int | None, payload: bytes = PAYLOAD) -> str:
+    """Schedule the job of a row, or that of a client; return why it was refused."""
+    if row is None:
+        send(store.enqueue([New("a", payload, due=NOW)], now=NOW))
+        return ""
+    return send(store.relay([RowJob("a", payload, None, None, NOW, row)], now=NOW)).get("a", "")
 
 
 def start(send: Send, store: Store) -> FetchedJob:
@@ -99,13 +104,104 @@ def test_another_row_of_the_same_id_is_another_job(send: Send, store: Store, raw
     assert outcomes(read(send, store)) == [("a", "8", "done", "60")]
 
 
-def test_a_job_that_a_client_has_scheduled_under_the_id_is_taken_for_the_rows(send: Send, store: Store) -> None:
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_job_that_a_client_has_scheduled_under_the_id_is_left_alone(
+    send: Send, store: Store, state: State, runs: bool
+) -> None:
     enqueue(send, store, None)
-    enqueue(send, store, 7, b'{"task":"other"}')
+    if runs:
+        start(send, store)
+    before = state()
+    assert "not of this ledger" in enqueue(send, store, 7, OTHER)
+    assert state() == before
+
+
+def test_a_job_that_a_client_schedules_after_a_rows_has_ended_is_left_alone(
+    send: Send, store: Store, raw: Any, state: State
+) -> None:
+    enqueue(send, store, 7)
+    send(store.complete("w", [(start(send, store), DONE)], now=NOW))
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW})
+    before = state()
+    assert enqueue(send, store, 7) == ""
+    assert "not of this ledger" in enqueue(send, store, 8, OTHER)
+    assert state() == before
+
+
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready", "fetched"])
+def test_the_job_of_a_later_row_takes_the_place_of_one_that_waits(
+    send: Send, store: Store, state: State, raw: Any, place: str
+) -> None:
+    root = f"evsched:{{{store.queue}}}:"
+    if place == "backlog":
+        send(store.pause(now=NOW))
+    enqueue(send, store, 7)
+    if place != "schedule":
+        send(store.dispatch(limit=100, cap=1000, now=NOW))
+    if place == "fetched":
+        raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
+    assert enqueue(send, store, 8, OTHER) == ""
+    before = state()
+    assert enqueue(send, store, 8, OTHER) == ""
+    assert state() == before
+    assert "later row number, 8" in enqueue(send, store, 7)
+    assert state() == before
+    send(store.resume(now=NOW))
+    if place == "fetched":
+        assert send(store.start("w", ["a"], hold=9, lease=15, now=NOW)).jobs == []
     run = start(send, store)
-    assert run.payload == PAYLOAD
+    assert (run.payload, run.attempt) == (OTHER, 1)
     send(store.complete("w", [(run, DONE)], now=NOW))
-    assert outcomes(read(send, store)) == [("a", "7", "done", "60")]
+    assert outcomes(read(send, store)) == [("a", "8", "done", "60")]
+    assert raw.zcard(f"{root}schedule") == 0
+
+
+@pytest.mark.parametrize("how", ["done", "dead", "retried"])
+def test_the_job_of_a_later_row_runs_after_the_run_of_an_earlier_one(
+    send: Send, store: Store, state: State, raw: Any, how: str
+) -> None:
+    enqueue(send, store, 7)
+    run = start(send, store)
+    for _ in range(2):
+        assert enqueue(send, store, 8, OTHER) == ""
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    before = state()
+    assert enqueue(send, store, 8, OTHER) == ""
+    assert state() == before
+    assert send(store.mark("a")).next_row == "8"
+    if how == "retried":
+        send(store.retry("w", [(run, Retried(0.0, "x"))], now=NOW))
+        assert enqueue(send, store, 8, OTHER) == ""
+        run = start(send, store)
+        assert (run.payload, run.attempt) == (PAYLOAD, 2)
+    if how == "dead":
+        send(store.bury("w", [(run, Buried("x", False))], now=NOW))
+    else:
+        send(store.complete("w", [(run, DONE)], now=NOW))
+    send(store.settle(read(send, store)))
+    again = start(send, store)
+    assert (again.payload, again.attempt) == (OTHER, 1)
+    send(store.complete("w", [(again, DONE)], now=NOW))
+    assert outcomes(read(send, store)) == [("a", "8", "done", "60")]
+    assert is_kept(raw, store)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_row_that_waits_for_a_run_is_cancelled_or_replaced_with_it(send: Send, store: Store, again: bool) -> None:
+    enqueue(send, store, 7)
+    run = start(send, store)
+    enqueue(send, store, 8, OTHER)
+    if again:
+        send(store.replace([New("a", b"{}", due=NOW)], now=NOW))
+    else:
+        send(store.cancel("a", now=NOW))
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    if again:
+        last = start(send, store)
+        assert last.payload == b"{}"
+        send(store.complete("w", [(last, DONE)], now=NOW))
+    ended = outcomes(read(send, store))[-1]
+    assert ended[:3] == ("a", "8", "done" if again else "cancelled")
 
 
 def test_a_job_that_is_cancelled_while_it_waits_leaves_a_record_until_then(send: Send, store: Store, raw: Any) -> None:

@@ -15,7 +15,7 @@ from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.announced import Announced
 from evsched.store.audits import Violation
 from evsched.store.clients import New
-from evsched.store.ledger import Report
+from evsched.store.ledger import Report, RowJob
 from evsched.store.matching import condition
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
@@ -120,6 +120,9 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "register": lambda store, runs: store.register("app", "content", now=NOW),
     "remove": lambda store, runs: store.remove("r"),
     "reopen": lambda store, runs: store.reopen("night", now=NOW),
+    "relay": lambda store, runs: store.relay(
+        [RowJob("r5", b"{}", None, None, NOW, 8), RowJob("n1", b"{}", None, None, NOW, 9)], now=NOW
+    ),
     "replace": lambda store, runs: store.replace([New("r5", b"{}", due=NOW), New("n1", b"{}", due=NOW)], now=NOW),
     "requeue": lambda store, runs: store.requeue("w", "x", now=NOW),
     "replan": lambda store, runs: store.replan("r", now=NOW),
