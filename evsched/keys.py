@@ -31,6 +31,9 @@ no queue, but the key patterns of the ACL users include it."""
 EPOCH: Final = "evsched:{}:epoch"
 """A random key that the relays of the ledger make: if it is another one, Redis has lost its data."""
 
+LEDGER: Final = "evsched:{}:ledger"
+"""The identity of the database whose ledger this Redis belongs to."""
+
 EVERY_KEY: Final = "evsched:{*}:*"
 """Glob of all keys of all queues."""
 

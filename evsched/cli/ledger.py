@@ -79,7 +79,12 @@ def status(*, json: Json = False, ledger_url: LedgerUrl = None, url: Url = None)
     if now.away is None:
         rows.append(("epoch", now.epoch or "none: no relay has seen this Redis, or its data is lost"))
     else:
-        rows.append(("Redis is away", f"{now.away}; rows that were scheduled before do not count as waiting"))
+        rows.append(
+            (
+                "Redis is of another ledger" if now.foreign else "Redis is away",
+                f"{now.away}; rows that were scheduled before do not count as waiting",
+            )
+        )
     table((Column("what"), Column("value", 1, prose=True)), rows, "")
 
 

@@ -67,7 +67,8 @@ _OWN: Final[dict[Role, str]] = {
         SPOP newly_paused 1
     """,
     "ledger": """
-        INFO server · SET evsched:{}:epoch x NX GET · XGROUP CREATE ends g 0 MKSTREAM · XGROUP DELCONSUMER ends g x
+        INFO server · SET evsched:{}:epoch x NX GET · SET evsched:{}:ledger x NX GET
+        XGROUP CREATE ends g 0 MKSTREAM · XGROUP DELCONSUMER ends g x
         XREADGROUP GROUP g x STREAMS ends > · XAUTOCLAIM ends g x 1 0 · XINFO CONSUMERS ends g
     """,
     "observer": """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from evsched.diagnostics.finding import Finding
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreRefused
 from evsched.transport.senders import BatchingSender
 
 _LOST: Final = "UPDATE evsched_job SET epoch = '' WHERE queue = '{queue}' AND id = '{id}'; NOTIFY evsched_ledger"
@@ -22,6 +22,7 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
 
         from evsched.ledger import audit
         from evsched.ledger.database import check_url, connect, explain
+        from evsched.ledger.epoch import OTHER
     except ImportError:
         mend = "pip install 'evsched[ledger]', or unset EVSCHED_LEDGER_URL"
         return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
@@ -31,6 +32,11 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
             lost = [one.row for one in differences if one.what == "lost"]
             if repair and lost:
                 await audit.schedule_again(connection, lost)
+    except StoreRefused as error:
+        if error.kind != OTHER:
+            raise
+        mend = "correct EVSCHED_URL or EVSCHED_LEDGER_URL"
+        return [Finding("ledger", "fault", f"the ledger was not checked: {error}", "the ledger", mend)]
     except (psycopg.Error, ConfigError) as error:
         what = f"the ledger was not checked: {explain(error) if isinstance(error, psycopg.Error) else error}"
         return [Finding("ledger", "fault", what, "the ledger", "correct EVSCHED_LEDGER_URL, or start the database")]

@@ -10,6 +10,7 @@ from msgspec import Struct
 from psycopg import AsyncConnection
 
 from evsched.ledger.epoch import known_epoch
+from evsched.ledger.identity import read_identity
 from evsched.ledger.tables import CHANNEL
 from evsched.store.ledger import Mark
 from evsched.store.server import clock
@@ -72,7 +73,8 @@ async def compare(connection: AsyncConnection, sender: BatchingSender) -> list[D
     Raises:
         psycopg.Error, StoreDown, StoreRefused
     """
-    epoch, found, last = await known_epoch(sender), list[Row](), ("", "")
+    epoch = await known_epoch(sender, (await read_identity(connection)).text)
+    found, last = list[Row](), ("", "")
     while epoch and len(found) < _MOST:
         words = {"epoch": epoch, "queue": last[0], "id": last[1], "limit": _SLICE}
         cursor = await connection.execute(_OPEN.encode(), words)

@@ -15,6 +15,8 @@ from evsched import events
 from evsched.errors import StoreError, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database
+from evsched.ledger.epoch import check_owner
+from evsched.ledger.identity import make_identity
 from evsched.runtime.new_id import new_id
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
@@ -91,6 +93,7 @@ class Ends:
 
     async def _begin(self, queues: Sequence[str]) -> None:
         """Make the streams that are missing, and settle what was read before."""
+        await check_owner(self._runtime, (await make_identity(await self._database.open())).text)
         for queue in queues:
             await self._make(queue)
         self.on_new_stream()

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import psycopg
+from psycopg import AsyncConnection
 
 from evsched import events
 from evsched.errors import StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database
 from evsched.ledger.epoch import read_epoch
+from evsched.ledger.identity import make_identity, note_epoch
 from evsched.ledger.recurrences import Recurrences
 from evsched.ledger.rows import Refusal, Selection
 from evsched.runtime.reconnect import Reconnect, Reconnects
@@ -87,7 +89,7 @@ class Relay:
         connection = await self._database.open()
         self._follow(await rows.queues(connection))
         while True:
-            selection = await self._select()
+            selection = await self._select(connection)
             others = await rows.other_epochs(connection, selection.epoch)
             counts = [await self._slice(selection, other) for other in others]
             if not any(counts):
@@ -101,11 +103,22 @@ class Relay:
             return _LOCKED
         return _REFUSED if selection.avoid else self._runtime.config.safety_cap
 
-    async def _select(self) -> Selection:
-        epoch = await read_epoch(self._runtime)
+    async def _select(self, connection: AsyncConnection) -> Selection:
+        """Find out the present epoch, and what to take.
+
+        The table is read first: if another relay has noted a new epoch there by then, Redis has that, or a later one.
+        """
+        noted = await make_identity(connection)
+        epoch = await read_epoch(self._runtime, noted.text)
         if epoch != self.epoch:
             self.epoch = epoch
+            await note_epoch(connection, epoch, noted.epoch)
             self._runtime.emit(events.EpochFound(epoch=epoch))
+        elif noted.epoch != epoch:
+            raise StoreRefused(
+                f"another relay of this database uses another Redis, with the epoch {noted.epoch}; this one has "
+                f"{epoch}: jobs would run in both, so this relay waits. Give all relays of a database the same Redis"
+            )
         now = time.monotonic()
         self._refused = {queue: until for queue, until in self._refused.items() if until > now}
         return Selection(epoch, self._runtime.config.critical_only, list(self._refused))

@@ -8,13 +8,17 @@ from typing import Final
 import psycopg
 
 from evsched import events
+from evsched.errors import CannotStart, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database, check_server, check_url, connect
 from evsched.ledger.ends import Ends
+from evsched.ledger.epoch import OTHER, check_owner
+from evsched.ledger.identity import make_identity
 from evsched.ledger.listener import Listener
 from evsched.ledger.relay import Relay
 from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
+from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 
 _COUNTED: Final = 10_000
@@ -64,19 +68,28 @@ class Service:
         """Run the loops until cancelled. `server`: which Redis it is.
 
         Raises:
-            CannotStart: PostgreSQL is too old.
+            CannotStart: PostgreSQL is too old, or Redis belongs to the ledger of another database.
         """
         self._runtime.emit(events.LedgerStarted(server=server, database=await self._find_database()))
         await run_loops({"listener": self._listener.run(), "relay": self._relay.run(), "ends": self._ends.run()})
 
     async def _find_database(self) -> str:
-        """Wait until the database serves; return which it is."""
+        """Wait until the database and Redis serve; return which database it is."""
+        reconnect = Reconnect("the start", self._runtime.emit)
         database = Database(self._url, "the start", self._runtime.emit)
         found = ""
         try:
             while not found:
-                async with database:
-                    found = check_server(await database.open())
+                async with reconnect, database:
+                    connection = await database.open()
+                    version = check_server(connection)
+                    try:
+                        await check_owner(self._runtime, (await make_identity(connection)).text)
+                    except StoreRefused as error:
+                        if error.kind == OTHER:
+                            raise CannotStart(str(error)) from None
+                        raise
+                    found = version
         finally:
             await database.close()
         return found

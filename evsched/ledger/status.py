@@ -12,7 +12,8 @@ from msgspec import Struct
 from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import check_url, connect, explain
-from evsched.ledger.epoch import known_epoch
+from evsched.ledger.epoch import OTHER, known_epoch
+from evsched.ledger.identity import read_identity
 from evsched.ledger.rows import Backlog
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -27,7 +28,9 @@ class Status(Struct, frozen=True):
     epoch: str
     """The present one; empty = no relay has seen this Redis, or its data is lost, or it is away."""
     away: str | None
-    """Why Redis does not answer; None = it does."""
+    """Why Redis does not answer, or is not the one of this ledger; None = it answers."""
+    foreign: bool
+    """The reason is that this Redis belongs to the ledger of another database."""
     states: dict[str, int]
     """How many rows are in each state."""
     waiting: Backlog
@@ -52,16 +55,20 @@ async def read_status(database: str | None, redis: str) -> Status:
     sender = BatchingSender(redis)
     try:
         async with await connect(check_url(database)) as connection:
-            epoch, unwritten, away = "", dict[str, int](), None
+            epoch, unwritten, away, foreign = "", dict[str, int](), None, False
             try:
-                epoch = await known_epoch(sender)
+                epoch = await known_epoch(sender, (await read_identity(connection)).text)
                 unwritten = await _unwritten(sender, await rows.queues(connection))
-            except StoreDown as error:
+            except (StoreDown, StoreRefused) as error:
+                foreign = error.kind == OTHER
+                if not foreign and not isinstance(error, StoreDown):
+                    raise
                 away = str(error).removeprefix("Redis: ")
             compared = None if away else epoch or _NONE
             return Status(
                 epoch,
                 away,
+                foreign,
                 await rows.states(connection),
                 await rows.backlog(connection, compared, None),
                 *(await rows.recurrences(connection, compared)),

@@ -1,4 +1,4 @@
-"""The tables of the ledger, as SQL that may run any number of times.
+"""The tables of the ledger: their parts, how to see in the catalog whether each is there, and how it is made.
 
 A row of `evsched_job` is a job that a program wants done. Programs write the first seven columns, relays the others:
 
@@ -11,13 +11,19 @@ A row of `evsched_job` is a job that a program wants done. Programs write the fi
 A row of `evsched_recurrence` is a recurrence. Relays write its last two columns: the epoch in which it was declared,
 and the reason why it could not be.
 
+`evsched_ledger` has one row, which relays use: who this database is (epoch.py), and the epoch that was found last, with
+the time when a relay found it.
+
 Rows are found by the index `evsched_job_open`: those of one epoch, in the order in which they are restored. A row
 leaves it when its job ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
+
+from msgspec import Struct
 
 CHANNEL: Final = "evsched_ledger"
 """The channel on which relays are notified of new rows, once for each statement that inserts."""
@@ -28,73 +34,158 @@ OLDEST: Final = 140000
 _DECLARES: Final = "rule, zone, payload, options, critical, removed"
 """The columns of a recurrence that programs write: a change of one is declared."""
 
-STATEMENTS: Final = (
-    "CREATE SEQUENCE IF NOT EXISTS evsched_job_number",
-    r"""
-    CREATE TABLE IF NOT EXISTS evsched_job (
-        queue text NOT NULL DEFAULT 'default' CHECK (queue ~ '^[A-Za-z0-9._:@-]{1,200}$'),
-        id text NOT NULL DEFAULT replace(gen_random_uuid()::text, '-', '') CHECK (id ~ '^[A-Za-z0-9._:@-]{1,200}$'),
-        payload json NOT NULL CHECK (json_typeof(payload) = 'object' AND coalesce(payload ->> 'task', '') <> ''),
-        priority smallint CHECK (priority BETWEEN 0 AND 9),
-        grp text CHECK (octet_length(grp) BETWEEN 1 AND 200 AND position('}' IN grp) = 0),
-        due timestamptz NOT NULL DEFAULT now(),
-        critical smallint NOT NULL DEFAULT 0 CHECK (critical >= 0),
-        state text NOT NULL DEFAULT 'open'
-            CHECK (state IN ('open', 'done', 'dead', 'expired', 'cancelled', 'dropped')),
-        reason text,
-        number bigint NOT NULL DEFAULT nextval('evsched_job_number'),
-        epoch text COLLATE "C" NOT NULL DEFAULT '',
-        report bigint NOT NULL DEFAULT 0,
-        created timestamptz NOT NULL DEFAULT now(),
-        scheduled_at timestamptz,
-        finished_at timestamptz,
-        PRIMARY KEY (queue, id)
-    ) WITH (autovacuum_vacuum_scale_factor = 0.02)
-    """,
-    """
-    CREATE INDEX IF NOT EXISTS evsched_job_open ON evsched_job (epoch, critical DESC, due) WHERE state = 'open'
-    """,
-    f"""
-    CREATE OR REPLACE FUNCTION evsched_notify() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        PERFORM pg_notify('{CHANNEL}', '');
-        RETURN NULL;
-    END $$
-    """,
-    """
-    CREATE OR REPLACE TRIGGER evsched_job_notify AFTER INSERT ON evsched_job
-    FOR EACH STATEMENT EXECUTE FUNCTION evsched_notify()
-    """,
-    r"""
-    CREATE TABLE IF NOT EXISTS evsched_recurrence (
-        queue text NOT NULL DEFAULT 'default' CHECK (queue ~ '^[A-Za-z0-9._:@-]{1,200}$'),
-        name text NOT NULL CHECK (name <> ''),
-        rule text NOT NULL,
-        zone text NOT NULL DEFAULT 'UTC',
-        payload json NOT NULL CHECK (json_typeof(payload) = 'object' AND coalesce(payload ->> 'task', '') <> ''),
-        options json NOT NULL DEFAULT '{}' CHECK (json_typeof(options) = 'object'),
-        critical smallint NOT NULL DEFAULT 0 CHECK (critical >= 0),
-        removed boolean NOT NULL DEFAULT false,
-        epoch text COLLATE "C" NOT NULL DEFAULT '',
-        reason text,
-        PRIMARY KEY (queue, name)
-    )
-    """,
-    "CREATE INDEX IF NOT EXISTS evsched_recurrence_epoch ON evsched_recurrence (epoch)",
-    """
-    CREATE OR REPLACE FUNCTION evsched_changed() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-        NEW.epoch := '';
-        RETURN NEW;
-    END $$
-    """,
-    f"""
-    CREATE OR REPLACE TRIGGER evsched_recurrence_changed BEFORE UPDATE OF {_DECLARES} ON evsched_recurrence
-    FOR EACH ROW EXECUTE FUNCTION evsched_changed()
-    """,
-    f"""
-    CREATE OR REPLACE TRIGGER evsched_recurrence_notify AFTER INSERT OR UPDATE OF {_DECLARES} ON evsched_recurrence
-    FOR EACH STATEMENT EXECUTE FUNCTION evsched_notify()
-    """,
+_NAME: Final = "^[A-Za-z0-9._:@-]{1,200}$"
+_PAYLOAD: Final = "json_typeof(payload) = 'object' AND coalesce(payload ->> 'task', '') <> ''"
+_SOME_ID: Final = "replace(gen_random_uuid()::text, '-', '')"
+
+
+class Column(Struct, frozen=True):
+    """A column of a table."""
+
+    name: str
+    kind: str
+    """Its type, and its default."""
+    check: str = ""
+    """What its values must meet; "" = any."""
+
+    def definition(self, table: str) -> str:
+        """Return it as in CREATE TABLE."""
+        check = f" CONSTRAINT {table}_{self.name}_check CHECK ({self.check})" if self.check else ""
+        return f"{self.name} {self.kind}{check}"
+
+
+class Table(Struct, frozen=True):
+    """A table, with its primary key."""
+
+    name: str
+    key: str
+    columns: tuple[Column, ...]
+    options: str = ""
+
+
+class Part(Struct, frozen=True):
+    """A part that `migrate` makes if it is missing."""
+
+    name: str
+    found: str
+    """A condition that is true if it is there. It reads the catalog alone, so it waits for nobody."""
+    make: str
+
+
+_JOBS: Final = Table(
+    "evsched_job",
+    "queue, id",
+    (
+        Column("queue", "text NOT NULL DEFAULT 'default'", f"queue ~ '{_NAME}'"),
+        Column("id", f"text NOT NULL DEFAULT {_SOME_ID}", f"id ~ '{_NAME}'"),
+        Column("payload", "json NOT NULL", _PAYLOAD),
+        Column("priority", "smallint", "priority BETWEEN 0 AND 9"),
+        Column("grp", "text", "octet_length(grp) BETWEEN 1 AND 200 AND position('}' IN grp) = 0"),
+        Column("due", "timestamptz NOT NULL DEFAULT now()"),
+        Column("critical", "smallint NOT NULL DEFAULT 0", "critical >= 0"),
+        Column(
+            "state",
+            "text NOT NULL DEFAULT 'open'",
+            "state IN ('open', 'done', 'dead', 'expired', 'cancelled', 'dropped')",
+        ),
+        Column("reason", "text"),
+        Column("number", "bigint NOT NULL DEFAULT nextval('evsched_job_number')"),
+        Column("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
+        Column("report", "bigint NOT NULL DEFAULT 0"),
+        Column("created", "timestamptz NOT NULL DEFAULT now()"),
+        Column("scheduled_at", "timestamptz"),
+        Column("finished_at", "timestamptz"),
+    ),
+    "WITH (autovacuum_vacuum_scale_factor = 0.02)",
 )
-"""In this order, in one transaction."""
+
+_RECURRENCES: Final = Table(
+    "evsched_recurrence",
+    "queue, name",
+    (
+        Column("queue", "text NOT NULL DEFAULT 'default'", f"queue ~ '{_NAME}'"),
+        Column("name", "text NOT NULL", "name <> ''"),
+        Column("rule", "text NOT NULL"),
+        Column("zone", "text NOT NULL DEFAULT 'UTC'"),
+        Column("payload", "json NOT NULL", _PAYLOAD),
+        Column("options", "json NOT NULL DEFAULT '{}'", "json_typeof(options) = 'object'"),
+        Column("critical", "smallint NOT NULL DEFAULT 0", "critical >= 0"),
+        Column("removed", "boolean NOT NULL DEFAULT false"),
+        Column("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
+        Column("reason", "text"),
+    ),
+)
+
+_LEDGER: Final = Table(
+    "evsched_ledger",
+    "one",
+    (
+        Column("one", "boolean NOT NULL DEFAULT true", "one"),
+        Column("identity", f"text NOT NULL DEFAULT {_SOME_ID}"),
+        Column("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
+        Column("found", "timestamptz"),
+    ),
+)
+
+
+def _of_table(table: Table) -> Iterator[Part]:
+    of, name = f"to_regclass('{table.name}')", table.name
+    columns = ", ".join(column.definition(name) for column in table.columns)
+    made = f"CREATE TABLE {name} ({columns}, PRIMARY KEY ({table.key})) {table.options}"
+    yield Part(f"table {name}", f"{of} IS NOT NULL", made)
+    for column in table.columns:
+        found = f"EXISTS (SELECT FROM pg_attribute WHERE attrelid = {of} AND attname = '{column.name}')"
+        yield Part(f"column {name}.{column.name}", found, f"ALTER TABLE {name} ADD COLUMN {column.definition(name)}")
+        if column.check:
+            check = f"{name}_{column.name}_check"
+            found = f"EXISTS (SELECT FROM pg_constraint WHERE conrelid = {of} AND conname = '{check}')"
+            # NOT VALID: only new rows are checked, so the table is not locked while all are read.
+            made = f"ALTER TABLE {name} ADD CONSTRAINT {check} CHECK ({column.check}) NOT VALID"
+            yield Part(f"check {check}", found, made)
+    found = f"EXISTS (SELECT FROM pg_constraint WHERE conrelid = {of} AND contype = 'p')"
+    yield Part(f"primary key of {name}", found, f"ALTER TABLE {name} ADD PRIMARY KEY ({table.key})")
+
+
+def _index(name: str, on: str) -> Part:
+    return Part(f"index {name}", f"to_regclass('{name}') IS NOT NULL", f"CREATE INDEX {name} ON {on}")
+
+
+def _function(name: str, body: str) -> Part:
+    found = f"EXISTS (SELECT FROM pg_proc WHERE oid = to_regprocedure('{name}()') AND prosrc = $${body}$$)"
+    made = f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $${body}$$"
+    return Part(f"function {name}", found, made)
+
+
+def _trigger(name: str, when: str, table: str, what: str) -> Part:
+    found = f"EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('{table}') AND tgname = '{name}')"
+    return Part(f"trigger {name}", found, f"CREATE OR REPLACE TRIGGER {name} {when} ON {table} FOR EACH {what}()")
+
+
+PARTS: Final = (
+    Part(
+        "sequence evsched_job_number",
+        "to_regclass('evsched_job_number') IS NOT NULL",
+        "CREATE SEQUENCE evsched_job_number",
+    ),
+    *_of_table(_JOBS),
+    _index("evsched_job_open", "evsched_job (epoch, critical DESC, due) WHERE state = 'open'"),
+    *_of_table(_RECURRENCES),
+    _index("evsched_recurrence_epoch", "evsched_recurrence (epoch)"),
+    *_of_table(_LEDGER),
+    _function("evsched_notify", f" BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END "),
+    _function("evsched_changed", " BEGIN NEW.epoch := ''; RETURN NEW; END "),
+    _trigger("evsched_job_notify", "AFTER INSERT", "evsched_job", "STATEMENT EXECUTE FUNCTION evsched_notify"),
+    _trigger(
+        "evsched_recurrence_changed",
+        f"BEFORE UPDATE OF {_DECLARES}",
+        "evsched_recurrence",
+        "ROW EXECUTE FUNCTION evsched_changed",
+    ),
+    _trigger(
+        "evsched_recurrence_notify",
+        f"AFTER INSERT OR UPDATE OF {_DECLARES}",
+        "evsched_recurrence",
+        "STATEMENT EXECUTE FUNCTION evsched_notify",
+    ),
+)
+"""In the order in which they are made: a part needs only those before it."""

@@ -83,6 +83,24 @@ def epoch_key() -> Call[str]:
     return Call(("SET", keys.EPOCH, fresh, "NX", "GET"), read)
 
 
+def ledger_key(identity: str) -> Call[str]:
+    """Read which database's ledger this Redis belongs to: the one that asks, if it belongs to none."""
+
+    def read(reply: bytes | None) -> str:
+        return identity if reply is None else text(reply)
+
+    return Call(("SET", keys.LEDGER, identity, "NX", "GET"), read)
+
+
+def existing_ledger_key() -> Call[str]:
+    """Read the same, and do not set it: empty if it belongs to none."""
+
+    def read(reply: bytes | None) -> str:
+        return "" if reply is None else text(reply)
+
+    return Call(("GET", keys.LEDGER), read)
+
+
 def existing_epoch_key() -> Call[str]:
     """Read the same key, and do not make it: empty if there is none."""
 
