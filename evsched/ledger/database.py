@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any, Final
 
@@ -26,6 +27,11 @@ _CONNECTION: Final = {
 }
 """The parameters of each connection; those in the URL win."""
 
+_SCHEME: Final = re.compile(r"^postgres(ql)?(\+\w+)?://")
+_IS_PLAIN: Final = re.compile(r"^\w+ *=")
+"""The other form that libpq takes: host=db dbname=shop."""
+_IS_PORT: Final = re.compile(r"[0-9,]*")
+
 _SESSION: Final = """
 SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
 SET idle_in_transaction_session_timeout = '60s'
@@ -33,18 +39,33 @@ SET idle_in_transaction_session_timeout = '60s'
 """So that the server frees the rows of a relay soon whose machine is gone, or which was suspended."""
 
 
+_FORM: Final = (
+    "write postgresql://USER:PASSWORD@HOST:PORT/NAME, with the options of libpq after a `?`; in a password, "
+    "percent-encode characters with a meaning in a URL: %2F for /, %23 for #, %3F for ?, %40 for @, %3A for :, "
+    "%25 for %"
+)
+
+
 def check_url(url: str | None) -> str:
-    """Return the URL of the database.
+    """Return the URL of the database, as libpq takes it. SQLAlchemy's form, which names a driver, is accepted.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: there is none, or it cannot be read; the message quotes nothing of it, as it may be secret.
     """
     if not url:
         raise ConfigError("the ledger needs a database: set EVSCHED_LEDGER_URL, or --ledger-url postgresql://HOST/NAME")
+    if not _IS_PLAIN.match(url):
+        url = _SCHEME.sub("postgresql://", url)
+        if "://" in url and not url.startswith("postgresql://"):
+            raise ConfigError(f"EVSCHED_LEDGER_URL is not the URL of a PostgreSQL database: {_FORM}")
     try:
-        conninfo.conninfo_to_dict(url)
-    except psycopg.Error as error:
-        raise ConfigError(f"EVSCHED_LEDGER_URL cannot be read: {explain(error)}") from None
+        words = conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        raise ConfigError(f"EVSCHED_LEDGER_URL cannot be read: {_FORM}") from None
+    # libpq takes a part of a password that is not encoded for one of these, and would show it.
+    places = str(words.get("host") or ""), str(words.get("dbname") or "")
+    if any("@" in place for place in places) or not _IS_PORT.fullmatch(str(words.get("port") or "")):
+        raise ConfigError(f"EVSCHED_LEDGER_URL cannot be read: {_FORM}")
     return url
 
 

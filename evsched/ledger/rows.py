@@ -80,9 +80,17 @@ _UNSCHEDULED: Final = "state = 'open' AND (epoch < %(epoch)s OR epoch > %(epoch)
 """If the epoch is not known, NULL, the rows that were scheduled in none."""
 
 _BACKLOG: Final = f"""
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created)), 0)::float8
-FROM (SELECT created FROM evsched_job WHERE {_UNSCHEDULED} LIMIT %(most)s) AS waiting
+SELECT count(*), greatest(extract(epoch FROM clock_timestamp() - min(since) FILTER (WHERE isfinite(since))), 0)::float8
+FROM (
+    SELECT CASE
+        WHEN scheduled_at IS NULL THEN created
+        WHEN epoch <> '' THEN (SELECT found FROM evsched_ledger WHERE epoch = %(epoch)s)
+    END AS since
+    FROM evsched_job WHERE {_UNSCHEDULED} LIMIT %(most)s
+) AS waiting
 """  # noqa: S608 - likewise
+"""Rows of another epoch wait since the present one was found. Since when other rows wait that were scheduled before, as
+those that the doctor has scheduled again, is not known."""
 
 _STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
 
@@ -96,7 +104,8 @@ class Backlog(Struct, frozen=True):
 
     rows: int
     seconds: float
-    """For how long the oldest of them has been there."""
+    """For how long the oldest of them has been there: since its insert or, after a loss of Redis, since a relay found
+    that; 0 if none has yet."""
 
 
 class Refusal(Struct, frozen=True):
@@ -195,7 +204,7 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
 
 
 async def backlog(connection: AsyncConnection, epoch: str | None, most: int | None) -> Backlog:
-    """Return how many open rows were not scheduled in this epoch, counted up to `most`, and the age of the oldest.
+    """Return how many open rows were not scheduled in this epoch, counted up to `most`, and how long they wait.
 
     `epoch`: None = it is not known, so only rows count that were never scheduled. `most`: None = all.
     """

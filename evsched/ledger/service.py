@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from typing import Final
 
 import psycopg
@@ -38,6 +40,8 @@ class Service:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._url = check_url(runtime.config.ledger_url)
+        self._clear_at = -math.inf
+        """When no row waited, by the monotonic clock."""
         self._ends = Ends(runtime, self._url)
         self._relay = Relay(runtime, self._url, self._ends.follow)
         self._ends.on_new_stream = self._relay.ring
@@ -48,12 +52,16 @@ class Service:
 
         Redis is not asked, because it may be away: then the rows that it does not get are to be seen.
         """
+        now = time.monotonic()
         try:
             async with asyncio.timeout(_SCRAPE), await connect(self._url) as connection:
                 found = await rows.backlog(connection, self._relay.epoch, _COUNTED)
         except (psycopg.Error, TimeoutError):
             return None  # the loops report it
-        return found.rows, found.seconds
+        if found.rows == 0:
+            self._clear_at = now
+        # A row is there when its transaction commits, which may be long after its insert.
+        return found.rows, min(found.seconds, now - self._clear_at)
 
     @property
     def pulses(self) -> list[Pulse]:

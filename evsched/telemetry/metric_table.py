@@ -93,7 +93,7 @@ OF_REDIS: Final = (
 OF_LEDGER: Final = (
     Metric("ledger_waiting_rows", "Rows that are committed and not scheduled, counted up to 10,000; NaN = unknown."),
     Metric("ledger_up", "1 = the database of the ledger serves all loops of this relay; NaN = this is no relay."),
-    Metric("ledger_waiting_seconds", "For how long the oldest of these rows has been there; NaN = unknown."),
+    Metric("ledger_waiting_seconds", "For how long the oldest of these rows has waited; NaN = unknown."),
 )
 """Gauges that a relay reads from the database when it is scraped; NaN in other processes, and while unknown."""
 

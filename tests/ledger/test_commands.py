@@ -12,13 +12,18 @@ import psycopg
 import pytest
 
 from evsched import events
+from evsched.config import Config
+from evsched.events import Events
 from evsched.ledger import audit
+from evsched.ledger.service import Service
+from evsched.runtime.runtime import Runtime
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncSender
+from evsched.transport.senders import BatchingSender, SyncSender
 from tests.ledger.conftest import Running
 from tests.support.cli import Cli, Log, terminate
+from tests.support.recorder import Recorder
 from tests.support.web import get
 
 CONF = Path(__file__).parents[2] / "redis.conf"
@@ -87,6 +92,45 @@ async def test_status_says_what_waits_and_what_has_ended(
     assert "rows open" in cli.run("ledger", "status").stdout
     raw.flushall()
     assert "its data is lost" in cli.run("ledger", "status").stdout
+
+
+async def test_rows_wait_since_their_insert_or_since_a_relay_found_the_loss(
+    relaying: Running, cli: Cli, queue: str, ledger_url: str, raw: Any
+) -> None:
+    def change(columns: str) -> None:
+        with psycopg.connect(ledger_url, autocommit=True) as connection:
+            connection.execute(f"UPDATE evsched_job SET {columns}".encode())
+
+    insert(ledger_url, queue, "a", "b")
+    change("created = now() - interval '20 days'")
+    assert cli.json("ledger", "status")["waiting"]["seconds"] > 86400
+    async with relaying() as recorder:
+        await recorder.wait(events.RowsScheduled, lambda event: event.count == 2)
+    change("scheduled_at = created")
+    raw.flushall()
+    assert cli.json("ledger", "status")["waiting"] == {"rows": 2, "seconds": 0.0}
+    async with relaying(critical_only=1) as recorder:
+        await recorder.wait(events.EpochFound)
+    now = cli.json("ledger", "status")["waiting"]
+    assert (now["rows"], 0 < now["seconds"] < 3600) == (2, True)
+    change("created = 'infinity', scheduled_at = NULL")
+    assert cli.json("ledger", "status")["waiting"] == {"rows": 2, "seconds": 0.0}
+
+
+async def test_a_transaction_that_was_open_for_long_is_no_row_that_waits(
+    relaying: Running, config: Config, queue: str, ledger_url: str, server: EmbeddedRedis
+) -> None:
+    sender = BatchingSender(server.url)
+    service = Service(Runtime(config, sender, Events(Recorder()).emit))
+    first = await service.waiting()
+    insert(ledger_url, queue, "a")
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute("UPDATE evsched_job SET created = now() - interval '1 day'")
+    second = await service.waiting()
+    await sender.close()
+    assert first == (0, 0.0)
+    assert second is not None
+    assert (second[0], second[1] < 3600) == (1, True)
 
 
 async def test_while_redis_is_away_rows_that_wait_are_counted(
@@ -167,6 +211,42 @@ def test_a_database_that_is_not_there_is_said_and_its_password_is_not(cli: Cli) 
     assert done.returncode != 0
     assert "127.0.0.1" in done.stderr
     assert "secret" not in done.stderr + done.stdout
+
+
+UNREADABLE = [
+    "mysql://shop:s3cretPW@db/shop",
+    "jdbc:postgresql://db/shop?user=shop&password=s3cretPW",
+    "jdbc:s3cretPW",
+    "postgresql://shop:x@s3cretPW@127.0.0.1:1/shop",
+    "postgresql://shop:12/s3cretPW@127.0.0.1:1/shop",
+    "postgresql://shop:s3cretPW/x@127.0.0.1:1/shop",
+    "postgresql://shop:%zs3cretPW@127.0.0.1:1/shop",
+    "host=127.0.0.1 password=x s3cretPW",
+]
+
+
+@pytest.mark.parametrize("url", [*UNREADABLE, "postgresql+psycopg://shop:?s3cretPW#@127.0.0.1:1/shop"])
+def test_no_message_has_a_part_of_the_password(cli: Cli, url: str) -> None:
+    cli.environment["EVSCHED_LEDGER_URL"] = url
+    commands = [cli.run("ledger", "migrate"), cli.run("ledger", "status")]
+    if url in UNREADABLE:
+        commands.append(cli.process("ledger", "run"))
+    for done in commands:
+        assert done.returncode != 0
+        assert "s3cretPW" not in done.stderr + done.stdout
+        assert ("write postgresql://USER:PASSWORD@HOST:PORT/NAME" in done.stderr) == (url in UNREADABLE)
+    found = cli.run("doctor", "--queue", "q")
+    assert "the ledger was not checked" in found.stdout
+    assert "s3cretPW" not in found.stderr + found.stdout
+
+
+async def test_the_form_of_sqlalchemy_is_accepted(relaying: Running, cli: Cli, queue: str, ledger_url: str) -> None:
+    insert(ledger_url, queue, "a")
+    url = ledger_url.replace("postgresql://", "postgresql+psycopg://")
+    cli.environment["EVSCHED_LEDGER_URL"] = url
+    assert cli.json("ledger", "status")["states"] == {"open": 1}
+    async with relaying(ledger_url=url) as recorder:
+        await recorder.wait(events.RowsScheduled)
 
 
 def test_migrate_may_run_again(cli: Cli, queue: str, ledger_url: str) -> None:
