@@ -89,12 +89,12 @@ class _Client(Client):
     async def perform(self, step: Step) -> Any:
         return self._sync.send(step.call) if isinstance(step, Send) else await super().perform(step)
 
-    async def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
+    async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Return a job's result, as `Client.result`. A job that has not ended does not end until the clock is moved."""
         status = await self.status(queue, job_id)
         if status is not None and status.place not in ("finished", "dead"):
             raise TimeoutError(f"{job_id} has not ended: it is in {status.place}. `await clock.advance(...)` runs jobs")
-        return await super().result(queue, job_id, timeout)
+        return await super().result(queue, job_id, timeout, row)
 
 
 class _Windows(NoRunStore):

@@ -183,8 +183,10 @@ class Client:
         """Delete the dead jobs that match a filter. As the above."""
         return await self.run(sweep.dropping(self.store(queue), matching).finish())
 
-    async def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
+    async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.
+
+        `row`: the number of its row in the ledger, which a relay has yet to schedule; None = there is none.
 
         Raises:
             JobDead: the job was given up, with the reason, or cancelled.
@@ -192,7 +194,7 @@ class Client:
             TimeoutError: it did not end within `timeout`: a timedelta, or seconds; None waits without a limit.
             ConfigError: the timeout is not a duration.
         """
-        return await self.run(operations.result(self.store(queue), job_id, timeout))
+        return await self.run(operations.result(self.store(queue), job_id, timeout, row))
 
     async def close(self) -> None:
         """Close the connection. A later call opens a new one."""

@@ -54,6 +54,8 @@ class Job(_Handle, Generic[R], frozen=True):
     """A job, as `enqueue` returns it; `app.job(id)` makes a handle for an id that you know."""
 
     _client: Client
+    _row: int | None = None
+    """The number of its row, if it was inserted into the ledger."""
 
     async def status(self) -> JobStatus:
         """Return where the job is, and what its record says.
@@ -66,7 +68,8 @@ class Job(_Handle, Generic[R], frozen=True):
     async def result(self, timeout: timedelta | float | None = 60.0) -> R:
         """Wait until the job has ended, and return its result.
 
-        `timeout`: the longest wait, a timedelta or seconds; None waits without a limit.
+        `timeout`: the longest wait, a timedelta or seconds; None waits without a limit. For a job of `enqueue_in`, it
+        includes the time until the transaction has committed and a relay has scheduled the job.
 
         Raises:
             JobDead: the job was given up, with the reason, or cancelled.
@@ -75,7 +78,7 @@ class Job(_Handle, Generic[R], frozen=True):
             BadResult: it is done, but its result is not of the type that its task returns.
             TimeoutError: it did not end in time.
         """
-        return cast(R, self._convert(await self._client.result(self.queue, self.id, timeout)))
+        return cast(R, self._convert(await self._client.result(self.queue, self.id, timeout, self._row)))
 
     async def cancel(self) -> Place:
         """Delete the job if it waits, or stop it if it runs; return the place where it was.

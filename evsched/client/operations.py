@@ -34,6 +34,10 @@ _PATIENCE: Final = 5.0
 _BLOCK: Final = 10.0
 """Seconds of one blocking call. Then the waiter asks again, so a connection that died silently costs no more."""
 
+_LOOK_FIRST: Final = 0.01
+_LOOK_MOST: Final = 0.5
+"""Seconds between two looks for a job that a relay has yet to schedule, at first and at most."""
+
 REPLY_TIMEOUT: Final = 1.5
 """Seconds after the end of a blocking call within which Redis must have answered."""
 
@@ -125,19 +129,24 @@ class Ended(Struct, frozen=True):
     reason: str | None = None
 
 
-def result(store: Store, job_id: str, timeout: timedelta | float | None) -> Operation[Any]:
-    """Wait until a job has ended, and return its result."""
-    ended = yield from end(store, job_id, timeout)
+def result(store: Store, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Operation[Any]:
+    """Wait until a job has ended, and return its result. `row`: see `end`."""
+    ended = yield from end(store, job_id, timeout, row)
     if ended.outcome == "done":
         return ended.result
     how = "was cancelled" if ended.outcome == "cancelled" else f"is {ended.outcome}: {ended.reason}"
     raise JobDead(f"{job_id} {how}")
 
 
-def end(store: Store, job_id: str, timeout: timedelta | float | None) -> Operation[Ended]:
-    """Wait until a job has ended, and return how. Nothing polls: Redis answers when the job ends."""
+def end(store: Store, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Operation[Ended]:
+    """Wait until a job has ended, and return how. Nothing polls: Redis answers when the job ends.
+
+    `row`: the number of the job's row in the ledger, which a relay has yet to schedule: that is polled.
+    """
     length = math.inf if timeout is None else seconds("timeout", timeout)
     until = time.monotonic() + length
+    if row is not None:
+        yield from _arrival(store, job_id, row, until)
     while True:
         try:
             outcome, value, reason = yield from send(store.ask(job_id))
@@ -159,6 +168,24 @@ def end(store: Store, job_id: str, timeout: timedelta | float | None) -> Operati
             continue
         if reply is not None:
             return _read_reply(job_id, reply)
+
+
+def _arrival(store: Store, job_id: str, row: int, until: float) -> Operation[None]:
+    """Wait until Redis has the job of a row.
+
+    Raises:
+        TimeoutError: it did not have it in time, or does not have it any more.
+    """
+    pause = _LOOK_FIRST
+    while (yield from send(store.mark(job_id))).row != str(row):
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(
+                f"{job_id} did not come to Redis in time: its transaction has not committed, no relay runs, or it has "
+                "ended and its retention is over: see evsched ledger status"
+            )
+        yield Pause(min(pause, left))
+        pause = min(2 * pause, _LOOK_MOST)
 
 
 def _read_reply(job_id: str, reply: bytes) -> Ended:

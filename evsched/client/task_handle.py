@@ -95,7 +95,8 @@ class Enqueuer(Generic[P, R]):
         """Insert a job into the ledger, in the transaction of a connection: it runs if and only if that commits.
 
         `connection`: of psycopg 3, SQLAlchemy or Django, with or without an event loop. The job is on the schedule
-        soon after the commit, if a relay runs (`evsched ledger run`).
+        soon after the commit, if a relay runs (`evsched ledger run`). Until then, `result` of the returned job waits,
+        and its other methods raise JobMissing.
 
         Raises:
             BadArguments, ConfigError: as `enqueue`; or the connection is not one of these.
@@ -103,11 +104,14 @@ class Enqueuer(Generic[P, R]):
         """
         with self._sending() as options:
             insertion = self._insertion(args, kwargs, options)
-            await insertion.by_any(connection)
-        return Job(insertion.job.id, self._queue, self._task.returns, self._app.client)
+            row = await insertion.by_any(connection)
+        return Job(insertion.job.id, self._queue, self._task.returns, self._app.client, row)
 
     def enqueue_in_sync(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Insert a job as `enqueue_in`, in a program without an event loop; return the job's id."""
+        """Insert a job as `enqueue_in`, in a program without an event loop; return the job's id.
+
+        Until a relay has scheduled the job, clients to whom you pass the id raise JobMissing.
+        """
         with self._sending() as options:
             insertion = self._insertion(args, kwargs, options)
             insertion.by(connection)

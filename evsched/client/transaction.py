@@ -33,7 +33,7 @@ ON CONFLICT (queue, id) DO UPDATE SET
 WHERE (evsched_job.state IN ('done', 'cancelled', 'dropped') OR (CAST({is_unique} AS boolean)
         AND evsched_job.state IN ('dead', 'expired')))
     AND evsched_job.created <= now() - CAST({within} AS float8) * interval '1 second'
-RETURNING id
+RETURNING id, number
 """
 """A row whose job has ended is used again for the next job of its id, with another number."""
 
@@ -58,10 +58,12 @@ class Insertion(Struct, frozen=True):
             raise ConfigError(f"{type(connection).__name__} is for an event loop: `await` enqueue_in instead")
         self._check(self._execute(connection))
 
-    async def by_any(self, connection: Any) -> None:
-        """Insert it by any connection. Raises as `by`."""
+    async def by_any(self, connection: Any) -> int | None:
+        """Insert it by any connection; return the number of its row, None if another is kept. Raises as `by`."""
         found = self._execute(connection)
-        self._check(await found if inspect.isawaitable(found) else found)
+        row = await found if inspect.isawaitable(found) else found
+        self._check(row)
+        return _number_in(row)
 
     def _check(self, row: Any) -> None:
         if row is None and self.on_conflict != "keep":
@@ -99,6 +101,15 @@ class Insertion(Struct, frozen=True):
             "is_unique": self.unique is not None,
             "within": 0.0 if self.unique is None else self.unique.seconds,
         }
+
+
+def _number_in(row: Any) -> int | None:
+    """Return the number in a row, or None: the program may have its connection return rows of any kind."""
+    try:
+        values: Any = list(row.values() if hasattr(row, "values") else row)
+        return int(values[1]) if not isinstance(values[1], str) else None
+    except (TypeError, ValueError, LookupError):
+        return None
 
 
 def _statement(placeholder: str, words: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -157,3 +158,29 @@ async def test_five_relays_schedule_each_row_once(
     ):
         await recorder.until(lambda: sum(one.count for one in recorder.of(events.RowsScheduled)) == count)
     assert raw.zcard(f"evsched:{{{queue}}}:schedule") == count
+
+
+async def test_the_result_of_a_job_is_there_right_after_its_commit(
+    relaying: Running, config: Config, app: App, queue: str, ledger_url: str
+) -> None:
+    """Of a new id, and of one whose earlier job has left its own result."""
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with await psycopg.AsyncConnection.connect(ledger_url) as connection:
+        client = app.client  # the worker gives the app another one
+        first = await double.using(id="a").enqueue_in(connection, 1)
+        await connection.commit()
+        waiting = asyncio.ensure_future(first.result(60))
+        with pytest.raises(TimeoutError, match="did not come to Redis in time"):
+            await first.result(0.05)
+        async with relaying() as recorder, system(config, app):
+            assert await waiting == 2
+            await recorder.wait(events.EndsWritten)
+            second = await double.using(id="a").enqueue_in(connection, 2)
+            await connection.commit()
+            assert await second.result(60) == 4
+    await client.close()
+    await app.close()
