@@ -32,7 +32,7 @@ end
 
 -- Report the end of a job whose record has just been deleted, and keep a short one in its place until `settle`.
 -- USES record, seconds, report_end
-local function report_gone(id, row, outcome, now)
+local function report_gone(id, row, outcome, reason, now)
   redis.call('HSET', record(id), 'ledger', row, 'outcome', outcome, 'finished', seconds(now))
-  report_end(id, row, outcome, '', '0')
+  report_end(id, row, outcome, reason, '0')
 end

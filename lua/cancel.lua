@@ -39,7 +39,7 @@ local function forget(id, run, size)
   acquit(id)
   local row = row_of(run[5])
   if row then
-    report_gone(id, row, 'cancelled', now)
+    report_gone(id, row, 'cancelled', 'cancelled while it waited', now)
   end
   local name = recurrence_of(id, run[4])
   if name then

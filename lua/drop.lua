@@ -23,7 +23,7 @@ for _, id in ipairs(ids) do
     local row = row_of(field_of(id, 'ledger'))
     redis.call('DEL', record(id))
     if row then
-      report_gone(id, row, 'dropped', clock(''))
+      report_gone(id, row, 'dropped', 'dropped from the dead-letter set', clock(''))
     end
   end
 end

@@ -7,13 +7,14 @@ in PEP 249. They are recognised by what they can do, so none of them is imported
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable
 from typing import Any, Final
 
 from msgspec import Struct
 
 from evsched.client.unique import Unique
-from evsched.errors import ConfigError, JobExists
+from evsched.errors import BadArguments, ConfigError, JobExists
 from evsched.jobs.job import OnConflict
 from evsched.store.clients import New
 
@@ -36,6 +37,12 @@ WHERE (evsched_job.state IN ('done', 'cancelled', 'dropped') OR (CAST({is_unique
 RETURNING id, number
 """
 """A row whose job has ended is used again for the next job of its id, with another number."""
+
+
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""In JSON: after an even number of backslashes."""
+
+_SQLITE: Final = ("sqlite3", "aiosqlite.core")
 
 
 class Insertion(Struct, frozen=True):
@@ -74,9 +81,16 @@ class Insertion(Struct, frozen=True):
 
         Raises:
             ConfigError: the connection is none that is known here, or `on_conflict` is "replace".
+            BadArguments: PostgreSQL does not store the job: after its error, the transaction could not go on.
         """
         if self.on_conflict == "replace":
             raise ConfigError("on_conflict: a transaction cannot replace a job of the ledger: cancel the first one")
+        if _has_nul(self.job):
+            raise BadArguments(
+                f"{self.job.id}: an argument, or the group, has the character NUL, which PostgreSQL does not store"
+            )
+        if (other := _other_database(connection)) is not None:
+            raise ConfigError(f"the connection is one of {other}: the ledger needs PostgreSQL")
         if hasattr(connection, "get_bind") or hasattr(connection, "exec_driver_sql"):
             return _through_sqlalchemy(connection, self._words())
         # asyncpg's connections have cursors, but of another kind: as in PEP 249, there is a `commit` too.
@@ -101,6 +115,19 @@ class Insertion(Struct, frozen=True):
             "is_unique": self.unique is not None,
             "within": 0.0 if self.unique is None else self.unique.seconds,
         }
+
+
+def _has_nul(job: New) -> bool:
+    return _NUL.search(job.payload) is not None or "\x00" in (job.group or "")
+
+
+def _other_database(connection: Any) -> str | None:
+    """Return the name of the database that a connection is for, if it is known not to be PostgreSQL."""
+    bind: Any = connection.get_bind() if hasattr(connection, "get_bind") else connection
+    name = getattr(getattr(bind, "dialect", None), "name", None) or getattr(bind, "vendor", None)
+    if name is None and type(connection).__module__ in _SQLITE:
+        name = "sqlite"
+    return None if name in (None, "postgresql") else str(name)
 
 
 def _number_in(row: Any) -> int | None:

@@ -50,7 +50,7 @@ class EndsWritten(Event, frozen=True, kw_only=True):
 
 
 class LedgerDown(Event, frozen=True, kw_only=True):
-    """The database does not serve. Each loop emits it once, at the first failure."""
+    """The database does not serve. Each loop emits it at the first failure, and again for each other reason."""
 
     who: str
     reason: str

@@ -27,6 +27,9 @@ _CONNECTION: Final = {
 }
 """The parameters of each connection; those in the URL win."""
 
+_MOST_REASONS: Final = 10
+"""Reasons that are reported while the database does not serve."""
+
 _SCHEME: Final = re.compile(r"^postgres(ql)?(\+\w+)?://")
 _IS_PLAIN: Final = re.compile(r"^\w+ *=")
 """The other form that libpq takes: host=db dbname=shop."""
@@ -88,8 +91,8 @@ async def connect(url: str) -> AsyncConnection:
 class Database:
     """The connection of one loop. Put `async with` around each pass that uses it.
 
-    It reports an error of the database once, backs off, and swallows it, as `runtime/reconnect.py` does for Redis. The
-    connection is opened anew after each error.
+    It reports each error of the database once while it lasts, backs off, and swallows it, as `runtime/reconnect.py`
+    does for Redis. The connection is opened anew after each error.
     """
 
     def __init__(self, url: str, who: str, emit: Emit, setup: str = "") -> None:
@@ -101,6 +104,8 @@ class Database:
         self._connection: AsyncConnection | None = None
         self._down_since: float | None = None
         self._failures = 0
+        self._reported = set[str]()
+        """The reasons that were reported since the database was last known to serve."""
         self.reason: str | None = None
         """Why the last pass failed; None = it succeeded."""
 
@@ -139,6 +144,9 @@ class Database:
         self.reason = explain(error)
         if self._down_since is None:
             self._down_since = time.monotonic()
+        # The first reason is often that the connection was closed, and a later one why it cannot be opened again.
+        if self.reason not in self._reported and len(self._reported) < _MOST_REASONS:
+            self._reported.add(self.reason)
             self._emit(events.LedgerDown(who=self._who, reason=self.reason))
         return reconnect_delay(self._failures)
 
@@ -147,6 +155,7 @@ class Database:
         if self._down_since is not None:
             self._emit(events.LedgerUp(who=self._who, seconds=time.monotonic() - self._down_since))
         self._failures, self._down_since, self.reason = 0, None, None
+        self._reported.clear()
 
 
 def explain(error: psycopg.Error) -> str:

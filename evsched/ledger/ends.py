@@ -48,7 +48,7 @@ class Ends:
         self._inherits_at = 0.0
         """When it next looks for what other relays have left, by the monotonic clock."""
         self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.config.reply_timeout)
-        self._database = Database(url, "ends", runtime.emit)
+        self.database = Database(url, "ends", runtime.emit)
         self._reconnect = Reconnect("ends", runtime.emit)
         self.on_new_stream: Callable[[], object] = lambda: None
         """Called after each connection, and when a stream was deleted: Redis may have lost its data."""
@@ -62,18 +62,18 @@ class Ends:
             self._added.set()
 
     def problem(self) -> str | None:
-        """Return why the last pass failed; None = it did not."""
-        return self._reconnect.reason or self._database.reason
+        """Return why Redis failed the last pass; None = it did not."""
+        return self._reconnect.reason
 
     async def run(self) -> None:
         """Read and write for ever."""
         try:
             while True:
-                async with self._reconnect, self._database:
+                async with self._reconnect, self.database:
                     await self._serve()
         finally:
             await self._blocking.close()
-            await self._database.close()
+            await self.database.close()
 
     async def _serve(self) -> None:
         """Read until a queue is added, or a stream is deleted."""
@@ -93,7 +93,7 @@ class Ends:
 
     async def _begin(self, queues: Sequence[str]) -> None:
         """Make the streams that are missing, and settle what was read before."""
-        await check_owner(self._runtime, (await make_identity(await self._database.open())).text)
+        await check_owner(self._runtime, (await make_identity(await self.database.open())).text)
         for queue in queues:
             await self._make(queue)
         self.on_new_stream()
@@ -141,8 +141,8 @@ class Ends:
     async def _write(self, found: dict[str, list[Report]]) -> None:
         for queue, reports in found.items():
             if reports:
-                count = await rows.write_ends(await self._database.open(), queue, reports)
-                self._database.passed()
+                count = await rows.write_ends(await self.database.open(), queue, reports)
+                self.database.passed()
                 await self._runtime.sender.send(Store(queue).settle(reports))
                 self._runtime.emit(events.EndsWritten(queue=queue, count=count))
 

@@ -48,7 +48,7 @@ class Relay:
         self._runtime = runtime
         self._follow = follow
         """Gets the queues that have rows."""
-        self._database = Database(url, "relay", runtime.emit, _SETUP)
+        self.database = Database(url, "relay", runtime.emit, _SETUP)
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
         self._recurrences = Recurrences(runtime.config.url, runtime.config.payload_cap)
@@ -64,21 +64,21 @@ class Relay:
         self._wakeup.ring()
 
     def problem(self) -> str | None:
-        """Return why the last pass failed; None = it did not."""
-        return self._reconnect.reason or self._database.reason
+        """Return why Redis failed the last pass; None = it did not."""
+        return self._reconnect.reason
 
     async def run(self) -> None:
         """Relay for ever."""
         try:
             while True:
                 rest = 0.0  # after a failure, `_reconnect` or `_database` has waited
-                async with self._reconnect, self._database:
+                async with self._reconnect, self.database:
                     rest = await self.step()
                 self.pulse.expect(rest)
                 await self._wakeup.sleep(time.monotonic() + rest)
         finally:
             await self._recurrences.close()
-            await self._database.close()
+            await self.database.close()
 
     async def step(self) -> float:
         """Schedule all rows that wait, then declare recurrences; return the seconds until the next look.
@@ -86,7 +86,7 @@ class Relay:
         Raises:
             StoreDown, StoreRefused, psycopg.Error: the rows of the slice that failed wait as before.
         """
-        connection = await self._database.open()
+        connection = await self.database.open()
         self._follow(await rows.queues(connection))
         while True:
             selection = await self._select(connection)
@@ -125,7 +125,7 @@ class Relay:
 
     async def _slice(self, selection: Selection, other: str) -> int:
         """Schedule rows of another epoch; return how many there were, also if Redis refused their queue."""
-        connection, config = await self._database.open(), self._runtime.config
+        connection, config = await self.database.open(), self._runtime.config
         refused, accepted = dict[str, list[Refusal]](), True
         async with connection.transaction() as transaction:
             claimed = await rows.claim(connection, selection, other, config.batch, config.payload_cap)

@@ -69,8 +69,13 @@ class Service:
         return [self._relay.pulse, self._ends.pulse]
 
     def problem(self) -> str | None:
-        """Return why the last pass of a loop failed; None = none did."""
+        """Return why Redis failed the last pass of a loop; None = it failed none."""
         return self._relay.problem() or self._ends.problem()
+
+    def database_problem(self) -> str | None:
+        """Return why the database failed the last pass of a loop; None = it failed none."""
+        reason = self._relay.database.reason or self._ends.database.reason
+        return None if reason is None else f"the database of the ledger does not serve: {reason}"
 
     async def run(self, server: str) -> None:
         """Run the loops until cancelled. `server`: which Redis it is.

@@ -162,7 +162,7 @@ def run_ledger(config: Config) -> None:
 
     async def work(process: _Process) -> bool:
         service = Service(process.runtime)
-        process.telemetry.of_ledger(lambda: service.pulses, service.problem, service.waiting)
+        process.telemetry.of_ledger(lambda: service.pulses, service.problem, service.database_problem, service.waiting)
         await process.shutdown.request.run_until_made(service.run(process.server))
         return False
 

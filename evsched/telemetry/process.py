@@ -85,6 +85,7 @@ class Telemetry:
         self,
         pulses: Callable[[], list[Pulse]],
         problem: Callable[[], str | None],
+        database_problem: Callable[[], str | None],
         waiting: Callable[[], Awaitable[tuple[int, float] | None]],
     ) -> None:
         """Report on a relay of the ledger. `waiting`: how many rows wait, and for how long; None = it is not known."""
@@ -95,6 +96,7 @@ class Telemetry:
         self._refreshes.append(refresh)
         self._readiness.watch(pulses)
         self._readiness.require(DEFAULT_QUEUE, problem)
+        self._readiness.require_other(database_problem)
 
     def of_api(self, queue: str) -> None:
         """Report on a server of the HTTP interface. `queue`: any that may be read."""

@@ -31,6 +31,7 @@ class Readiness:
         self._pulses: list[Callable[[], list[Pulse]]] = []
         self._loops: list[tuple[str, Callable[[], str | None]]] = []
         """One queue of each kind of loop, and a function that returns why its last passes failed, or None."""
+        self._others: list[Callable[[], str | None]] = []
         self._subscribes = False
         self._unproven: str | None = "whether keyspace events arrive is not tested yet"
         self._unsubscribed: str | None = None
@@ -58,6 +59,10 @@ class Readiness:
         self._loops.append((queue, failure))
         self._subscribes = self._subscribes or subscribes
 
+    def require_other(self, problem: Callable[[], str | None]) -> None:
+        """Be ready only if `problem()` is None too: it is not about Redis."""
+        self._others.append(problem)
+
     def why_not_alive(self) -> str | None:
         """Return which loop hangs; None if none does."""
         return next((hung for pulses in self._pulses for pulse in pulses() if (hung := pulse.problem())), None)
@@ -74,7 +79,7 @@ class Readiness:
         for queue, failure in self._loops:
             if (reason := await why_redis_does_not_serve(self._sender.send, queue, failure)) is not None:
                 return reason
-        return None
+        return next((reason for other in self._others if (reason := other()) is not None), None)
 
 
 async def why_redis_does_not_serve(

@@ -10,11 +10,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from evsched import events
+from evsched import App, events
 from evsched.config import Config
 from evsched.events import Events
 from evsched.ledger import audit
+from evsched.ledger.database import Database
 from evsched.ledger.service import Service
 from evsched.runtime.runtime import Runtime
 from evsched.store.clients import New
@@ -23,6 +25,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender, SyncSender
 from tests.ledger.conftest import Running
 from tests.support.cli import Cli, Log, terminate
+from tests.support.postgres import Postgres
 from tests.support.recorder import Recorder
 from tests.support.web import get
 
@@ -253,3 +256,89 @@ def test_migrate_may_run_again(cli: Cli, queue: str, ledger_url: str) -> None:
     insert(ledger_url, queue, "a")
     assert cli.run("ledger", "migrate").returncode == 0
     assert cli.json("ledger", "status")["states"] == {"open": 1}
+
+
+async def test_each_reason_why_the_database_does_not_serve_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    def at_once(_: int) -> float:
+        return 0.0
+
+    monkeypatch.setattr("evsched.ledger.database.reconnect_delay", at_once)
+    database = Database("", "relay", Events(recorder).emit)
+    for reason in ("closed", "closed", "starting up", "closed"):
+        async with database:
+            raise psycopg.OperationalError(reason)
+    assert [one.reason for one in recorder.of(events.LedgerDown)] == ["closed", "starting up"]
+    assert database.reason == "closed"
+    async with database:
+        pass
+    assert len(recorder.of(events.LedgerUp)) == 1
+    async with database:
+        raise psycopg.OperationalError("closed")
+    assert len(recorder.of(events.LedgerDown)) == 3
+
+
+async def test_a_relay_without_its_database_is_not_ready_and_says_why(
+    cli: Cli, ledger_url: str, postgres: Postgres
+) -> None:
+    command = cli.command("ledger", "run", "--metrics-port", "0")
+    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    url = Log(child).until("Listening")["url"]
+    while (await get(f"{url}/readyz"))[0] != 200:
+        pass
+    name = str(conninfo_to_dict(ledger_url)["dbname"])
+    postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    postgres.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
+    status, why = 200, ""
+    while status == 200:
+        status, why = await get(f"{url}/readyz")
+    assert "the database of the ledger does not serve" in why
+    assert "Redis" not in why
+    assert terminate(child) == 0
+
+
+RIGHTS = re.compile(r"```sql\n(GRANT.*?)```", re.DOTALL)
+
+
+async def test_the_rights_in_the_docs_are_enough(
+    relaying: Running, cli: Cli, app: App, queue: str, ledger_url: str, postgres: Postgres
+) -> None:
+    @app.task
+    async def note(n: int) -> None: ...
+
+    shop, relay = f"shop_{queue[-6:]}", f"relay_{queue[-6:]}"
+    (rights,) = RIGHTS.findall((Path(__file__).parents[2] / "docs" / "ledger.md").read_text())
+    for user in (shop, relay):
+        postgres.execute(f"CREATE ROLE {user} LOGIN")
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute(rights.replace("TO shop", f"TO {shop}").replace("TO relay", f"TO {relay}"))
+    as_shop, as_relay = (ledger_url.replace("evsched@", f"{user}@") for user in (shop, relay))
+    with psycopg.connect(as_shop) as connection:
+        for _ in range(2):
+            note.using(id="a", on_conflict="keep", delay=3600).enqueue_in_sync(connection, 1)
+        connection.execute(
+            "INSERT INTO evsched_recurrence (queue, name, rule, payload) VALUES (%s, 'r', '@daily', %s) "
+            "ON CONFLICT (queue, name) DO UPDATE SET removed = false",
+            [queue, '{"task":"t"}'],
+        )
+    sender = SyncSender(cli.environment["EVSCHED_URL"])
+    async with relaying(ledger_url=as_relay) as recorder:
+        await recorder.wait(events.RowsScheduled)
+        await recorder.wait(events.RowsDeclared)
+        sender.send(Store(queue).cancel("a"))
+        await recorder.wait(events.EndsWritten)
+        with psycopg.connect(as_shop) as connection:
+            connection.execute("UPDATE evsched_recurrence SET removed = true")
+        await recorder.until(lambda: len(recorder.of(events.RowsDeclared)) == 2)
+    sender.close()
+    with psycopg.connect(as_shop) as connection:
+        rows = connection.execute("SELECT state, reason FROM evsched_job").fetchall()
+        assert rows == [("cancelled", "cancelled while it waited")]
+        note.using(id="a").enqueue_in_sync(connection, 1)
+    cli.environment["EVSCHED_LEDGER_URL"] = as_relay
+    assert cli.json("ledger", "status")["states"] == {"open": 1}
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute(f"DROP OWNED BY {shop}, {relay}".encode())
+    for user in (shop, relay):
+        postgres.execute(f"DROP ROLE {user}")

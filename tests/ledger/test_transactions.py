@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Generator
 from importlib import import_module
 from typing import Any, cast
@@ -101,12 +102,18 @@ async def test_sqlalchemy_in_an_event_loop(send: Any, rows: Any, ledger_url: str
     assert [row[1] for row in rows()] == ["a", "b"]
 
 
-def django_connection(url: str) -> Any:
-    """Return a connection as Django's settings make it; in a transaction, as within `atomic`."""
+def django_handlers() -> Any:
+    """Return the module of Django that makes connections."""
     django, django_db, handlers = (import_module(f"django{name}") for name in ("", ".conf", ".db.utils"))
     if not django_db.settings.configured:
         django_db.settings.configure()
         django.setup()
+    return handlers
+
+
+def django_connection(url: str) -> Any:
+    """Return a connection as Django's settings make it; in a transaction, as within `atomic`."""
+    handlers = django_handlers()
     words = conninfo_to_dict(url)
     database = {"ENGINE": "django.db.backends.postgresql", "NAME": words["dbname"], "USER": words["user"]}
     connection = handlers.ConnectionHandler({"default": {**database, "HOST": words["host"]}})["default"]
@@ -208,3 +215,29 @@ def test_the_table_refuses_rows_that_could_not_run(ledger_url: str, column: str,
     statement = f"INSERT INTO evsched_job ({', '.join(words)}) VALUES ({places})"
     with psycopg.connect(ledger_url) as connection, pytest.raises(psycopg.errors.CheckViolation):
         connection.execute(statement.encode(), words)
+
+
+async def test_a_nul_is_refused_before_the_database_is_asked(send: Any, rows: Any, ledger_url: str) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        for task, to in ((send, "a\x00"), (send, "\\\x00"), (send.using(group="\x00"), "a")):
+            with pytest.raises(BadArguments, match="NUL"):
+                task.enqueue_in_sync(connection, to)
+        send.enqueue_in_sync(connection, "\\u0000")
+    assert [row[2] for row in rows()] == [r'{"task":"send","args":["\\u0000"]}']
+
+
+async def test_other_databases_are_refused(send: Any) -> None:
+    engine = sqlalchemy.create_engine("sqlite://")
+    plain = sqlite3.connect(":memory:")
+    with engine.connect() as connection, Session(engine) as session:
+        for one in (connection, session, plain):
+            with pytest.raises(ConfigError, match="one of sqlite: the ledger needs PostgreSQL"):
+                send.enqueue_in_sync(one, "bob")
+            with pytest.raises(ConfigError, match="one of sqlite"):
+                await send.enqueue_in(one, "bob")
+    plain.close()
+    engine.dispose()
+    handlers = django_handlers()
+    lite = handlers.ConnectionHandler({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+    with pytest.raises(ConfigError, match="one of sqlite"):
+        send.enqueue_in_sync(lite["default"], "bob")

@@ -212,6 +212,7 @@ def test_a_job_that_is_cancelled_while_it_waits_leaves_a_record_until_then(send:
     assert raw.zcard(f"evsched:{{{store.queue}}}:schedule") == 0
     reports = read(send, store)
     assert outcomes(reports) == [("a", "7", "cancelled", "0")]
+    assert reports[0].reason == "cancelled while it waited"
     send(store.settle(reports))
     assert not raw.exists(f"evsched:{{{store.queue}}}:job:a")
 
@@ -234,6 +235,7 @@ def test_a_dead_job_is_reported_again_when_it_is_revived_or_dropped(send: Send, 
     send(store.drop(["a"]))
     reports = read(send, store)
     assert [one.outcome for one in reports] == ["dead", "open", "dead", "dropped"]
+    assert reports[3].reason == "dropped from the dead-letter set"
     assert sorted(reports, key=lambda one: one.order) == reports
     send(store.settle(reports[:3]))
     assert is_kept(raw, store)
