@@ -85,7 +85,9 @@ for id, payload, priority, group, _, row in rows(2, 6) do
   if verdicts[at] == 'new' then
     acquit(id)
     write_record(id, payload, priority, group, created, '', row)
-    redis.call('ZREM', dead, id)
+    if known then
+      redis.call('ZREM', dead, id)
+    end
   elseif verdicts[at] == 'instead' then
     supplant(id, payload, priority, group, now, '', row, row)
   end
