@@ -13,18 +13,18 @@ class Listener:
     """Listens on a connection of its own, so that no notification waits for the relay."""
 
     def __init__(self, runtime: Runtime, url: str, ring: Callable[[], object]) -> None:
-        self._database = Database(url, "listener", runtime.emit, f"LISTEN {CHANNEL}")
+        self.database = Database(url, "listener", runtime.emit, f"LISTEN {CHANNEL}")
         self._ring = ring
 
     async def run(self) -> None:
         """Listen for ever."""
         try:
             while True:
-                async with self._database:
-                    connection = await self._database.open()
+                async with self.database:
+                    connection = await self.database.open()
                     self._ring()  # for what was committed while nobody listened
-                    self._database.passed()
+                    self.database.passed()
                     async for _ in connection.notifies():
                         self._ring()
         finally:
-            await self._database.close()
+            await self.database.close()

@@ -40,6 +40,8 @@ class Service:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._url = check_url(runtime.config.ledger_url)
+        self._start = Database(self._url, "the start", runtime.emit)
+        self._started = False
         self._clear_at = -math.inf
         """When no row waited, by the monotonic clock."""
         self._ends = Ends(runtime, self._url)
@@ -74,8 +76,10 @@ class Service:
 
     def database_problem(self) -> str | None:
         """Return why the database failed the last pass of a loop; None = it failed none."""
-        reason = self._relay.database.reason or self._ends.database.reason
-        return None if reason is None else f"the database of the ledger does not serve: {reason}"
+        for database in (self._start, self._listener.database, self._relay.database, self._ends.database):
+            if database.reason is not None:
+                return f"the database of the ledger does not serve: {database.reason}"
+        return None if self._started else "the database of the ledger has not answered yet"
 
     async def run(self, server: str) -> None:
         """Run the loops until cancelled. `server`: which Redis it is.
@@ -89,12 +93,11 @@ class Service:
     async def _find_database(self) -> str:
         """Wait until the database and Redis serve; return which database it is."""
         reconnect = Reconnect("the start", self._runtime.emit)
-        database = Database(self._url, "the start", self._runtime.emit)
         found = ""
         try:
             while not found:
-                async with reconnect, database:
-                    connection = await database.open()
+                async with reconnect, self._start:
+                    connection = await self._start.open()
                     version = check_server(connection)
                     try:
                         await check_owner(self._runtime, (await make_identity(connection)).text)
@@ -104,5 +107,6 @@ class Service:
                         raise
                     found = version
         finally:
-            await database.close()
+            await self._start.close()
+        self._started = True
         return found

@@ -289,6 +289,10 @@ async def test_a_relay_without_its_database_is_not_ready_and_says_why(
         pass
     name = str(conninfo_to_dict(ledger_url)["dbname"])
     postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    second = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    started_later = Log(second).until("Listening")["url"]
+    assert (await get(f"{started_later}/readyz"))[0] == 503
+    assert terminate(second) == 0
     postgres.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
     status, why = 200, ""
     while status == 200:
