@@ -85,7 +85,10 @@ def start(cli: Cli, *words: str, port: str = "0") -> tuple[subprocess.Popen[str]
 
 
 async def load(url: str, ledger: str, seconds: float) -> None:
-    """Enqueue, in waves, jobs that succeed, jobs that fail and are retried, jobs that are dead, and rows."""
+    """Enqueue, in waves, jobs that succeed, jobs that fail and are retried, jobs that are dead, and rows.
+
+    The ids of some rows are taken in Redis, so they are refused.
+    """
     app = App(url)
 
     @app.task(name="send_mail")
@@ -105,6 +108,9 @@ async def load(url: str, ledger: str, seconds: float) -> None:
         await charge.using(delay=0.05).enqueue_many([(i,) for i in range(5)])
         async with await AsyncConnection.connect(ledger) as connection:
             await send_mail.enqueue_in(connection, n)
+            taken = send_mail.using(id=f"taken-{n}", on_conflict="keep", delay=3600)
+            await taken.enqueue(n)
+            await taken.enqueue_in(connection, n)
         if n % 8 == 0:
             await ship.enqueue(n)
         if n % 16 == 0:
