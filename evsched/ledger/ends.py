@@ -50,8 +50,8 @@ class Ends:
         self._blocking = BlockingSender(runtime.config.url, reply_timeout=runtime.config.reply_timeout)
         self.database = Database(url, "ends", runtime.emit)
         self._reconnect = Reconnect("ends", runtime.emit)
-        self.on_new_stream: Callable[[], object] = lambda: None
-        """Called after each connection, and when a stream was deleted: Redis may have lost its data."""
+        self.on_loss: Callable[[], object] = lambda: None
+        """Called when a stream was deleted, and when all are there: Redis may have lost its data before."""
         self.pulse = self._reconnect.pulse
 
     def follow(self, queues: Sequence[str]) -> None:
@@ -80,23 +80,27 @@ class Ends:
         self._added.clear()
         queues = list(self._queues)
         if queues:
-            await self._begin(queues)
             try:
+                await self._begin(queues)
                 while await self._wait(queues):
                     pass
             except StoreError as error:
                 if error.kind not in _STREAM_GONE:
                     raise
+                self.on_loss()
         else:
             self.pulse.rest()
             await self._added.wait()
 
     async def _begin(self, queues: Sequence[str]) -> None:
         """Make the streams that are missing, and settle what was read before."""
-        await check_owner(self._runtime, (await make_identity(await self.database.open())).text)
+        identity = (await make_identity(await self.database.open())).text
+        await check_owner(self._runtime, identity)
         for queue in queues:
             await self._make(queue)
-        self.on_new_stream()
+        # Once more: if Redis loses its data from here on, the streams are gone, and to read them fails.
+        await check_owner(self._runtime, identity)
+        self.on_loss()
         await self._write(await self._runtime.sender.send(read_ends(queues, self._relay, _MOST, None)))
         await self._inherit(queues)
 

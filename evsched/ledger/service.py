@@ -46,7 +46,7 @@ class Service:
         """When no row waited, by the monotonic clock."""
         self._ends = Ends(runtime, self._url)
         self._relay = Relay(runtime, self._url, self._ends.follow)
-        self._ends.on_new_stream = self._relay.ring
+        self._ends.on_loss = self._relay.ring
         self._listener = Listener(runtime, self._url, self._relay.ring)
 
     async def waiting(self) -> tuple[int, float] | None:
