@@ -71,8 +71,8 @@ async def test_a_relay_waits_when_redis_comes_to_belong_to_another_database(
         await recorder.wait(events.EpochFound)
         insert(ledger_url, queue)
         await recorder.wait(events.RowsScheduled)
-        while client.info("clients")["blocked_clients"] == 0:  # until it waits for ends
-            await asyncio.sleep(0)
+        while not (await asyncio.to_thread(client.info, "clients"))["blocked_clients"]:
+            pass  # it does not wait for ends yet
         pipe = client.pipeline()
         pipe.flushall()
         pipe.set(keys.LEDGER, "other")
