@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import signal
@@ -12,7 +11,6 @@ from typing import Any, cast
 import pytest
 from hypothesis import settings
 
-from evsched.ledger.migration import migrate
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -117,9 +115,5 @@ def postgres() -> Generator[Postgres]:
 @pytest.fixture
 def ledger_url(postgres: Postgres) -> Generator[str]:
     """A database of the test's own, with the tables."""
-    name = f"t_{secrets.token_hex(6)}"
-    postgres.execute(f"CREATE DATABASE {name}")
-    url = postgres.url.replace("/postgres?", f"/{name}?")
-    asyncio.run(migrate(url))
-    yield url
-    postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with postgres.ledger() as url:
+        yield url

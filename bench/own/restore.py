@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,6 @@ from bench.figures import Failed, Figures, Table, percentile
 from bench.scale import Scale
 from bench.server import Server, server
 from evsched.client.new_job import JobOptions, new_job
-from evsched.ledger.migration import migrate
 from tests.support.postgres import Postgres, find_postgres
 
 _RELAYS: Final = 5
@@ -74,10 +72,12 @@ def _ledger() -> Generator[tuple[_Ledger, str]]:
     programs = find_postgres()
     if programs is None:
         raise Failed("PostgreSQL is not installed (Debian: postgresql)")
-    with Postgres(programs) as postgres:
-        asyncio.run(migrate(postgres.url))
-        with psycopg.connect(postgres.url, autocommit=True) as connection:
-            yield _Ledger(connection), postgres.url
+    with (
+        Postgres(programs) as postgres,
+        postgres.ledger() as url,
+        psycopg.connect(url, autocommit=True) as connection,
+    ):
+        yield _Ledger(connection), url
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Generator
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from evsched import events, keys
 from evsched.config import Config
-from evsched.ledger.migration import migrate
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
 from tests.support.cli import Cli
@@ -27,12 +25,8 @@ def config(own: EmbeddedRedis, queue: str, ledger_url: str) -> Config:
 @pytest.fixture
 def second_url(postgres: Postgres) -> Generator[str]:
     """Another database with a ledger."""
-    name = f"t_{secrets.token_hex(6)}"
-    postgres.execute(f"CREATE DATABASE {name}")
-    url = postgres.url.replace("/postgres?", f"/{name}?")
-    asyncio.run(migrate(url))
-    yield url
-    postgres.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with postgres.ledger() as url:
+        yield url
 
 
 def insert(url: str, queue: str) -> None:

@@ -132,10 +132,8 @@ QueueConsumer.exchange = late
 """
 
 
-def test_one_job_starts_one_process_of_two_parents_however_late_its_first_fetch_is(
-    cli: Cli, queue: str, raw: Any
-) -> None:
-    cli.run_first(SLOW_FIRST_FETCH)  # longer than a process may be idle: it is not idle before
+def assert_one_process_runs_a_job(cli: Cli, queue: str, raw: Any, until: str) -> None:
+    """Schedule a job when both of two parents wait, and their first processes have reached an event."""
     with (
         cli.running("dispatcher", until="NotificationsProven"),
         parent(cli, "0:8") as (_, one),
@@ -143,13 +141,19 @@ def test_one_job_starts_one_process_of_two_parents_however_late_its_first_fetch_
     ):
         for log in (one, two):
             log.until("ParentWaits")
-            log.until("ChildEnded")
+            log.until(until)
         raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"short","id":"a","reply":true}': 0})
         assert raw.blpop(f"evsched:{{{queue}}}:reply:a", PATIENCE)
-    started = 0
-    for log in (one, two):
-        started += len([line for line in log.lines if line.get("event") == "ChildStarted"])
-    assert started == 3, (one.lines, two.lines)  # one each at first, and one for the job
+    for event, times in (("ChildStarted", 3), ("ParentWoken", 1)):  # one each at first, and one for the job
+        found = [line for log in (one, two) for line in log.lines if line.get("event") == event]
+        assert len(found) == times, (one.lines, two.lines)
+
+
+def test_one_job_starts_one_process_of_two_parents_however_late_its_first_fetch_is(
+    cli: Cli, queue: str, raw: Any
+) -> None:
+    cli.run_first(SLOW_FIRST_FETCH)  # longer than a process may be idle: it is not idle before
+    assert_one_process_runs_a_job(cli, queue, raw, "ChildEnded")
 
 
 SLOW_END = """
@@ -174,19 +178,7 @@ def test_a_process_that_still_ends_does_not_end_the_claim_for_the_next_one(cli: 
     (cli.folder / "tasks.py").write_text(SLOW_END)
     cli.run_first(SLOW_FIRST_FETCH)
     cli.environment["EVSCHED_SHUTDOWN_GRACE"] = "10"
-    with (
-        cli.running("dispatcher", until="NotificationsProven"),
-        parent(cli, "0:8") as (_, one),
-        parent(cli, "0:8") as (_, two),
-    ):
-        for log in (one, two):
-            log.until("ParentWaits")
-            log.until("WorkerDraining")
-        raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"short","id":"a","reply":true}': 0})
-        assert raw.blpop(f"evsched:{{{queue}}}:reply:a", PATIENCE)
-    for event, times in (("ChildStarted", 3), ("ParentWoken", 1)):
-        found = [line for log in (one, two) for line in log.lines if line.get("event") == event]
-        assert len(found) == times, (one.lines, two.lines)
+    assert_one_process_runs_a_job(cli, queue, raw, "WorkerDraining")
 
 
 def test_a_reload_to_code_with_another_queue_has_the_parent_wait_for_that_one(cli: Cli, queue: str, raw: Any) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import psycopg
+
+from evsched.ledger.migration import migrate
 
 _VERSIONS: Final = Path("/usr/lib/postgresql")
 """Where Debian puts the servers' programs: not on PATH."""
@@ -87,6 +93,16 @@ class Postgres:
             self._process.send_signal(how)
             self._process.wait(60)
             self._process = None
+
+    @contextmanager
+    def ledger(self) -> Generator[str]:
+        """Make a database with the tables of the ledger, and yield its URL; drop it at the end."""
+        name = f"t_{secrets.token_hex(6)}"
+        self.execute(f"CREATE DATABASE {name}")
+        url = self.url.replace("/postgres?", f"/{name}?")
+        asyncio.run(migrate(url))
+        yield url
+        self.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def execute(self, statement: str, *words: object) -> list[tuple[object, ...]]:
         """Run one statement in a transaction of its own; return its rows."""
