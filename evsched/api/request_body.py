@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -11,14 +10,10 @@ import msgspec
 from starlette.requests import Request
 
 from evsched.api.problem import Problem, invalid
+from evsched.jobs import json_errors
 
 _PATIENCE: Final = 30.0
 """Seconds that a caller has to send a body."""
-
-_PAIR: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-"""A surrogate pair: one character as two escapes."""
-
-_HALF_PAIR: Final = "it has half of a surrogate pair, \\ud800 to \\udfff, which is no character"
 
 
 async def read(request: Request, kind: Any, cap: int) -> Any:
@@ -46,16 +41,10 @@ async def read(request: Request, kind: Any, cap: int) -> Any:
     except msgspec.ValidationError as error:
         raise invalid(f"the body does not fit: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = _HALF_PAIR if _has_half_pair(text) else error
+        why = json_errors.describe(text, error)
         raise Problem(HTTPStatus.BAD_REQUEST, "not-json", f"the body is not JSON in UTF-8: {why}") from None
     except RecursionError:
         raise Problem(HTTPStatus.BAD_REQUEST, "not-json", "the body is nested too deeply") from None
-
-
-def _has_half_pair(text: bytes) -> bool:
-    """Return whether a text has an escape of half a surrogate pair, which msgspec may take for a truncated one."""
-    escapes = re.sub(rb"\\\\", b"", text)
-    return re.search(rb"\\u[dD][89a-fA-F]", re.sub(_PAIR, b"", escapes)) is not None
 
 
 async def _receive(request: Request, cap: int) -> bytes:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError
+from evsched.jobs import json_errors
 from evsched.jobs.job import Buried, FetchedJob, Payload, decode_payload, shorten
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import DEFAULT_RETENTION, Task, Tasks
-
-_LONE_SURROGATE: Final = re.compile(rb"(?:^|[^\\])(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
-_HALF: Final = "it has half of a surrogate pair, such as \\ud83d without what follows, which is no character"
-"""msgspec says that the payload is truncated, if it ends soon after."""
 
 
 class Prepared(Struct, frozen=True):
@@ -51,7 +47,7 @@ def read_payload(job: FetchedJob) -> Payload | Buried:
     try:
         return decode_payload(job.payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        why = _HALF if _LONE_SURROGATE.search(job.payload) else error
+        why = json_errors.describe(job.payload, error)
         return Buried(shorten(f"the payload is no job: {why}: mend it and schedule it again"), False)
 
 

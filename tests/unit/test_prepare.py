@@ -40,6 +40,7 @@ def test_the_payload_overrides_the_task() -> None:
         (b'{"task":', 1, 0, "the payload is no job: Input data was truncated"),
         (b'{"task":"pay","args":["\\ud800"]}', 1, 0, "the payload is no job: it has half of a surrogate pair"),
         (b'{"task":"pay","args":["a\\\\\\uDBffx", "and more"]}', 1, 0, "it has half of a surrogate pair"),
+        (b'{"task":"pay","args":["\\udc00 alone"]}', 1, 0, "it has half of a surrogate pair"),
         (b'{"task":"pay","args":["\\\\ud800 \\ud83d\\ude00', 1, 0, "the payload is no job: Input data was truncated"),
         (b'{"task":"pay","args":["x"]}', 1, 0, "the arguments do not fit: "),
         (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
