@@ -31,7 +31,7 @@ from evsched.store import server
 from evsched.store.store import Store
 from evsched.telemetry.printable import escape
 from evsched.top.collector import Top
-from evsched.transport.connection import Subscription
+from evsched.transport.subscription import Subscription
 from evsched.worker.demand import FetchPause
 
 _SLICES = 20

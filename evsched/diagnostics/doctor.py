@@ -21,8 +21,8 @@ from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T
-from evsched.transport.connection import Subscription
 from evsched.transport.senders import BatchingSender
+from evsched.transport.subscription import Subscription
 
 _EVENT_TIMEOUT: Final = 1.5
 """Seconds within which the canary's event must arrive; a dispatcher waits as long."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol
 
-from evsched.transport.connection import Subscription
+from evsched.transport.subscription import Subscription
 
 _MANY: Final = 150
 _WITHIN: Final = 0.1

@@ -20,7 +20,7 @@ from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.transport import address
-from evsched.transport.connection import Subscription
+from evsched.transport.subscription import Subscription
 
 FLAGS: Final = "Kzg"
 """K: the channel is named after the key. z: sorted set commands. g: commands of any type (RENAME, COPY, RESTORE)."""

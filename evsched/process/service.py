@@ -33,6 +33,7 @@ from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
 from evsched.transport import scripts
 from evsched.transport.address import hide_password
+from evsched.transport.primary import primary
 from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import read_version
@@ -213,7 +214,7 @@ async def _run_until_asked_to_end(process: _Process, work: _Work, *, at_once: bo
     process.shutdown.request.attach()
     lingering = False
     try:
-        async with process.telemetry:
+        async with process.telemetry, primary(process.runtime.config.url).followed():
             if at_once or await process.shutdown.request.run_until_made(process.wait_for_redis()):
                 lingering = await work(process)
     finally:

@@ -22,8 +22,8 @@ from evsched.store.dispatchers import Lease
 from evsched.store.operators import QueueStats
 from evsched.store.store import Store
 from evsched.top.snapshot import Down, History, Look, Page, compose
-from evsched.transport.connection import Subscription
 from evsched.transport.senders import BatchingSender
+from evsched.transport.subscription import Subscription
 from evsched.worker.status_reporter import WorkerStatus
 
 _EVERY: Final = 1.0

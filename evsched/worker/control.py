@@ -13,7 +13,7 @@ from evsched import events, keys
 from evsched.errors import StoreError
 from evsched.runtime.reconnect import Losses, Reconnect
 from evsched.runtime.runtime import Runtime
-from evsched.transport.connection import Subscription
+from evsched.transport.subscription import Subscription
 
 
 class ControlListener(Protocol):

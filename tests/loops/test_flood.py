@@ -13,8 +13,8 @@ import pytest
 from evsched import App, events
 from evsched.config import Config
 from evsched.dispatcher.flood import Flood
-from evsched.transport.connection import Subscription
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.subscription import Subscription
 from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 from tests.support.system import system

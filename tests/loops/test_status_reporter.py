@@ -17,8 +17,8 @@ from evsched.config import Config
 from evsched.store.store import Store
 from evsched.top.collector import Top
 from evsched.top.snapshot import Look
-from evsched.transport.connection import Subscription
 from evsched.transport.senders import BatchingSender
+from evsched.transport.subscription import Subscription
 from evsched.worker.status_reporter import Running, WorkerStatus
 from tests.support.patience import PATIENCE
 from tests.support.system import system

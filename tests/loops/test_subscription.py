@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from evsched.transport.connection import Subscription
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.subscription import Subscription
 from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.anyio

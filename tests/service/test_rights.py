@@ -19,8 +19,8 @@ from evsched.store.store import Store
 from evsched.top.collector import Top
 from evsched.transport.call import Call
 from evsched.transport.call import raw as raw_reply
-from evsched.transport.connection import Subscription
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.subscription import Subscription
 from tests.support.api import calling
 from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client

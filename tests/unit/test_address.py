@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evsched.errors import ConfigError
-from evsched.transport.address import hide_password, parse
+from evsched.transport.address import Sentinels, hide_password, parse
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,15 @@ def test_a_url_gives_the_database_and_the_options(url: str, db: int, options: di
         ("redis://u:hun ter2@host", "blank"),
         ("unix://hunter2/x", "three slashes"),
         ("unix://", "needs a path"),
+        ("redis+sentinel://h1:1,h2:2", "which primary"),
+        ("redis+sentinel://h1:1,h2:2/", "which primary"),
+        ("redis+sentinel://h1:1,,h2:2/hun", "which primary"),
+        ("redis+sentinel:///hun/0", "which primary"),
+        ("redis+sentinel://h1:1,h2:99999/hun", "host or port"),
+        ("redis+sentinel://h1:1,h2:2/main/hunter2", "not a whole number"),
+        ("redis+sentinel://h/main?ssl_ca_certs=/x", "belong to rediss://"),
+        ("redis://h?sentinel_password=hunter2", "it has an unknown option"),
+        ("redis://h1:1,h2:2/0", "host or port"),
     ],
 )
 def test_the_error_for_a_malformed_url_says_what_to_write_and_does_not_quote_it(url: str, words: str) -> None:
@@ -61,6 +70,21 @@ def test_the_error_for_a_malformed_url_says_what_to_write_and_does_not_quote_it(
     assert words in str(raised.value)
     assert "hun" not in str(raised.value)
     assert "hun" not in hide_password(url)
+
+
+def test_the_url_of_sentinels_names_them_the_primary_and_both_logins() -> None:
+    address = parse(
+        "rediss+sentinel://me:p%40ss@h1,[::1]:2,h3:3/main/4"
+        "?sentinel_username=asker&sentinel_password=x%2Fy&ssl_check_hostname=no"
+    )
+    assert (address.scheme, address.db) == ("rediss", 4)
+    assert address.options == {"username": "me", "password": "p@ss", "ssl_check_hostname": False}
+    login: dict[str, str | int | bool] = {"username": "asker", "password": "x/y", "ssl_check_hostname": False}
+    assert address.sentinels == Sentinels((("h1", 26379), ("::1", 2), ("h3", 3)), "main", login)
+
+
+def test_the_default_database_of_a_primary_is_0() -> None:
+    assert parse("redis+sentinel://h/main").db == 0
 
 
 def test_a_ca_is_named_in_the_url(tmp_path: Path) -> None:
@@ -73,10 +97,13 @@ def test_the_password_is_not_shown() -> None:
     assert hide_password("redis://user:secret@host:1/0") == "redis://***@host:1/0"
     assert hide_password("redis://secret@host:1/0") == "redis://***@host:1/0"
     assert hide_password("redis://host:1/0") == "redis://host:1/0"
+    shown = "redis+sentinel://***@h1:1,h2:2/main/0?sentinel_username=***&sentinel_password=***"
+    assert hide_password(shown.replace("***@", "me:secret@").replace("=***", "=secret")) == shown
     assert hide_password("unix:///r.sock?db=1&password=secret") == "unix:///r.sock?db=1&password=***"
 
 
 SHAPES = [
+    "redis+sentinel://user:{}@h1:1,h2:2/main/0", "redis+sentinel://h/main?sentinel_password={}",
     "redis://user:{}@host:6379/0", "redis://:{}@host", "redis://{}@host", "rediss://user:{}@host/1?db=2",
     "redis:{}@host", "{}@host", "{}", "//:{}@host", "redis//:{}@host", "unix://:{}@/run/redis.sock?db=0",
     "unix:///run/redis.sock?db=0&password={}", "redis://host/0?password={}", "redis://host?ssl_password={}",

@@ -1,0 +1,133 @@
+"""The primary: the server of a URL, to which all connections of a process go.
+
+Without Sentinel it is where the URL says. With Sentinel it is looked up anew for each connection that is opened. When
+the primary has moved, all connections to the old one are cut. Otherwise an old primary that hangs, or whose machine is
+away, would hold them until they time out. A process notices the move when one of its connections finds another primary,
+or hears of it from the sentinels (`followed`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from typing import Any, Final, cast
+from weakref import ref
+
+from redis import exceptions
+
+from evsched.errors import StoreDown
+from evsched.transport.address import Address, parse
+from evsched.transport.links import AsyncLink, SyncLink, abort
+from evsched.transport.sentinel import Asker, Host
+
+_HELLO: Final = ("HELLO", "2")
+"""Its reply has the server's role. Every user may send it."""
+
+
+class Primary:
+    """Opens links to the primary."""
+
+    def __init__(self, address: Address) -> None:
+        self._asker = None if address.sentinels is None else Asker(address.scheme, address.sentinels)
+        self._at: Host | None = None
+        """Where the primary was found last."""
+        self._links: dict[int, tuple[ref[AsyncLink], asyncio.AbstractEventLoop]] = {}
+        """Those that were opened, by `id`, each with the event loop that it belongs to."""
+
+    async def connect(self, link: AsyncLink) -> None:
+        """Open a link.
+
+        Raises:
+            StoreDown: the primary cannot be found, or is none any more.
+            StoreRefused: the sentinels refuse.
+            RedisError, OSError: of redis-py.
+        """
+        if self._asker is None:
+            await link.connect()
+            return
+        at = await self._asker.ask()
+        self._links[id(link)] = (ref(link), asyncio.get_running_loop())
+        self._found(at)
+        _aim(link, at)
+        await link.connect()
+        try:
+            await link.send_command(*_HELLO, check_health=False)
+            reply = cast(Any, await link.read_response())
+        except exceptions.ResponseError:
+            reply = []  # renamed by an operator
+        self._check(at, reply)
+
+    def connect_sync(self, link: SyncLink) -> None:
+        """Open a link, unless it is open. Raises as `connect` does."""
+        if self._asker is None:
+            link.connect()
+            return
+        any_link: Any = link
+        if any_link._sock is not None:
+            if (any_link.host, any_link.port) == self._at:
+                return
+            link.disconnect()
+        at = self._asker.ask_sync()
+        self._found(at)
+        _aim(link, at)
+        link.connect()
+        try:
+            link.send_command(*_HELLO, check_health=False)
+            reply = cast(Any, link).read_response()
+        except exceptions.ResponseError:
+            reply = []
+        self._check(at, reply)
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncGenerator[None]:
+        """Listen to the sentinels, in this event loop."""
+        hosts = () if self._asker is None else self._asker.hosts
+        listening = [asyncio.ensure_future(self._listen(host)) for host in hosts]
+        try:
+            yield
+        finally:
+            for task in listening:
+                task.cancel()
+            await asyncio.gather(*listening, return_exceptions=True)
+
+    async def _listen(self, host: Host) -> None:
+        assert self._asker is not None
+        async for at in self._asker.moves(host):
+            self._found(at)
+
+    def _found(self, at: Host) -> None:
+        """Note where the primary is. If it has moved, cut the links to the old one."""
+        before, self._at = self._at, at
+        if before in (None, at):
+            return
+        for name, (weak, loop) in list(self._links.items()):
+            link: Any = weak()
+            if link is None:
+                del self._links[name]
+            elif (link.host, link.port) == before:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(abort, link)
+
+    def _check(self, at: Host, reply: Any) -> None:
+        """Check the reply to HELLO, and that the primary has not moved meanwhile.
+
+        Raises:
+            StoreDown: the failover is not over.
+        """
+        fields = dict(zip(reply[::2], reply[1::2], strict=False))
+        if fields.get(b"role") == b"replica":
+            raise StoreDown(f"{at[0]}:{at[1]} is a replica: the failover is not over", kind="readonly")
+        if at != self._at:
+            raise StoreDown("the primary has moved meanwhile", kind="readonly")
+
+
+def _aim(link: Any, at: Host) -> None:
+    link.host, link.port = at
+
+
+@cache
+def primary(url: str) -> Primary:
+    """Return the primary of a URL, the same for all connections of the process."""
+    return Primary(parse(url))

@@ -1,0 +1,215 @@
+"""Sentinel: the primary is found, and followed through failovers, by dispatchers, workers and clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import ExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from evsched import App, StoreDown, StoreRefused, events, keys
+from evsched.client.sync_client import SyncClient
+from evsched.client.task_handle import AsyncTask
+from evsched.config import Config
+from evsched.errors import ConfigError
+from evsched.transport.call import Call, raw
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.primary import primary
+from evsched.transport.senders import BatchingSender, BlockingSender, DirectSender
+from tests.support.certificates import make_certificates
+from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
+from tests.support.recorder import Recorder
+from tests.support.sentinels import NAME, Sentinels
+from tests.support.system import system
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+PING = Call(("PING",), raw)
+JOBS = 100
+
+
+@pytest.fixture
+def sentinels() -> Generator[Sentinels]:
+    with Sentinels() as found:
+        yield found
+
+
+class Handled:
+    """How often each job was handled."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[int]()
+        self._changed = asyncio.Event()
+
+    def add(self, number: int) -> None:
+        self.counts[number] += 1
+        self._changed.set()
+
+    async def all_of(self, numbers: range) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not set(numbers) <= self.counts.keys():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class Scene(NamedTuple):
+    recorder: Recorder
+    app: App
+    handle: AsyncTask[[int], None]
+    handled: Handled
+
+
+@asynccontextmanager
+async def serving(url: str, queue: str) -> AsyncGenerator[Scene]:
+    app, handled = App(url, queue=queue), Handled()
+
+    @app.task
+    async def handle(number: int) -> None:
+        handled.add(number)
+
+    async with system(Config(url=url, queues=(queue,)), app) as running:
+        yield Scene(running.recorder, app, handle, handled)
+
+
+def kill(sentinels: Sentinels, primary: EmbeddedRedis) -> None:
+    primary.kill()
+
+
+def freeze(sentinels: Sentinels, primary: EmbeddedRedis) -> None:
+    """Connections to it stay open, and nothing on them is answered."""
+    os.kill(primary.pid, signal.SIGSTOP)
+
+
+def order(sentinels: Sentinels, primary: EmbeddedRedis) -> None:
+    """The operator's own failover. The old primary lives on, as a replica."""
+    sentinels.ask(sentinels.ports[0], "SENTINEL", "FAILOVER", NAME)
+
+
+@pytest.mark.parametrize("lose", [kill, freeze, order])
+async def test_after_a_failover_the_work_goes_on_at_the_new_primary(
+    sentinels: Sentinels, queue: str, lose: Callable[[Sentinels, EmbeddedRedis], None]
+) -> None:
+    async with serving(sentinels.url, queue) as (recorder, app, handle, handled):
+        with app.sync() as client:
+            for number in range(JOBS):  # due before, during and after the failover
+                client.enqueue(handle.using(delay=6 * number / JOBS), number)
+            old = sentinels.primary()
+            assert await asyncio.to_thread(sentinels.client(old).wait, 2, 5000) == 2
+            lose(sentinels, old)
+            new = await asyncio.to_thread(sentinels.wait_for_failover, old)
+            await handled.all_of(range(JOBS))
+            client.enqueue(handle, JOBS)
+            await handled.all_of(range(JOBS + 1))
+        # The flags are not part of what is replicated.
+        assert set("Kzg") <= set(sentinels.client(new).config_get("notify-keyspace-events").popitem()[1])
+        assert sentinels.client(new).exists(keys.QUEUES)
+        assert not recorder.of(events.NotificationsMissing)
+
+
+async def test_a_connection_to_an_old_primary_that_answers_no_more_is_cut_when_another_finds_the_new_one(
+    sentinels: Sentinels,
+) -> None:
+    waiting, other = BlockingSender(sentinels.url, reply_timeout=60), DirectSender(sentinels.url, reply_timeout=0.2)
+    try:
+        await waiting.open()
+        await other.attempt_all([PING])
+        hangs = asyncio.create_task(waiting.send(Call(("BLPOP", "nothing", 60), raw), 60))
+        old = sentinels.primary()
+        freeze(sentinels, old)
+        await asyncio.to_thread(sentinels.wait_for_failover, old)
+        with pytest.raises(StoreDown):
+            await other.attempt_all([PING])
+        assert await other.attempt_all([PING]) == [b"PONG"]
+        with pytest.raises(StoreDown):
+            async with asyncio.timeout(PATIENCE):
+                await hangs
+    finally:
+        await waiting.close()
+        await other.close()
+
+
+async def test_a_failover_is_heard_from_the_sentinels_also_by_a_connection_that_only_waits(
+    sentinels: Sentinels,
+) -> None:
+    waiting = BlockingSender(sentinels.url, reply_timeout=60)
+    async with primary(sentinels.url).followed():
+        await waiting.open()
+        hangs = asyncio.create_task(waiting.send(Call(("BLPOP", "nothing", 60), raw), 60))
+        old = sentinels.primary()
+        freeze(sentinels, old)
+        await asyncio.to_thread(sentinels.wait_for_failover, old)
+        with pytest.raises(StoreDown):
+            async with asyncio.timeout(PATIENCE):
+                await hangs
+        await waiting.open()
+    await waiting.close()
+
+
+async def test_what_is_connected_works_on_without_sentinels_and_what_connects_says_that_none_answers(
+    sentinels: Sentinels,
+) -> None:
+    sender, late = BatchingSender(sentinels.url), BatchingSender(sentinels.url)
+    assert await sender.send(PING) == b"PONG"
+    for process in sentinels.processes:
+        process.kill()
+        process.wait()
+    assert await sender.send(PING) == b"PONG"
+    with pytest.raises(StoreDown, match="no sentinel answers: 127"):
+        await late.send(PING)
+    await sender.close()
+
+
+async def test_one_sentinel_that_lives_is_enough(sentinels: Sentinels) -> None:
+    for process in sentinels.processes[:2]:
+        process.kill()
+        process.wait()
+    sender = BatchingSender(sentinels.url)
+    assert await sender.send(PING) == b"PONG"
+    await sender.close()
+    with closing(SyncClient(sentinels.url)) as client:
+        assert client.now()
+
+
+async def test_passwords_of_redis_and_of_the_sentinels(queue: str) -> None:
+    with Sentinels(replicas=1, password="secret", login=("asker", "hidden")) as sentinels:
+        async with serving(sentinels.url, queue) as (_, _, handle, handled):
+            await handle.enqueue(1)
+            await handled.all_of(range(1, 2))
+        without = sentinels.url.partition("?")[0]
+        with pytest.raises(StoreRefused, match="sentinel_username") as raised, closing(SyncClient(without)) as client:
+            client.now()
+        assert "secret" not in str(raised.value)
+
+
+async def test_tls_to_redis_and_to_the_sentinels(queue: str, tmp_path: Path) -> None:
+    make_certificates(tmp_path, "DNS:localhost,IP:127.0.0.1")
+    try:
+        sentinels = Sentinels(replicas=1, certificates=tmp_path).__enter__()
+    except ConfigError as error:
+        pytest.skip(f"this server has no TLS: {error}")
+    with ExitStack() as stack:
+        stack.push(sentinels)
+        async with serving(sentinels.url, queue) as (_, app, handle, handled):
+            with app.sync() as client:
+                client.enqueue(handle, 1)
+                await handled.all_of(range(1, 2))
+                old = sentinels.primary()
+                old.kill()
+                await asyncio.to_thread(sentinels.wait_for_failover, old)
+                client.enqueue(handle, 2)
+            await handled.all_of(range(1, 3))
+
+
+def test_a_name_that_the_sentinels_do_not_know_is_refused_by_name(sentinels: Sentinels, tmp_path: Path) -> None:
+    url = sentinels.url.replace(NAME, "other")
+    done = Cli(url, tmp_path).run("queues")
+    assert done.returncode == 1
+    assert "no primary 'other'" in done.stderr
+    assert "Traceback" not in done.stderr
