@@ -15,10 +15,10 @@ from evsched.transport.embedded import EmbeddedRedis
 
 
 class Fleet:
-    """Processes of evsched on one server, and the oracle."""
+    """Processes of evsched on one Redis, and the oracle."""
 
-    def __init__(self, server: EmbeddedRedis, oracle: Path) -> None:
-        self.url = server.url
+    def __init__(self, url: str, oracle: Path) -> None:
+        self.url = url
         self.oracle = oracle
         self.children: list[subprocess.Popen[bytes]] = []
         oracle.touch()
@@ -42,7 +42,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(server: EmbeddedRedis, tmp_path: Path) -> Generator[Fleet]:
-    fleet = Fleet(server, tmp_path / "oracle")
+    fleet = Fleet(server.url, tmp_path / "oracle")
     yield fleet
     fleet.stop()
 

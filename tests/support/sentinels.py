@@ -165,8 +165,13 @@ class Sentinels:
                         break
                 assert time.monotonic() < until, "the sentinels do not find each other"
                 _pause()
-        for server in self.servers[1:]:
-            while self.client(server).info("replication")["master_link_status"] != "up":
+        self.wait_for_replicas()
+
+    def wait_for_replicas(self) -> None:
+        """Wait until all servers but the primary are replicas that it serves."""
+        until, primary = time.monotonic() + PATIENCE, self.primary()
+        for server in self.servers:
+            while server is not primary and self.client(server).info("replication").get("master_link_status") != "up":
                 assert time.monotonic() < until, "a replica does not reach the primary"
                 _pause()
 
