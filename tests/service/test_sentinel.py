@@ -36,8 +36,8 @@ JOBS = 100
 
 
 @pytest.fixture
-def sentinels() -> Generator[Sentinels]:
-    with Sentinels() as found:
+def sentinels(server: EmbeddedRedis) -> Generator[Sentinels]:
+    with Sentinels(server.server) as found:
         yield found
 
 
@@ -177,8 +177,8 @@ async def test_one_sentinel_that_lives_is_enough(sentinels: Sentinels) -> None:
         assert client.now()
 
 
-async def test_passwords_of_redis_and_of_the_sentinels(queue: str) -> None:
-    with Sentinels(replicas=1, password="secret", login=("asker", "hidden")) as sentinels:
+async def test_passwords_of_redis_and_of_the_sentinels(server: EmbeddedRedis, queue: str) -> None:
+    with Sentinels(server.server, replicas=1, password="secret", login=("asker", "hidden")) as sentinels:
         async with serving(sentinels.url, queue) as (_, _, handle, handled):
             await handle.enqueue(1)
             await handled.all_of(range(1, 2))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,32 +16,15 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.links import new_sync_link
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
+from tests.support.topology import OwnConfig, free_port, pause
 
 NAME: Final = "mymaster"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def _as_text(reply: Any) -> Any:
     if isinstance(reply, list):
         return [_as_text(one) for one in cast(list[Any], reply)]
     return reply.decode() if isinstance(reply, bytes) else reply
-
-
-def _pause() -> None:
-    """Wait a moment before the next look: neither Sentinel nor replication tells when it is ready."""
-    time.sleep(0.02)  # noqa: TID251 - what is waited for has a time limit
-
-
-class _Server(EmbeddedRedis):
-    """A server with a configuration of its own: in a failover it is rewritten, by CONFIG REWRITE."""
-
-    def _command(self) -> list[str]:
-        program, shipped, *settings = super()._command()
-        return [program, str(shutil.copy(shipped, self.folder)), *settings]
 
 
 class Sentinels:
@@ -108,7 +89,7 @@ class Sentinels:
             tls = self._tls()
             # The whole data set is sent at once, not after the 5 s in which more replicas may come.
             settings = {"repl_diskless_sync_delay": "0", **secret, **first, **tls}
-            server = self._stack.enter_context(_Server(self._server, port=0, **settings))
+            server = self._stack.enter_context(OwnConfig(self._server, port=0, **settings))
             self.servers.append(server)
             self._ports.append(int(tls.get("tls_port", server.port or 0)))
         for number in range(sentinels):
@@ -121,14 +102,14 @@ class Sentinels:
             return {}
         files = {"tls_ca_cert_file": "ca.crt", "tls_cert_file": "server.crt", "tls_key_file": "server.key"}
         return {
-            "tls_port": str(_free_port()),
+            "tls_port": str(free_port()),
             "tls_replication": "yes",
             "tls_auth_clients": "no",
             **{name: str(self._certificates / file) for name, file in files.items()},
         }
 
     def _start_sentinel(self, conf: Path) -> None:
-        port, tls = _free_port(), {name.replace("_", "-"): value for name, value in self._tls().items()}
+        port, tls = free_port(), {name.replace("_", "-"): value for name, value in self._tls().items()}
         users = []
         if self._login is not None:
             users = ["user default off", "user {} on >{} allchannels +@all".format(*self._login)]
@@ -164,7 +145,7 @@ class Sentinels:
                     if others == sentinels - 1 and known == replicas:
                         break
                 assert time.monotonic() < until, "the sentinels do not find each other"
-                _pause()
+                pause()
         self.wait_for_replicas()
 
     def wait_for_replicas(self) -> None:
@@ -173,7 +154,7 @@ class Sentinels:
         for server in self.servers:
             while server is not primary and self.client(server).info("replication").get("master_link_status") != "up":
                 assert time.monotonic() < until, "a replica does not reach the primary"
-                _pause()
+                pause()
 
     def ask(self, port: int, *words: str) -> Any:
         """Send a command to a sentinel."""
@@ -208,5 +189,5 @@ class Sentinels:
         until = time.monotonic() + PATIENCE
         while (found := self.primary()) is old or self.client(found).info("replication")["role"] != "master":
             assert time.monotonic() < until, "the sentinels do not fail over"
-            _pause()
+            pause()
         return found

@@ -1,0 +1,130 @@
+"""A Redis Cluster for tests: real servers, on loopback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Final, Self
+
+import redis
+from redis.crc import key_slot
+
+from evsched import keys
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.server_binary import Server, find_server
+from tests.support.patience import PATIENCE
+from tests.support.topology import OwnConfig, free_port, pause
+
+SLOTS: Final = 16384
+
+
+class Cluster:
+    """Run one, as a context manager: primaries that share the slots evenly, and replicas, dealt to them in turn."""
+
+    def __init__(self, server: Server | None = None, *, primaries: int = 3, replicas: int = 0) -> None:
+        self._server = server or find_server()
+        self._counts = primaries, replicas
+        self._stack = ExitStack()
+        self.nodes: list[EmbeddedRedis] = []
+        """The primaries, then the replicas."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        primaries, replicas = self._counts
+        for _ in range(primaries + replicas):
+            node = OwnConfig(
+                self._server,
+                port=0,
+                cluster_enabled="yes",
+                cluster_port=str(free_port()),
+                cluster_node_timeout="1500",
+                cluster_replica_validity_factor="0",
+                repl_diskless_sync_delay="0",
+            )
+            self.nodes.append(self._stack.enter_context(node))
+        clients = [self.client(node) for node in self.nodes]
+        share = -(-SLOTS // primaries)
+        for number, client in enumerate(clients[:primaries]):
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * share, min((number + 1) * share, SLOTS) - 1)
+        for number, client in enumerate(clients):
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        bus = clients[0].config_get("cluster-port")["cluster-port"]
+        for client in clients[1:]:
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, bus)
+        self._until(lambda: all(self._known(client) == len(clients) for client in clients), "the nodes do not meet")
+        for number, client in enumerate(clients[primaries:]):
+            client.execute_command("CLUSTER", "REPLICATE", self.id_of(self.nodes[number % primaries]))
+        self.until_ready()
+
+    def _known(self, client: Any) -> int:
+        lines = client.execute_command("CLUSTER", "NODES").splitlines()
+        return len([line for line in lines if "handshake" not in line])
+
+    def until_ready(self) -> None:
+        """Wait until all nodes that run agree that the cluster serves."""
+        alive = [self.client(node) for node in self.nodes if node.pid]
+        self._until(
+            lambda: all("cluster_state:ok" in client.execute_command("CLUSTER", "INFO") for client in alive),
+            "the cluster does not serve",
+        )
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < until, what
+            pause()
+
+    def client(self, node: EmbeddedRedis) -> Any:
+        """Return a plain client of one node, which follows no redirection."""
+        return redis.Redis(port=node.port or 0, decode_responses=True, protocol=2, driver_info=None)
+
+    def id_of(self, node: EmbeddedRedis) -> str:
+        return self.client(node).execute_command("CLUSTER", "MYID")
+
+    def owner(self, queue: str) -> EmbeddedRedis:
+        """Return the node that owns a queue's slot."""
+        slot = slot_of(queue)
+        for first, last, (_, port, *_), *_ in self._slots():
+            if first <= slot <= last:
+                return next(node for node in self.nodes if node.port == port)
+        raise AssertionError(f"nobody owns slot {slot}")
+
+    def _slots(self) -> list[Any]:
+        alive = next(node for node in self.nodes if node.pid)
+        return self.client(alive).execute_command("CLUSTER", "SLOTS")
+
+    def begin_to_move(self, queue: str, to: EmbeddedRedis) -> None:
+        """Mark the queue's slot as moving to another node; no key has moved yet."""
+        slot, source = slot_of(queue), self.owner(queue)
+        self.client(to).execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
+        self.client(source).execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(to))
+
+    def move_keys(self, source: EmbeddedRedis, to: EmbeddedRedis, names: list[str]) -> None:
+        """Move some keys to the node that the slot is moving to."""
+        self.client(source).execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *names)
+
+    def end_move(self, queue: str, to: EmbeddedRedis) -> None:
+        """Give the slot to its new owner, when no key is left."""
+        slot, name = slot_of(queue), self.id_of(to)
+        for node in (to, *(node for node in self.nodes if node is not to and node.pid)):
+            if "master" in self.client(node).execute_command("ROLE")[0]:
+                self.client(node).execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+
+
+def slot_of(queue: str) -> int:
+    """Return the slot of a queue's keys."""
+    return key_slot(keys.root(queue).encode())

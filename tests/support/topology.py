@@ -1,0 +1,28 @@
+"""What sentinels and clusters of the tests share: servers that rewrite their configuration, ports, and pauses."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+
+from evsched.transport.embedded import EmbeddedRedis
+
+
+class OwnConfig(EmbeddedRedis):
+    """A server with a copy of redis.conf: sentinels have it rewritten, by CONFIG REWRITE."""
+
+    def _command(self) -> list[str]:
+        program, shipped, *settings = super()._command()
+        return [program, str(shutil.copy(shipped, self.folder)), *settings]
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def pause() -> None:
+    """Wait a moment before the next look: neither Sentinel nor a cluster tells when it is ready."""
+    time.sleep(0.02)  # noqa: TID251 - what is waited for has a time limit
