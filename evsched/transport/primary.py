@@ -19,8 +19,9 @@ from redis import exceptions
 
 from evsched.errors import StoreDown
 from evsched.transport.address import Address, parse
+from evsched.transport.ask import Host
 from evsched.transport.links import AsyncLink, SyncLink, abort
-from evsched.transport.sentinel import Asker, Host
+from evsched.transport.sentinel import SentinelAsker
 
 _HELLO: Final = ("HELLO", "2")
 """Its reply has the server's role. Every user may send it."""
@@ -30,7 +31,7 @@ class Primary:
     """Opens links to the primary."""
 
     def __init__(self, address: Address) -> None:
-        self._asker = None if address.sentinels is None else Asker(address.scheme, address.sentinels)
+        self._asker = None if address.sentinels is None else SentinelAsker(address.scheme, address.sentinels)
         self._at: Host | None = None
         """Where the primary was found last."""
         self._links: dict[int, tuple[ref[AsyncLink], asyncio.AbstractEventLoop]] = {}
