@@ -13,8 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from evsched import events
-from evsched.config import DEFAULT_QUEUE
+from evsched import events, keys
 from evsched.dispatcher.proof import Proof
 from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.dispatcher.redis_clock import RedisClock
@@ -45,10 +44,10 @@ class DispatchLoop:
         self._polls = False
         """The queues are polled, because there are so many events that the watcher does not receive them."""
         config = runtime.config
-        # Never empty: on an empty Redis, the default queue carries the proof of the subscription.
+        # Never empty: on an empty Redis, the idle queue carries the proof of the subscription.
         named = bool(config.queues)
         self._timers = {
-            queue: QueueTimer(queue, config.batch, known=named) for queue in config.queues or (DEFAULT_QUEUE,)
+            queue: QueueTimer(queue, config.batch, known=named) for queue in config.queues or (runtime.part.idle_queue,)
         }
 
     @property
@@ -201,7 +200,7 @@ class DispatchLoop:
         step = timer.store.dispatch(limit=batch.limit, cap=self._runtime.config.payload_cap, canary=canary)
         if not timer.full:
             return await self._runtime.sender.send(step)
-        done, end = await self._runtime.sender.send_all([step, server.clock()])
+        done, end = await self._runtime.sender.send_all([step, server.clock(keys.root(timer.store.queue))])
         batch.took(len(done.moved), end - done.now)
         return done
 

@@ -28,6 +28,7 @@ class Finder:
 
     def __init__(self, runtime: Runtime, proof: Proof, queues: NewQueues) -> None:
         self._config = runtime.config
+        self._owns = runtime.part.owns
         self._proof = proof
         self._queues = queues
         self._wakeup = Wakeup()
@@ -91,7 +92,7 @@ class Finder:
         names = await self._set.read()
         if self._config.queues:
             return
-        for name in names or ():
+        for name in filter(self._owns, names or ()):
             self._queues.serve(name)
         if names is None or self._proof.failed:
             self._scan.ensure()

@@ -17,7 +17,7 @@ from evsched.dispatcher.proof import Proof
 from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Losses, Reconnect
-from evsched.runtime.runtime import Runtime
+from evsched.runtime.runtime import WHOLE, Part, Runtime
 from evsched.store import server
 from evsched.transport import address
 from evsched.transport.subscription import Subscription
@@ -65,7 +65,7 @@ _CHANNELS: Final = 1000
 class Channels:
     """What to subscribe to, and what a message on each channel is about."""
 
-    def __init__(self, config: Config, dispatcher: str) -> None:
+    def __init__(self, config: Config, dispatcher: str, part: Part = WHOLE) -> None:
         db = address.parse(config.url).db
         names = config.queues or ("*",)
         watched = (keys.schedule, keys.recurrences, keys.canary)
@@ -78,6 +78,7 @@ class Channels:
         """The patterns and the names among them that are about schedules."""
         self.names = [keys.canary_message(dispatcher), *(channels if config.queues else ())]
         self._prefix = len(keys.events(db, ""))
+        self._owns = part.owns
         self.read = lru_cache(_CHANNELS)(self._read)
 
     def _read(self, channel: bytes) -> tuple[Kind, str]:
@@ -92,7 +93,8 @@ class Channels:
 
     def _of(self, kind: Kind, key: bytes) -> tuple[Kind, str]:
         found = keys.parse(key)
-        return ("foreign", "") if found is None else (kind, found[0])
+        # In a cluster every node passes on what is published, but only one has the queue.
+        return ("foreign", "") if found is None or not self._owns(found[0]) else (kind, found[0])
 
 
 class Watcher:
@@ -105,7 +107,7 @@ class Watcher:
         self._proof = proof
         self._schedules = schedules
         self._listener = listener
-        self._channels = Channels(runtime.config, dispatcher)
+        self._channels = Channels(runtime.config, dispatcher, runtime.part)
         self._reconnect = Reconnect("subscription", runtime.emit)
         self._losses = Losses()
         self._cut = False
@@ -136,7 +138,7 @@ class Watcher:
         Raises:
             StoreDown, StoreRefused: there is no subscription.
         """
-        subscription = Subscription(self._runtime.config.url)
+        subscription = Subscription(self._runtime.config.url, node=self._runtime.part.node)
         self._cut = False
         try:
             await subscription.open(self._channels.patterns, self._channels.names)

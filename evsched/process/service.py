@@ -15,6 +15,7 @@ from evsched.app import App
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.acl import Role
+from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreRefused
@@ -33,10 +34,11 @@ from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
 from evsched.transport import scripts
 from evsched.transport.address import hide_password
-from evsched.transport.primary import primary
 from evsched.transport.redis_errors import NO_CLUSTER
+from evsched.transport.routes import primary
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import read_version
+from evsched.transport.topology import Topology, topology
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2
@@ -59,7 +61,7 @@ async def check_server(sender: BatchingSender, url: str) -> str:
         ) from None
     except StoreRefused as error:
         raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
-    if reply.get("redis_mode") == "cluster":
+    if reply.get("redis_mode") == "cluster" and topology(url) is None:
         raise CannotStart(f"{hide_password(url)}: {NO_CLUSTER}")
     kind, version, least = read_version(reply)
     if least is not None:
@@ -241,6 +243,8 @@ async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
 
 async def _dispatch(process: _Process) -> None:
     runtime, events = process.runtime, process.events
+    if (cluster := topology(runtime.config.url)) is not None:
+        await _dispatch_cluster(process, cluster)
     dispatcher = Dispatcher(runtime)
     janitor = Janitor(runtime, dispatcher)
     events.subscribe(janitor.on_event)
@@ -256,6 +260,14 @@ async def _dispatch(process: _Process) -> None:
     runtime.emit(DispatcherStarted(server=process.server, queues=dispatcher.queues))
     process.telemetry.of_janitor(janitor)
     await run_loops({"dispatcher": dispatcher.run(), "janitor": janitor.run()})
+
+
+async def _dispatch_cluster(process: _Process, cluster: Topology) -> None:
+    dispatcher = ClusterDispatcher(process.runtime, cluster)
+    process.events.subscribe(dispatcher.on_event)
+    process.telemetry.of_dispatcher(dispatcher)
+    process.runtime.emit(DispatcherStarted(server=process.server, queues=dispatcher.queues))
+    await run_loops({"dispatcher": dispatcher.run()})
 
 
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from msgspec import Struct
 
-from evsched.config import Config
+from evsched.config import DEFAULT_QUEUE, Config
 from evsched.events import Emit
+from evsched.transport.ask import Host
 from evsched.transport.senders import BatchingSender
+
+
+def _all(queue: str) -> bool:
+    return True
+
+
+class Part(Struct, frozen=True):
+    """The queues that a dispatcher is for: those of one node of a cluster."""
+
+    node: Host | None = None
+    """None = there is no cluster."""
+    owns: Callable[[str], bool] = _all
+    """Whether the node has a queue."""
+    idle_queue: str = DEFAULT_QUEUE
+    """A queue of the node that carries the proof of the subscription while there is no other."""
+
+
+WHOLE: Final = Part()
+"""The part of the dispatcher of one Redis."""
 
 
 class Runtime(Struct, frozen=True):
@@ -15,3 +38,4 @@ class Runtime(Struct, frozen=True):
     config: Config
     sender: BatchingSender
     emit: Emit
+    part: Part = WHOLE

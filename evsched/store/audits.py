@@ -78,9 +78,9 @@ class Audits(Queue):
             def items(reply: list[bytes]) -> tuple[int, list[bytes]]:
                 return (cursor + count if len(reply) == count else 0), reply
 
-            return Call(("LRANGE", key, cursor, cursor + count - 1), items)
+            return self._call(("LRANGE", key, cursor, cursor + count - 1), items)
 
         def ids(reply: list[Any]) -> tuple[int, list[bytes]]:
             return int(reply[0]), reply[1][::2]
 
-        return Call(("ZSCAN", key, cursor, "COUNT", count), ids)
+        return self._call(("ZSCAN", key, cursor, "COUNT", count), ids)

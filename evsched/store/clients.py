@@ -254,11 +254,11 @@ class Clients(Queue):
     def wait_reply(self, job_id: str, block: float) -> Call[bytes | None]:
         """Wait up to `block` seconds for a job's reply, and leave it there for other waiters (so not BLPOP)."""
         reply = keys.reply(self.queue, job_id)
-        return Call(("BLMOVE", reply, reply, "LEFT", "LEFT", block), raw)
+        return self._call(("BLMOVE", reply, reply, "LEFT", "LEFT", block), raw)
 
     def replied(self, job_id: str) -> Call[bytes | None]:
         """Read a job's reply; None if there is none."""
-        return Call(("LINDEX", keys.reply(self.queue, job_id), 0), raw)
+        return self._call(("LINDEX", keys.reply(self.queue, job_id), 0), raw)
 
     def ids(self, cursor: int) -> Call[tuple[int, list[str]]]:
         """Read a slice of the ids that have a record; the reply has the next cursor, 0 after the last slice."""
@@ -267,4 +267,4 @@ class Clients(Queue):
         def read(reply: list[Any]) -> tuple[int, list[str]]:
             return int(reply[0]), [text(key)[len(prefix) :] for key in reply[1]]
 
-        return Call(("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000), read)
+        return self._call(("SCAN", cursor, "MATCH", prefix + "*", "COUNT", 1000), read)

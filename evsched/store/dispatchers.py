@@ -100,7 +100,7 @@ class Dispatchers(Queue):
                 return None
             return float(reply[1]) if len(reply[0]) <= _MEMBER_MOST else 0.0
 
-        return Call(("ZRANGE", keys.schedule(self.queue), 0, 0, "WITHSCORES"), due)
+        return self._call(("ZRANGE", keys.schedule(self.queue), 0, 0, "WITHSCORES"), due)
 
     def recur(
         self,
@@ -160,7 +160,7 @@ class Dispatchers(Queue):
     def waits(self) -> Call[bool]:
         """Return whether jobs wait in ready or behind the gate."""
         places = (f"{self._root}{place}" for place in ("ready", "backlog", "throttled"))
-        return Call(("EXISTS", *places), bool)
+        return self._call(("EXISTS", *places), bool)
 
     def agenda(self, ahead: float, limit: int, *, now: float | None = None) -> Call[Agenda]:
         """Read the recurrences whose next planned time is at most `ahead` seconds away, and pauses that are over."""
@@ -183,4 +183,4 @@ class Dispatchers(Queue):
 
     def take_newly_paused(self, limit: int) -> Call[list[str]]:
         """Take recurrences that were paused because of failures, to report them; nobody else gets these names."""
-        return Call(("SPOP", f"{self._root}newly_paused", limit), texts)
+        return self._call(("SPOP", f"{self._root}newly_paused", limit), texts)

@@ -80,7 +80,7 @@ def epoch_key() -> Call[str]:
     def read(reply: bytes | None) -> str:
         return fresh if reply is None else text(reply)
 
-    return Call(("SET", keys.EPOCH, fresh, "NX", "GET"), read)
+    return Call(("SET", keys.EPOCH, fresh, "NX", "GET"), read, near=keys.EPOCH)
 
 
 def ledger_key(identity: str) -> Call[str]:
@@ -89,7 +89,7 @@ def ledger_key(identity: str) -> Call[str]:
     def read(reply: bytes | None) -> str:
         return identity if reply is None else text(reply)
 
-    return Call(("SET", keys.LEDGER, identity, "NX", "GET"), read)
+    return Call(("SET", keys.LEDGER, identity, "NX", "GET"), read, near=keys.LEDGER)
 
 
 def existing_ledger_key() -> Call[str]:
@@ -98,7 +98,7 @@ def existing_ledger_key() -> Call[str]:
     def read(reply: bytes | None) -> str:
         return "" if reply is None else text(reply)
 
-    return Call(("GET", keys.LEDGER), read)
+    return Call(("GET", keys.LEDGER), read, near=keys.LEDGER)
 
 
 def existing_epoch_key() -> Call[str]:
@@ -107,7 +107,7 @@ def existing_epoch_key() -> Call[str]:
     def read(reply: bytes | None) -> str:
         return "" if reply is None else text(reply)
 
-    return Call(("GET", keys.EPOCH), read)
+    return Call(("GET", keys.EPOCH), read, near=keys.EPOCH)
 
 
 def _reports(entries: list[Any]) -> list[Report]:
@@ -133,7 +133,11 @@ def read_ends(queues: Sequence[str], relay: str, limit: int, block: float | None
 
     wait = () if block is None else ("BLOCK", round(block * 1000))
     last = ("0" if block is None else ">",) * len(streams)
-    return Call(("XREADGROUP", "GROUP", _GROUP, relay, "COUNT", limit, *wait, "STREAMS", *streams, *last), read)
+    return Call(
+        ("XREADGROUP", "GROUP", _GROUP, relay, "COUNT", limit, *wait, "STREAMS", *streams, *last),
+        read,
+        near=next(iter(streams)),
+    )
 
 
 class Ledger(Queue):
@@ -153,7 +157,7 @@ class Ledger(Queue):
 
     def follow_ends(self) -> Call[Any]:
         """Make the stream and its consumer group. Fails with kind "busygroup" if they exist."""
-        return Call(("XGROUP", "CREATE", keys.ends(self.queue), _GROUP, "0", "MKSTREAM"), raw)
+        return self._call(("XGROUP", "CREATE", keys.ends(self.queue), _GROUP, "0", "MKSTREAM"), raw)
 
     def inherit_ends(self, relay: str, limit: int, idle: float) -> Call[list[Report]]:
         """Take over at most `limit` reports that another relay was given at least `idle` seconds ago."""
@@ -162,7 +166,7 @@ class Ledger(Queue):
             return _reports(reply[1])
 
         words = keys.ends(self.queue), _GROUP, relay, round(idle * 1000), "0", "COUNT", limit
-        return Call(("XAUTOCLAIM", *words), read)
+        return self._call(("XAUTOCLAIM", *words), read)
 
     def settle(self, reports: Sequence[Report]) -> Call[int]:
         """Note that the ledger has these ends; the reply is how many reports were deleted."""
@@ -180,11 +184,11 @@ class Ledger(Queue):
                 None if following is None else text(following),
             )
 
-        return Call(("HMGET", keys.job(self.queue, job_id), "ledger", "finished", "next_ledger"), read)
+        return self._call(("HMGET", keys.job(self.queue, job_id), "ledger", "finished", "next_ledger"), read)
 
     def count_ends(self) -> Call[int]:
         """Count the reports that are not settled."""
-        return Call(("XLEN", keys.ends(self.queue)), int)
+        return self._call(("XLEN", keys.ends(self.queue)), int)
 
     def consumers(self) -> Call[list[Consumer]]:
         """Read which relays have asked for reports."""
@@ -193,8 +197,8 @@ class Ledger(Queue):
             rows = [as_fields(row) for row in reply]
             return [Consumer(text(row["name"]), int(row["pending"]), int(row["idle"]) / 1000) for row in rows]
 
-        return Call(("XINFO", "CONSUMERS", keys.ends(self.queue), _GROUP), read)
+        return self._call(("XINFO", "CONSUMERS", keys.ends(self.queue), _GROUP), read)
 
     def forget_consumer(self, relay: str) -> Call[Any]:
         """Delete a relay that has ended and has nothing to settle."""
-        return Call(("XGROUP", "DELCONSUMER", keys.ends(self.queue), _GROUP, relay), raw)
+        return self._call(("XGROUP", "DELCONSUMER", keys.ends(self.queue), _GROUP, relay), raw)

@@ -73,11 +73,11 @@ class Operators(Queue):
 
     def declared_limits(self) -> Call[dict[str, DeclaredLimit]]:
         """Read the limits that apps declare, by their fields."""
-        return Call(("HGETALL", self._root + "declared_limits"), read_declared)
+        return self._call(("HGETALL", self._root + "declared_limits"), read_declared)
 
     def limits(self) -> Call[Limits]:
         """Read all limits, without a script."""
-        return Call(("HGETALL", self._root + "limits"), read_limits)
+        return self._call(("HGETALL", self._root + "limits"), read_limits)
 
     def queue_stats(self, *, now: float | None = None) -> Call[QueueStats]:
         """Count the jobs of each place, at the same moment."""
@@ -105,7 +105,7 @@ class Operators(Queue):
 
     def request_status(self, asker: str) -> Call[int]:
         """Ask the queue's workers to publish their status to `asker`'s channel; the reply is how many were asked."""
-        return Call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), int)
+        return self._call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), int)
 
     def front(
         self,
@@ -124,20 +124,20 @@ class Operators(Queue):
         def read(reply: list[bytes]) -> list[tuple[str, float]]:
             return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
 
-        return Call(("ZRANGE", key, 0, limit - 1, *(("REV",) if last else ()), "WITHSCORES"), read)
+        return self._call(("ZRANGE", key, 0, limit - 1, *(("REV",) if last else ()), "WITHSCORES"), read)
 
     def dead(self) -> Call[int]:
         """Count the dead jobs."""
-        return Call(("ZCARD", self._root + "dead"), int)
+        return self._call(("ZCARD", self._root + "dead"), int)
 
     def moved(self, job_id: str) -> Call[list[bytes | None]]:
         """Read the fields of a record that change when its job moves on."""
-        return Call(("HMGET", f"{self._root}job:{job_id}", "due", "again", "started", "finished"), raw)
+        return self._call(("HMGET", f"{self._root}job:{job_id}", "due", "again", "started", "finished"), raw)
 
     def throttled(self) -> Call[list[str]]:
         """Read the groups whose own limits hold jobs back."""
-        return Call(("ZRANGE", self._root + "throttled", 0, -1), texts)
+        return self._call(("ZRANGE", self._root + "throttled", 0, -1), texts)
 
     def line(self, limit: int) -> Call[list[str]]:
         """Read the first ids in ready."""
-        return Call(("LRANGE", keys.ready(self.queue), 0, limit - 1), texts)
+        return self._call(("LRANGE", keys.ready(self.queue), 0, limit - 1), texts)

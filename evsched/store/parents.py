@@ -41,7 +41,7 @@ class Parents(Queue):
             return reply is not None
 
         ready = keys.ready(self.queue)
-        return Call(("BLMOVE", ready, ready, "LEFT", "LEFT", block), arrived)
+        return self._call(("BLMOVE", ready, ready, "LEFT", "LEFT", block), arrived)
 
     def stand_by(
         self, parent: str, announced: Announced, *, lease: float, claim: float, now: float | None = None
@@ -59,15 +59,15 @@ class Parents(Queue):
 
     def stand_down(self, parent: str) -> Call[int]:
         """Remove a parent that has a worker process now, or ends."""
-        return Call(("ZREM", keys.parents(self.queue), parent), int)
+        return self._call(("ZREM", keys.parents(self.queue), parent), int)
 
     def prolong_start(self, seconds: float) -> Call[int]:
         """Prolong the claim of the start of a process, which has not ended yet."""
-        return Call(("PEXPIRE", keys.starting(self.queue), round(seconds * 1000)), int)
+        return self._call(("PEXPIRE", keys.starting(self.queue), round(seconds * 1000)), int)
 
     def end_start(self) -> Call[int]:
         """End the claim of the start of a process."""
-        return Call(("DEL", keys.starting(self.queue)), int)
+        return self._call(("DEL", keys.starting(self.queue)), int)
 
     def parents(self) -> Call[list[tuple[str, float]]]:
         """Read the parents that stand by, and when their registrations end, Unix seconds."""
@@ -75,4 +75,4 @@ class Parents(Queue):
         def read(reply: list[bytes]) -> list[tuple[str, float]]:
             return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
 
-        return Call(("ZRANGE", keys.parents(self.queue), 0, -1, "WITHSCORES"), read)
+        return self._call(("ZRANGE", keys.parents(self.queue), 0, -1, "WITHSCORES"), read)

@@ -51,4 +51,7 @@ class Queue:
         return as_moment(now)
 
     def _verb(self, verb: str, read: Callable[[Any], T], *arguments: Word) -> Call[T]:
-        return Call((1, self._root, *arguments), read, script(verb))
+        return Call((1, self._root, *arguments), read, script(verb), self._root)
+
+    def _call(self, words: tuple[Word, ...], read: Callable[[Any], T]) -> Call[T]:
+        return Call(words, read, near=self._root)

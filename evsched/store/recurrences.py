@@ -142,15 +142,15 @@ class Recurrences(Queue):
 
     def requests(self, name: str) -> Call[int]:
         """Count the requested runs that wait."""
-        return Call(("ZCARD", f"{self._root}requests:{name}"), int)
+        return self._call(("ZCARD", f"{self._root}requests:{name}"), int)
 
     def known_revisions(self, owner: str) -> Call[int]:
         """Count the revisions that an app has registered; 0 = there is no such app."""
-        return Call(("ZCARD", f"{self._root}revisions:{owner}"), int)
+        return self._call(("ZCARD", f"{self._root}revisions:{owner}"), int)
 
     def forget_revisions(self, owner: str) -> Call[int]:
         """Forget the revisions of an app: at their next heartbeats its workers register and declare anew."""
-        return Call(("DEL", f"{self._root}revisions:{owner}"), int)
+        return self._call(("DEL", f"{self._root}revisions:{owner}"), int)
 
     def recurrences(self, start: int, count: int) -> Call[list[tuple[str, float]]]:
         """Read a slice of the recurrences with their next planned times, in that order."""
@@ -158,7 +158,7 @@ class Recurrences(Queue):
         def read(reply: list[bytes]) -> list[tuple[str, float]]:
             return [(text(reply[i]), float(reply[i + 1])) for i in range(0, len(reply), 2)]
 
-        return Call(("ZRANGE", self._root + "recurrences", start, start + count - 1, "WITHSCORES"), read)
+        return self._call(("ZRANGE", self._root + "recurrences", start, start + count - 1, "WITHSCORES"), read)
 
     def next_planned(self, name: str) -> Call[float | None]:
         """Read the planned time of a recurrence that goes on the schedule next; None = there is no such recurrence."""
@@ -166,11 +166,11 @@ class Recurrences(Queue):
         def read(reply: bytes | None) -> float | None:
             return None if reply is None else float(reply)
 
-        return Call(("ZSCORE", self._root + "recurrences", name), read)
+        return self._call(("ZSCORE", self._root + "recurrences", name), read)
 
     def recurrence(self, name: str) -> Call[dict[str, bytes]]:
         """Read a recurrence's record."""
-        return Call(("HGETALL", f"{self._root}recurrence:{name}"), as_fields)
+        return self._call(("HGETALL", f"{self._root}recurrence:{name}"), as_fields)
 
     def calendars(self, names: Sequence[str]) -> Call[dict[str, str]]:
         """Read some calendars, one at least; those that do not exist are left out."""
@@ -180,11 +180,11 @@ class Recurrences(Queue):
         def read(reply: list[bytes | None]) -> dict[str, str]:
             return {name: text(value) for name, value in zip(names, reply, strict=True) if value is not None}
 
-        return Call(("HMGET", self._root + key, *names), read)
+        return self._call(("HMGET", self._root + key, *names), read)
 
     def all_calendars(self) -> Call[dict[str, str]]:
         """Read all calendars."""
-        return Call(("HGETALL", f"{self._root}calendars"), as_texts)
+        return self._call(("HGETALL", f"{self._root}calendars"), as_texts)
 
     def set_calendar(self, name: str, days: str | None) -> Call[int]:
         """Store a calendar, None deletes it; the reply is 1 if it was added or deleted.
@@ -192,7 +192,7 @@ class Recurrences(Queue):
         Then call `replan` for the recurrences that name it.
         """
         key = f"{self._root}calendars"
-        return Call(("HDEL", key, name) if days is None else ("HSET", key, name, days), int)
+        return self._call(("HDEL", key, name) if days is None else ("HSET", key, name, days), int)
 
     def policies(self, tasks: Sequence[str]) -> Call[dict[str, str]]:
         """Read the retry policies of tasks, one at least; those that no worker has written are left out."""
@@ -200,11 +200,11 @@ class Recurrences(Queue):
 
     def all_policies(self) -> Call[dict[str, str]]:
         """Read the retry policies of all tasks."""
-        return Call(("HGETALL", f"{self._root}tasks"), as_texts)
+        return self._call(("HGETALL", f"{self._root}tasks"), as_texts)
 
     def set_policies(self, policies: Mapping[str, str]) -> Call[int]:
         """Write the retry policies of tasks, one at least, for those who make recurrences without the tasks' code."""
-        return Call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
+        return self._call(("HSET", f"{self._root}tasks", *(word for pair in policies.items() for word in pair)), int)
 
     def replan(self, name: str, *, now: float | None = None) -> Call[bool]:
         """Plan a recurrence anew, because its calendar was changed, or its window was set.
@@ -219,7 +219,7 @@ class Recurrences(Queue):
         def read(reply: bytes | None) -> str | None:
             return None if reply is None else text(reply)
 
-        return Call(("HGET", f"{self._root}windows", name), read)
+        return self._call(("HGET", f"{self._root}windows", name), read)
 
     def some_windows(self, names: Sequence[str]) -> Call[dict[str, str]]:
         """Read some named windows, one at least; those that do not exist are left out."""
@@ -227,7 +227,7 @@ class Recurrences(Queue):
 
     def windows(self) -> Call[dict[str, str]]:
         """Read all named windows."""
-        return Call(("HGETALL", f"{self._root}windows"), as_texts)
+        return self._call(("HGETALL", f"{self._root}windows"), as_texts)
 
     def reopen(self, window: str, *, limit: int = 250, now: float | None = None) -> Call[tuple[int, int]]:
         """Make jobs due that wait for a named window; the reply: how many, and how many still have to be looked at.
@@ -242,9 +242,9 @@ class Recurrences(Queue):
 
     def count_deferred(self, window: str) -> Call[int]:
         """Count the notes of jobs that wait for a named window: refused when its key is of a wrong type."""
-        return Call(("ZCARD", f"{self._root}deferred:{window}"), int)
+        return self._call(("ZCARD", f"{self._root}deferred:{window}"), int)
 
     def set_window(self, name: str, window: str | None) -> Call[int]:
         """Store a named window, None deletes it; the reply is 1 if it was added or deleted."""
         key = f"{self._root}windows"
-        return Call(("HDEL", key, name) if window is None else ("HSET", key, name, window), int)
+        return self._call(("HDEL", key, name) if window is None else ("HSET", key, name, window), int)

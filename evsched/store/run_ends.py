@@ -239,9 +239,9 @@ def _not_ended(call: Call[list[str]] | Call[NotEnded]) -> Call[NotEnded]:
         found = call.read(reply)
         return found if isinstance(found, NotEnded) else NotEnded(found)
 
-    return Call(call.words, read, call.script)
+    return Call(call.words, read, call.script, call.near)
 
 
 def _losing_none(call: Call[Any]) -> Call[list[str]]:
     """Return a call that reports no run as lost, whatever its reply is."""
-    return Call(call.words, lambda _: [], call.script)
+    return Call(call.words, lambda _: [], call.script, call.near)

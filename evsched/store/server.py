@@ -44,7 +44,7 @@ def scan_all(cursor: int) -> Call[tuple[int, list[bytes]]]:
 
 def add_queues(names: Sequence[str]) -> Call[Any]:
     """Add queues to the set of all queues. If that fails in a way that `may_wait`, do without it and try later."""
-    return Call(("SADD", keys.QUEUES, *names), raw)
+    return Call(("SADD", keys.QUEUES, *names), raw, near=keys.QUEUES)
 
 
 def may_wait(error: StoreError) -> bool:
@@ -58,7 +58,7 @@ def queue_names() -> Call[list[str]]:
     def read(reply: list[bytes]) -> list[str]:
         return [name for name in map(text, reply) if keys.NAME.fullmatch(name)]
 
-    return Call(("SMEMBERS", keys.QUEUES), read)
+    return Call(("SMEMBERS", keys.QUEUES), read, near=keys.QUEUES)
 
 
 def size() -> Call[int]:
@@ -68,7 +68,7 @@ def size() -> Call[int]:
 
 def kind(key: str | bytes) -> Call[str]:
     """Read the type of a key, `none` if there is no such key."""
-    return Call(("TYPE", key), text)
+    return Call(("TYPE", key), text, near=key)
 
 
 def flush() -> Call[Any]:
@@ -76,13 +76,13 @@ def flush() -> Call[Any]:
     return Call(("FLUSHDB",), raw)
 
 
-def clock() -> Call[float]:
-    """Read Redis's clock, in Unix seconds."""
+def clock(near: str | None = None) -> Call[float]:
+    """Read Redis's clock, in Unix seconds: that of the server that has the key `near`."""
 
     def read(reply: list[bytes]) -> float:
         return int(reply[0]) + int(reply[1]) / 1e6
 
-    return Call(("TIME",), read)
+    return Call(("TIME",), read, near=near)
 
 
 def info(*sections: str) -> Call[dict[str, str]]:
@@ -121,7 +121,7 @@ def settings(names: Sequence[str]) -> Call[dict[str, str]]:
 
 def canary(key: str) -> list[Call[Any]]:
     """Cause keyspace events of a key, and leave nothing there."""
-    return [Call(("ZADD", key, 0, ""), raw), Call(("DEL", key), raw)]
+    return [Call(("ZADD", key, 0, ""), raw, near=key), Call(("DEL", key), raw, near=key)]
 
 
 def dispatchers() -> Call[int]:
@@ -153,6 +153,6 @@ def set_notification_flags(flags: str) -> Call[Any]:
     return Call(("CONFIG", "SET", "notify-keyspace-events", flags), raw)
 
 
-def unblock(client: int) -> Call[Any]:
-    """End a client's blocking command, as if it had timed out."""
-    return Call(("CLIENT", "UNBLOCK", client), raw)
+def unblock(client: int, near: str) -> Call[Any]:
+    """End a client's blocking command, as if it had timed out, on the server that has the key `near`."""
+    return Call(("CLIENT", "UNBLOCK", client), raw, near=near)

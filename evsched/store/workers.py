@@ -60,13 +60,13 @@ class Workers(Queue):
         def one(reply: bytes | None) -> str | None:
             return None if reply is None else text(reply)
 
-        return Call(
+        return self._call(
             ("BLMOVE", keys.ready(self.queue), keys.processing(self.queue, worker), "LEFT", "RIGHT", block), one
         )
 
     def wake(self) -> Call[Any]:
         """Have each dispatcher look at the queue, also if it did not know it."""
-        return Call(("PUBLISH", keys.gate(self.queue), 0), raw)
+        return self._call(("PUBLISH", keys.gate(self.queue), 0), raw)
 
     def start(
         self,
@@ -125,7 +125,7 @@ class Workers(Queue):
 
     def set_program(self, program: str, tasks: Sequence[str]) -> Call[int]:
         """Write the names of the tasks of an app, one at least, under their digest."""
-        return Call(("SADD", f"{self._root}program:{program}", *tasks), int)
+        return self._call(("SADD", f"{self._root}program:{program}", *tasks), int)
 
     def seek(self, task: str, *, now: float | None = None) -> Call[bool]:
         """Return whether a worker, or a parent that stands by, has a task that the caller does not know.
@@ -136,15 +136,15 @@ class Workers(Queue):
 
     def unknown_size(self, job_id: str) -> Call[int]:
         """Read how many bytes the field `unknown` of a record has, 0 = none: a producer may have written it."""
-        return Call(("HSTRLEN", f"{self._root}job:{job_id}", "unknown"), int)
+        return self._call(("HSTRLEN", f"{self._root}job:{job_id}", "unknown"), int)
 
     def unknown(self, job_id: str) -> Call[bytes | None]:
         """Read the field of a record that says since when workers have not known the task; see `unknown_since`."""
-        return Call(("HGET", f"{self._root}job:{job_id}", "unknown"), raw)
+        return self._call(("HGET", f"{self._root}job:{job_id}", "unknown"), raw)
 
     def held(self, worker: str) -> Call[list[str]]:
         """Read the ids in a worker's list."""
-        return Call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
+        return self._call(("LRANGE", keys.processing(self.queue, worker), 0, -1), texts)
 
     def last_run(self, job_id: str) -> Call[LastRun]:
         """Read what the record of a job says of its last run."""
@@ -153,8 +153,8 @@ class Workers(Queue):
             worker, started, outcome = (None if value is None else text(value) for value in reply)
             return LastRun(worker, float(started or 0), outcome)
 
-        return Call(("HMGET", keys.job(self.queue, job_id), "worker", "started", "outcome"), last)
+        return self._call(("HMGET", keys.job(self.queue, job_id), "worker", "started", "outcome"), last)
 
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
         """Answer a status request; the reply is how many received it."""
-        return Call(("PUBLISH", channel, status), int)
+        return self._call(("PUBLISH", channel, status), int)

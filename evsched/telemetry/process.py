@@ -13,6 +13,7 @@ from types import TracebackType
 from prometheus_client import disable_created_metrics
 
 from evsched.config import DEFAULT_QUEUE
+from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Listening
@@ -53,12 +54,13 @@ class Telemetry:
             events.subscribe(self._metrics.on_event)
             events.subscribe(self._readiness.on_event)
 
-    def of_dispatcher(self, dispatcher: Dispatcher) -> None:
+    def of_dispatcher(self, dispatcher: Dispatcher | ClusterDispatcher) -> None:
         """Report on a dispatcher: the figures of its queues, and whether it receives their events."""
         depths = Depths(self._metrics, self._runtime, lambda: dispatcher.queues)
         self._refreshes.append(depths.refresh)
         self._readiness.watch(lambda: dispatcher.pulses)
-        self._readiness.require(dispatcher.queues[0], dispatcher.problem, subscribes=True)
+        queue = next(iter(dispatcher.queues), DEFAULT_QUEUE)
+        self._readiness.require(queue, dispatcher.problem, subscribes=True)
 
     def of_janitor(self, janitor: Janitor) -> None:
         """Report whether a janitor makes progress."""

@@ -3,6 +3,7 @@
     redis://USER:PASSWORD@HOST:PORT/DB                        one server; rediss:// with TLS
     unix:///PATH?db=DB                                        one server on this machine
     redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DB    the primary that these sentinels call NAME
+    redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT/DB      the cluster to which these nodes belong
 
 A URL is parsed strictly. A lenient parser could take a part of an unescaped password for the host or the path, which
 would then be shown. A URL that is refused is never quoted.
@@ -20,7 +21,12 @@ from msgspec import Struct
 from evsched.errors import ConfigError
 
 _SENTINEL: Final = "+sentinel"
-_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_CLUSTER: Final = "+cluster"
+_SCHEMES: Final = (
+    *("redis", "rediss", "unix"),
+    *("redis+sentinel", "rediss+sentinel"),
+    *("redis+cluster", "rediss+cluster"),
+)
 
 _PORT: Final = 6379
 _SENTINEL_PORT: Final = 26379
@@ -35,8 +41,8 @@ _TLS: Final = (*_FILES, "ssl_ca_path", "ssl_password", "ssl_cert_reqs", "ssl_che
 _SECRET: Final = ("password", "ssl_password", "username", *_SENTINEL_LOGIN)
 
 _FORM: Final = (
-    "write redis://USER:PASSWORD@HOST:PORT/DB, rediss://... for TLS, unix:///PATH?db=DB, or "
-    "redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DB"
+    "write redis://USER:PASSWORD@HOST:PORT/DB, rediss://... for TLS, unix:///PATH?db=DB, "
+    "redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DB, or redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT"
 )
 _ENCODE: Final = (
     "in a password, percent-encode characters with a meaning in a URL: %2F for /, %23 for #, %3F for ?, %40 for @, "
@@ -64,6 +70,8 @@ class Address(Struct, frozen=True):
     options: dict[str, str | int | bool]
     sentinels: Sentinels | None = None
     """Whom to ask for the host and the port; None = they are in the options."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Host and port of some nodes of a cluster; empty = this is no cluster."""
 
 
 def parse(url: str) -> Address:
@@ -114,11 +122,11 @@ def _parse(url: str) -> Address:
     """Parse a URL; if it is malformed, raise ValueError with a reason that quotes nothing of it."""
     scheme, slashes, rest = url.partition("://")
     if scheme not in _SCHEMES or not slashes:
-        raise ValueError(f"it does not begin with redis://, rediss://, unix:// or redis+sentinel://: {_FORM}")
+        raise ValueError(f"it does not begin with {', '.join(f'{name}://' for name in _SCHEMES)}: {_FORM}")
     if not url.isprintable() or " " in url:
         raise ValueError("it contains a blank or a control character: percent-encode it")
     scheme, login, hosts, tail = _split(url)
-    first, *others = hosts.split(",") if scheme.endswith(_SENTINEL) else [hosts]
+    first, *others = hosts.split(",") if scheme.endswith((_SENTINEL, _CLUSTER)) else [hosts]
     try:
         parts = urlsplit(f"{scheme}://{login}{first}{tail}")
         found = [_host(one, _SENTINEL_PORT if scheme.endswith(_SENTINEL) else _PORT) for one in (first, *others)]
@@ -143,6 +151,9 @@ def _parse(url: str) -> Address:
         name, _, path = path.partition("/")
         if not name or not all(host for host, _ in found):
             raise ValueError("it does not say which primary to ask for: write redis+sentinel://HOST:PORT,.../NAME/DB")
+    elif scheme.endswith(_CLUSTER):
+        if not all(host for host, _ in found):
+            raise ValueError("it names no node of the cluster: write redis+cluster://HOST:PORT,HOST:PORT")
     else:
         ((host, port),) = found
         options["host"], options["port"] = host or "localhost", port
@@ -150,6 +161,8 @@ def _parse(url: str) -> Address:
     login_there = {_SENTINEL_LOGIN[option]: given.pop(option) for option in _SENTINEL_LOGIN if option in given}
     tls = {option: _tls_value(option, value) for option, value in given.items() if option in _TLS}
     options.update({**given, **tls})
+    if scheme.endswith(_CLUSTER):
+        return Address(scheme.removesuffix(_CLUSTER), db, options, nodes=tuple(found))
     scheme = scheme.removesuffix(_SENTINEL)
     if not name:
         return Address(scheme, db, options)

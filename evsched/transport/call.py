@@ -28,6 +28,8 @@ class Call(Struct, Generic[T], frozen=True):
     words: tuple[Word, ...]
     read: Callable[[Any], T]
     script: Script | None = None
+    near: Word | None = None
+    """In a cluster: a key of the node that is asked; None = any node."""
 
     @property
     def name(self) -> str:

@@ -9,26 +9,33 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from redis import exceptions
 
 from evsched import forks
 from evsched.errors import StoreDown
 from evsched.transport.address import parse
+from evsched.transport.ask import Host
 from evsched.transport.call import Word
 from evsched.transport.links import CONNECT, descriptors, is_cut, new_link, new_sync_link, pack
-from evsched.transport.primary import primary
 from evsched.transport.redis_errors import translate
+from evsched.transport.routes import route
 from evsched.transport.short_replies import ShortReplies
+
+_ELSEWHERE: Final = (exceptions.ReadOnlyError, exceptions.AskError, exceptions.ClusterDownError)
+"""Errors that say that this server is the primary no more, or, in a cluster, not that of the key: MOVED is an AskError.
+Where the primary is now has to be found anew. Without Sentinel and cluster, the name may resolve to another host."""
 
 
 class Connection:
     """One connection. `exchange` is for one caller at a time. `short_replies`: a reply that is long is an error."""
 
-    def __init__(self, url: str, *, short_replies: bool = False) -> None:
+    def __init__(
+        self, url: str, *, near: Word | None = None, node: Host | None = None, short_replies: bool = False
+    ) -> None:
         address, parser = parse(url), {"parser_class": ShortReplies} if short_replies else {}
-        self._primary = primary(url)
+        self._route = route(url, near, node)
         self._connection = new_link(address.scheme, **address.options, db=address.db, **parser)
         forks.hold(self)
 
@@ -49,23 +56,27 @@ class Connection:
                 await self.close()
             if not link.is_connected:
                 async with asyncio.timeout(CONNECT + reply_timeout):
-                    await self._primary.connect(link)
+                    await self._route.connect(link)
             async with asyncio.timeout(reply_timeout):
                 await link.send_packed_command([pack(words) for words in commands], check_health=False)
                 replies = [await self._reply() for _ in commands]
-            if any(isinstance(reply, exceptions.ReadOnlyError) for reply in replies):
-                await self.close()  # it is a replica now: the name may resolve to another host
+            if any(isinstance(reply, _ELSEWHERE) for reply in replies):
+                await self._lost()
             return replies
         except TimeoutError:
-            await self.close()
+            await self._lost()
             raise StoreDown(f"Redis gave no answer within {reply_timeout:g} s", kind="timeout") from None
         except (exceptions.RedisError, OSError) as error:
-            await self.close()
+            await self._lost()
             raise translate(error) from None
         except BaseException:
             # A reply that is still on its way must not be read as the reply to the next command.
             await self.close()
             raise
+
+    async def _lost(self) -> None:
+        self._route.lost()
+        await self.close()
 
     async def _reply(self) -> Any:
         try:
@@ -86,9 +97,9 @@ class Connection:
 class SyncConnection:
     """One connection of a program without an event loop. For one thread at a time."""
 
-    def __init__(self, url: str, reply_timeout: float) -> None:
+    def __init__(self, url: str, reply_timeout: float, node: Host | None = None) -> None:
         address = parse(url)
-        self._primary = primary(url)
+        self._route = route(url, node=node)
         self._reply_timeout = reply_timeout
         self._connection: Any = new_sync_link(
             address.scheme, **address.options, db=address.db, socket_timeout=reply_timeout
@@ -112,15 +123,19 @@ class SyncConnection:
             link.disconnect()
             self._process = os.getpid()
         try:
-            self._primary.connect_sync(link)
+            self._route.connect_sync(link)
             link.send_command(*words, check_health=False)
             return link.read_response(timeout=block + self._reply_timeout) if block else link.read_response()
         except (exceptions.BusyLoadingError, exceptions.AuthenticationError) as error:
             link.disconnect()
             raise translate(error) from None
         except exceptions.ResponseError as error:
+            if isinstance(error, _ELSEWHERE):
+                self._route.lost()
+                link.disconnect()
             return error
         except (exceptions.RedisError, OSError) as error:
+            self._route.lost()
             link.disconnect()
             raise translate(error) from None
         except BaseException:

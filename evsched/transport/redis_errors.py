@@ -21,17 +21,16 @@ _WAIT_ERRORS: Final = (
     exceptions.OutOfMemoryError,
     OSError,
 )
-_CLUSTER_ERRORS: Final = (
-    exceptions.AskError,  # MOVED too
-    exceptions.ClusterCrossSlotError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-)
-"""redis-py removes the code from the message of these: only a slot and an address are left of MOVED."""
+_CLUSTER_ERRORS: Final = {
+    exceptions.MovedError: ("moved", "another node of the cluster has this queue"),
+    exceptions.AskError: ("moving", "this queue moves to another node of the cluster"),
+    exceptions.TryAgainError: ("moving", "this queue moves to another node of the cluster"),
+    exceptions.ClusterDownError: ("clusterdown", "the cluster is down"),
+}
+"""Their kinds, and what they mean. redis-py removes the code from the message: only a slot and an address are left of
+MOVED. A queue that moves is waited for: behind ASK, the new node would have a part of it alone."""
 
-NO_CLUSTER: Final = (
-    "this is a node of a Redis Cluster, which evsched does not support yet: use a Redis that is not a cluster"
-)
+NO_CLUSTER: Final = "this is a node of a Redis Cluster: name it so in the URL, redis+cluster://HOST:PORT,HOST:PORT"
 
 _WAIT_CODES: Final = ("UNBLOCKED", "NOREPLICAS", "MISCONF", "BUSY", "NOTBUSY", "UNKILLABLE", "OOM", "READONLY")
 
@@ -94,7 +93,10 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
         return StoreRefused(f"{what}: {message}", kind="noperm")
     if isinstance(error, exceptions.AuthenticationError):
         return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
-    if isinstance(error, _CLUSTER_ERRORS) or code == "CROSSSLOT" or "cluster mode" in message:
+    for name, (kind, meaning) in _CLUSTER_ERRORS.items():
+        if isinstance(error, name):
+            return StoreDown(f"{what}: {meaning} ({message})", kind=kind)
+    if isinstance(error, exceptions.ClusterCrossSlotError) or code == "CROSSSLOT" or "cluster mode" in message:
         return StoreRefused(f"{what}: {NO_CLUSTER} ({type(error).__name__}: {message})", kind=_kind(error, code))
     if isinstance(error, _WAIT_ERRORS) or code in _WAIT_CODES:
         return StoreDown(f"{what}: {message}", kind=_kind(error, code))

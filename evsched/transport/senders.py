@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, cast
 
 from evsched.errors import EvschedError, StoreRefused
-from evsched.transport.call import Call, T
+from evsched.transport.ask import Host
+from evsched.transport.call import Call, T, Word
 from evsched.transport.connection import Connection, SyncConnection
 from evsched.transport.redis_errors import translate, unknown_script
+from evsched.transport.topology import Topology, topology
 
 _IDLE_MOST: Final = 32
 """Connections that a `SyncSender` keeps open for later calls: as many as a busy web process has threads."""
@@ -63,10 +67,13 @@ async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_tim
 
 
 class DirectSender:
-    """A connection for one caller at a time, whose calls are sent at once."""
+    """A connection for one caller at a time, whose calls are sent at once.
 
-    def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
-        self._connection = Connection(url)
+    `near`: in a cluster, a key of the node that is asked.
+    """
+
+    def __init__(self, url: str, *, reply_timeout: float = 5.0, near: Word | None = None) -> None:
+        self._connection = Connection(url, near=near)
         self._reply_timeout = reply_timeout
 
     async def attempt_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
@@ -87,14 +94,21 @@ class BatchingSender:
 
     Calls that are made within one turn of the loop, or while a batch is on its way, go in one batch: tasks that send at
     the same time share round trips. `short_replies`: a reply that is long is an error.
+
+    In a cluster each call goes to the node that has its key `near`; a call without one to `node`, or any node.
     """
 
-    def __init__(self, url: str, *, reply_timeout: float = 5.0, short_replies: bool = False) -> None:
+    def __init__(
+        self, url: str, *, reply_timeout: float = 5.0, short_replies: bool = False, node: Host | None = None
+    ) -> None:
         self._url = url
+        self._cluster = topology(url)
+        self._node = node
         self._short_replies = short_replies
         self._reply_timeout = reply_timeout
         self._of_thread = threading.local()
-        """`batches`: what the thread's event loop sends. A thread may run one loop after another."""
+        """`loop`: the thread's event loop, and `batches`: what it sends, by node. A thread may run several loops, one
+        after another."""
 
     async def send(self, call: Call[T]) -> T:
         """Send one call.
@@ -104,27 +118,42 @@ class BatchingSender:
             StoreDown: Redis cannot be reached or cannot do it now; the call may have been done all the same.
             StoreRefused: Redis refused.
         """
-        return await self._batches().add(call)
+        host = None if self._cluster is None else await self._host(self._cluster, call)
+        return await self._batches(host).add(call)
 
     async def send_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Send calls in one batch; when all have replies, raise the first error, if there is one."""
-        batches = self._batches()
-        return [await future for future in [batches.add(call) for call in calls]]
+        """Send calls in one batch for each node; when all have replies, raise the first error, if there is one."""
+        if self._cluster is None:
+            batches = self._batches(None)
+            futures = [batches.add(call) for call in calls]
+        else:
+            hosts = [await self._host(self._cluster, call) for call in calls]
+            futures = [self._batches(host).add(call) for host, call in zip(hosts, calls, strict=True)]
+        return [await future for future in futures]
 
-    def _batches(self) -> _Batches:
-        loop = asyncio.get_running_loop()
-        batches: _Batches | None = getattr(self._of_thread, "batches", None)
-        if batches is None or batches.loop is not loop:
-            connection = Connection(self._url, short_replies=self._short_replies)
-            batches = self._of_thread.batches = _Batches(loop, connection, self._reply_timeout)
+    async def _host(self, cluster: Topology, call: Call[Any]) -> Host:
+        """Return the node that a call is for."""
+        if call.near is None and self._node is not None:
+            return self._node
+        return await cluster.owner(call.near)
+
+    def _batches(self, host: Host | None) -> _Batches:
+        mine, loop = self._of_thread, asyncio.get_running_loop()
+        if getattr(mine, "loop", None) is not loop:
+            mine.loop, mine.batches = loop, {}
+        by_host = cast(dict[Host | None, _Batches], mine.batches)
+        batches = by_host.get(host)
+        if batches is None:
+            connection = Connection(self._url, node=host, short_replies=self._short_replies)
+            batches = by_host[host] = _Batches(loop, connection, self._reply_timeout)
         return batches
 
     async def close(self) -> None:
-        """Close the connection of this event loop. A later call opens a new one."""
-        batches: _Batches | None = getattr(self._of_thread, "batches", None)
-        if batches is not None:
-            del self._of_thread.batches
-            await batches.close()
+        """Close the connections of this event loop. A later call opens new ones."""
+        batches: dict[Host | None, _Batches] = getattr(self._of_thread, "batches", {})
+        while batches:
+            _, one = batches.popitem()
+            await one.close()
 
 
 class _Batches:
@@ -196,10 +225,13 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
 
 
 class BlockingSender:
-    """A connection for commands that wait in Redis. For one caller at a time."""
+    """A connection for commands that wait in Redis. For one caller at a time.
 
-    def __init__(self, url: str, *, reply_timeout: float) -> None:
-        self._connection = Connection(url)
+    `near`: in a cluster, a key of the node that is asked.
+    """
+
+    def __init__(self, url: str, *, reply_timeout: float, near: Word | None = None) -> None:
+        self._connection = Connection(url, near=near)
         self._reply_timeout = reply_timeout
         self.client: int | None = None
         """The connection's client id in Redis, for `unblock`; None if it is not open."""
@@ -243,22 +275,26 @@ class SyncSender:
     def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
         self._url = url
         self._reply_timeout = reply_timeout
-        self._idle: list[SyncConnection] = []
-        """Free connections. The one that was used last is used next, so that as few as possible are in use."""
+        self._cluster = topology(url)
+        self._idle: defaultdict[Host | None, list[SyncConnection]] = defaultdict(list)
+        """Free connections, by the node of a cluster. The one that was used last is used next, so that as few as
+        possible are in use."""
 
     def send(self, call: Call[T], block: float = 0.0) -> T:
         """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""
-        idle = self._idle
+        all_idle = self._idle
+        host = None if self._cluster is None else self._cluster.owner_sync(call.near)
+        idle = all_idle[host]
         try:
             connection = idle.pop()  # atomic, as is append
         except IndexError:
-            connection = SyncConnection(self._url, self._reply_timeout)
+            connection = SyncConnection(self._url, self._reply_timeout, host)
         try:
             reply = connection.exchange(call.by_sha(), block)
             if unknown_script(reply):
                 reply = connection.exchange(call.by_source(), block)
         finally:
-            if idle is self._idle and len(idle) < _IDLE_MOST:
+            if all_idle is self._idle and len(idle) < _IDLE_MOST:
                 idle.append(connection)
             else:
                 connection.close()
@@ -266,6 +302,6 @@ class SyncSender:
 
     def close(self) -> None:
         """Close the connections; those in use close after their call. A later call opens a new one."""
-        idle, self._idle = self._idle, []
-        for connection in idle:
+        all_idle, self._idle = self._idle, defaultdict(list)
+        for connection in chain.from_iterable(all_idle.values()):
             connection.close()

@@ -12,9 +12,10 @@ from redis import exceptions
 from evsched import forks
 from evsched.errors import StoreDown, StoreError
 from evsched.transport.address import parse
+from evsched.transport.ask import Host
 from evsched.transport.links import CONNECT, abort, descriptors, new_link, pack
-from evsched.transport.primary import primary
 from evsched.transport.redis_errors import translate
+from evsched.transport.routes import route
 
 _MESSAGES: Final = (b"pmessage", b"message")
 """What the messages to a subscriber begin with. Those that begin otherwise confirm a subscription, or its end."""
@@ -27,9 +28,9 @@ def _ignore() -> None:
 class Subscription:
     """A connection subscribed to patterns and channels. It waits without a limit: its user must test that it lives."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, node: Host | None = None) -> None:
         address = parse(url)
-        self._primary = primary(url)
+        self._route = route(url, node=node)
         self._connection = new_link(address.scheme, **address.options, db=address.db)
         self._confirmations: deque[Callable[[], None]] = deque()
         """What to call at each confirmation that is still to arrive."""
@@ -52,7 +53,7 @@ class Subscription:
         link, left = self._connection, len(patterns) + len(channels)
         try:
             async with asyncio.timeout(2 * CONNECT):
-                await self._primary.connect(link)
+                await self._route.connect(link)
                 for command, names in (("PSUBSCRIBE", patterns), ("SUBSCRIBE", channels)):
                     if names:
                         await link.send_command(command, *names, check_health=False)
@@ -60,9 +61,11 @@ class Subscription:
                     message = cast(list[Any], await link.read_response())
                     left -= message[0] not in _MESSAGES
         except TimeoutError:
+            self._route.lost()
             await self.close()
             raise StoreDown(f"no subscription within {2 * CONNECT:g} s", kind="timeout") from None
         except (exceptions.RedisError, OSError) as error:
+            self._route.lost()
             await self.close()
             raise translate(error) from None
         except StoreError:
@@ -102,6 +105,7 @@ class Subscription:
                 if isinstance(message, Exception):
                     raise message
         except (exceptions.RedisError, OSError) as error:
+            self._route.lost()
             await self.close()
             raise translate(error) from None
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from evsched import events
+from evsched import events, keys
 from evsched.errors import FULL, StoreError
 from evsched.execution.run import Run
 from evsched.jobs.job import Forwarded
@@ -51,7 +51,7 @@ class Exchange:
 
     def __init__(self, served: ServedQueue) -> None:
         self._served = served
-        self._direct = DirectSender(served.runtime.config.url)
+        self._direct = DirectSender(served.runtime.config.url, near=keys.root(served.queue))
         self._batch = Batch(served.runtime.config.batch)
         self._put_off = PutOff()
         self._sending = asyncio.Lock()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Final, Protocol
 
-from evsched import events
+from evsched import events, keys
 from evsched.errors import StoreError
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
@@ -45,7 +45,7 @@ class Fetcher:
         self._served = served
         self._share = share
         self._listener = listener
-        self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout)
+        self._blocking = BlockingSender(config.url, reply_timeout=config.reply_timeout, near=keys.root(served.queue))
         self.reconnect = Reconnect("worker, fetching", served.runtime.emit, served.queue)
         self.full = False
         """The last BLMOVE was refused, since Redis's memory is full. Scripts are accepted, and `start` fetches too."""
@@ -81,7 +81,7 @@ class Fetcher:
     def unblock_from_thread(self, sender: SyncSender) -> None:
         """End the BLMOVE that waits, from a thread. Raises as `SyncSender.send`."""
         if self._blocking.client is not None:
-            sender.send(unblock(self._blocking.client))
+            sender.send(unblock(self._blocking.client, keys.root(self._served.queue)))
 
     async def stop(self) -> None:
         """Fetch no more; a BLMOVE that waits ends without a job, or its job is handed back."""
@@ -91,7 +91,8 @@ class Fetcher:
             # Once may be too early: the BLMOVE travels on another connection, and may arrive after this.
             if self._blocking.client is not None:
                 with contextlib.suppress(StoreError):
-                    await self._served.runtime.sender.send(unblock(self._blocking.client))
+                    near = keys.root(self._served.queue)
+                    await self._served.runtime.sender.send(unblock(self._blocking.client, near))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UNBLOCK):
                     await self._ended.wait()
@@ -131,7 +132,7 @@ class Fetcher:
             self.full = error.kind == "oom"
             self._listener.on_unsure()
             # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
-            await self._served.runtime.sender.send(unblock(client or 0))
+            await self._served.runtime.sender.send(unblock(client or 0, keys.root(self._served.queue)))
             raise
         self.full = False
         return job_id

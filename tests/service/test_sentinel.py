@@ -20,7 +20,7 @@ from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.primary import primary
+from evsched.transport.routes import primary
 from evsched.transport.senders import BatchingSender, BlockingSender, DirectSender
 from tests.support.certificates import make_certificates
 from tests.support.cli import Cli

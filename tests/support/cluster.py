@@ -30,6 +30,10 @@ class Cluster:
         self.nodes: list[EmbeddedRedis] = []
         """The primaries, then the replicas."""
 
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
     def __enter__(self) -> Self:
         try:
             self._start()
@@ -53,6 +57,7 @@ class Cluster:
                 cluster_port=str(free_port()),
                 cluster_node_timeout="1500",
                 cluster_replica_validity_factor="0",
+                cluster_require_full_coverage="no",
                 repl_diskless_sync_delay="0",
             )
             self.nodes.append(self._stack.enter_context(node))

@@ -9,12 +9,14 @@ from functools import partial
 
 from evsched.app import App
 from evsched.config import Config
+from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Events, Subscribed, WorkerStarted
 from evsched.process.isolated_run import start_isolated
 from evsched.runtime.runtime import Runtime
 from evsched.transport.senders import BatchingSender
+from evsched.transport.topology import topology
 from evsched.worker.worker import Worker
 from tests.support.recorder import Recorder
 
@@ -31,7 +33,9 @@ class System:
         self.runtime = Runtime(config, self.sender, self.events.emit)
         self.dispatcher = Dispatcher(self.runtime)
         self.janitor = Janitor(self.runtime, self.dispatcher)
-        self.events.subscribe(self.janitor.on_event)
+        cluster = topology(config.url)
+        self.cluster = None if cluster is None else ClusterDispatcher(self.runtime, cluster)
+        self.events.subscribe(self.janitor.on_event if self.cluster is None else self.cluster.on_event)
         self.workers: list[Worker] = []
         self._working: list[asyncio.Task[None]] = []
         self._dispatching: list[asyncio.Task[None]] = []
@@ -48,7 +52,8 @@ class System:
 
     def dispatch(self) -> None:
         """Start the dispatcher and the janitor."""
-        self._dispatching += [asyncio.create_task(self.dispatcher.run()), asyncio.create_task(self.janitor.run())]
+        runs = [self.dispatcher.run(), self.janitor.run()] if self.cluster is None else [self.cluster.run()]
+        self._dispatching += [asyncio.create_task(run) for run in runs]
 
     async def stop(self) -> None:
         """Stop the workers as SIGTERM does, cancel the rest, and raise the first failure."""

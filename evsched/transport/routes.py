@@ -1,4 +1,6 @@
-"""The primary: the server of a URL, to which all connections of a process go.
+"""Routes: how a connection finds the server that it goes to.
+
+`Primary` is the one server of a URL, `ClusterRoute` the node of a cluster that owns a key's slot, or a given node.
 
 Without Sentinel it is where the URL says. With Sentinel it is looked up anew for each connection that is opened. When
 the primary has moved, all connections to the old one are cut. Otherwise an old primary that hangs, or whose machine is
@@ -12,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 from weakref import ref
 
 from redis import exceptions
@@ -20,15 +22,39 @@ from redis import exceptions
 from evsched.errors import StoreDown
 from evsched.transport.address import Address, parse
 from evsched.transport.ask import Host
+from evsched.transport.call import Word
 from evsched.transport.links import AsyncLink, SyncLink, abort
 from evsched.transport.sentinel import SentinelAsker
+from evsched.transport.topology import Topology, topology
 
 _HELLO: Final = ("HELLO", "2")
 """Its reply has the server's role. Every user may send it."""
 
 
+class Route(Protocol):
+    """Opens links to a server."""
+
+    async def connect(self, link: AsyncLink) -> None:
+        """Open a link.
+
+        Raises:
+            StoreDown: the server cannot be found, or is no primary any more.
+            StoreRefused: those that are asked for it refuse.
+            RedisError, OSError: of redis-py.
+        """
+        ...
+
+    def connect_sync(self, link: SyncLink) -> None:
+        """Open a link, unless it is open. Raises as `connect` does."""
+        ...
+
+    def lost(self) -> None:
+        """Note that the server does not answer, or that another one has its place."""
+        ...
+
+
 class Primary:
-    """Opens links to the primary."""
+    """Opens links to the primary of a URL."""
 
     def __init__(self, address: Address) -> None:
         self._asker = None if address.sentinels is None else SentinelAsker(address.scheme, address.sentinels)
@@ -38,13 +64,7 @@ class Primary:
         """Those that were opened, by `id`, each with the event loop that it belongs to."""
 
     async def connect(self, link: AsyncLink) -> None:
-        """Open a link.
-
-        Raises:
-            StoreDown: the primary cannot be found, or is none any more.
-            StoreRefused: the sentinels refuse.
-            RedisError, OSError: of redis-py.
-        """
+        """See `Route`."""
         if self._asker is None:
             await link.connect()
             return
@@ -61,7 +81,7 @@ class Primary:
         self._check(at, reply)
 
     def connect_sync(self, link: SyncLink) -> None:
-        """Open a link, unless it is open. Raises as `connect` does."""
+        """See `Route`."""
         if self._asker is None:
             link.connect()
             return
@@ -80,6 +100,9 @@ class Primary:
         except exceptions.ResponseError:
             reply = []
         self._check(at, reply)
+
+    def lost(self) -> None:
+        """See `Route`. It is found anew for each link."""
 
     @asynccontextmanager
     async def followed(self) -> AsyncGenerator[None]:
@@ -124,6 +147,33 @@ class Primary:
             raise StoreDown("the primary has moved meanwhile", kind="readonly")
 
 
+class ClusterRoute:
+    """Opens links to a node of a cluster: `node`, or the one that owns the slot of `near`, or any primary."""
+
+    def __init__(self, cluster: Topology, near: Word | None, node: Host | None) -> None:
+        self._cluster = cluster
+        self._near = near
+        self._node = node
+
+    async def connect(self, link: AsyncLink) -> None:
+        """See `Route`."""
+        _aim(link, self._node or await self._cluster.owner(self._near))
+        await link.connect()
+
+    def connect_sync(self, link: SyncLink) -> None:
+        """See `Route`."""
+        at = self._node or self._cluster.owner_sync(self._near)
+        any_link: Any = link
+        if any_link._sock is not None and (any_link.host, any_link.port) != at:
+            link.disconnect()
+        _aim(link, at)
+        link.connect()
+
+    def lost(self) -> None:
+        """See `Route`."""
+        self._cluster.outdated()
+
+
 def _aim(link: Any, at: Host) -> None:
     link.host, link.port = at
 
@@ -132,3 +182,9 @@ def _aim(link: Any, at: Host) -> None:
 def primary(url: str) -> Primary:
     """Return the primary of a URL, the same for all connections of the process."""
     return Primary(parse(url))
+
+
+def route(url: str, near: Word | None = None, node: Host | None = None) -> Route:
+    """Return how connections to the server of a URL are opened; in a cluster, to the node that has the key `near`."""
+    cluster = topology(url)
+    return primary(url) if cluster is None else ClusterRoute(cluster, near, node)

@@ -1,0 +1,149 @@
+"""The dispatchers of a cluster: one for each primary, with the queues of that primary.
+
+Keyspace events stay on their node, clocks differ, and a node that is away must not hold up the others. So each node has
+a dispatcher and a janitor of its own, which see it as a Redis of its own. When slots or primaries move, the dispatchers
+of the nodes concerned are started anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+
+from msgspec import structs
+
+from evsched import keys
+from evsched.dispatcher.dispatcher import Dispatcher
+from evsched.dispatcher.janitor import Janitor
+from evsched.events import Event
+from evsched.runtime.loops import run_loops
+from evsched.runtime.pulse import Pulse
+from evsched.runtime.reconnect import Reconnect
+from evsched.runtime.runtime import Part, Runtime
+from evsched.runtime.wakeup import Wakeup
+from evsched.transport.ask import Host
+from evsched.transport.senders import BatchingSender
+from evsched.transport.topology import Topology, slot_of
+
+
+class _Node:
+    """The dispatcher and the janitor of one primary."""
+
+    def __init__(self, runtime: Runtime, host: Host, slots: frozenset[int]) -> None:
+        config = runtime.config
+        owned = tuple(queue for queue in config.queues if slot_of(keys.root(queue)) in slots)
+        self.slots = slots
+        self.sender = BatchingSender(config.url, node=host)
+        part = Part(host, lambda queue: slot_of(keys.root(queue)) in slots, _idle_queue(slots))
+        mine = Runtime(structs.replace(config, queues=owned), self.sender, runtime.emit, part)
+        self.dispatcher = Dispatcher(mine)
+        self.janitor = Janitor(mine, self.dispatcher)
+        self.reconnect = Reconnect("the search for queues", runtime.emit)
+        self.task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        try:
+            found = False
+            while not found:
+                async with self.reconnect:
+                    await self.dispatcher.find_queues()
+                    found = True
+            await run_loops({"dispatcher": self.dispatcher.run(), "janitor": self.janitor.run()})
+        finally:
+            await self.sender.close()
+
+
+def _idle_queue(slots: frozenset[int]) -> str:
+    """Return the name of a queue in one of the slots, which no one uses."""
+    return next(name for number in range(10**6) if slot_of(keys.root(name := f"evsched-idle-{number}")) in slots)
+
+
+class ClusterDispatcher:
+    """Runs a dispatcher and a janitor for each primary that has slots of the queues that are served."""
+
+    def __init__(self, runtime: Runtime, topology: Topology) -> None:
+        self._runtime = runtime
+        self._topology = topology
+        self._nodes: dict[Host, _Node] = {}
+        self._wakeup = Wakeup()
+        self._reconnect = Reconnect("topology", runtime.emit)
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that are dispatched."""
+        return sorted({queue for node in self._nodes.values() for queue in node.dispatcher.queues})
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of all loops."""
+        nodes = self._nodes.values()
+        of_nodes = [pulse for node in nodes for pulse in (*node.dispatcher.pulses, node.janitor.pulse)]
+        return [self._reconnect.pulse, *of_nodes]
+
+    def problem(self) -> str | None:
+        """Return why no queue is dispatched; None = at least one node's are."""
+        problems = [node.dispatcher.problem() for node in self._nodes.values()]
+        return self._reconnect.reason or (problems[0] if problems and all(problems) else None)
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on to the janitors."""
+        for node in self._nodes.values():
+            node.janitor.on_event(event)
+
+    async def run(self) -> None:
+        """Dispatch until cancelled.
+
+        Raises:
+            LoopEnded
+        """
+        loop = asyncio.get_running_loop()
+
+        def ring() -> None:
+            loop.call_soon_threadsafe(self._wakeup.ring)
+
+        end = self._topology.listen(ring)
+        try:
+            while True:
+                async with self._reconnect:
+                    await self._adapt()
+                self._reconnect.pulse.expect(self._runtime.config.safety_cap)
+                await self._rest()
+        finally:
+            end()
+            await self._stop(list(self._nodes))
+
+    async def _adapt(self) -> None:
+        """Run a dispatcher for each primary, as the slots are now."""
+        slots = defaultdict[Host, set[int]](set)
+        named = {slot_of(keys.root(queue)) for queue in self._runtime.config.queues}
+        for slot, host in enumerate(await self._topology.owners()):
+            if host is not None and (not named or slot in named):
+                slots[host].add(slot)
+        wanted = {host: frozenset(found) for host, found in slots.items()}
+        await self._stop([host for host, node in self._nodes.items() if wanted.get(host) != node.slots])
+        for host, found in wanted.items():
+            if host not in self._nodes:
+                node = self._nodes[host] = _Node(self._runtime, host, found)
+                node.task = asyncio.create_task(node.run())
+                node.task.add_done_callback(lambda _: self._wakeup.ring())
+
+    async def _rest(self) -> None:
+        """Wait until the topology is out of date, a dispatcher has ended, or the safety cap has passed."""
+        if not await self._wakeup.sleep(time.monotonic() + self._runtime.config.safety_cap):
+            self._topology.outdated()
+        for node in self._nodes.values():
+            if node.task is not None and node.task.done():
+                node.task.result()
+
+    async def _stop(self, hosts: list[Host]) -> None:
+        nodes = [self._nodes.pop(host) for host in hosts]
+        for node in nodes:
+            if node.task is not None:
+                node.task.cancel()
+        for node in nodes:
+            with contextlib.suppress(asyncio.CancelledError):
+                if node.task is not None:
+                    await node.task

@@ -1,0 +1,98 @@
+"""The topology of a Redis Cluster: which primary owns which slot. One for all connections of a process.
+
+It is read when it is needed, and again when an answer or a lost connection shows that it is out of date. Nothing is
+polled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from evsched.errors import StoreDown
+from evsched.transport.address import Address, parse
+from evsched.transport.ask import Asker, Host
+from evsched.transport.call import Word
+
+Owners = list[Host | None]
+
+
+class Topology:
+    """Knows the owner of each slot."""
+
+    def __init__(self, address: Address) -> None:
+        self._seeds = address.nodes
+        self._asker: Asker[Owners] = Asker(
+            "node of the cluster", address.scheme, address.nodes, address.options, ("CLUSTER", "SLOTS"), _owners
+        )
+        self._owners: Owners | None = None
+        """None = it is to be read."""
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Have `changed()` called when the topology is out of date; return what ends that. For any thread."""
+        self._listeners.append(changed)
+        return lambda: self._listeners.remove(changed)
+
+    def outdated(self) -> None:
+        """Have it read again before its next use."""
+        if self._owners is not None:
+            self._owners = None
+            for changed in list(self._listeners):
+                changed()
+
+    async def owner(self, key: Word | None) -> Host:
+        """Return the primary that owns the slot of a key; without a key, any.
+
+        Raises:
+            StoreDown: no node answers, or nobody owns the slot.
+            StoreRefused: the nodes refuse.
+        """
+        return self._owner(self._owners or self._read(await self._asker.ask()), key)
+
+    def owner_sync(self, key: Word | None) -> Host:
+        """Return the same, without an event loop. Raises as `owner` does."""
+        return self._owner(self._owners or self._read(self._asker.ask_sync()), key)
+
+    async def owners(self) -> Owners:
+        """Return the owner of each slot. Raises as `owner` does."""
+        return self._owners or self._read(await self._asker.ask())
+
+    def _read(self, owners: Owners) -> Owners:
+        self._owners = owners
+        found = sorted({host for host in owners if host is not None})
+        # The seeds too: the nodes that are known now may all be gone one day.
+        self._asker.hosts = tuple(dict.fromkeys([*self._asker.hosts[:1], *found, *self._seeds]))
+        return owners
+
+    def _owner(self, owners: Owners, key: Word | None) -> Host:
+        found = next((host for host in owners if host), None) if key is None else owners[slot_of(key)]
+        if found is None:
+            self.outdated()
+            what = "any slot" if key is None else f"slot {slot_of(key)}"
+            raise StoreDown(f"no node of the cluster owns {what}", kind="clusterdown")
+        return found
+
+
+def slot_of(key: Word) -> int:
+    """Return the slot of a key."""
+    return key_slot(key if isinstance(key, bytes) else str(key).encode())
+
+
+def _owners(asked: Host, reply: list[Any]) -> Owners:
+    """Read the reply to CLUSTER SLOTS. A node that does not know its own address is the one that was asked."""
+    owners: Owners = [None] * REDIS_CLUSTER_HASH_SLOTS
+    for first, last, (host, port, *_), *_ in reply:
+        at = (host.decode() if host else asked[0], int(port))
+        owners[first : last + 1] = [at] * (last + 1 - first)
+    return owners
+
+
+@cache
+def topology(url: str) -> Topology | None:
+    """Return the topology of a URL, the same for all connections of the process; None if it is no cluster."""
+    address = parse(url)
+    return Topology(address) if address.nodes else None
