@@ -70,7 +70,7 @@ class Cluster:
         bus = clients[0].config_get("cluster-port")["cluster-port"]
         for client in clients[1:]:
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port, bus)
-        self._until(lambda: all(self._known(client) == len(clients) for client in clients), "the nodes do not meet")
+        self.until(lambda: all(self._known(client) == len(clients) for client in clients), "the nodes do not meet")
         for number, client in enumerate(clients[primaries:]):
             client.execute_command("CLUSTER", "REPLICATE", self.id_of(self.nodes[number % primaries]))
         self.until_ready()
@@ -82,12 +82,12 @@ class Cluster:
     def until_ready(self) -> None:
         """Wait until all nodes that run agree that the cluster serves."""
         alive = [self.client(node) for node in self.nodes if node.pid]
-        self._until(
+        self.until(
             lambda: all("cluster_state:ok" in client.execute_command("CLUSTER", "INFO") for client in alive),
             "the cluster does not serve",
         )
 
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < until, what
@@ -99,6 +99,9 @@ class Cluster:
 
     def id_of(self, node: EmbeddedRedis) -> str:
         return self.client(node).execute_command("CLUSTER", "MYID")
+
+    def is_primary(self, node: EmbeddedRedis) -> bool:
+        return bool(node.pid) and self.client(node).execute_command("ROLE")[0] == "master"
 
     def owner(self, queue: str) -> EmbeddedRedis:
         """Return the node that owns a queue's slot."""
@@ -126,7 +129,7 @@ class Cluster:
         """Give the slot to its new owner, when no key is left."""
         slot, name = slot_of(queue), self.id_of(to)
         for node in (to, *(node for node in self.nodes if node is not to and node.pid)):
-            if "master" in self.client(node).execute_command("ROLE")[0]:
+            if self.is_primary(node):
                 self.client(node).execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
 
 

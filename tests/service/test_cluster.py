@@ -1,0 +1,176 @@
+"""Redis Cluster: queues on several primaries, primaries that die, and slots that move while jobs are due."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, closing
+from itertools import count
+from typing import NamedTuple
+
+import pytest
+
+from evsched import App, events, keys
+from evsched.client.sync_client import SyncClient
+from evsched.client.task_handle import AsyncTask
+from evsched.config import Config
+from evsched.errors import CannotStart
+from evsched.process.service import check_server
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+from evsched.transport.server_binary import find_server
+from tests.support.cluster import Cluster, slot_of
+from tests.support.patience import PATIENCE
+from tests.support.recorder import Recorder
+from tests.support.system import system
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+
+JOBS = 200
+LAST = 4.0
+"""Seconds after which the last of them is due."""
+
+
+@pytest.fixture(scope="module")
+def cluster(server: EmbeddedRedis) -> Generator[Cluster]:
+    with Cluster(server.server) as found:
+        yield found
+
+
+class Scene(NamedTuple):
+    recorder: Recorder
+    app: App
+    handle: AsyncTask[[str, int], None]
+    runs: Counter[tuple[str, int]]
+    """How often each job of a queue was run."""
+    changed: asyncio.Event
+
+    async def all_ran(self, queue: str, jobs: int = JOBS) -> None:
+        async with asyncio.timeout(2 * PATIENCE):
+            while not all(self.runs[queue, number] for number in range(jobs)):
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@asynccontextmanager
+async def serving(url: str, queues: tuple[str, ...], *, named: bool = True) -> AsyncGenerator[Scene]:
+    app, runs, changed = App(url, queue=queues[0]), Counter[tuple[str, int]](), asyncio.Event()
+
+    @app.task
+    async def handle(queue: str, number: int) -> None:
+        runs[queue, number] += 1
+        changed.set()
+
+    async with system(Config(url=url, queues=queues if named else ()), app) as running:
+        yield Scene(running.recorder, app, handle, runs, changed)
+
+
+def queues_of_all(cluster: Cluster) -> tuple[str, ...]:
+    """Return a new queue for each primary."""
+    found = dict[int, str]()
+    for number in count():
+        name = f"q{next(_numbers)}-{number}"
+        found.setdefault(cluster.owner(name).pid, name)
+        if len(found) == len([node for node in cluster.nodes if cluster.is_primary(node)]):
+            return tuple(found.values())
+    raise AssertionError
+
+
+_numbers = count()
+
+
+async def enqueue(scene: Scene, queue: str) -> None:
+    for number in range(JOBS):
+        await scene.handle.using(queue=queue, delay=LAST * number / JOBS).enqueue(queue, number)
+
+
+async def test_the_queues_of_all_primaries_are_dispatched_and_worked(cluster: Cluster) -> None:
+    queues = queues_of_all(cluster)
+    assert len({cluster.owner(queue).pid for queue in queues}) == 3
+    async with serving(cluster.url, queues) as scene:
+        for queue in queues:
+            await scene.handle.using(queue=queue).enqueue(queue, 0)
+        with closing(SyncClient(cluster.url)) as client:
+            for queue in queues:
+                await scene.all_ran(queue, 1)
+                job = await scene.handle.using(queue=queue, delay=1000).enqueue(queue, 1)
+                assert client.cancel(queue, job.id) == "schedule"
+    assert not scene.recorder.of(events.RedisFailed)
+
+
+async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_found_on_its_node(cluster: Cluster) -> None:
+    queues = queues_of_all(cluster)
+    async with serving(cluster.url, queues, named=False) as scene:
+        await scene.recorder.wait(events.NotificationsProven, count=3)
+        for queue in queues:
+            raw = cluster.client(cluster.owner(queue))  # a foreign client, with one ZADD
+            raw.zadd(keys.schedule(queue), {f'{{"task":"handle","args":["{queue}",0]}}': 0})
+            await scene.recorder.wait(events.QueueFound, lambda event, queue=queue: event.queue == queue)
+            await scene.recorder.wait(events.Dispatched, lambda event, queue=queue: event.queue == queue)
+    found = Counter(event.queue for event in scene.recorder.of(events.QueueFound))
+    assert all(found[queue] == 1 for queue in queues), "the dispatcher of another node serves it too"
+
+
+def key_by_key(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
+    source, slot = cluster.owner(queue), slot_of(queue)
+    cluster.begin_to_move(queue, to)
+    while names := cluster.client(source).execute_command("CLUSTER", "GETKEYSINSLOT", slot, 5):
+        cluster.move_keys(source, to, names)
+    cluster.end_move(queue, to)
+
+
+def atomically(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
+    client, slot = cluster.client(cluster.owner(queue)), slot_of(queue)
+    client.execute_command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", cluster.id_of(to))
+    cluster.until(lambda: cluster.owner(queue) is to, "the slot does not move")
+
+
+async def test_a_queue_whose_slot_moves_key_by_key_loses_no_job_and_runs_none_twice(cluster: Cluster) -> None:
+    await _move_to_and_fro(cluster, key_by_key)
+
+
+async def test_a_queue_whose_slot_moves_atomically_loses_no_job_and_runs_none_twice() -> None:
+    with Cluster(find_server("valkey")) as cluster:
+        await _move_to_and_fro(cluster, atomically)
+
+
+async def _move_to_and_fro(cluster: Cluster, move: Callable[[Cluster, str, EmbeddedRedis], None]) -> None:
+    queue, other, *_ = queues_of_all(cluster)
+    async with serving(cluster.url, (queue, other)) as scene:
+        await asyncio.gather(enqueue(scene, queue), enqueue(scene, other))
+        source, to = cluster.owner(queue), cluster.owner(other)
+        await asyncio.to_thread(move, cluster, queue, to)
+        assert scene.runs.total() < 2 * JOBS, "nothing was due any more while the slot moved"
+        await asyncio.to_thread(move, cluster, queue, source)
+        await scene.all_ran(queue)
+        await scene.all_ran(other)
+        await scene.handle.using(queue=queue).enqueue(queue, JOBS)
+        await scene.all_ran(queue, JOBS + 1)
+    assert max(scene.runs.values()) == 1
+
+
+async def test_after_the_death_of_a_primary_its_replica_goes_on_and_the_other_queues_do_not_wait(
+    server: EmbeddedRedis,
+) -> None:
+    with Cluster(server.server, replicas=3) as cluster:
+        queue, other, *_ = queues_of_all(cluster)
+        async with serving(cluster.url, (queue, other)) as scene:
+            await asyncio.gather(enqueue(scene, queue), enqueue(scene, other))
+            victim = cluster.owner(queue)
+            assert cluster.client(victim).wait(1, 5000) == 1
+            victim.kill()
+            await scene.all_ran(queue)
+            await scene.all_ran(other)
+            with scene.app.sync() as client:
+                client.enqueue(scene.handle.using(queue=queue), queue, JOBS)
+            await scene.all_ran(queue, JOBS + 1)
+        assert cluster.owner(queue) is not victim
+
+
+async def test_a_url_of_one_node_is_refused_with_the_form_of_the_url_of_a_cluster(cluster: Cluster) -> None:
+    url = f"redis://127.0.0.1:{cluster.nodes[0].port}"
+    sender = BatchingSender(url)
+    with pytest.raises(CannotStart, match=r"redis\+cluster://"):
+        await check_server(sender, url)
+    await sender.close()
