@@ -22,7 +22,7 @@ _WAIT_ERRORS: Final = (
     OSError,
 )
 _CLUSTER_ERRORS: Final = {
-    exceptions.MovedError: ("moved", "another node of the cluster has this queue"),
+    exceptions.MovedError: ("moved", "another node of the cluster has it; the URL of a cluster is redis+cluster://..."),
     exceptions.AskError: ("moving", "this queue moves to another node of the cluster"),
     exceptions.TryAgainError: ("moving", "this queue moves to another node of the cluster"),
     exceptions.ClusterDownError: ("clusterdown", "the cluster is down"),

@@ -113,6 +113,7 @@ async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_foun
 
 
 def key_by_key(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
+    """Move a slot as `redis-cli --cluster reshard` does; it may have begun."""
     source, slot = cluster.owner(queue), slot_of(queue)
     cluster.begin_to_move(queue, to)
     while names := cluster.client(source).execute_command("CLUSTER", "GETKEYSINSLOT", slot, 5):
@@ -128,6 +129,24 @@ def atomically(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
 
 async def test_a_queue_whose_slot_moves_key_by_key_loses_no_job_and_runs_none_twice(cluster: Cluster) -> None:
     await _move_to_and_fro(cluster, key_by_key)
+
+
+async def test_a_foreign_client_may_follow_ask_with_its_hset_and_zadd(cluster: Cluster) -> None:
+    queue, other, *_ = queues_of_all(cluster)
+    source, to = cluster.owner(queue), cluster.owner(other)
+    async with serving(cluster.url, (queue,)) as scene:
+        await scene.handle.using(queue=queue, id="old", delay=0.5).enqueue(queue, 0)
+        cluster.begin_to_move(queue, to)
+        with cluster.foreign_client() as foreign:
+            for number in (1, 2):  # before, and after the schedule has moved
+                payload = f'{{"task":"handle","args":["{queue}",{number}]}}'
+                foreign.hset(keys.job(queue, f"new{number}"), "payload", payload)
+                foreign.zadd(keys.schedule(queue), {f"new{number}": 0})
+                cluster.move_keys(source, to, [keys.schedule(queue)])
+        assert not scene.runs
+        await asyncio.to_thread(key_by_key, cluster, queue, to)
+        await scene.all_ran(queue, 3)
+    assert max(scene.runs.values()) == 1
 
 
 async def test_a_queue_whose_slot_moves_atomically_loses_no_job_and_runs_none_twice() -> None:

@@ -97,6 +97,10 @@ class Cluster:
         """Return a plain client of one node, which follows no redirection."""
         return redis.Redis(port=node.port or 0, decode_responses=True, protocol=2, driver_info=None)
 
+    def foreign_client(self) -> Any:
+        """Return a client that follows redirections, of another kind than ours."""
+        return redis.RedisCluster(host="127.0.0.1", port=self.nodes[0].port or 0, decode_responses=True)
+
     def id_of(self, node: EmbeddedRedis) -> str:
         return self.client(node).execute_command("CLUSTER", "MYID")
 

@@ -62,6 +62,9 @@ def test_a_url_gives_the_database_and_the_options(url: str, db: int, options: di
         ("redis+sentinel://h/main?ssl_ca_certs=/x", "belong to rediss://"),
         ("redis://h?sentinel_password=hunter2", "it has an unknown option"),
         ("redis://h1:1,h2:2/0", "host or port"),
+        ("redis+cluster://", "names no node"),
+        ("redis+cluster://h1,,h2", "names no node"),
+        ("redis+cluster://h1/hunter2", "not a whole number"),
     ],
 )
 def test_the_error_for_a_malformed_url_says_what_to_write_and_does_not_quote_it(url: str, words: str) -> None:
@@ -81,6 +84,13 @@ def test_the_url_of_sentinels_names_them_the_primary_and_both_logins() -> None:
     assert address.options == {"username": "me", "password": "p@ss", "ssl_check_hostname": False}
     login: dict[str, str | int | bool] = {"username": "asker", "password": "x/y", "ssl_check_hostname": False}
     assert address.sentinels == Sentinels((("h1", 26379), ("::1", 2), ("h3", 3)), "main", login)
+
+
+def test_the_url_of_a_cluster_names_some_of_its_nodes() -> None:
+    address = parse("rediss+cluster://me:x@h1,[::1]:2/3?ssl_check_hostname=no")
+    assert (address.scheme, address.db, address.nodes) == ("rediss", 3, (("h1", 6379), ("::1", 2)))
+    assert address.options == {"username": "me", "password": "x", "ssl_check_hostname": False}
+    assert parse("redis+cluster://h").nodes == (("h", 6379),)
 
 
 def test_the_default_database_of_a_primary_is_0() -> None:
@@ -103,7 +113,7 @@ def test_the_password_is_not_shown() -> None:
 
 
 SHAPES = [
-    "redis+sentinel://user:{}@h1:1,h2:2/main/0", "redis+sentinel://h/main?sentinel_password={}",
+    "redis+cluster://user:{}@h1:1,h2:2", "redis+sentinel://user:{}@h1:1,h2:2/main/0", "redis+sentinel://h/main?sentinel_password={}",
     "redis://user:{}@host:6379/0", "redis://:{}@host", "redis://{}@host", "rediss://user:{}@host/1?db=2",
     "redis:{}@host", "{}@host", "{}", "//:{}@host", "redis//:{}@host", "unix://:{}@/run/redis.sock?db=0",
     "unix:///run/redis.sock?db=0&password={}", "redis://host/0?password={}", "redis://host?ssl_password={}",

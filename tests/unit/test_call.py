@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import sha1
 
 import pytest
-from redis.exceptions import AskError, MovedError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
 
-from evsched.errors import ConfigError, StoreRefused
+from evsched.errors import ConfigError, StoreDown, StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob, Retried
 from evsched.store.clients import New
 from evsched.store.store import Store
@@ -82,10 +82,22 @@ def test_a_store_needs_a_valid_queue_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [MovedError("5718 127.0.0.1:7502"), AskError("5718 127.0.0.1:7502"), ResponseError("CROSSSLOT Keys in")]
+    ("error", "kind"),
+    [
+        (MovedError("5718 127.0.0.1:7502"), "moved"),
+        (AskError("5718 127.0.0.1:7502"), "moving"),
+        (TryAgainError("TRYAGAIN Multiple keys"), "moving"),
+        (ClusterDownError("CLUSTERDOWN Hash slot not served"), "clusterdown"),
+    ],
 )
-def test_an_error_from_a_cluster_node_says_that_redis_cluster_is_not_supported(error: ResponseError) -> None:
+def test_what_a_node_of_a_cluster_does_not_serve_now_is_waited_for(error: ResponseError, kind: str) -> None:
     found = translate(error)
-    assert isinstance(found, StoreRefused)
-    assert "Redis Cluster, which evsched does not support yet" in str(found)
+    assert isinstance(found, StoreDown)
+    assert found.kind == kind
     assert str(error) in str(found)
+
+
+def test_keys_of_several_slots_are_refused_with_the_form_of_the_url_of_a_cluster() -> None:
+    found = translate(ResponseError("CROSSSLOT Keys in request don't hash to the same slot"))
+    assert isinstance(found, StoreRefused)
+    assert "redis+cluster://" in str(found)
