@@ -7,7 +7,8 @@ import os
 import random
 import secrets
 from collections import Counter
-from typing import Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -29,9 +30,11 @@ from evsched.store.matching import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import SyncSender
+from tests.support.cluster import Cluster
 from tests.support.gate import split, task_of
 from tests.support.model import Model
 from tests.support.plain import plain_client
+from tests.support.sentinels import Sentinels
 from tests.support.snapshot import snapshot
 
 START = 1_900_000_000.0
@@ -83,14 +86,15 @@ def payload_of(job: str) -> bytes:
 class Walk:
     """One walk. Every choice comes from its seed, so a failure can be repeated."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, client_of: Callable[[str], Any] | None = None) -> None:
         self.pick = random.Random(seed)
-        self.raw = plain_client(url)
         self.sender = SyncSender(url)
         self.send = self.sender.send
         self.store = Store(f"walk-{secrets.token_hex(6)}")
+        self.raw = plain_client(url) if client_of is None else client_of(self.store.queue)
         self.root = f"evsched:{{{self.store.queue}}}:"
-        self.sent, self.refused = f"{self.store.queue}:sent", f"{self.store.queue}:refused"
+        # In a cluster a message can be forwarded to the slot of its queue alone.
+        self.sent, self.refused = f"{{{self.store.queue}}}:sent", f"{{{self.store.queue}}}:refused"
         self.raw.set(self.refused, "no list")
         self.model = Model()
         self.now = START
@@ -414,6 +418,36 @@ class Walk:
             self.the_audit_finds_nothing()
 
 
+def _walk(walk: Walk, seed: int) -> Counter[str]:
+    try:
+        for n in range(STEPS):
+            name = walk.step()
+            try:
+                walk.check()
+            except AssertionError as error:
+                error.add_note(f"seed {seed}, step {n}: {name}")
+                raise
+    finally:
+        walk.close()
+    return walk.done
+
+
+def test_a_random_walk_on_a_cluster(server: EmbeddedRedis) -> None:
+    with Cluster(server.server) as cluster:
+
+        def client_of(queue: str) -> Any:
+            return plain_client(f"redis://127.0.0.1:{cluster.owner(queue).port}")
+
+        for seed in range(40, 43):  # each in a queue of its own, so on several nodes
+            _walk(Walk(cluster.url, seed, client_of), seed)
+
+
+def test_a_random_walk_behind_sentinels(server: EmbeddedRedis) -> None:
+    with Sentinels(server.server) as sentinels:
+        primary = sentinels.primary()
+        _walk(Walk(sentinels.url, 43, lambda _: plain_client(f"redis://127.0.0.1:{primary.port}")), 43)
+
+
 @pytest.mark.seeded
 @pytest.mark.parametrize("part", range(4))
 def test_random_walks(server: EmbeddedRedis, part: int) -> None:
@@ -421,18 +455,7 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
     explored = os.environ.get("EVSCHED_TEST_SEED")
     first = int(explored or 12) + 3 * part
     for seed in range(first, first + 3):
-        walk = Walk(server.url, seed)
-        try:
-            for n in range(STEPS):
-                name = walk.step()
-                try:
-                    walk.check()
-                except AssertionError as error:
-                    error.add_note(f"seed {seed}, step {n}: {name}")
-                    raise
-        finally:
-            walk.close()
-        done += walk.done
+        done += _walk(Walk(server.url, seed), seed)
     # The walks reached each case that matters. Three others that are chosen at random may miss a rare one.
     met = (
         "complete, own",
