@@ -1,7 +1,7 @@
 """An AMQP broker: one connection for the worker, over which all its jobs publish, each until the broker confirms.
 
-The connection is opened on first use, and reconnects by itself. What was not confirmed when it broke is sent again by
-the next attempt of its job, so the broker may get it twice, but never not at all.
+The connection is opened on first use, and again when it is lost. What was not confirmed when it was lost is sent again
+by the next attempt of its job, so the broker may get it twice, but never not at all.
 
 A broker that is low on memory or disk reads no more from the connection, says so (connection.blocked), and reads the
 rest later. If jobs published meanwhile, each message would arrive once for each attempt. So nothing is published, and
@@ -13,21 +13,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import Context
-from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import Any, Final
 
-import aio_pika
-from aio_pika import exceptions
-from aiormq.abc import AbstractChannel
+from aiormq import spec
 from msgspec import Struct
 
 from evsched.jobs.steering import RetryLater, Snooze
+from evsched.targets import broker_errors
+from evsched.targets.broker_channels import Channels
 from evsched.targets.broker_transport import BrokerConnection
+from evsched.targets.shared_work import has_failed, share
 from evsched.transport.backoff import PutOff
 
 CONFIRM_WITHIN: Final = 10.0
 """Seconds for a message: to connect, if there is no connection, and for the broker to confirm it."""
+
+_CONNECT_WITHIN: Final = 8.0
+"""Seconds to connect: less than for a message, so that the reason of its job says which of both failed."""
 
 _LOOK: Final = 0.5
 """Seconds until a run whose message is not confirmed looks whether the connection is blocked."""
@@ -38,7 +40,20 @@ _KEPT: Final = 60.0
 _CLOSE_WITHIN: Final = 3.0
 """Seconds to close the connection, before that is done by force."""
 
-T = TypeVar("T")
+_PAUSE: Final = 1.0
+"""Seconds after a failure to connect in which nobody tries again: all runs get the same reason."""
+
+_PERSISTENT: Final = 2
+"""The delivery mode of messages that outlive a restart of the broker."""
+
+
+class _Connected(Struct, frozen=True):
+    connection: BrokerConnection
+    channels: Channels
+
+
+class _Unreachable(Exception):
+    """There is no connection; the cause says why."""
 
 
 class _Message(Struct, frozen=True):
@@ -60,7 +75,7 @@ class _Sending:
         """It may be on its way to the broker: it cannot be called back."""
         self.left = False
         """The run has ended that published it."""
-        self.work = _share(publish(self))
+        self.work = share(publish(self))
 
 
 class Broker:
@@ -69,12 +84,9 @@ class Broker:
     def __init__(self, name: str, url: str) -> None:
         self._name = name
         self._url = url
-        self._password = unquote(urlsplit(url).password or "")
-        self._connecting: asyncio.Task[BrokerConnection] | None = None
-        self._opening: dict[str, asyncio.Task[AbstractChannel]] = {}
-        """The channels, by exchange: a broker closes the channel of a message to an exchange that it does not have."""
+        self._connecting: asyncio.Task[_Connected] | None = None
         self._sending: dict[str, _Sending] = {}
-        """The messages under way, by the ids of their jobs: it is by their ids that returned ones are told apart."""
+        """The messages under way, by the ids of their jobs: the next run of a job finds the message of the last."""
         self._put_off = PutOff()
 
     async def publish(self, exchange: str, routing_key: str, job: str, key: str, body: bytes) -> None:
@@ -84,7 +96,7 @@ class Broker:
         job.
 
         Raises:
-            RetryLater: the broker cannot be reached, does not confirm in time, or has no queue for the message.
+            RetryLater: the broker cannot be reached, does not confirm in time, or does not take the message.
             Snooze: the broker takes no messages now.
         """
         sending, leaves = self._begin(_Message(job, key, exchange, routing_key, body)), False
@@ -97,30 +109,24 @@ class Broker:
         except Snooze:
             leaves = sending.published
             raise
+        except _Unreachable as error:
+            raise self._failed(broker_errors.of_connecting(error.__cause__ or error)) from None
         except TimeoutError:
             raise self._failed(f"did not confirm the message within {CONFIRM_WITHIN:g} s") from None
-        except exceptions.PublishError:
-            where = f"there is no queue {routing_key!r:.200}"
-            if exchange:
-                where = f"no queue is bound to exchange {exchange!r:.200} for the routing key {routing_key!r:.200}"
-            raise self._failed(f"could not route the message: {where}") from None
-        except exceptions.DeliveryError:
-            raise self._failed("refused the message: the queue may be full") from None
         except asyncio.CancelledError:
             # A connection that breaks cancels those who wait for it.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise self._failed("lost the connection before it confirmed the message") from None
-        except (*exceptions.CONNECTION_EXCEPTIONS, ValueError) as error:
-            raise self._failed(f"failed: {self._text(error)}") from None
+            raise self._failed(broker_errors.NOT_CONFIRMED) from None
+        except broker_errors.ERRORS as error:
+            raise self._failed(broker_errors.of_publishing(error, exchange, routing_key, len(body))) from None
         finally:
             if leaves:
                 self._leave(sending)
             else:
                 sending.work.cancel()
                 self._forget(sending)
-            self._drop_closed()
 
     async def close(self) -> None:
         """Close the connection, and with it the channels."""
@@ -131,8 +137,8 @@ class Broker:
             return
         connecting.cancel()
         await asyncio.wait([connecting])
-        if not connecting.cancelled() and connecting.exception() is None:
-            await connecting.result().close_within(_CLOSE_WITHIN)
+        if not has_failed(connecting):
+            await connecting.result().connection.close_within(_CLOSE_WITHIN)
 
     # The messages under way.
 
@@ -152,21 +158,18 @@ class Broker:
 
     async def _publish(self, sending: _Sending) -> None:
         message = sending.message
-        channel = await self._channel(message.exchange)
-        properties = aio_pika.Message(
-            message.body,
-            message_id=message.job,
-            content_type="application/json",
-            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
-        ).properties
-        sending.published = True
-        await channel.basic_publish(
-            message.body,
-            exchange=message.exchange,
-            routing_key=message.routing_key,
-            properties=properties,
-            mandatory=True,
-        )
+        channels = (await self._connect()).channels
+        async with channels.take() as channel:
+            sending.published = True
+            await channel.basic_publish(
+                message.body,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                properties=spec.Basic.Properties(
+                    message_id=message.job, content_type="application/json", delivery_mode=_PERSISTENT
+                ),
+                mandatory=True,
+            )
 
     def _leave(self, sending: _Sending) -> None:
         """Keep a message for the next run of its job, also for a while after it has ended."""
@@ -186,68 +189,50 @@ class Broker:
             Snooze: it has blocked the connection.
         """
         connecting = self._connecting
-        if connecting is None or not connecting.done() or _has_failed(connecting):
+        if connecting is None or not connecting.done() or has_failed(connecting):
             return
-        transport = connecting.result().transport
-        if transport is None:
+        connection = connecting.result().connection
+        if not connection.is_opened:
             return
         try:
             async with asyncio.timeout(0):  # it waits only while the connection is blocked
-                await transport.ready()
+                await connection.ready()
         except TimeoutError:
             why = f"the broker {self._name} takes no messages now (connection.blocked): it is low on memory or disk"
             raise Snooze(self._put_off.refused(), why) from None
         self._put_off.accepted()
 
-    # All who wait for the connection, or for a channel, share one attempt to open it.
+    async def _connect(self) -> _Connected:
+        """Return the connection. All who wait for it share one attempt to open it.
 
-    async def _channel(self, exchange: str) -> AbstractChannel:
-        connection = await self._connection()
-        await connection.ready()
-        opening = self._opening.get(exchange)
-        if opening is None or _has_failed(opening) or (opening.done() and opening.result().is_closed):
-            opening = self._opening[exchange] = _share(_open_channel(connection))
-        return await asyncio.shield(opening)
+        Raises:
+            _Unreachable: it failed.
+        """
+        connecting = self._connecting
+        is_lost = connecting is not None and connecting.done() and not has_failed(connecting)
+        if connecting is None or (is_lost and not connecting.result().connection.is_opened):
+            connecting = self._connecting = share(_open(self._url))
+            connecting.add_done_callback(self._forget_failure)
+        return await asyncio.shield(connecting)
 
-    async def _connection(self) -> BrokerConnection:
-        if self._connecting is None or _has_failed(self._connecting):
-            self._connecting = _share(
-                aio_pika.connect_robust(self._url, timeout=CONFIRM_WITHIN, connection_class=BrokerConnection)
-            )
-        return await asyncio.shield(self._connecting)
+    def _forget_failure(self, connecting: asyncio.Task[_Connected]) -> None:
+        """Have the next run after a pause connect again."""
 
-    def _drop_closed(self) -> None:
-        """Forget channels that are closed: payloads may name any number of exchanges that do not exist."""
-        self._opening = {
-            name: opening
-            for name, opening in self._opening.items()
-            if not opening.done() or not (_has_failed(opening) or opening.result().is_closed)
-        }
+        def forget() -> None:
+            if self._connecting is connecting:
+                self._connecting = None
+
+        if has_failed(connecting):
+            asyncio.get_running_loop().call_later(_PAUSE, forget)
 
     def _failed(self, why: str) -> RetryLater:
         return RetryLater(None, f"the broker {self._name} {why}")
 
-    def _text(self, error: Exception) -> str:
-        if isinstance(error, exceptions.InvalidFrameError) and "Connection.OpenOk" in str(error):
-            return "it has no virtual host of the name in the URL, or the user has no right to it"
-        text = f"{type(error).__name__}: {error}"
-        return text.replace(self._password, "***") if self._password else text
 
-
-async def _open_channel(connection: BrokerConnection) -> AbstractChannel:
-    transport = connection.transport
-    if transport is None:
-        raise ConnectionError("the connection is lost")
-    return await transport.connection.channel(publisher_confirms=True, on_return_raises=True)
-
-
-def _share(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task for all jobs: the log must not name the one that is the first to need it."""
-    task = asyncio.get_running_loop().create_task(work, context=Context())
-    task.add_done_callback(_has_failed)
-    return task
-
-
-def _has_failed(task: asyncio.Task[Any]) -> bool:
-    """Return whether a task has ended without a result. Its error counts as seen, so that asyncio does not log it."""
-    return task.done() and (task.cancelled() or task.exception() is not None)
+async def _open(url: str) -> _Connected:
+    try:
+        async with asyncio.timeout(_CONNECT_WITHIN):
+            connection = await BrokerConnection.open(url)
+    except broker_errors.ERRORS as error:
+        raise _Unreachable from error
+    return _Connected(connection, Channels(connection))

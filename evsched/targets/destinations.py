@@ -37,7 +37,10 @@ _OWN: Final = "evsched:"
 """How the keys and channels of evsched begin. No message may go there: it could change jobs."""
 
 _LONGEST: Final = 255
-"""Bytes of a name in AMQP."""
+"""Bytes of a name in AMQP, and of whatever else it sends as a short string."""
+
+_EXCHANGE: Final = re.compile(r"[A-Za-z0-9_.:@#,/+ -]{1,127}")
+"""The names of exchanges that the client library can send."""
 
 
 class Destination(Struct, frozen=True):
@@ -61,8 +64,6 @@ def read_destination(text: str) -> Destination:
     kind, server, name = cast("Kind", found[1]), found[2] or "", found[3]
     if kind in AMQP and not server:
         raise ValueError(f"a {kind} needs the name of its broker: {kind}@SERVER:{name}")
-    if kind in AMQP and len(name.encode()) > _LONGEST:
-        raise ValueError(f"the name of a {kind} has {_LONGEST} bytes at most")
     if kind not in AMQP and name.startswith(_OWN):
         raise ValueError(f"keys and channels that begin with {_OWN} are evsched's own")
     return Destination(kind, server, name)
@@ -92,7 +93,23 @@ class Destinations(Struct, frozen=True):
                 f"messages to {text!r:.200} are not allowed here: name the destination with --forward-destination at "
                 "all workers of the queue, and then bring the job back with `evsched dead revive`"
             )
+        if found.kind == "exchange" and not _EXCHANGE.fullmatch(found.name):
+            raise GiveUp(
+                f"messages cannot be sent to exchange {found.name!r:.200}: its name must have 1 to 127 characters of "
+                "A-Z a-z 0-9 _ . : @ # , / + - and the space"
+            )
         return found
+
+
+def check_length(what: str, text: str) -> None:
+    """Check that AMQP can send a text as a short string. `what` it is, for the reason.
+
+    Raises:
+        GiveUp: it is too long.
+    """
+    length = len(text.encode())
+    if length > _LONGEST:
+        raise GiveUp(f"{what} has {length} bytes, and AMQP allows {_LONGEST} at most")
 
 
 def _allows(pattern: Destination, one: Destination) -> bool:

@@ -16,7 +16,7 @@ from evsched.jobs.current_job import current_job
 from evsched.jobs.job import Into, Message, encode
 from evsched.jobs.retry import Retry
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
-from evsched.targets.destinations import AMQP, Destination, Destinations
+from evsched.targets.destinations import AMQP, Destination, Destinations, check_length
 from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call, Word, raw
 from evsched.transport.senders import BatchingSender
@@ -69,7 +69,7 @@ class Forwarder:
         most: Annotated[int, Meta(ge=1, le=_WHOLE)] | None = None,
         end: Literal["left", "right"] | None = None,
         bare: bool | None = None,
-        routing_key: Annotated[str, Meta(max_length=255)] | None = None,
+        routing_key: str | None = None,
     ) -> Message | None:
         """Forward a message to a destination.
 
@@ -89,6 +89,8 @@ class Forwarder:
             text = encode({"id": job.id, "message": message})
         if found.kind in AMQP:
             exchange, key = (found.name, routing_key or "") if found.kind == "exchange" else ("", found.name)
+            check_length("routing_key" if exchange else "the name of the queue", key)
+            check_length("the id of the job", job.id)
             all_attempts = f"{job.queue}:{job.idempotency_key}"
             await self._brokers[found.server].publish(exchange, key, job.id, all_attempts, text)
             return None

@@ -126,6 +126,8 @@ def configure(level: str = "INFO") -> None:
     The warnings of libraries and handlers have the same form, as long as the app sets up no logging of its own.
     """
     logging.lastResort = handler(logging.WARNING)
+    # It logs tracebacks when a broker ends or cannot be reached, which the reasons of the jobs say in a sentence.
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)
     _logger.handlers = [handler()]
     _logger.setLevel(level)
     _logger.propagate = False

@@ -107,6 +107,37 @@ async def test_an_answer_without_end_is_not_kept(config: Config, queue: str, to:
     server.close()
 
 
+async def _end_at_once(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def _answer_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (
+            _end_at_once,
+            "the broker server ended the connection, or does not speak AMQP 0-9-1: is it an AMQP broker?",
+        ),
+        (_answer_nothing, "the broker server did not answer: is it up, and is it an AMQP broker?"),
+    ],
+)
+async def test_a_server_that_is_no_broker_is_named_in_a_sentence(
+    config: Config, queue: str, answer: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evsched.targets.broker._CONNECT_WITHIN", 0.5)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    app, forward = forward_to(queue, "queue@server:news", server=f"amqp://user:serve@127.0.0.1:{port}")
+    async with system(config, app):
+        assert await end_of(forward, "queue@server:news", 1) == f"j is dead: attempt 1 of 1: {reason}"
+    server.close()
+
+
 async def test_a_message_waits_for_the_memory_of_another_redis_and_loses_no_attempt(
     config: Config, queue: str, own: EmbeddedRedis, client: Any
 ) -> None:
@@ -161,12 +192,21 @@ async def test_a_server_that_is_away_is_tried_again_and_its_password_is_in_no_re
         ("stream:orders", {"bare": True}, "a stream has no option bare"),
         ("stream:orders", {"routing_key": "x"}, "a stream has no option routing_key"),
         ("channel:orders", {"most": 5}, "a channel has no option most"),
+        (
+            "exchange@rabbit:x",
+            {"routing_key": "\u00e9" * 128},
+            "routing_key has 256 bytes, and AMQP allows 255 at most",
+        ),
+        ("queue@rabbit:" + "\u00e9" * 128, {}, "the name of the queue has 256 bytes, and AMQP allows 255"),
+        ("exchange@rabbit:" + "x" * 128, {}, "its name must have 1 to 127 characters of A-Z"),
+        ("exchange@rabbit:caf\u00e9", {}, "messages cannot be sent to exchange 'caf\u00e9': its name must have"),
     ],
 )
 async def test_what_is_not_allowed_or_not_valid_is_given_up_at_once(
     config: Config, queue: str, to: str, options: Mapping[str, Any], reason: str
 ) -> None:
-    app, forward = forward_to(queue, "stream:orders", "channel:*")
+    allowed = ("stream:orders", "channel:*", "exchange@rabbit:*", "queue@rabbit:*")
+    app, forward = forward_to(queue, *allowed, rabbit="amqp://127.0.0.1:1")
     async with system(config, app) as running:
         job = await forward.enqueue(to, 1, **options)
         with pytest.raises(JobDead, match=reason):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import aio_pika
@@ -14,12 +16,12 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 from evsched import Retry, events
 from evsched.config import Config
-from evsched.jobs.steering import Snooze
+from evsched.jobs.steering import RetryLater, Snooze
 from evsched.targets.broker import Broker
 from evsched.transport.embedded import EmbeddedRedis
 from tests.loops.test_forward_task import Forward, end_of, forward_to
 from tests.support.patience import PATIENCE
-from tests.support.rabbit import PROGRAM, Rabbit
+from tests.support.rabbit import LARGEST, PROGRAM, Rabbit
 from tests.support.system import System, system
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="RabbitMQ is not installed (Debian: rabbitmq-server)")
@@ -35,8 +37,16 @@ REFUSED = [
         "user.deleted",
         "no queue is bound to exchange 'events' for the routing key 'user.deleted'",
     ),
-    ("exchange@rabbit:nowhere", "x", "NOT_FOUND - no exchange 'nowhere' in vhost '/'"),
-    ("queue@rabbit:full", None, "the broker rabbit refused the message: the queue may be full"),
+    ("exchange@rabbit:nowhere", "x", "rabbit could not route the message: there is no exchange 'nowhere'"),
+    ("queue@rabbit:full", None, "the broker rabbit refused the message to queue 'full': a queue may be full"),
+    (
+        "exchange@rabbit:amq.rabbitmq.trace",
+        "x",
+        "rabbit refused the message to exchange 'amq.rabbitmq.trace': the user",
+    ),
+    ("queue@away:orders", None, "the broker away cannot be reached: Connection refused"),
+    ("queue@misspelt:orders", None, "the broker misspelt has no virtual host of the name in its URL"),
+    ("queue@stranger:orders", None, "the broker stranger refused the user or the password in its URL"),
 ]
 """Destination, routing key, and why the message cannot be sent."""
 
@@ -62,9 +72,12 @@ async def test_messages_are_on_their_queues_when_their_jobs_are_done(
     with Rabbit(tmp_path) as rabbit:
         app, forward = forward_to(
             queue,
-            *("queue@rabbit:*", "exchange@rabbit:*", "queue@misspelt:*", f"stream:{queue}"),
+            *("queue@rabbit:*", "exchange@rabbit:*", "queue@misspelt:*", "queue@stranger:*", "queue@away:*"),
+            f"stream:{queue}",
             rabbit=rabbit.url,
             misspelt=f"{rabbit.url}nowhere",
+            stranger=rabbit.url.replace(rabbit.user, "nobody"),
+            away="amqp://127.0.0.1:1/",
         )
         reader = await aio_pika.connect(rabbit.url)
         channel = await reader.channel()
@@ -97,15 +110,37 @@ async def test_messages_are_on_their_queues_when_their_jobs_are_done(
             (message,) = await taken(created, 1)
             assert (message.message_id, message.body, message.routing_key) == ("j", b'"hi"', "user.created")
             assert full.declaration_result.message_count == 0
-            assert "it has no virtual host of the name in the URL" in await end_of(
-                forward, "queue@misspelt:orders", 1, job_id="vhost"
-            )
             await published_once_although_the_broker_was_low_on_memory(running, forward, rabbit, orders)
+        caplog.set_level(logging.WARNING)
+        await no_message_is_harmed_by_another(rabbit)
         await reader.close()
         await closed_although_the_broker_reads_nothing(rabbit)
     for reason, (_, _, why) in zip(reasons, REFUSED, strict=True):
         assert why in reason
     assert rabbit.password not in caplog.text + str(reasons)
+    assert "0x" not in str(reasons)
+
+
+async def no_message_is_harmed_by_another(rabbit: Rabbit) -> None:
+    """Every second message has the broker close its channel, in each way in which it does."""
+    broker = Broker("rabbit", rabbit.add_user("limited", writes="^(nowhere|amq\\.default|amq\\.direct)$"))
+    refused = [
+        ("nowhere", b"1", "there is no exchange 'nowhere'"),
+        ("events", b"1", "refused the message to exchange 'events': the user in its URL may not write there"),
+        ("amq.direct", bytes(LARGEST + 1), f"it has {LARGEST + 1} bytes, which may be more than the broker allows"),
+    ]
+    for round_ in range(5):
+        good = [broker.publish("", "created", f"good{n}", f"{round_}-{n}", b"1") for n in range(COUNT)]
+        bad = [
+            broker.publish(refused[n % 3][0], "created", f"bad{n}", f"{round_}-{n}", refused[n % 3][1])
+            for n in range(15 if round_ else COUNT)
+        ]
+        mixed = [one for pair in zip_longest(good, bad) for one in pair if one is not None]
+        ends = await asyncio.gather(*mixed, return_exceptions=True)
+        assert Counter(map(type, ends)) == {type(None): len(good), RetryLater: len(bad)}, ends
+        for n, end in enumerate(end for end in ends if end is not None):
+            assert refused[n % 3][2] in str(end)
+    await broker.close()
 
 
 async def published_once_although_the_broker_was_low_on_memory(

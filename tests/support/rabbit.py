@@ -18,6 +18,9 @@ PROGRAM = shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin")  # Debia
 CONTROL = shutil.which("rabbitmqctl", path="/usr/lib/rabbitmq/bin")
 EPMD = shutil.which("epmd")
 
+LARGEST = 2_000_000
+"""Bytes of a message, at most."""
+
 
 class Rabbit:
     """The node. It keeps its data over a `kill` and a `start`."""
@@ -30,6 +33,7 @@ class Rabbit:
         config.write_text(
             f"default_user = {self.user}\ndefault_pass = {self.password}\n"
             "log.console = false\nlog.file.level = warning\nvm_memory_high_watermark.absolute = 512MB\n"
+            f"max_message_size = {LARGEST}\n"
         )
         self._environment = {
             "PATH": os.environ["PATH"],
@@ -93,9 +97,17 @@ class Rabbit:
 
     def low_on_memory(self, *, low: bool) -> None:
         """Have the node believe that it is low on memory, or no more; return when it does."""
-        watermark = ["0.0000001"] if low else ["absolute", "512MB"]
+        self._control("set_vm_memory_high_watermark", *(["0.0000001"] if low else ["absolute", "512MB"]))
+
+    def add_user(self, name: str, *, writes: str) -> str:
+        """Add a user who may only write to exchanges whose names match; return the URL."""
+        self._control("add_user", name, self.password)
+        self._control("set_permissions", name, "^$", writes, "^$")
+        return self.url.replace(self.user, name)
+
+    def _control(self, *words: str) -> None:
         subprocess.run(
-            [str(CONTROL), "-n", self._environment["RABBITMQ_NODENAME"], "set_vm_memory_high_watermark", *watermark],
+            [str(CONTROL), "-n", self._environment["RABBITMQ_NODENAME"], *words],
             env=self._environment,
             check=True,
             capture_output=True,

@@ -44,6 +44,7 @@ def out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gene
     log.configure("DEBUG")
     yield out
     logger.handlers, logger.level, logger.propagate = before
+    logging.getLogger("aiormq").setLevel(logging.NOTSET)
 
 
 EVENTS = [
@@ -301,3 +302,9 @@ def test_json_for_a_terminal_is_printable_and_says_the_same() -> None:
     value = {"a": "\x1b\x7f\x9b[31m\u202e\u2028\U000e0001\n", "ü": [1, None]}
     assert json_text(value).isprintable()
     assert json.loads(json_text(value)) == value
+
+
+@pytest.mark.usefixtures("out")
+def test_the_library_of_brokers_logs_nothing_that_the_reasons_of_jobs_say() -> None:
+    assert not logging.getLogger("aiormq.connection").isEnabledFor(logging.ERROR)
+    assert logging.getLogger("another.library").isEnabledFor(logging.WARNING)

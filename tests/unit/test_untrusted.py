@@ -180,6 +180,7 @@ def test_a_line_of_the_log_is_bounded_whatever_is_in_it(
             Log().on_event(event)
     finally:
         logger.handlers, logger.level, logger.propagate = before
+        logging.getLogger("aiormq").setLevel(logging.NOTSET)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert json.loads(lines[0])["event"] == type(event).__name__
