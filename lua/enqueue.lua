@@ -21,7 +21,7 @@
 -- TWICE  the second call fails with EXISTS, which a caller without a reply to the first reads as success; or it keeps
 --        what the first wrote. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, first_reply, keep_reply
+--        still_taken, take, whole_seconds, first_reply, keep_dues
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -106,4 +106,4 @@ for id, payload, priority, group in rows(7, 6) do
     end
   end
 end
-return key == '' and dues or keep_reply(key, asked, dues, 7, 6)
+return key == '' and dues or keep_dues(key, asked, dues, 7, 6)

@@ -18,7 +18,7 @@
 -- TWICE  the second call writes the same, with a `delay` that much later. With a `key` it writes nothing and returns
 --        the reply of the first
 -- USES   clock, rows, seconds, expect, expect_gate, admit, field_of, place_of, known_due, still_taken, take, supplant,
---        row_of, first_reply, keep_reply
+--        row_of, first_reply, keep_dues
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
 -- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has
@@ -69,4 +69,4 @@ for id, payload, priority, group in rows(6, 6) do
   end
 end
 admit(0, now)
-return key == '' and dues or keep_reply(key, asked, dues, 6, 6)
+return key == '' and dues or keep_dues(key, asked, dues, 6, 6)

@@ -6,16 +6,25 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        name      of the recurrence
 --        planned   Unix seconds: the time that stands in the id, which the caller has read from Redis's clock
--- REPLY  '1' = it is on the schedule; '0' = it waits for an occurrence that has not ended, or is an earlier call's
+--        key       of a request that is done once: the digest of its Idempotency-Key; '' = it has none
+--        asked     with a `key`: the digest of what the request asks for; not compared here
+-- REPLY  '1' = it is on the schedule; '0' = it waits for an occurrence that has not ended, or is an earlier call's.
+--        With a `key` one text, that of the first request of this key: its `asked`, the id of the run, and '1' or '0',
+--        separated by spaces
 -- FAILS  MISSING   no recurrence has that name, or it is retired
--- TWICE  the second call finds it requested
+-- TWICE  the second call finds it requested. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, recurrence, expect, fail, no_recurrence,
---        requests_of, requested_of, request, REQUESTS_MOST, begin_requests_if_free, record
+--        requests_of, requested_of, request, REQUESTS_MOST, begin_requests_if_free, record,
+--        first_reply, keep_reply
 --
 -- A paused recurrence can be triggered: a pause stops what nobody asks for.
 
-local now, name, planned = unpack(ARGV, 1, 3)
+local now, name, planned, key, asked = unpack(ARGV, 1, 5)
 now = clock(now)
+local first = first_reply(key)
+if first then
+  return first
+end
 
 expect('ZCARD', schedule, recurrences, requests_of(name), requested_of(name))
 expect('HLEN', recurrence(name))
@@ -28,4 +37,6 @@ if request(name, planned, 0) then
   redis.call('ZREMRANGEBYRANK', requested_of(name), 0, -1 - REQUESTS_MOST)
   begin_requests_if_free(name, 1, now)
 end
-return redis.call('EXISTS', record(name .. '@' .. planned)) == 1 and '1' or '0'
+local id = name .. '@' .. planned
+local begun = redis.call('EXISTS', record(id)) == 1 and '1' or '0'
+return key == '' and begun or keep_reply(key, { asked, id, begun })

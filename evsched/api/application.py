@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from evsched import environment
-from evsched.api import openapi, request_body
+from evsched.api import idempotency, openapi, request_body
 from evsched.api.access import Access
 from evsched.api.asked import Asked, Waiters
 from evsched.api.health import HealthPages
@@ -57,6 +57,7 @@ class _Server:
             _refuse_other_origins(request)
         self.access.admit(request.headers.get("authorization"), operation.needs, time.monotonic())
         path = self._check_path(request.path_params)
+        idempotency.read_key(request.headers)  # one that is not valid is refused everywhere, also where none is needed
         query = None if operation.query is None else _query(request, operation.query)
         body = None
         if operation.body is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from evsched.api.problem import Problem, invalid
-from evsched.store.clients import Accepted, Request
+from evsched.store.request import Request
 
 _MOST: Final = 255
 """Characters of a key."""
@@ -30,6 +30,21 @@ def read(headers: Mapping[str, str], path: str, body: Any) -> Request | None:
     Raises:
         Problem: the key is not valid.
     """
+    key = read_key(headers)
+    if key is None:
+        return None
+    try:
+        return Request(_digest(key), _digest(path, body))
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+
+
+def read_key(headers: Mapping[str, str]) -> str | None:
+    """Return the key of a request; None if it has none.
+
+    Raises:
+        Problem: it is not valid.
+    """
     key = headers.get("idempotency-key")
     if key is None:
         return None
@@ -38,19 +53,16 @@ def read(headers: Mapping[str, str], path: str, body: Any) -> Request | None:
         raise Problem(
             HTTPStatus.BAD_REQUEST, "invalid", f"Idempotency-Key: send 1 to {_MOST} characters, such as a UUID"
         )
-    try:
-        return Request(_digest(key), _digest(path, body))
-    except RecursionError:
-        raise invalid("the body is nested too deeply") from None
+    return key
 
 
-def check(request: Request, accepted: Accepted) -> None:
-    """Refuse a key that an earlier request has used.
+def check(request: Request, asked: str) -> None:
+    """Refuse a key that an earlier request has used. `asked`: what the first request of the key asked for.
 
     Raises:
-        Problem: the first request of the key asked for something else.
+        Problem: that was something else.
     """
-    if accepted.asked != request.asked:
+    if asked != request.asked:
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "key-reused",

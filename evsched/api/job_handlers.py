@@ -77,6 +77,9 @@ async def reschedule(asked: Asked[Reschedule, None]) -> Reply:
     given = asked.body
     if given.due is None and given.delay is None:
         raise invalid("give due or delay: a delay of 0 makes the job due now")
+    if given.delay is not None and idempotency.read_key(asked.headers) is not None:
+        # Each repetition would move the job again.
+        raise invalid("a request with a delay is not done once, whatever its Idempotency-Key: send `due` instead")
     due = await asked.client.reschedule(asked.queue, asked.job, given.due, delay=given.delay)
     return Reply(HTTPStatus.OK, Scheduled(asked.job, asked.queue, due))
 
@@ -150,7 +153,7 @@ async def _write(
         within = None if unique is None else unique.seconds
         once = asked.store.enqueue_once(request, jobs, on_conflict=on_conflict, within=within)
         accepted = await asked.client.send(once)
-        idempotency.check(request, accepted)
+        idempotency.check(request, accepted.asked)
         return [Scheduled(job_id, asked.queue, due) for job_id, due in accepted.jobs]
     if unique is None and not named:
         # If Redis was away, the call was made again: it then meets the very jobs that it has written before.

@@ -179,6 +179,7 @@ OPERATIONS: Final = (
         path=f"{_RECURRENCE}/trigger",
         handler=recurrence_handlers.trigger,
         needs="write",
+        key=True,
         replies={202: Triggered},
     ),
 )

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from evsched.api import idempotency
 from evsched.api.asked import Asked
 from evsched.api.replies import Changed, Recurrences, Reply, Resumed, Triggered
 from evsched.api.requests import ListQuery, NewRecurrence, Pause
@@ -65,7 +66,12 @@ async def resume(asked: Asked[None, None]) -> Reply:
 
 async def trigger(asked: Asked[None, None]) -> Reply:
     """Run a recurrence once now, or when the runs have ended that it must not overlap with."""
-    job_id, begun = await asked.client.run(requested_runs.trigger(asked.store, asked.name))
+    request = idempotency.read(asked.headers, f"recurrences/{asked.name}/trigger", None)
+    if request is None:
+        job_id, begun = await asked.client.run(requested_runs.trigger(asked.store, asked.name))
+    else:
+        first, job_id, begun = await asked.client.run(requested_runs.trigger_once(asked.store, asked.name, request))
+        idempotency.check(request, first)
     return Reply(HTTPStatus.ACCEPTED, Triggered(job_id, begun))
 
 

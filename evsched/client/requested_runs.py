@@ -13,6 +13,7 @@ from evsched.errors import ConfigError, JobMissing
 from evsched.recurrence.calendars import just_before
 from evsched.recurrence.recurrence import planned_text, read_payload
 from evsched.store.recurrences import Backfilled
+from evsched.store.request import Request
 from evsched.store.server import clock
 from evsched.store.store import Store
 
@@ -30,12 +31,23 @@ def trigger(store: Store, name: str) -> Operation[tuple[str, bool]]:
         ConfigError: no worker could run its payload.
         JobMissing: there is no recurrence of that name, or it is stopped.
     """
+    planned = yield from _planned_now(store, name)
+    begun = yield from send(store.trigger(name, planned))
+    return f"{name}@{planned}", begun
+
+
+def trigger_once(store: Store, name: str, request: Request) -> Operation[tuple[str, str, bool]]:
+    """As `trigger`, unless there was a request of the same key in the last 24 hours; see `Store.trigger_once`."""
+    planned = yield from _planned_now(store, name)
+    return (yield from send(store.trigger_once(request, name, planned)))
+
+
+def _planned_now(store: Store, name: str) -> Operation[str]:
+    """Return the planned time of a run that is requested now."""
     if fields := (yield from send(store.recurrence(name))):
         read_payload(name, fields)
     now = yield from send(clock())
-    planned = f"{now:.6f}"  # not rounded to milliseconds: two operators may trigger it in the same one
-    begun = yield from send(store.trigger(name, planned))
-    return f"{name}@{planned}", begun
+    return f"{now:.6f}"  # not rounded to milliseconds: two operators may trigger it in the same one
 
 
 def planned_between(store: Store, name: str, since: float, until: float) -> Operation[list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from msgspec import Struct, structs
 
@@ -12,6 +12,7 @@ from evsched.jobs.job import JobStatus, OnConflict, Place, read_status
 from evsched.jobs.untrusted import number
 from evsched.store.limits import Limits, read_declared, read_limits
 from evsched.store.queue import Queue, as_fields
+from evsched.store.request import NO_REQUEST, Request
 from evsched.transport.call import Call, T, Word, raw, text, texts
 
 
@@ -24,16 +25,6 @@ class New(Struct, frozen=True):
     group: str | None = None
     due: float | None = None
     delay: float = 0.0
-
-
-class Request(Struct, frozen=True):
-    """A request that is done once. Both are digests: of the name that its caller gave it, and of what it asks for."""
-
-    key: str
-    asked: str
-
-
-_NO_REQUEST: Final = Request("", "")
 
 
 class Accepted(Struct, frozen=True):
@@ -156,7 +147,7 @@ class Clients(Queue):
         keep: bool,
         within: float | None,
         now: float | None,
-        request: Request = _NO_REQUEST,
+        request: Request = NO_REQUEST,
     ) -> Call[T]:
         words = (self._stamp(now), "keep" if keep else "", _length(within), self._by, request.key, request.asked)
         return self._verb("enqueue", read, *words, *_new_words(jobs))
@@ -167,7 +158,7 @@ class Clients(Queue):
         jobs: Iterable[New],
         within: float | None,
         now: float | None,
-        request: Request = _NO_REQUEST,
+        request: Request = NO_REQUEST,
     ) -> Call[T]:
         words = (self._stamp(now), _length(within), self._by, request.key, request.asked)
         return self._verb("replace", read, *words, *_new_words(jobs))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
 
 from evsched.store.queue import Queue, as_bool, as_fields, as_moment, as_revision
-from evsched.transport.call import Call, raw, text, texts
+from evsched.store.request import NO_REQUEST, Request
+from evsched.transport.call import Call, T, raw, text, texts
 
 if TYPE_CHECKING:
     from evsched.recurrence.recurrence import Declared
@@ -126,7 +127,35 @@ class Recurrences(Queue):
         Raises (when sent):
             JobMissing: there is no recurrence of that name, or it is retired.
         """
-        return self._verb("trigger", as_bool, self._stamp(now), name, planned)
+        return self._trigger(as_bool, name, planned, now)
+
+    def trigger_once(
+        self, request: Request, name: str, planned: str, *, now: float | None = None
+    ) -> Call[tuple[str, str, bool]]:
+        """As `trigger`, unless there was a request of the same key in the last 24 hours.
+
+        Then nothing is written. The reply is that of the first request in either case: what it asked for, which you
+        should compare, the id of the run, and False if that had to wait.
+
+        Raises (when sent):
+            JobMissing: as of `trigger`. The key is not used up.
+        """
+
+        def first(reply: bytes) -> tuple[str, str, bool]:
+            asked, job_id, begun = text(reply).split(" ")
+            return asked, job_id, begun == "1"
+
+        return self._trigger(first, name, planned, now, request)
+
+    def _trigger(
+        self,
+        read: Callable[[Any], T],
+        name: str,
+        planned: str,
+        now: float | None,
+        request: Request = NO_REQUEST,
+    ) -> Call[T]:
+        return self._verb("trigger", read, self._stamp(now), name, planned, request.key, request.asked)
 
     def backfill(self, name: str, planned: Sequence[str], *, now: float | None = None) -> Call[Backfilled]:
         """Run planned times that have passed, each once; at most 250 in a call.

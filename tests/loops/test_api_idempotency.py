@@ -30,6 +30,11 @@ def batches(queue: str) -> str:
     return f"/v1/queues/{queue}/batches"
 
 
+@pytest.fixture
+def recurrences(queue: str) -> str:
+    return f"/v1/queues/{queue}/recurrences"
+
+
 def reply(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, response.text, response.headers.get("location")
 
@@ -131,6 +136,64 @@ async def test_a_key_that_is_not_valid_is_refused(api: Caller, jobs: str, raw: A
     refused = await api.ask("POST", jobs, {"task": "t"}, headers={"Idempotency-Key": key})
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid")
     assert raw.dbsize() == 0
+
+
+REFUSED = {"Idempotency-Key": "x" * 256}
+
+
+async def test_a_key_that_is_not_valid_is_refused_by_every_operation(
+    api: Caller, jobs: str, recurrences: str, raw: Any
+) -> None:
+    for method, path, body in (
+        ("PATCH", f"{jobs}/a", {"due": LATER}),
+        ("DELETE", f"{jobs}/a", None),
+        ("GET", f"{jobs}/a", None),
+        ("PUT", f"{recurrences}/r", {"rule": "@daily", "task": "t"}),
+        ("DELETE", f"{recurrences}/r", None),
+        ("POST", f"{recurrences}/r/pause", {}),
+        ("POST", f"{recurrences}/r/resume", None),
+        ("POST", f"{recurrences}/r/trigger", None),
+    ):
+        refused = await api.ask(method, path, body, headers=REFUSED)
+        assert (refused.status_code, refused.json()["code"]) == (400, "invalid"), path
+        assert "Idempotency-Key" in refused.json()["detail"]
+    assert raw.dbsize() == 0
+
+
+async def test_a_key_does_not_make_a_delay_safe_to_repeat(api: Caller, jobs: str) -> None:
+    await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER})
+    for delay in (0, 60):
+        refused = await api.ask("PATCH", f"{jobs}/a", {"delay": delay}, headers=KEY)
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid")
+        assert "send `due` instead" in refused.json()["detail"]
+    assert (await api.ask("GET", f"{jobs}/a")).json()["due"] == LATER
+    for _ in range(2):
+        moved = await api.ask("PATCH", f"{jobs}/a", {"due": LATER + 1}, headers=KEY)
+        assert (moved.status_code, moved.json()["due"]) == (200, LATER + 1)
+
+
+async def test_a_recurrence_is_triggered_once(api: Caller, recurrences: str, queue: str, raw: Any) -> None:
+    for name in ("r", "s"):
+        await api.ask("PUT", f"{recurrences}/{name}", {"rule": "@daily", "task": "t"})
+    assert (await api.ask("POST", f"{recurrences}/q/trigger", headers=KEY)).status_code == 404, "the key is not used up"
+    answers = await asyncio.gather(*(api.ask("POST", f"{recurrences}/r/trigger", headers=KEY) for _ in range(20)))
+    (only,) = {reply(one) for one in answers}
+    assert (only[0], answers[0].json()["begun"]) == (202, True)
+    runs = [
+        job for job in raw.zrange(f"evsched:{{{queue}}}:schedule", 0, -1) if job == answers[0].json()["id"].encode()
+    ]
+    assert len(runs) == 1
+    assert raw.zcard(f"evsched:{{{queue}}}:requested:r") == 1
+
+    waits = {"Idempotency-Key": "another"}
+    second = await api.ask("POST", f"{recurrences}/r/trigger", headers=waits)
+    assert second.json()["begun"] is False
+    other = await api.ask("POST", f"{recurrences}/s/trigger", headers=KEY)
+    assert (other.status_code, other.json()["code"]) == (422, "key-reused")
+    assert raw.exists(f"evsched:{{{queue}}}:requested:s") == 0
+    await api.ask("DELETE", f"{recurrences}/r")
+    assert reply(await api.ask("POST", f"{recurrences}/r/trigger", headers=KEY)) == only
+    assert reply(await api.ask("POST", f"{recurrences}/r/trigger", headers=waits)) == reply(second)
 
 
 async def test_many_at_once_with_one_key_make_one_job(api: Caller, jobs: str, queue: str, raw: Any) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from evsched.errors import JobExists, StoreRefused
 from evsched.jobs.job import OnConflict
-from evsched.store.clients import Accepted, New, Request
+from evsched.store.clients import Accepted, New
+from evsched.store.request import Request
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
 
