@@ -158,8 +158,9 @@ class Broker:
 
     async def _publish(self, sending: _Sending) -> None:
         message = sending.message
-        channels = (await self._connect()).channels
-        async with channels.take() as channel:
+        connected = await self._connect()
+        await connected.connection.ready()
+        async with connected.channels.take() as channel:
             sending.published = True
             await channel.basic_publish(
                 message.body,

@@ -114,6 +114,7 @@ async def test_messages_are_on_their_queues_when_their_jobs_are_done(
         caplog.set_level(logging.WARNING)
         await no_message_is_harmed_by_another(rabbit)
         await reader.close()
+        await nothing_is_published_while_the_broker_takes_nothing(rabbit)
         await closed_although_the_broker_reads_nothing(rabbit)
     for reason, (_, _, why) in zip(reasons, REFUSED, strict=True):
         assert why in reason
@@ -163,6 +164,20 @@ async def published_once_although_the_broker_was_low_on_memory(
 
 def is_of(job_id: str, event: events.JobSnoozed) -> bool:
     return event.id == job_id
+
+
+async def nothing_is_published_while_the_broker_takes_nothing(rabbit: Rabbit) -> None:
+    broker = Broker("rabbit", rabbit.url)
+    # More than one channel is open then.
+    await asyncio.gather(*(broker.publish("", "orders", f"early{n}", f"early{n}", b"1") for n in range(10)))
+    rabbit.low_on_memory(low=True)
+    with pytest.raises(Snooze):
+        await broker.publish("", "orders", "first", "first", b"1")  # the broker tells only those who publish
+    for key in ("a", "b"):
+        with pytest.raises(Snooze):  # and not that a message of this id is under way
+            await broker.publish("", "orders", "late", key, b"1")
+    await broker.close()
+    rabbit.low_on_memory(low=False)
 
 
 async def closed_although_the_broker_reads_nothing(rabbit: Rabbit) -> None:

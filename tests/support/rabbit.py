@@ -33,7 +33,7 @@ class Rabbit:
         config.write_text(
             f"default_user = {self.user}\ndefault_pass = {self.password}\n"
             "log.console = false\nlog.file.level = warning\nvm_memory_high_watermark.absolute = 512MB\n"
-            f"max_message_size = {LARGEST}\n"
+            f"max_message_size = {LARGEST}\nchannel_max = 16\n"
         )
         self._environment = {
             "PATH": os.environ["PATH"],
