@@ -30,7 +30,7 @@ class Answer(Struct, frozen=True):
     """Their names in lower case."""
     body: bytes
     whole: bool
-    """The body is not cut."""
+    """The body is not cut: it has ended, and was not longer than that."""
 
     def header(self, name: str) -> str | None:
         """Return the first header of a name."""
@@ -46,7 +46,7 @@ class Response(Struct, frozen=True):
     body: str
     """Decoded as UTF-8; bytes that are not are replaced by U+FFFD."""
     cut: bool
-    """The body was longer than `BODY_MOST` bytes."""
+    """There was more of the body, or it broke off, or it did not end in time."""
 
 
 def judge(answer: Answer, origin: str, now: float) -> None:
@@ -62,7 +62,7 @@ def judge(answer: Answer, origin: str, now: float) -> None:
     said = f"{origin} answered {status} {_phrase(status)}".rstrip()
     if status in _TRIED_AGAIN or 500 <= status < 600:
         wait = _wait(answer, now)
-        raise RetryLater(wait, said if wait is None else f"{said}, to be tried again after {wait:g} s")
+        raise RetryLater(wait, said if wait is None else f"{said}, with a Retry-After of {wait:g} s")
     raise GiveUp(
         f"{said}, which is not tried again: correct the request and schedule it again, or correct the server and "
         "revive the job"

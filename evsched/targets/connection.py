@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from evsched.targets.answer import Answer
@@ -12,6 +13,10 @@ from evsched.targets.exchange import Exchange
 
 HEAD_MOST: Final = 64 * 1024
 """Bytes of the headers of an answer."""
+
+_TURN: Final = 32
+"""Parts of answers that are read in one turn of the event loop: about a millisecond. So a server that sends thousands
+of tiny parts at once delays the requests to others by no more than that at a time."""
 
 
 class Connection(ABC):
@@ -27,6 +32,10 @@ class Connection(ABC):
         self.changed: Callable[[Connection], None] = lambda _: None
         """Called when it may have room for another request, and when it has gone or ended."""
         self._transport = transport
+        self._next_turn: asyncio.Handle | None = None
+        """Reads what is left of what has arrived. Nothing more is received until then."""
+        self._at_end: Callable[[], None] | None = None
+        """Called when it is closed, and all that arrived before is read."""
 
     @property
     @abstractmethod
@@ -37,6 +46,11 @@ class Connection(ABC):
     @abstractmethod
     def running(self) -> int:
         """How many requests are under way."""
+
+    @property
+    def allows_none(self) -> bool:
+        """Whether the server allows no request on it at the moment. It is not closed, and may allow some later."""
+        return self.most == 0 and not self.running and not self.gone
 
     @abstractmethod
     def has_room(self) -> bool:
@@ -51,15 +65,16 @@ class Connection(ABC):
             RetryLater: no answer came, or none that is valid.
         """
 
-    @abstractmethod
     def received(self, data: bytes) -> None:
         """Take what has arrived."""
+        self._keep(data)
+        self._read_on()
 
     def lost(self, error: Exception | None) -> None:
         """Take note that it is closed. `error`: None if the server, or this side, has closed it in the regular way."""
         self.gone = True
-        self.ended.set()
-        self.changed(self)
+        self._at_end = partial(self._lost, error)
+        self._read_on()
 
     @abstractmethod
     async def ready(self) -> None:
@@ -76,6 +91,36 @@ class Connection(ABC):
         """Close it at once."""
         self.gone = True
         self._transport.abort()
+        self.changed(self)
+
+    @abstractmethod
+    def _keep(self, data: bytes) -> None:
+        """Keep what has arrived until it is read."""
+
+    @abstractmethod
+    def _read(self, most: int) -> bool:
+        """Read up to so many parts of what has arrived. Return whether more is left."""
+
+    def _read_on(self) -> None:
+        """Read what has arrived, a part of it in each turn of the event loop."""
+        if self._next_turn is None:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        self._next_turn = None
+        if self._read(_TURN):
+            self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
+        if not self._transport.is_closing():
+            if self._next_turn is None:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+        if self._next_turn is None and self._at_end is not None:
+            self._at_end()
+
+    def _lost(self, error: Exception | None) -> None:
+        """Take note that nothing more can arrive. `error`: as `lost` has it."""
+        self.ended.set()
         self.changed(self)
 
     def _rest(self) -> None:

@@ -12,21 +12,24 @@ from evsched.targets.request import Request
 
 CLOSED: Final = "closed the connection before it had answered"
 NOT_HTTP: Final = "sent an answer that is not valid HTTP"
+TOO_LARGE: Final = "sent an answer with more than 64 KiB of headers"
+TOO_MANY: Final = "sent too many small parts before it had answered"
+
+PARTS_MOST: Final = 4096
+"""Parts of an answer that are read: chunks, frames, and packets that complete none of these. Each costs about as much
+time, however small it is. So many lines of 16 bytes fill `BODY_MOST`."""
 
 
 class Unsent(Exception):
     """The server has not looked at the request, and never will. It can be sent again at once."""
 
 
-class Progress:
-    """What a request waits for. If its time is over, that is the reason."""
-
-    missing: str = ""
-    """What has not happened, as the beginning of a sentence."""
-
-
 class Exchange:
-    """One request and its answer."""
+    """One request and its answer.
+
+    When the head of an answer has arrived, what becomes of the job is known. So whatever happens to the body then, the
+    exchange ends with that answer, its body cut.
+    """
 
     def __init__(self, request: Request, headers: Mapping[str, str]) -> None:
         self.request = request
@@ -35,6 +38,7 @@ class Exchange:
         """All that are sent but the host."""
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         """Raises RetryLater or Unsent if there is none."""
+        self._parts = 0
         self._status = 0
         self._headers = list[tuple[str, str]]()
         self._body = bytearray()
@@ -43,6 +47,14 @@ class Exchange:
         """Note the status and the headers of the answer."""
         self._status = status
         self._headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
+
+    def count(self, parts: int) -> bool:
+        """Count what has arrived. Return False if there are more than `PARTS_MOST` parts: the answer has ended."""
+        self._parts += parts
+        if self._parts > PARTS_MOST:
+            self.fail(TOO_MANY)
+            return False
+        return True
 
     def add(self, part: bytes) -> bool:
         """Note a part of the body. Return False if there is more than is read: the answer has ended."""
@@ -60,15 +72,32 @@ class Exchange:
             self.fail(NOT_HTTP)
 
     def fail(self, why: str) -> None:
-        """End the exchange without an answer. The request may have taken effect."""
-        if not self.answer.done():
-            self.answer.set_exception(RetryLater(None, f"{self.request.target.origin} {why}"))
+        """End the exchange before the end of the answer. The request may have taken effect."""
+        self._break_off(RetryLater(None, f"{self.request.target.origin} {why}"))
 
     def refuse(self) -> None:
-        """End the exchange: the server has not looked at the request."""
-        if not self.answer.done():
-            self.answer.set_exception(Unsent())
+        """End the exchange: the server says that it has not looked at the request."""
+        self._break_off(Unsent())
+
+    def arrived(self) -> Answer | None:
+        """Return the answer as far as it has arrived; None = not even its head has."""
+        return Answer(self._status, self._headers, bytes(self._body[:BODY_MOST]), whole=False) if self._status else None
+
+    def _break_off(self, error: Exception) -> None:
+        if self._status:
+            self._end(whole=False)
+        elif not self.answer.done():
+            self.answer.set_exception(error)
 
     def _end(self, *, whole: bool) -> None:
         if not self.answer.done():
             self.answer.set_result(Answer(self._status, self._headers, bytes(self._body[:BODY_MOST]), whole))
+
+
+class Progress:
+    """What a request waits for, and what has arrived. If its time is over, that says what becomes of it."""
+
+    missing: str = ""
+    """What has not happened, as the beginning of a sentence."""
+    exchange: Exchange | None = None
+    """What the server has answered so far; None = the request is not sent."""

@@ -58,12 +58,8 @@ async def http(
     sender = cast("Sender", job.state)
     request = read_request(url, method, headers if isinstance(headers, dict) else {}, body, json)
     signed = _unsigned if sign is None else partial(signature, sender.secrets, sign, job)
-    progress, clock = Progress(), _clock(job)
-    try:
-        async with asyncio.timeout(timeout):
-            answer, target = await sender.send(request, _headers(job), signed, progress)
-    except TimeoutError:
-        raise RetryLater(None, f"{progress.missing} within {timeout:g} s") from None
+    clock = _clock(job)
+    answer, target = await sender.send(request, _headers(job), signed, timeout)
     judge(answer, target.origin, clock())
     return as_result(answer) if response else None
 
@@ -95,6 +91,10 @@ def _unsigned(content: bytes) -> dict[str, str]:
     return {}
 
 
+class _NotInTime(Exception):
+    """The time of a request is over. The message says what is missing."""
+
+
 class Sender:
     """Sends the requests of one worker, as far as the settings allow them."""
 
@@ -104,32 +104,59 @@ class Sender:
         self._pool = pool
 
     async def send(
-        self, request: Request, headers: dict[str, str], signed: Sign, progress: Progress
+        self, request: Request, headers: dict[str, str], signed: Sign, timeout: float
     ) -> tuple[Answer, Target]:
         """Send a request, follow redirects if that is allowed, and return the last answer, and who gave it.
 
-        `headers`: for each server. `signed`: makes the signature, for the server that the payload names.
+        `headers`: for each server. `signed`: makes the signature, for the server that the payload names. `timeout`:
+        seconds for all of it. An answer whose head has arrived by then is returned as it is.
 
         Raises:
             RetryLater, GiveUp: as `http` does.
         """
-        named, followed = request.target.origin, 0
+        named, followed, redirects = request.target.origin, 0, ""
+        until = asyncio.get_running_loop().time() + timeout
         while True:
             target = request.target
-            if not self._allowed.allows(target):
-                raise GiveUp(
-                    f"requests to {target.origin} are not allowed: to send them, start all workers of the queue with "
-                    f"--http-host {target.authority}, then run evsched dead revive"
-                )
             own = signed(request.content) if target.origin == named else {}
-            answer = await self._pool.send(request, {**headers, **own, **request.headers}, progress)
+            try:
+                answer = await self._send(request, {**headers, **own, **request.headers}, until)
+            except GiveUp as error:
+                raise GiveUp(f"{redirects}{error}") from None
+            except _NotInTime as error:
+                raise RetryLater(None, f"{redirects}{error} within {timeout:g} s") from None
             location = answer.header("location")
             if answer.status not in REDIRECTS or not location:
                 return answer, target
             request = redirected(request, answer.status, location)
+            redirects = f"{target.origin} redirects to {request.target.origin}"
             if followed == self._allowed.redirects:
-                raise GiveUp(_too_far(followed, f"{target.origin} redirects to {request.target.origin}"))
-            followed += 1
+                raise GiveUp(_too_far(followed, redirects))
+            followed, redirects = followed + 1, f"{redirects}: "
+
+    async def _send(self, request: Request, headers: dict[str, str], until: float) -> Answer:
+        """Send one request. `until`: by the clock of the event loop.
+
+        Raises:
+            _NotInTime: no head of an answer has arrived by then.
+            RetryLater, GiveUp: as `http` does.
+        """
+        target, progress = request.target, Progress()
+        if not self._allowed.allows(target):
+            raise GiveUp(
+                f"requests to {target.origin} are not allowed: to send them, start all workers of the queue with "
+                f"--http-host {target.authority}, then run evsched dead revive"
+            )
+        if asyncio.get_running_loop().time() >= until:  # a redirect took all of it
+            raise _NotInTime("no time was left for it")
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._pool.send(request, headers, progress)
+        except TimeoutError:
+            arrived = None if progress.exchange is None else progress.exchange.arrived()
+            if arrived is None:
+                raise _NotInTime(progress.missing) from None
+            return arrived
 
 
 def _too_far(followed: int, redirects: str) -> str:

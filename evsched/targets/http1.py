@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import select
+from typing import Final
 
 import h11
 
 from evsched.targets.answer import Answer
 from evsched.targets.connection import HEAD_MOST, Connection
-from evsched.targets.exchange import CLOSED, NOT_HTTP, Exchange, Unsent
+from evsched.targets.exchange import CLOSED, NOT_HTTP, TOO_LARGE, Exchange, Unsent
+
+_TOO_LARGE: Final = 431
+"""The status by which h11 says that a head has more than `HEAD_MOST` bytes."""
 
 
 class Http1(Connection):
@@ -24,6 +28,8 @@ class Http1(Connection):
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_MOST)
         self._current: Exchange | None = None
         self._used = False
+        self._otherwise = NOT_HTTP
+        """Why a request fails if what has arrived is not valid."""
         self._arrivals = select.poll()
         self._arrivals.register(transport.get_extra_info("socket"), select.POLLIN)
 
@@ -62,7 +68,7 @@ class Http1(Connection):
         )
         parts = [self._h11.send(head), self._h11.send(h11.Data(data=request.content)) if request.content else b""]
         self._transport.write(b"".join([part or b"" for part in (*parts, self._h11.send(h11.EndOfMessage()))]))
-        self._read(NOT_HTTP)
+        self._read_on()
         try:
             return await exchange.answer
         finally:
@@ -75,37 +81,59 @@ class Http1(Connection):
         if self._current is None and self._used:
             self.close()
             return
+        super().received(data)
+
+    def _keep(self, data: bytes) -> None:
         self._h11.receive_data(data)
-        self._read(NOT_HTTP)
 
-    def lost(self, error: Exception | None) -> None:
+    def _lost(self, error: Exception | None) -> None:
         """See `Connection`. A body without a length ends with the connection."""
-        self.gone = True
         if self._current is not None and error is None:
+            self._otherwise = CLOSED
             self._h11.receive_data(b"")
-            self._read(CLOSED)
+            self._read(2)  # the end, if it is one, comes after a last part of the body
         self._fail(CLOSED)
-        super().lost(error)
+        super()._lost(error)
 
-    def _read(self, otherwise: str) -> None:
-        """Read what has arrived for the current request. `otherwise`: why it fails, if that is not valid."""
-        try:
-            while self._current is not None:
-                match self._h11.next_event():
-                    case h11.Response(status_code=status, headers=headers):
-                        self._current.begin(status, headers)
-                    case h11.Data(data=data):
-                        if not self._current.add(bytes(data)):
-                            self._current = None
-                            self.abort()
-                    case h11.EndOfMessage():
-                        self._end(self._current)
-                    case h11.InformationalResponse():
-                        pass
-                    case _:  # there is no more at the moment
-                        return
-        except h11.RemoteProtocolError:
-            self._fail(otherwise)
+    def _read(self, most: int) -> bool:
+        """See `Connection`."""
+        left = most
+        while (current := self._current) is not None:
+            if left <= 0:
+                return True
+            try:
+                event = self._h11.next_event()
+            except h11.RemoteProtocolError as error:
+                self._fail(TOO_LARGE if error.error_status_hint == _TOO_LARGE else self._otherwise)
+                return False
+            if not isinstance(event, h11.Event) or isinstance(event, h11.ConnectionClosed):  # nothing is left
+                if left == most and not current.count(1):
+                    self._leave()
+                return False
+            parts = _parts(event)
+            left -= parts
+            if current.count(parts):
+                self._take(current, event)
+            else:
+                self._leave()
+        return False
+
+    def _take(self, current: Exchange, event: h11.Event) -> None:
+        match event:
+            case h11.Response(status_code=status, headers=headers):
+                current.begin(status, headers)
+            case h11.Data(data=data):
+                if not current.add(bytes(data)):
+                    self._leave()
+            case h11.EndOfMessage():
+                self._end(current)
+            case _:
+                pass
+
+    def _leave(self) -> None:
+        """Read no more of an answer."""
+        self._current = None
+        self.abort()
 
     def _end(self, exchange: Exchange) -> None:
         self._current = None
@@ -119,7 +147,11 @@ class Http1(Connection):
             self.close()
 
     def _fail(self, why: str) -> None:
-        current, self._current = self._current, None
-        if current is not None:
-            current.fail(why)
-            self.abort()
+        if self._current is not None:
+            self._current.fail(why)
+            self._leave()
+
+
+def _parts(event: h11.Event) -> int:
+    """Return how many parts of an answer an event counts for: each header is one."""
+    return 1 + len(event.headers) if isinstance(event, h11.InformationalResponse | h11.Response) else 1

@@ -7,19 +7,18 @@ connection. A request that is left is taken back from the server (RST_STREAM), a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from typing import Final
+from typing import Final, Literal
 
 import h2.connection
 import h2.events
 from h2.config import H2Configuration
 from h2.errors import ErrorCodes
-from h2.exceptions import H2Error, NoAvailableStreamIDError, ProtocolError
+from h2.exceptions import DenialOfServiceError, H2Error, NoAvailableStreamIDError, ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from evsched.targets.answer import Answer
 from evsched.targets.connection import HEAD_MOST, Connection
-from evsched.targets.exchange import CLOSED, NOT_HTTP, Exchange, Unsent
+from evsched.targets.exchange import CLOSED, NOT_HTTP, TOO_LARGE, TOO_MANY, Exchange, Unsent
 
 STREAMS: Final = 100
 """Requests on one connection, if the server sets no lower limit. It need not set any (RFC 9113, 6.5.2)."""
@@ -27,11 +26,23 @@ STREAMS: Final = 100
 _WINDOW: Final = 2**24
 """Bytes that may arrive for all requests before we confirm them. Each request may keep `answer.BODY_MOST` of them."""
 
+_STRAYS_MOST: Final = 10_000
+"""Parts that may arrive after the last request and belong to none. When a hundred answers are cut, each may have 64 KiB
+on their way."""
+
+_DATA: Final = 0
 _GOAWAY: Final = 7
 _HEADER: Final = 9
 """Bytes of the header of a frame: 3 are its length, 1 its type (RFC 9113, 4.1)."""
 _FRAME_MOST: Final = 2**14
 """Bytes of a frame, unless we allow more."""
+_PART: Final = 64
+"""Bytes of a frame that count for one part, if it is not a part of a body: a frame of headers or of settings costs the
+more time the longer it is."""
+
+
+class _TooManyStraysError(Exception):
+    """More than `_STRAYS_MOST` parts belong to no request."""
 
 
 class Http2(Connection):
@@ -52,8 +63,10 @@ class Http2(Connection):
         """What is not sent yet of the bodies of requests."""
         self._settled = asyncio.Event()
         """The server's settings have come, with its limit."""
+        self._strays = 0
+        """Parts that have arrived since the last request and belong to none."""
         self._leaving = False
-        """The server answers the requests that it has, and takes no others."""
+        """The requests that the server has are answered, and no others are sent."""
         self._doubtful = False
         """Nothing has arrived since a request was left without its answer: the server may have gone."""
         self._h2.initiate_connection()
@@ -88,34 +101,42 @@ class Http2(Connection):
         finally:
             if stream in self._streams:  # left before the answer was there
                 self._doubtful = True
+                # The server took no more of its body, and need not take any of the next one.
+                self._leaving |= stream in self._bodies
                 self._h2.ping(bytes(8))
                 self._end(stream)
                 self._flush()
 
-    def received(self, data: bytes) -> None:
-        """See `Connection`."""
+    def _keep(self, data: bytes) -> None:
         self._doubtful = False
         self._arrived += data
+
+    def _read(self, most: int) -> bool:
+        """See `Connection`."""
         try:
-            for frame in self._frames():
+            left = most
+            while left > 0 and (frame := self._next_frame()):
+                left -= self._count(frame)
                 if frame[3] == _GOAWAY:
                     self._leave(int.from_bytes(frame[_HEADER : _HEADER + 4]) & 0x7FFFFFFF)
                     continue
                 for event in self._h2.receive_data(frame):
                     self._take(event)
             self._send_bodies()
+        except _TooManyStraysError:
+            return self._break(TOO_MANY)
+        except DenialOfServiceError:
+            return self._break(TOO_LARGE)
         except H2Error:
-            self._fail(NOT_HTTP)
-            self._flush()
-            self.close()
-        else:
-            self._flush()
-            self.changed(self)
+            return self._break(NOT_HTTP)
+        self._flush()
+        self.changed(self)
+        return left <= 0
 
-    def lost(self, error: Exception | None) -> None:
+    def _lost(self, error: Exception | None) -> None:
         """See `Connection`."""
         self._fail(CLOSED)
-        super().lost(error)
+        super()._lost(error)
 
     def close(self) -> None:
         """See `Connection`."""
@@ -136,6 +157,7 @@ class Http2(Connection):
         headers = [*named.items(), (":path", target.path), *exchange.headers.items()]
         self._h2.send_headers(stream, headers, end_stream=not request.content)
         self._streams[stream] = exchange
+        self._strays = 0
         if request.content:
             self._bodies[stream] = memoryview(request.content)
             self._send_bodies()
@@ -157,18 +179,35 @@ class Http2(Connection):
     def _room(self, stream: int) -> int:
         return min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
 
-    def _frames(self) -> Generator[bytes]:
-        """Return the whole frames that have arrived."""
-        while len(self._arrived) >= _HEADER:
-            length = int.from_bytes(self._arrived[:3])
-            if length > _FRAME_MOST:
-                raise ProtocolError("a frame that is too long")
-            end = _HEADER + length
-            if len(self._arrived) < end:
-                return
-            frame = bytes(self._arrived[:end])
-            del self._arrived[:end]
-            yield frame
+    def _next_frame(self) -> bytes:
+        """Return the next frame, or nothing if it has not arrived as a whole."""
+        if len(self._arrived) < _HEADER:
+            return b""
+        length = int.from_bytes(self._arrived[:3])
+        if length > _FRAME_MOST:
+            raise ProtocolError("a frame that is too long")
+        end = _HEADER + length
+        if len(self._arrived) < end:
+            return b""
+        frame = bytes(self._arrived[:end])
+        del self._arrived[:end]
+        return frame
+
+    def _count(self, frame: bytes) -> int:
+        """Count a frame for the request to which it belongs. Return how many parts it counts for.
+
+        Raises:
+            _TooManyStraysError: too many belong to none.
+        """
+        parts = 1 if frame[3] == _DATA else 1 + (len(frame) - _HEADER) // _PART
+        stream = int.from_bytes(frame[5:_HEADER]) & 0x7FFFFFFF
+        if stream not in self._streams:
+            self._strays += parts
+            if self._strays > _STRAYS_MOST:
+                raise _TooManyStraysError
+        elif not self._streams[stream].count(parts):
+            self._end(stream)
+        return parts
 
     def _take(self, event: h2.events.Event) -> None:
         match event:
@@ -188,7 +227,7 @@ class Http2(Connection):
                 if code == ErrorCodes.REFUSED_STREAM:
                     self._streams[stream].refuse()
                 else:
-                    self._streams[stream].fail(CLOSED)
+                    self._streams[stream].fail(f"reset the request before it had answered: {_error(code)}")
                 self._end(stream, reset=False)
             case _:
                 pass
@@ -215,6 +254,14 @@ class Http2(Connection):
             self.close()
         self._rest()
 
+    def _break(self, why: str) -> Literal[False]:
+        """Close the connection, because of what has arrived on it. Return that nothing is left to read."""
+        self._arrived.clear()
+        self._fail(why)
+        self._flush()
+        self.close()
+        return False
+
     def _fail(self, why: str) -> None:
         self._leaving = True
         self._settled.set()
@@ -224,7 +271,14 @@ class Http2(Connection):
         self._bodies.clear()
 
     def _flush(self) -> None:
-        self._transport.write(self._h2.data_to_send())
+        data = self._h2.data_to_send()
+        if not self.gone:  # what arrived before its end is read after it
+            self._transport.write(data)
+
+
+def _error(code: ErrorCodes | int | None) -> str:
+    """Return the name of an error of HTTP/2."""
+    return code.name if isinstance(code, ErrorCodes) else f"error {code}"
 
 
 def _status(headers: list[tuple[bytes, bytes]]) -> int:

@@ -10,11 +10,13 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final
 
+from evsched.errors import ConfigError
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.addresses import Address, Network, is_teredo, may_connect
 from evsched.targets.connection import Connection, Wire
@@ -24,8 +26,11 @@ from evsched.targets.http2 import Http2
 from evsched.targets.names import Names, Resolve, resolve
 from evsched.targets.url import Target
 
-_NEXT_AFTER: Final = 3.0
-"""Seconds after which the next address of a host is tried. A machine without IPv6 must not wait for it for long."""
+_NEXT_AFTER: Final = 0.25
+"""Seconds after which the next address of a host is tried too (RFC 8305). A machine without IPv6 must not wait long."""
+
+_ADDRESSES: Final = 10
+"""Addresses of a host that are tried. Whoever controls its name may give it thousands."""
 
 _GOODBYE: Final = 1.0
 """Seconds for the server's part in the end of a TLS connection."""
@@ -87,6 +92,29 @@ class Connector:
         return await _ready(wire.connection, target)
 
 
+def check_authorities(environment: Mapping[str, str]) -> None:
+    """Check the variables that name the authorities for certificates. OpenSSL ignores it if nothing is there.
+
+    Raises:
+        ConfigError: one names no certificates, so no server would be trusted.
+    """
+    if (file := environment.get("SSL_CERT_FILE")) is not None:
+        try:
+            ssl.create_default_context(cafile=file or os.devnull)
+        except OSError as error:
+            raise ConfigError(
+                f"SSL_CERT_FILE is {file!r:.200}, which has no certificates of authorities that can be read"
+                f"{_why(error)}: name a file in the PEM format, or unset it"
+            ) from None
+    if (folders := environment.get("SSL_CERT_DIR")) is not None:
+        for folder in folders.split(os.pathsep):
+            if not (folder and Path(folder).is_dir()):
+                raise ConfigError(
+                    f"SSL_CERT_DIR is {folders!r:.200}, and {folder!r:.200} is not a folder: name folders of "
+                    f"certificates, with {os.pathsep} in between, or unset it"
+                )
+
+
 def _chosen(transport: asyncio.Transport) -> Connection:
     """Make a connection of the version of HTTP that the server has chosen."""
     is_http2 = transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
@@ -106,17 +134,31 @@ async def _ready(connection: Connection, target: Target) -> Connection:
 
 
 async def _open(target: Target, addresses: Sequence[Address]) -> socket.socket:
-    why = ""
-    for address in addresses:
-        is_last = address is addresses[-1]
-        try:
-            async with asyncio.timeout(None if is_last else _NEXT_AFTER):
-                return await _open_one(address, target.port)
-        except TimeoutError:
-            why = ": it does not answer"
-        except OSError as error:
-            why = _why(error)
+    """Connect to the first address that answers. Each is tried a little after the one before, or when that failed."""
+    left, running, why = list(addresses[:_ADDRESSES]), set[asyncio.Task[socket.socket]](), ""
+    try:
+        while left or running:
+            if left:
+                running.add(asyncio.create_task(_open_one(left.pop(0), target.port)))
+            wait = _NEXT_AFTER if left else None
+            ended, _ = await asyncio.wait(running, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                running.remove(task)
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                why = _why(error)
+    finally:
+        for task in running:
+            task.cancel()
+            task.add_done_callback(_close_opened)
     raise RetryLater(None, f"{target.origin} cannot be connected to{why}")
+
+
+def _close_opened(task: asyncio.Task[socket.socket]) -> None:
+    """Close what an address has answered that is not used."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 async def _open_one(address: Address, port: int) -> socket.socket:

@@ -23,12 +23,14 @@ from evsched.targets.http2 import STREAMS
 from evsched.targets.network import Connector
 from evsched.targets.request import Request
 from evsched.targets.url import Target
+from evsched.transport.backoff import reconnect_delay
 
 _KEPT: Final = 4.0
 """Seconds for which an idle connection is kept. Node.js and uvicorn close theirs after 5 s, most others later."""
 
-_CONNECTIONS: Final = 10
-"""Connections on which a request is tried, one after the other, if the server takes no more requests on each."""
+_REFUSALS: Final = 10
+"""How often a server may refuse a request in one attempt. The pauses in between grow, to 3.5 s in all, or less by the
+half of them that is random."""
 
 _GOODBYE: Final = 2.0
 """Seconds for the end of all connections when the worker stops."""
@@ -63,9 +65,15 @@ class _Server:
         addresses = await self._connector.addresses(self._target)
         progress.missing = f"{self._target.origin} did not accept a connection"
         while (free := self._take_free()) is None:
-            if self._waiting >= self._connecting * (self._most - 1):
-                return await self._connect(addresses)
-            await self._wait()
+            if any(connection.allows_none for connection in self.all):
+                progress.missing = f"{self._target.origin} allowed no request on its connection"
+                await self._wait()
+            elif self._waiting >= self._connecting * (self._most - 1):
+                connection = await self._connect(addresses)
+                if not connection.allows_none:
+                    return connection
+            else:
+                await self._wait()
         return free
 
     def sweep(self, now: float) -> None:
@@ -151,7 +159,7 @@ class Pool:
 
         Raises:
             GiveUp: it must not be sent to that address.
-            RetryLater: the server cannot be reached, or its answer cannot be read.
+            RetryLater: the server cannot be reached, it refuses the request, or its answer cannot be read.
         """
         origin = request.target.origin
         server = self._servers.get(origin)
@@ -161,12 +169,17 @@ class Pool:
             self._sweeping = asyncio.ensure_future(self._sweep())
         server.requests += 1
         try:
-            for _ in range(_CONNECTIONS):
+            for refusals in range(_REFUSALS):
+                if refusals:
+                    progress.missing = f"{origin} did not take the request, which it refused {refusals} times,"
+                    await asyncio.sleep(reconnect_delay(refusals - 1))
                 connection = await server.take(progress)
                 progress.missing = f"{origin} did not answer"
+                progress.exchange = Exchange(request, headers)
                 with suppress(Unsent):
-                    return await connection.exchange(Exchange(request, headers))
-            raise RetryLater(None, f"{origin} refused the request, and did not look at it")
+                    return await connection.exchange(progress.exchange)
+                progress.exchange = None
+            raise RetryLater(None, f"{origin} refused the request {_REFUSALS} times, and did not look at it")
         finally:
             server.requests -= 1
 

@@ -52,12 +52,13 @@ def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve |
         from evsched.targets import names
         from evsched.targets.allowed import read_allowed
         from evsched.targets.http import Sender
-        from evsched.targets.network import Connector
+        from evsched.targets.network import Connector, check_authorities
         from evsched.targets.pool import Pool
         from evsched.targets.signature import read_secrets
     except ImportError as error:
         raise ConfigError("evsched.targets sends HTTP requests: pip install 'evsched[http]'") from error
     allowed, secrets = read_allowed(config), read_secrets(environment)
+    check_authorities(environment)
 
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Sender]:

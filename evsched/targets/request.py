@@ -25,6 +25,9 @@ _FRAMING: Final = (
 )
 """Headers that belong to the connection, or tell where the request ends. A second opinion of these is an attack."""
 
+_RESERVED: Final = ("proxy-", "webhook-")
+"""What the names of headers begin with that belong to the connection, or to the signature."""
+
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 
 
@@ -64,15 +67,15 @@ def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for n, (given, value) in enumerate(headers.items(), start=1):
         name = given.lower()
         if not _NAME.fullmatch(given):
-            raise GiveUp(f"the name of header {n} is not valid: a name has letters, digits and - alone")
-        if name in _FRAMING or name.startswith(("proxy-", "webhook-")):
-            raise GiveUp(f"evsched itself writes the header {name}: leave it out of the payload")
+            raise GiveUp(f"the name of header {n} is not valid: it may have letters, digits and !#$%&'*+-.^_`|~")
+        if name in _FRAMING or name.startswith(_RESERVED):
+            raise GiveUp(f"a payload may not set the header {name}: leave it out; it is sent where it is needed")
         if name in found:
             raise GiveUp(f"the header {name} is there twice: join its values with a comma")
         if not _VALUE.fullmatch(value):
             raise GiveUp(
-                f"the value of the header {name} is not valid: it may have visible ASCII characters and blanks, and no "
-                "blank at its ends"
+                f"the value of the header {name} is not valid: it may have visible ASCII characters, with blanks and "
+                "tabs between them"
             )
         found[name] = value
     return found

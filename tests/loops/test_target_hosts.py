@@ -28,6 +28,7 @@ async def test_a_redirect_to_a_private_address_is_not_followed(config: Config, r
         async with system(config, app) as running:
             requests = Requests(running, raw, queue)
             why = await requests.reason(url=f"http://shop.test:{outside.port}/")
+    assert f"http://shop.test:{outside.port} redirects to http://inside.test:{inside.port}: inside.test has" in why
     assert "inside.test has the address 127.0.0.2, which is not public" in why
     assert (len(outside.requests), inside.connections) == (1, 0)
 

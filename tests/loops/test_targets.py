@@ -71,6 +71,36 @@ async def test_a_body_is_read_up_to_its_bound(run: Run, size: int, cut: bool) ->
         assert (await shop.requests.result("two", url=shop.url, response=True))["cut"] is cut
 
 
+async def test_a_body_that_does_not_end_in_time_is_cut(run: Run) -> None:
+    """The status has said what becomes of the job."""
+
+    async def answer(received: Received) -> Reply:
+        return Reply(int(received.path[1:]), {"retry-after": "7"}, b"abcd", after_half="stall")
+
+    async with run(answer) as shop:
+        found = await shop.requests.result(url=f"{shop.url}/200", response=True, timeout=0.5)
+        assert (found["status"], found["body"], found["cut"]) == (200, "ab", True)
+        assert "answered 404 Not Found" in await shop.requests.reason("two", url=f"{shop.url}/404", timeout=0.5)
+        shop.requests.schedule("three", url=f"{shop.url}/503", timeout=0.5)
+        assert (await shop.requests.recorder.wait(events.Retrying)).delay == 7
+    assert len(shop.received) == 3
+
+
+async def test_the_reason_is_true_of_the_last_attempt(run: Run) -> None:
+    async with run(always(Reply(503, {"retry-after": "0"}))) as shop:
+        why = await shop.requests.reason(url=shop.url, payload={"retry": SOON})
+    assert "attempt 3 of 3" in why
+    assert "answered 503 Service Unavailable, with a Retry-After of 0 s" in why
+
+
+async def test_a_redirect_whose_body_takes_all_of_the_time_is_not_followed(run: Run) -> None:
+    reply = Reply(307, {"location": "/other"}, b"abcd", after_half="stall")
+    async with run(always(reply), redirects=1) as shop:
+        why = await shop.requests.reason(url=shop.url, timeout=0.5, payload={"retry": {"attempts": 1}})
+    assert f"redirects to http://shop.test:{shop.endpoint.port}: no time was left for it within 0.5 s" in why
+    assert len(shop.received) == 1
+
+
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
 async def test_a_server_that_is_not_ready_is_asked_again_with_the_same_key(run: Run, status: int) -> None:
     async with run(in_turn(Reply(status), Reply(status), Reply())) as shop:
@@ -174,7 +204,7 @@ async def test_a_secret_that_the_worker_does_not_have_ends_the_job(run: Run, nam
     [
         ({"url": "ftp://shop.test/"}, "does not begin with http://"),
         ({"url": "http://user:hidden@shop.test/"}, "has a user or a password"),
-        ({"headers": {"Host": "other"}}, "evsched itself writes the header host"),
+        ({"headers": {"Host": "other"}}, "a payload may not set the header host"),
         ({"headers": {"a": "hidden\r\nx: y"}}, "the value of the header a is not valid"),
         ({"headers": {"hidden: x": "y"}}, "the name of header 1 is not valid"),
         ({"body": "a", "json": 1}, "a body and json"),
@@ -249,7 +279,10 @@ async def test_another_origin_gets_no_header_of_the_payload_and_no_signature(run
 @pytest.mark.parametrize(
     ("location", "words"),
     [
-        ("http://elsewhere.example/", "requests to http://elsewhere.example are not allowed"),
+        (
+            "http://elsewhere.example/",
+            "redirects to http://elsewhere.example: requests to http://elsewhere.example are",
+        ),
         ("http://elsewhere.example/", "--http-host elsewhere.example, then run evsched dead revive"),
         ("//inside.test:1/", "requests to http://inside.test:1 are not allowed"),
         ("ftp://shop.test/", "redirects to a URL that is not valid"),
@@ -279,6 +312,25 @@ def test_settings_that_are_not_valid_make_no_app(settings: dict[str, Any], words
     with pytest.raises(ConfigError) as error:
         make_app(Config(**settings), {})
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SSL_CERT_FILE", "/nowhere/ca.pem"),
+        ("SSL_CERT_FILE", ""),
+        ("SSL_CERT_FILE", "/"),
+        ("SSL_CERT_FILE", __file__),
+        ("SSL_CERT_DIR", "/nowhere"),
+        ("SSL_CERT_DIR", "/:/nowhere"),
+        ("SSL_CERT_DIR", ""),
+    ],
+)
+def test_authorities_that_are_not_there_make_no_app(name: str, value: str) -> None:
+    """OpenSSL says nothing, and each server would be called not valid."""
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}") as error:
+        make_app(Config(http_hosts=("a",)), {name: value})
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("secret", ["short", "whsec_c2hvcnQ=", "whsk_" + ORDERS[6:], "ünd", f"{ORDERS} x"])

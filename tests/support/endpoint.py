@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import h2.config
 import h2.connection
@@ -35,6 +35,8 @@ class Received(NamedTuple):
 class Reply(Struct, frozen=True):
     """An answer. `hang_up`: close the connection in its place, without a word.
 
+    `after_half`: what happens when half of the body is sent. On HTTP/2, breaking it off says that it was refused.
+
     On HTTP/2: `leave`: take no requests on this connection after this one. `refuse`: refuse the request.
     """
 
@@ -42,6 +44,7 @@ class Reply(Struct, frozen=True):
     headers: dict[str, str] = {}
     body: bytes = b""
     hang_up: bool = False
+    after_half: Literal["go on", "break off", "stall"] = "go on"
     leave: bool = False
     refuse: bool = False
 
@@ -94,6 +97,10 @@ class Endpoint:
         """On HTTP/2: answer before the body has arrived, and read no more of it."""
         self.silent = False
         """On HTTP/2: do not answer a ping."""
+        self.takes_bodies = True
+        """On HTTP/2: give the client its window back, so that it can send more."""
+        self.settled = asyncio.Semaphore(0)
+        """Released when a client has received the settings of a connection of HTTP/2."""
         self.pings = asyncio.Semaphore(0)
         """Released after each ping that was answered."""
         self.port = port
@@ -106,6 +113,7 @@ class Endpoint:
         self._tls = tls
         self._servers = list[asyncio.Server]()
         self._tasks = set[asyncio.Task[None]]()
+        self._http2 = list[_Http2]()
 
     async def __aenter__(self) -> Self:
         for host in self._hosts:
@@ -130,6 +138,11 @@ class Endpoint:
         for server in self._servers:
             server.close()
 
+    def allow(self, streams: int) -> None:
+        """Announce another number of requests on each connection of HTTP/2."""
+        for connection in self._http2:
+            connection.allow(streams)
+
     async def reply_to(self, received: Received) -> Reply:
         self.requests.append(received)
         return await self.answer(received)
@@ -138,8 +151,11 @@ class Endpoint:
         self.connections += 1
         tls = writer.get_extra_info("ssl_object")
         is_http2 = tls is not None and tls.selected_alpn_protocol() == "h2"
-        serve = _Http2(self, reader, writer).run if is_http2 else _Http1(self, reader, writer).run
-        task = asyncio.create_task(self._serve(serve, writer))
+        if is_http2:
+            self._http2.append(connection := _Http2(self, reader, writer))
+        else:
+            connection = _Http1(self, reader, writer)
+        task = asyncio.create_task(self._serve(connection.run, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -174,6 +190,12 @@ class _Http1:
                 return
             length = {} if reply.status in (204, 304) else {"content-length": f"{len(reply.body)}"}
             self._send(h11.Response(status_code=reply.status, headers=list((length | reply.headers).items())))
+            if reply.after_half != "go on":
+                self._send(h11.Data(data=reply.body[: len(reply.body) // 2]))
+                await self._writer.drain()
+                if reply.after_half == "stall":
+                    await self._reader.read()  # until the client has gone
+                return
             if received.method != "HEAD" and length:
                 self._send(h11.Data(data=reply.body))
             self._send(h11.EndOfMessage())
@@ -218,12 +240,18 @@ class _Http2:
                 for event in self._h2.receive_data(data):
                     self._take(event, replies)
 
+    def allow(self, streams: int) -> None:
+        self._h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: streams})
+        self._flush()
+
     def _take(self, event: h2.events.Event, replies: asyncio.TaskGroup) -> None:
         match event:
             case h2.events.RequestReceived(stream_id=int(stream), headers=headers):
                 self._begun[stream] = ({str(name): str(value) for name, value in headers or []}, bytearray())
                 if self._endpoint.early:
                     self._answer(stream, replies)
+            case h2.events.SettingsAcknowledged():
+                self._endpoint.settled.release()
             case h2.events.PingReceived():
                 if self._endpoint.silent:
                     self._h2.clear_outbound_data_buffer()
@@ -233,7 +261,8 @@ class _Http2:
                 pass
             case h2.events.DataReceived(stream_id=int(stream), data=data, flow_controlled_length=length):
                 self._begun[stream][1].extend(data or b"")
-                self._h2.acknowledge_received_data(length or 0, stream)
+                if self._endpoint.takes_bodies:
+                    self._h2.acknowledge_received_data(length or 0, stream)
             case h2.events.StreamEnded(stream_id=int(stream)):
                 self._answer(stream, replies)
             case h2.events.WindowUpdated():
@@ -257,6 +286,12 @@ class _Http2:
             self._flush()
             self._writer.write(GoAwayFrame(0, last_stream_id=stream).serialize())  # h2 would send nothing after it
         self._h2.send_headers(stream, [(":status", f"{reply.status}"), *reply.headers.items()])
+        if reply.after_half != "go on":
+            await self._send_body(stream, reply.body[: len(reply.body) // 2])
+            if reply.after_half == "break off":
+                self._h2.reset_stream(stream, ErrorCodes.REFUSED_STREAM)
+            self._flush()
+            return
         await self._send_body(stream, reply.body)
         self._h2.end_stream(stream)
         self._flush()

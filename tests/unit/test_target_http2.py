@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from evsched import RetryLater
+from evsched.targets import pool as pools
 from evsched.targets.exchange import Progress
 from evsched.targets.request import read_request
 from tests.support.endpoint import Endpoint, Received, Reply, always
@@ -116,15 +117,68 @@ async def test_requests_that_a_leaving_server_has_not_looked_at_are_sent_again(t
         assert len(endpoint.requests) == 50  # those above the tenth twice
 
 
-async def test_a_request_that_the_server_refuses_is_sent_again(tls: Tls) -> None:
+async def test_a_request_that_the_server_refuses_is_sent_again(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = list[int]()
+
+    def no_delay(refused: int) -> float:
+        refusals.append(refused)
+        return 0.0
+
+    monkeypatch.setattr(pools, "reconnect_delay", no_delay)
+
     async def answer(received: Received) -> Reply:
         return Reply(refuse=received.path == "/never" or len(endpoint.requests) < 3)
 
     async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
         assert await send(pool, endpoint.url) == 200
         assert len(endpoint.requests) == 3
-        with pytest.raises(RetryLater, match="refused the request, and did not look at it"):
+        refusals.clear()
+        with pytest.raises(RetryLater, match="refused the request 10 times, and did not look at it"):
             await send(pool, f"{endpoint.url}/never")
+        assert refusals == list(range(9))  # the pauses grow
+
+
+async def test_a_request_waits_for_a_server_that_allows_none_at_the_moment(tls: Tls) -> None:
+    async with Endpoint(tls=tls("h2"), streams=0) as endpoint, new_pool() as pool:
+        sending = [asyncio.create_task(send(pool, endpoint.url)) for _ in range(5)]
+        await asyncio.wait_for(endpoint.settled.acquire(), PATIENCE)
+        assert endpoint.requests == []
+        endpoint.allow(5)
+        assert await asyncio.gather(*sending) == [200] * 5
+        assert endpoint.connections == 1
+
+
+async def test_a_server_that_allows_no_request_has_refused_none(tls: Tls) -> None:
+    async with Endpoint(tls=tls("h2"), streams=0) as endpoint, new_pool() as pool:
+        progress = Progress()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await pool.send(read_request(endpoint.url, "POST", {}, None), {}, progress)
+        assert progress.exchange is None
+        assert progress.missing == f"{endpoint.url} allowed no request on its connection"
+
+
+async def test_a_connection_that_takes_no_more_of_a_body_is_not_used_again(tls: Tls) -> None:
+    """The window is that of the connection, so the next request could not be sent either."""
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def answer(received: Received) -> Reply:
+        begun.set()
+        await go.wait()
+        return Reply()
+
+    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
+        endpoint.takes_bodies = False
+        stays = asyncio.create_task(send(pool, endpoint.url))
+        await asyncio.wait_for(begun.wait(), PATIENCE)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await pool.send(read_request(endpoint.url, "POST", {}, "a" * 100_000), {}, Progress())
+        await asyncio.wait_for(endpoint.pings.acquire(), PATIENCE)
+        go.set()
+        assert await stays == 200  # after the answer to the ping, so that the server is not taken for silent
+        assert await send(pool, endpoint.url) == 200
+        assert endpoint.connections == 2
 
 
 async def test_a_server_that_answers_before_it_has_read_the_body(tls: Tls) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from ipaddress import ip_network
 
 import pytest
 
 from evsched import GiveUp, RetryLater
+from evsched.targets import network
 from evsched.targets import pool as pools
+from evsched.targets.addresses import Address
 from evsched.targets.exchange import Progress
 from evsched.targets.network import Connector
 from evsched.targets.pool import Pool
@@ -103,16 +106,54 @@ async def test_a_server_that_speaks_something_else_is_named() -> None:
             await send(pool, f"https://127.0.0.1:{port}/")
 
 
-@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
-async def test_a_server_that_ends_a_request_without_an_answer(tls: Tls, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "words"),
+    [
+        ("h2", "reset the request before it had answered: NO_ERROR"),
+        ("http/1.1", "closed the connection before it had answered"),
+    ],
+)
+async def test_a_server_that_ends_a_request_without_an_answer(tls: Tls, protocol: str, words: str) -> None:
     async with Endpoint(always(Reply(hang_up=True)), tls=tls(protocol)) as endpoint, new_pool() as pool:
-        with pytest.raises(RetryLater, match="closed the connection before it had answered"):
+        with pytest.raises(RetryLater, match=words):
             await send(pool, endpoint.url)
+
+
+@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
+@pytest.mark.parametrize("status", [200, 404, 503])
+async def test_the_status_decides_although_the_body_breaks_off(tls: Tls, protocol: str, status: int) -> None:
+    """To repeat a request that is done could do the work twice."""
+    reply = Reply(status, {"retry-after": "7"}, b"abcd", after_half="break off")
+    async with Endpoint(always(reply), tls=tls(protocol)) as endpoint, new_pool() as pool:
+        answer = await pool.send(read_request(endpoint.url, "POST", {}, "x"), {}, Progress())
+        assert (answer.status, answer.body, answer.whole) == (status, b"ab", False)
+        assert answer.header("retry-after") == "7"
+        assert len(endpoint.requests) == 1
 
 
 async def test_the_next_address_is_tried_if_one_does_not_answer() -> None:
     async with Endpoint(hosts=("127.0.0.3",)) as endpoint:
         addresses = ["127.0.0.2", "127.0.0.3"]  # nobody listens on the first
+        async with Pool(Connector([ip_network("127.0.0.0/8")], lambda host, port: addresses)) as pool:
+            assert await send(pool, f"http://shop.test:{endpoint.port}/") == 200
+
+
+async def test_an_address_that_is_slow_is_not_given_up_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that swallows packets delays nobody, and one that only takes its time is used when others fail."""
+    refused, open_one = asyncio.Event(), network._open_one  # pyright: ignore[reportPrivateUsage]
+
+    async def open_slowly(address: Address, port: int) -> socket.socket:
+        if str(address) == "127.0.0.3":
+            await refused.wait()
+        try:
+            return await open_one(address, port)
+        finally:
+            refused.set()
+
+    monkeypatch.setattr(network, "_NEXT_AFTER", 0.01)
+    monkeypatch.setattr(network, "_open_one", open_slowly)
+    async with Endpoint(hosts=("127.0.0.3",)) as endpoint:
+        addresses = ["127.0.0.3", "127.0.0.2"]  # nobody listens on the second
         async with Pool(Connector([ip_network("127.0.0.0/8")], lambda host, port: addresses)) as pool:
             assert await send(pool, f"http://shop.test:{endpoint.port}/") == 200
 
