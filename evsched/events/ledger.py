@@ -17,6 +17,15 @@ class EpochFound(Event, frozen=True, kw_only=True):
     epoch: str
 
 
+class RelayWaits(Event, frozen=True, kw_only=True):
+    """A relay schedules nothing, because another one of its database serves another Redis.
+
+    It ends, as the other may go or change over, when the relay finds an epoch, or schedules rows.
+    """
+
+    reason: str
+
+
 class RowsScheduled(Event, frozen=True, kw_only=True):
     """Rows were scheduled, and that is committed."""
 

@@ -75,11 +75,11 @@ class Service:
         return self._relay.problem() or self._ends.problem()
 
     def database_problem(self) -> str | None:
-        """Return why the database failed the last pass of a loop; None = it failed none."""
+        """Return why the database failed the last pass of a loop, or keeps the relay from its work; None = neither."""
         for database in (self._start, self._listener.database, self._relay.database, self._ends.database):
             if database.reason is not None:
                 return f"the database of the ledger does not serve: {database.reason}"
-        return None if self._started else "the database of the ledger has not answered yet"
+        return self._relay.waits if self._started else "the database of the ledger has not answered yet"
 
     async def run(self, server: str) -> None:
         """Run the loops until cancelled. `server`: which Redis it is.

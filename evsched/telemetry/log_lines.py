@@ -111,6 +111,7 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     ),
     events.LedgerStarted: (logging.INFO, "relay started on {server} and {database}"),
     events.EpochFound: (logging.INFO, "epoch {epoch}: rows that were scheduled in another one are scheduled again"),
+    events.RelayWaits: (logging.ERROR, "{reason}"),
     events.RowsRefused: (logging.ERROR, "queue {queue}: {count} rows cannot be scheduled, and are dead: {first}"),
     events.LedgerDown: (logging.ERROR, "the database of the ledger does not serve, as {who} found: {reason}"),
     events.LedgerUp: (logging.INFO, "the database of the ledger serves {who} again, after {seconds:.1f} s"),

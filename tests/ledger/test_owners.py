@@ -8,13 +8,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from evsched import events, keys
 from evsched.config import Config
+from evsched.ledger import relay
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
 from tests.support.cli import Cli
 from tests.support.postgres import Postgres
+from tests.support.recorder import Recorder
 
 
 @pytest.fixture
@@ -88,6 +91,67 @@ async def test_a_relay_waits_while_another_one_of_its_database_uses_another_redi
             await second.wait(events.EpochFound)
             insert(ledger_url, queue)
             await second.wait(events.RowsScheduled)
-            refused = await first.wait(events.CallRefused)
-    assert "another Redis" in refused.reason
-    assert not client.exists(keys.schedule(queue))
+            waits = await first.wait(events.RelayWaits)
+            with psycopg.connect(ledger_url) as connection:
+                sessions = connection.execute(
+                    "SELECT pid FROM pg_stat_activity WHERE application_name = 'evsched ledger'"
+                ).fetchall()
+            assert not client.exists(keys.schedule(queue))
+    assert "another Redis" in waits.reason
+    assert any(waits.reason.endswith(f": {pid}") for (pid,) in sessions)
+
+
+async def test_relays_go_on_when_those_that_used_another_redis_are_gone(
+    relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, client: Any, monkeypatch: Any
+) -> None:
+    """Three use one Redis, and two that start later another one; one of these leaves later than the other."""
+    monkeypatch.setattr(relay, "_GONE", 0.0)
+    monkeypatch.setattr(relay, "_LOOK", 0.05)
+    right = Recorder()
+    async with relaying(right), relaying(right), relaying(right):
+        await right.wait(events.EpochFound, count=3)
+        async with relaying(url=server.url) as wrong:
+            await wrong.wait(events.EpochFound)
+            async with relaying(url=server.url) as later:
+                await later.wait(events.EpochFound)
+            insert(ledger_url, queue)
+            await wrong.wait(events.RowsScheduled)
+            await right.wait(events.RelayWaits, count=3)
+            assert not client.exists(keys.schedule(queue))
+        insert(ledger_url, queue)
+        await right.until(lambda: sum(one.count for one in right.of(events.RowsScheduled)) == 2)
+    assert client.zcard(keys.schedule(queue)) == 2
+
+
+async def test_a_relay_whose_redis_is_down_keeps_no_other_from_its_work(
+    relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, own: EmbeddedRedis, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(relay, "_GONE", 0.0)
+    monkeypatch.setattr(relay, "_LOOK", 0.05)
+    async with relaying(url=server.url) as right:
+        await right.wait(events.EpochFound)
+        async with relaying() as wrong:
+            await wrong.wait(events.EpochFound)
+            insert(ledger_url, queue)
+            await right.wait(events.RelayWaits)
+            own.stop()
+            await right.wait(events.RowsScheduled)
+
+
+async def test_the_redis_of_relays_that_lost_their_sessions_is_not_given_up_at_once(
+    relaying: Running, queue: str, ledger_url: str, server: EmbeddedRedis, postgres: Postgres
+) -> None:
+    """As by a restart of PostgreSQL: a relay that waited may be the first that is back."""
+    async with relaying(url=server.url) as wrong:
+        await wrong.wait(events.EpochFound)
+        async with relaying() as right:
+            await right.wait(events.EpochFound)
+            insert(ledger_url, queue)
+            await wrong.wait(events.RelayWaits)
+            found = len(wrong.of(events.EpochFound))
+            name = str(conninfo_to_dict(ledger_url)["dbname"])
+            postgres.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name)
+            await wrong.wait(events.LedgerUp, lambda event: event.who == "relay")
+            insert(ledger_url, queue)
+            await right.until(lambda: sum(one.count for one in right.of(events.RowsScheduled)) == 2)
+            assert (len(wrong.of(events.EpochFound)), wrong.of(events.RowsScheduled)) == (found, [])

@@ -55,6 +55,7 @@ NOT_COUNTED = {
         events.CallRefused,
         events.Recurred,
     },
+    "the rows that wait are counted": {events.RelayWaits},
     "it is for loops and tests": {
         events.EpochFound,
         events.RowsDeclared,
