@@ -1,18 +1,26 @@
-"""The checks of the ledger: rows whose jobs Redis lacks, and ends that did not reach their rows."""
+"""The checks of the ledger: relays that are missing, rows whose jobs Redis lacks, ends that did not reach their rows."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from evsched.diagnostics.finding import Finding
 from evsched.errors import ConfigError, StoreRefused
 from evsched.transport.senders import BatchingSender
 
+if TYPE_CHECKING:
+    from evsched.ledger.audit import Attendance  # needs psycopg
+
+_WAITS: Final = 60.0
+"""Seconds that a row may wait until it is scheduled."""
+
 _LOST: Final = "UPDATE evsched_job SET epoch = '' WHERE queue = '{queue}' AND id = '{id}'; NOTIFY evsched_ledger"
 
 
 async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> list[Finding]:
-    """Return a finding for each row about which the table and Redis differ. `repair`: schedule lost jobs again.
+    """Return what is wrong with the relays, and each row about which the table and Redis differ.
+
+    `repair`: schedule lost jobs again.
 
     Raises:
         StoreDown, StoreRefused
@@ -28,6 +36,7 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
         return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
     try:
         async with await connect(check_url(url)) as connection:
+            relays = await audit.attendance(connection, sender)
             differences = await audit.compare(connection, sender)
             lost = [one.row for one in differences if one.what == "lost"]
             if repair and lost:
@@ -40,7 +49,7 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
     except (psycopg.Error, ConfigError) as error:
         what = f"the ledger was not checked: {explain(error) if isinstance(error, psycopg.Error) else error}"
         return [Finding("ledger", "fault", what, "the ledger", "correct EVSCHED_LEDGER_URL, or start the database")]
-    found = list[Finding]()
+    found = _relays(relays)
     for one in differences:
         where = f"queue {one.row.queue}, job {one.row.id}"
         if one.what == "lost":
@@ -53,4 +62,27 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
             what = "the job ended over a minute ago, and its row is open: it would run again after a loss of Redis"
             mend = "start a relay: evsched ledger run; if one runs, read its log, and look into evsched ledger status"
             found.append(Finding("ledger-open", "fault", what, where, mend))
+    return found
+
+
+def _relays(now: Attendance) -> list[Finding]:
+    found, where = list[Finding](), "the ledger"
+    count, run = now.waiting.rows, "start a relay, better two: evsched ledger run"
+    if not now.relays:
+        what = "no relay is connected to the database of the ledger"
+        if count:
+            what += f", and open rows wait to be scheduled: {count}"
+        found.append(Finding("ledger-no-relay", "fault" if count else "warning", what, where, run))
+    elif not now.serving:
+        what = "relays are connected to the database of the ledger, and none of them serves this Redis"
+        mend = "give the relays the EVSCHED_URL of this command; if it is the same, read their logs"
+        found.append(Finding("ledger-redis", "fault", what, where, mend))
+    elif now.redises > 1:
+        what = f"the relays of this database use {now.redises} Redises, so those of one wait until the others are gone"
+        mend = "give all relays the same EVSCHED_URL; the log of one that waits has the pids in pg_stat_activity"
+        found.append(Finding("ledger-redis", "fault", what, where, mend))
+    if now.relays and now.waiting.seconds > _WAITS:
+        what = f"open rows wait to be scheduled: {count}, the oldest for {now.waiting.seconds:.0f} s"
+        mend = "read the relays' logs; a relay with --critical-only leaves rows where they are"
+        found.append(Finding("ledger-wait", "fault", what, where, mend))
     return found

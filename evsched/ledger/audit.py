@@ -9,8 +9,11 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from psycopg import AsyncConnection
 
+from evsched.ledger import rows
 from evsched.ledger.epoch import known_epoch
 from evsched.ledger.identity import read_identity
+from evsched.ledger.presence import Present, read_present
+from evsched.ledger.rows import NO_EPOCH, Backlog
 from evsched.ledger.tables import CHANNEL
 from evsched.store.ledger import Mark
 from evsched.store.server import clock
@@ -67,6 +70,36 @@ class Difference(Struct, frozen=True):
     what: Literal["lost", "open"]
 
 
+class Attendance(Struct, frozen=True):
+    """Whether there are relays that do their work."""
+
+    waiting: Backlog
+    relays: int
+    """How many are connected to the database."""
+    redises: int
+    """How many Redises they serve."""
+    serving: int
+    """How many serve this Redis."""
+
+
+async def attendance(connection: AsyncConnection, sender: BatchingSender) -> Attendance:
+    """Return which relays there are, and what waits for them. Raises as `compare`.
+
+    Relays that do not all serve this Redis are looked at again 2.5 s later: a failover may be under way.
+    """
+    epoch, present = await _present(connection, sender)
+    if present.relays and (present.redises != 1 or not present.serving(epoch)):
+        await asyncio.sleep(_AGAIN)
+        epoch, present = await _present(connection, sender)
+    waiting = await rows.backlog(connection, epoch or NO_EPOCH, None)
+    return Attendance(waiting, len(present.relays), present.redises, len(present.serving(epoch)))
+
+
+async def _present(connection: AsyncConnection, sender: BatchingSender) -> tuple[str, Present]:
+    epoch = await known_epoch(sender, (await read_identity(connection)).text)
+    return epoch, await read_present(connection)
+
+
 async def compare(connection: AsyncConnection, sender: BatchingSender) -> list[Difference]:
     """Return the differences, at most 1,000: those that are there 2.5 s later too.
 
@@ -90,16 +123,16 @@ async def compare(connection: AsyncConnection, sender: BatchingSender) -> list[D
     return await _differences(sender, [Row(*row) for row in await cursor.fetchall()])
 
 
-async def schedule_again(connection: AsyncConnection, rows: Sequence[Row]) -> None:
+async def schedule_again(connection: AsyncConnection, lost: Sequence[Row]) -> None:
     """Have the relays schedule rows again whose jobs are lost."""
-    await connection.execute(_WAIT_AGAIN.encode(), _columns(rows))
+    await connection.execute(_WAIT_AGAIN.encode(), _columns(lost))
 
 
-async def _differences(sender: BatchingSender, rows: Sequence[Row]) -> list[Difference]:
+async def _differences(sender: BatchingSender, some: Sequence[Row]) -> list[Difference]:
     now = await sender.send(clock())
-    marks: list[Mark] = await sender.send_all([Store(row.queue).mark(row.id) for row in rows])
+    marks: list[Mark] = await sender.send_all([Store(row.queue).mark(row.id) for row in some])
     found = list[Difference]()
-    for row, mark in zip(rows, marks, strict=True):
+    for row, mark in zip(some, marks, strict=True):
         if mark.next_row == str(row.number):
             continue
         if mark.row != str(row.number):
@@ -109,9 +142,9 @@ async def _differences(sender: BatchingSender, rows: Sequence[Row]) -> list[Diff
     return found
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, Any]:
+def _columns(some: Sequence[Row]) -> dict[str, Any]:
     return {
-        "queues": [row.queue for row in rows],
-        "ids": [row.id for row in rows],
-        "numbers": [row.number for row in rows],
+        "queues": [row.queue for row in some],
+        "ids": [row.id for row in some],
+        "numbers": [row.number for row in some],
     }

@@ -37,9 +37,10 @@ _IS_PORT: Final = re.compile(r"[0-9,]*")
 
 _SESSION: Final = """
 SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
-SET idle_in_transaction_session_timeout = '60s'
+SET idle_in_transaction_session_timeout = '60s'; SET lock_timeout = '5s'
 """
-"""So that the server frees the rows of a relay soon whose machine is gone, or which was suspended."""
+"""So that the server frees the rows of a relay soon whose machine is gone, or which was suspended; and so that a relay
+that waits for a lock says so, instead of looking as if there was nothing to do."""
 
 
 _FORM: Final = (
@@ -163,6 +164,8 @@ def explain(error: psycopg.Error) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
         text += ": run `evsched ledger migrate`"
+    elif isinstance(error, psycopg.errors.LockNotAvailable):
+        text += ": another session has locked a table or a row for over 5 s; pg_locks and pg_stat_activity say which"
     return text
 
 

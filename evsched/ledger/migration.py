@@ -33,6 +33,7 @@ async def migrate(url: str | None) -> None:
             if not await _missing(connection, PARTS):
                 return
             async with connection.transaction():
+                await connection.execute("SET LOCAL lock_timeout = 0")  # another migration takes as long as it takes
                 await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
                 await connection.execute(_PATIENCE)
                 for part in PARTS:

@@ -10,6 +10,9 @@ from psycopg import AsyncConnection
 
 from evsched.store.ledger import Report, RowJob
 
+NO_EPOCH: Final = "none"
+"""An epoch that no row has: in which Redis is, as long as no relay has seen its data."""
+
 ENDED: Final = ("done", "dead", "expired", "cancelled", "dropped")
 """The states of a row whose job has ended."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
 
 import psycopg
 from msgspec import Struct
@@ -14,12 +13,10 @@ from evsched.ledger import rows
 from evsched.ledger.database import check_url, connect, explain
 from evsched.ledger.epoch import OTHER, known_epoch
 from evsched.ledger.identity import read_identity
+from evsched.ledger.presence import read_present
 from evsched.ledger.rows import Backlog
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
-
-_NONE: Final = "none"
-"""An epoch that no row has."""
 
 
 class Status(Struct, frozen=True):
@@ -40,6 +37,10 @@ class Status(Struct, frozen=True):
     """Recurrences that wait to be declared."""
     refused: int
     """Recurrences that cannot be declared: their rows have the reason."""
+    relays: int
+    """How many are connected to the database."""
+    redises: int
+    """How many Redises they serve, which must not be more than one."""
     unwritten: dict[str, int]
     """By queue: how many ends Redis has that the table does not have yet. Empty while Redis is away."""
 
@@ -64,7 +65,8 @@ async def read_status(database: str | None, redis: str) -> Status:
                 if not foreign and not isinstance(error, StoreDown):
                     raise
                 away = str(error).removeprefix("Redis: ")
-            compared = None if away else epoch or _NONE
+            present = await read_present(connection)
+            compared = None if away else epoch or rows.NO_EPOCH
             return Status(
                 epoch,
                 away,
@@ -72,6 +74,8 @@ async def read_status(database: str | None, redis: str) -> Status:
                 await rows.states(connection),
                 await rows.backlog(connection, compared, None),
                 *(await rows.recurrences(connection, compared)),
+                len(present.relays),
+                present.redises,
                 unwritten,
             )
     except psycopg.Error as error:

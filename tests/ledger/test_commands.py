@@ -179,7 +179,7 @@ async def test_the_doctor_finds_jobs_that_redis_lacks_and_ends_that_did_not_arri
 
     def findings(*words: str) -> set[tuple[str, str, bool]]:
         done = cli.run("doctor", "--queue", queue, "--json", *words)
-        found = [one for one in json.loads(done.stdout) if one["check"].startswith("ledger")]
+        found = [one for one in json.loads(done.stdout) if one["check"] in ("ledger-lost", "ledger-open")]
         return {(one["check"], one["where"].rpartition(" ")[2], one["repaired"]) for one in found}
 
     assert findings() == {
@@ -346,3 +346,60 @@ async def test_the_rights_in_the_docs_are_enough(
         connection.execute(f"DROP OWNED BY {shop}, {relay}".encode())
     for user in (shop, relay):
         postgres.execute(f"DROP ROLE {user}")
+
+
+def relay_findings(cli: Cli, queue: str) -> dict[str, dict[str, Any]]:
+    found = json.loads(cli.run("doctor", "--queue", queue, "--json").stdout)
+    return {one["check"]: one for one in found if one["check"] in ("ledger-no-relay", "ledger-redis", "ledger-wait")}
+
+
+async def test_the_doctor_says_that_no_relay_is_connected_and_that_rows_wait(
+    relaying: Running, cli: Cli, queue: str, ledger_url: str
+) -> None:
+    assert relay_findings(cli, queue)["ledger-no-relay"]["level"] == "warning"
+    insert(ledger_url, queue, "a", "b")
+    found = relay_findings(cli, queue)["ledger-no-relay"]
+    assert (found["level"], found["what"][-12:], found["mend"][-18:]) == ("fault", "scheduled: 2", "evsched ledger run")
+    assert "none is connected" in cli.run("ledger", "status").stdout
+    async with relaying(critical_only=1) as recorder:
+        await recorder.wait(events.EpochFound)
+        assert relay_findings(cli, queue) == {}
+        with psycopg.connect(ledger_url, autocommit=True) as connection:
+            connection.execute("UPDATE evsched_job SET created = now() - interval '100 s'")
+        assert "open rows wait to be scheduled: 2" in relay_findings(cli, queue)["ledger-wait"]["what"]
+        assert cli.json("ledger", "status")["relays"] == 1
+
+
+async def test_status_and_the_doctor_say_that_relays_use_several_redises(
+    relaying: Running, cli: Cli, queue: str, own: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with relaying(url=own.url) as other:
+        await other.wait(events.EpochFound)
+        assert "none of them serves this Redis" in relay_findings(cli, queue)["ledger-redis"]["what"]
+        async with relaying() as recorder:
+            await recorder.wait(events.EpochFound)
+            assert "use 2 Redises" in relay_findings(cli, queue)["ledger-redis"]["what"]
+            shown = cli.json("ledger", "status")
+            assert (shown["relays"], shown["redises"]) == (2, 2)
+            assert "2, of 2 Redises" in cli.run("ledger", "status").stdout
+
+
+async def test_a_relay_that_waits_for_a_locked_table_says_so(cli: Cli, queue: str, ledger_url: str) -> None:
+    command = cli.command("ledger", "run", "--metrics-port", "0")
+    child = subprocess.Popen(command, env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True)
+    log = Log(child)
+    url = log.until("Listening")["url"]
+    while (await get(f"{url}/readyz"))[0] != 200:
+        pass
+    with psycopg.connect(ledger_url) as connection:
+        connection.execute("LOCK TABLE evsched_job IN ACCESS EXCLUSIVE MODE")
+        with psycopg.connect(ledger_url, autocommit=True) as other:
+            other.execute("NOTIFY evsched_ledger")
+        assert "pg_locks" in log.until("LedgerDown")["reason"]
+        assert "pg_locks" in (await get(f"{url}/readyz"))[1]
+        assert "evsched_ledger_up 0.0" in (await get(f"{url}/metrics"))[1]
+        assert "pg_locks" in cli.run("ledger", "status").stderr
+    log.until("LedgerUp")
+    while (await get(f"{url}/readyz"))[0] != 200:
+        pass
+    assert terminate(child) == 0
