@@ -1,4 +1,4 @@
-"""The checks of the ledger: relays that are missing, rows whose jobs Redis lacks, ends that did not reach their rows."""
+"""The checks of the ledger: missing relays, rows whose jobs Redis lacks, and ends that did not reach their rows."""
 
 from __future__ import annotations
 

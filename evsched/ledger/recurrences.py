@@ -20,13 +20,18 @@ _CLAIM: Final = """
 UPDATE evsched_recurrence SET epoch = %(epoch)s, reason = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM evsched_recurrence
-    WHERE (epoch < %(epoch)s OR epoch > %(epoch)s) AND critical >= %(least)s
+    WHERE (epoch < %(epoch)s OR epoch > %(epoch)s) AND (reason IS NULL OR epoch = '') AND critical >= %(least)s
     ORDER BY critical DESC LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ))
 RETURNING queue, name, removed, octet_length(concat(rule, zone, payload, options)),
     CASE WHEN octet_length(concat(rule, zone, payload, options)) <= %(cap)s
     THEN json_build_object('rule', rule, 'zone', zone, 'payload', payload::text, 'options', options) END
 """
+"""A row with a reason is left alone until it is changed, which empties its epoch: what Redis knows, such as what the
+retries of a task take, must not decide after a loss whether it recurs."""
+
+_COLUMNS: Final = ("queue", "name", "rule", "zone", "payload")
+"""The fields of a recurrence that are columns of its row."""
 
 _REASON: Final = "UPDATE evsched_recurrence SET reason = %s WHERE queue = %s AND name = %s"
 
@@ -44,7 +49,8 @@ class Recurrences:
     async def step(self, connection: AsyncConnection, selection: Selection) -> dict[str, int]:
         """Declare a slice of the rows that are new, changed, or of another epoch; return how many, by queue.
 
-        A row that cannot be declared gets the reason, and is tried again when it is changed, or in the next epoch.
+        A row that cannot be declared gets the reason, and is tried again when it is changed. What the code declares
+        is neither changed nor removed.
 
         Raises:
             StoreDown, StoreRefused, psycopg.Error: the rows wait as before.
@@ -64,6 +70,8 @@ class Recurrences:
                 try:
                     if fields is None:
                         raise ConfigError(f"recurrence {name}: the row has {size} bytes, more than {self._cap}")
+                    if (owner := await self._owner(queue, name)) is not None:
+                        raise ConfigError(f"recurrence {name}: the code of app {owner} declares it: use another name")
                     await self._client.declare(queue, _declared(name, **fields))
                 except ConfigError as error:
                     await connection.execute(_REASON.encode(), [storable(str(error)), queue, name])
@@ -73,7 +81,14 @@ class Recurrences:
         """Close the connection."""
         await self._client.close()
 
+    async def _owner(self, queue: str, name: str) -> str | None:
+        """Return the app whose code declares a recurrence of this name; None = none does, or no longer."""
+        fields = await self._client.send(self._client.store(queue).recurrence(name))
+        return None if "retired" in fields or "owner" not in fields else fields["owner"].decode(errors="replace")
+
     async def _remove(self, queue: str, name: str) -> None:
+        if await self._owner(queue, name) is not None:
+            return
         try:
             await self._client.remove(queue, name)
         except JobMissing:
@@ -86,6 +101,10 @@ def _declared(name: str, rule: str, zone: str, payload: str, options: dict[str, 
     Raises:
         ConfigError: `options` has a field that a recurrence does not have, or one of another type.
     """
+    if columns := [column for column in _COLUMNS if column in options]:
+        raise ConfigError(
+            f"recurrence {name}: its options have {', '.join(columns)}: write that into the column of this name"
+        )
     words = {**options, "name": name, "rule": rule, "zone": zone, "payload": payload.encode()}
     if strange := words.keys() - set(Declared.__struct_fields__):
         raise ConfigError(f"recurrence {name}: its options have {', '.join(sorted(strange))}, which is no option")

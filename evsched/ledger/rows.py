@@ -98,7 +98,8 @@ those that the doctor has scheduled again, is not known."""
 _STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
 
 _RECURRENCES: Final = """
-SELECT count(*), count(*) FILTER (WHERE epoch <> %(epoch)s OR epoch = ''), count(reason) FROM evsched_recurrence
+SELECT count(*), count(*) FILTER (WHERE epoch = '' OR epoch <> %(epoch)s AND reason IS NULL), count(reason)
+FROM evsched_recurrence
 """
 
 

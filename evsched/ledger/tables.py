@@ -9,7 +9,7 @@ A row of `evsched_job` is a job that a program wants done. Programs write the fi
     report        the place of the last report about the job among all reports
 
 A row of `evsched_recurrence` is a recurrence. Relays write its last two columns: the epoch in which it was declared,
-and the reason why it could not be.
+and the reason why it could not be: then it waits until it is changed.
 
 `evsched_ledger` has one row, which relays use: who this database is (epoch.py), and the epoch that was found last, with
 the time when a relay found it.

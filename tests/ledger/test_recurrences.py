@@ -8,8 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from evsched import events
+from evsched import Retry, events
 from evsched.config import Config
+from evsched.jobs.policies import write_policy
+from evsched.recurrence.recurrence import Declared
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
@@ -28,7 +30,7 @@ def execute(url: str, statement: str, **words: Any) -> list[tuple[Any, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def insert(url: str, queue: str, name: str, rule: str, **options: Any) -> None:
+def insert(url: str, queue: str, name: str, rule: str, /, **options: Any) -> None:
     execute(
         url,
         "INSERT INTO evsched_recurrence (queue, name, rule, payload, options) "
@@ -75,6 +77,9 @@ async def test_rows_are_declared_changed_restored_and_removed(
         ("at noon", {}, "at noon"),
         ("@daily", {"overlap": "maybe"}, "maybe"),
         ("@daily", {"colour": 1}, "colour, which is no option"),
+        ("@daily", {"zone": "Europe/Berlin", "rule": "@hourly"}, "rule, zone: write that into the column"),
+        ("@daily", {"payload": "{}"}, "payload"),
+        ("@daily", {"name": "other", "queue": "other"}, "queue, name"),
         ("@daily", {"count": "x"}, "count"),
         ("@daily", {"skip": "holidays"}, "holidays"),
     ],
@@ -93,3 +98,49 @@ async def test_a_row_that_cannot_be_declared_says_why_and_stops_no_other(
         await declared(recorder, 3)
     assert client.exists(f"evsched:{{{queue}}}:recurrence:bad")
     assert execute(ledger_url, "SELECT reason FROM evsched_recurrence WHERE name = 'bad'") == [(None,)]
+
+
+async def test_a_row_that_was_refused_does_not_recur_after_a_loss_of_redis(
+    relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any
+) -> None:
+    """The relay declares before a worker has written again what the retries of its tasks may take."""
+    sender = BatchingSender(own.url)
+    await sender.send(Store(queue).set_policies({"t": write_policy(Retry(attempts=5, interval=60))}))
+    await sender.close()
+    insert(ledger_url, queue, "often", "every 2")
+    insert(ledger_url, queue, "good", "@hourly")
+    refused = "SELECT reason FROM evsched_recurrence WHERE name = 'often'"
+    async with relaying() as recorder:
+        await declared(recorder, 2)
+        ((why,),) = execute(ledger_url, refused)
+        client.flushall()
+        await declared(recorder, 3)
+        assert client.zrange(f"evsched:{{{queue}}}:recurrences", 0, -1) == [b"good"]
+        assert execute(ledger_url, refused) == [(why,)]
+        execute(ledger_url, "UPDATE evsched_recurrence SET rule = '@daily' WHERE name = 'often'")
+        await declared(recorder, 4)
+    assert client.exists(f"evsched:{{{queue}}}:recurrence:often")
+    assert execute(ledger_url, refused) == [(None,)]
+
+
+async def test_a_row_neither_changes_nor_removes_what_the_code_declares(
+    relaying: Running, queue: str, ledger_url: str, own: EmbeddedRedis, client: Any
+) -> None:
+    sender = BatchingSender(own.url)
+    in_code = Declared(name="mine", rule="@daily", payload=b'{"task":"t"}')
+    await sender.send(Store(queue).declare(in_code, "shop"))
+    record = client.hgetall(f"evsched:{{{queue}}}:recurrence:mine")
+    insert(ledger_url, queue, "mine", "@hourly")
+    async with relaying() as recorder:
+        await declared(recorder, 1)
+        ((why,),) = execute(ledger_url, "SELECT reason FROM evsched_recurrence")
+        assert "the code of app shop declares it" in why
+        execute(ledger_url, "UPDATE evsched_recurrence SET removed = true")
+        await declared(recorder, 2)
+        assert execute(ledger_url, "SELECT name FROM evsched_recurrence") == []
+        assert client.hgetall(f"evsched:{{{queue}}}:recurrence:mine") == record
+        await sender.send(Store(queue).retire("mine", "shop", None))
+        insert(ledger_url, queue, "mine", "@hourly")
+        await declared(recorder, 3)
+    await sender.close()
+    assert client.hget(f"evsched:{{{queue}}}:recurrence:mine", "rule") == b"@hourly"
