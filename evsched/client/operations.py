@@ -181,8 +181,9 @@ def _arrival(store: Store, job_id: str, row: int, until: float) -> Operation[Non
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError(
-                f"{job_id} did not come to Redis in time: its transaction has not committed, no relay runs, or it has "
-                "ended and its retention is over: see evsched ledger status"
+                f"{job_id} did not come to Redis in time: its transaction has not committed, no relay runs, its row in "
+                "evsched_job was refused and its column `reason` says why, or it has ended and its retention is over: "
+                "see evsched ledger status"
             )
         yield Pause(min(pause, left))
         pause = min(2 * pause, _LOOK_MOST)

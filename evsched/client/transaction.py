@@ -7,6 +7,7 @@ in PEP 249. They are recognised by what they can do, so none of them is imported
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Awaitable
 from typing import Any, Final
@@ -42,6 +43,10 @@ RETURNING id, number
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """In JSON: after an even number of backslashes."""
 
+_EARLIEST: Final = -2e11
+_LATEST: Final = 9e12
+"""Unix seconds between which PostgreSQL stores every time: from the year 4368 before Christ on, for 290,000 years."""
+
 _SQLITE: Final = ("sqlite3", "aiosqlite.core")
 
 
@@ -74,17 +79,26 @@ class Insertion(Struct, frozen=True):
 
     def _check(self, row: Any) -> None:
         if row is None and self.on_conflict != "keep":
-            raise JobExists(f"{self.job.id} of {self.queue} has not ended yet, or its id is taken, says the ledger")
+            raise JobExists(
+                f"the ledger has a row {self.job.id} of queue {self.queue} that cannot be used again: its job has not "
+                "ended, or is dead or expired, or it is too new for `unique`; its column `state` says which"
+            )
 
     def _execute(self, connection: Any) -> Any:
         """Return the row that the statement returns, None if there is none; or an awaitable of it.
 
         Raises:
-            ConfigError: the connection is none that is known here, or `on_conflict` is "replace".
+            ConfigError: the connection is none that is known here, `on_conflict` is "replace", or the time is one
+                that PostgreSQL does not store.
             BadArguments: PostgreSQL does not store the job: after its error, the transaction could not go on.
         """
         if self.on_conflict == "replace":
             raise ConfigError("on_conflict: a transaction cannot replace a job of the ledger: cancel the first one")
+        due = self.job.due
+        if due is not None and math.isfinite(due) and not _EARLIEST < due < _LATEST:
+            raise ConfigError(f"due: PostgreSQL does not store the time {due:g}: give inf for never")
+        if self.job.delay > _LATEST / 2:
+            raise ConfigError(f"delay: PostgreSQL stores no time in {self.job.delay:g} s: give due=inf for never")
         if _has_nul(self.job):
             raise BadArguments(
                 f"{self.job.id}: an argument, or the group, has the character NUL, which PostgreSQL does not store"

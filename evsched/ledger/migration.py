@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 
 from evsched.errors import CannotStart
 from evsched.ledger.database import check_server, check_url, connect, explain
-from evsched.ledger.tables import PARTS, Part
+from evsched.ledger.tables import PARTS, TABLES, Part
 
 _LOCK: Final = 0x65767363
 """The advisory lock of a migration: two at once would collide in the catalog."""
@@ -18,13 +18,18 @@ _LOCK: Final = 0x65767363
 _PATIENCE: Final = "SET LOCAL lock_timeout = '2s'"
 """For the locks of the tables. While one is waited for, all who come later wait too, such as the programs' inserts."""
 
+_COLUMNS: Final = (
+    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
+)
+
 
 async def migrate(url: str | None) -> None:
     """Bring the tables up to date, in one transaction. Nothing is locked if nothing is missing.
 
     Raises:
         ConfigError: no database is set.
-        CannotStart: it cannot be reached, is too old, or refuses; or another transaction uses a table that must change.
+        CannotStart: it cannot be reached, is too old, or refuses; or another transaction uses a table that must
+            change, or a table of that name is not one of the ledger.
     """
     part = None
     try:
@@ -32,6 +37,7 @@ async def migrate(url: str | None) -> None:
             check_server(connection)
             if not await _missing(connection, PARTS):
                 return
+            await _check_owner(connection)
             async with connection.transaction():
                 await connection.execute("SET LOCAL lock_timeout = 0")  # another migration takes as long as it takes
                 await connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -46,6 +52,18 @@ async def migrate(url: str | None) -> None:
         ) from None
     except psycopg.Error as error:
         raise CannotStart(f"the database of the ledger: {explain(error)}") from None
+
+
+async def _check_owner(connection: AsyncConnection) -> None:
+    """Check that what has the name of a table is a table with its key, not one of another program."""
+    for table in TABLES:
+        cursor = await connection.execute(_COLUMNS, [table.name])
+        columns = {name for (name,) in await cursor.fetchall()}
+        if columns and (missing := [column for column in table.key.split(", ") if column not in columns]):
+            raise CannotStart(
+                f"the database of the ledger: {table.name} is there and has no column {' and '.join(missing)}, so it "
+                "is of another program: nothing was changed; rename it, or give the ledger another database or schema"
+            )
 
 
 async def _missing(connection: AsyncConnection, parts: Sequence[Part]) -> bool:

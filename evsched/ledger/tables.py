@@ -128,6 +128,9 @@ _LEDGER: Final = Table(
 )
 
 
+TABLES: Final = (_JOBS, _RECURRENCES, _LEDGER)
+
+
 def _of_table(table: Table) -> Iterator[Part]:
     of, name = f"to_regclass('{table.name}')", table.name
     columns = ", ".join(column.definition(name) for column in table.columns)

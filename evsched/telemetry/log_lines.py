@@ -112,7 +112,10 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.LedgerStarted: (logging.INFO, "relay started on {server} and {database}"),
     events.EpochFound: (logging.INFO, "epoch {epoch}: rows that were scheduled in another one are scheduled again"),
     events.RelayWaits: (logging.ERROR, "{reason}"),
-    events.RowsRefused: (logging.ERROR, "queue {queue}: {count} rows cannot be scheduled, and are dead: {first}"),
+    events.RowsRefused: (
+        logging.ERROR,
+        "queue {queue}: rows that cannot be scheduled, and are dead: {count}; one is {first}",
+    ),
     events.LedgerDown: (logging.ERROR, "the database of the ledger does not serve, as {who} found: {reason}"),
     events.LedgerUp: (logging.INFO, "the database of the ledger serves {who} again, after {seconds:.1f} s"),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),

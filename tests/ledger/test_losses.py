@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import AsyncGenerator
@@ -11,6 +12,8 @@ import psycopg
 import pytest
 
 from evsched import App, events
+from evsched.client import operations
+from evsched.client.client import Client
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
@@ -162,3 +165,33 @@ async def test_postgresql_is_restarted(
         insert(ledger_url, queue, 50, due="now", prefix="after")
         await recorder.until(lambda: ended(recorder) >= 350, limit=25)
     assert sorted(ran) == sorted([f"j{n}" for n in range(1, 301)] + [f"after{n}" for n in range(1, 51)])
+
+
+async def test_a_result_is_awaited_across_a_flush(
+    relaying: Running,
+    running: System,
+    queue: str,
+    ledger_url: str,
+    own: EmbeddedRedis,
+    client: Any,
+    recorder: Recorder,
+    monkeypatch: Any,
+) -> None:
+    """With `reply`, which the row has, so that the job pushes its outcome though Redis has forgotten who waits."""
+    monkeypatch.setattr(operations, "_BLOCK", 1000.0)
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO evsched_job (queue, id, payload, due) VALUES (%s, 'a', %s, 'infinity')",
+            [queue, '{"task":"note","args":["a"],"reply":true}'],
+        )
+    program = Client(own.url)
+    async with relaying(recorder):
+        await recorder.wait(events.RowsScheduled)
+        waiting = asyncio.ensure_future(program.result(queue, "a", None))
+        while not await asyncio.to_thread(client.hexists, f"evsched:{{{queue}}}:job:a", "reply"):
+            pass  # it has not asked yet
+        client.flushall()
+        await recorder.wait(events.RowsScheduled, lambda event: event.again)
+        await program.reschedule(queue, "a")
+        assert await waiting is None
+    await program.close()

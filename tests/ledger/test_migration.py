@@ -62,3 +62,13 @@ async def test_a_table_that_must_change_is_waited_for_for_a_short_time(ledger_ur
         with pytest.raises(CannotStart, match=r"column evsched_job.report cannot be made .* pg_stat_activity"):
             await migrate(ledger_url)
     await migrate(ledger_url)
+
+
+@pytest.mark.parametrize("table", ["evsched_job", "evsched_recurrence", "evsched_ledger"])
+async def test_a_table_of_another_program_is_left_alone(ledger_url: str, table: str) -> None:
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        connection.execute(f"DROP TABLE {table}; CREATE TABLE {table} (x int)".encode())
+        before = connection.execute(SCHEMA).fetchall()
+        with pytest.raises(CannotStart, match=f"{table} is there and has no column .* nothing was changed"):
+            await migrate(ledger_url)
+        assert connection.execute(SCHEMA).fetchall() == before

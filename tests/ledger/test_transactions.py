@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Generator
 from importlib import import_module
@@ -141,7 +142,7 @@ def test_an_id_whose_job_has_not_ended_is_refused_and_the_transaction_goes_on(
     set_state(ledger_url, state)
     before = rows()
     with psycopg.connect(ledger_url) as connection:
-        with pytest.raises(JobExists, match="a of"):
+        with pytest.raises(JobExists, match=r"row a of .*dead or expired"):
             send.using(id="a").enqueue_in_sync(connection, "eve")
         assert send.using(id="a", on_conflict="keep").enqueue_in_sync(connection, "eve") == "a"
         send.using(id="b").enqueue_in_sync(connection, "eve")
@@ -241,3 +242,17 @@ async def test_other_databases_are_refused(send: Any) -> None:
     lite = handlers.ConnectionHandler({"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
     with pytest.raises(ConfigError, match="one of sqlite"):
         send.enqueue_in_sync(lite["default"], "bob")
+
+
+@pytest.mark.parametrize("time", [{"due": 1e15}, {"due": -1e15}, {"delay": 1e15}])
+def test_a_time_that_postgresql_does_not_store_is_refused_and_the_transaction_goes_on(
+    send: Any, rows: Any, ledger_url: str, time: dict[str, float]
+) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        with pytest.raises(ConfigError, match="PostgreSQL"):
+            send.using(**time).enqueue_in_sync(connection, "bob")
+        send.using(id="never", due=math.inf).enqueue_in_sync(connection, "bob")
+        send.using(id="late", due=8.9e12).enqueue_in_sync(connection, "bob")
+        send.using(id="later", delay=4.4e12).enqueue_in_sync(connection, "bob")
+        send.using(id="early", due=-1.9e11).enqueue_in_sync(connection, "bob")
+    assert [row[1] for row in rows()] == ["never", "late", "later", "early"]
