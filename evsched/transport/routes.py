@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Final, Protocol, cast
-from weakref import ref
 
 from redis import exceptions
 
@@ -23,7 +22,8 @@ from evsched.errors import StoreDown
 from evsched.transport.address import Address, parse
 from evsched.transport.ask import Host
 from evsched.transport.call import Word
-from evsched.transport.links import AsyncLink, SyncLink, abort
+from evsched.transport.links import AsyncLink, SyncLink
+from evsched.transport.open_links import OpenLinks
 from evsched.transport.sentinel import SentinelAsker
 from evsched.transport.topology import Topology, topology
 
@@ -60,8 +60,7 @@ class Primary:
         self._asker = None if address.sentinels is None else SentinelAsker(address.scheme, address.sentinels)
         self._at: Host | None = None
         """Where the primary was found last."""
-        self._links: dict[int, tuple[ref[AsyncLink], asyncio.AbstractEventLoop]] = {}
-        """Those that were opened, by `id`, each with the event loop that it belongs to."""
+        self._links = OpenLinks()
 
     async def connect(self, link: AsyncLink) -> None:
         """See `Route`."""
@@ -69,7 +68,7 @@ class Primary:
             await link.connect()
             return
         at = await self._asker.ask()
-        self._links[id(link)] = (ref(link), asyncio.get_running_loop())
+        self._links.add(link)
         self._found(at)
         _aim(link, at)
         await link.connect()
@@ -124,15 +123,8 @@ class Primary:
     def _found(self, at: Host) -> None:
         """Note where the primary is. If it has moved, cut the links to the old one."""
         before, self._at = self._at, at
-        if before in (None, at):
-            return
-        for name, (weak, loop) in list(self._links.items()):
-            link: Any = weak()
-            if link is None:
-                del self._links[name]
-            elif (link.host, link.port) == before:
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(abort, link)
+        if before is not None and before != at:
+            self._links.cut(before)
 
     def _check(self, at: Host, reply: Any) -> None:
         """Check the reply to HELLO, and that the primary has not moved meanwhile.
@@ -157,6 +149,7 @@ class ClusterRoute:
 
     async def connect(self, link: AsyncLink) -> None:
         """See `Route`."""
+        self._cluster.links.add(link)
         _aim(link, self._node or await self._cluster.owner(self._near))
         await link.connect()
 

@@ -16,6 +16,7 @@ from evsched.errors import StoreDown
 from evsched.transport.address import Address, parse
 from evsched.transport.ask import Asker, Host
 from evsched.transport.call import Word
+from evsched.transport.open_links import OpenLinks
 
 Owners = list[Host | None]
 
@@ -30,7 +31,11 @@ class Topology:
         )
         self._owners: Owners | None = None
         """None = it is to be read."""
+        self._primaries = set[Host]()
+        """Those that it had when it was read last."""
         self._listeners: list[Callable[[], None]] = []
+        self.links = OpenLinks()
+        """The links to the nodes. Those to a node that is a primary no more are cut."""
 
     def listen(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Have `changed()` called when the topology is out of date; return what ends that. For any thread."""
@@ -62,10 +67,12 @@ class Topology:
         return self._owners or self._read(await self._asker.ask())
 
     def _read(self, owners: Owners) -> Owners:
-        self._owners = owners
-        found = sorted({host for host in owners if host is not None})
+        before, self._owners = self._primaries, owners
+        self._primaries = {host for host in owners if host is not None}
+        for host in before - self._primaries:
+            self.links.cut(host)
         # The seeds too: the nodes that are known now may all be gone one day.
-        self._asker.hosts = tuple(dict.fromkeys([*self._asker.hosts[:1], *found, *self._seeds]))
+        self._asker.hosts = tuple(dict.fromkeys([*self._asker.hosts[:1], *sorted(self._primaries), *self._seeds]))
         return owners
 
     def _owner(self, owners: Owners, key: Word | None) -> Host:

@@ -35,7 +35,7 @@ def cluster(server: EmbeddedRedis) -> Generator[Cluster]:
 @pytest.fixture(scope="module")
 def moving(cluster: Cluster) -> tuple[EmbeddedRedis, EmbeddedRedis]:
     """The old and the new owner of a queue, whose schedule has moved already, and nothing else."""
-    source = cluster.owner(QUEUE)
+    source = cluster.primary(QUEUE)
     target = next(node for node in cluster.nodes if node is not source)
     sender, store = SyncSender(source.url), Store(QUEUE)
     jobs = [New(f"j{number}", b'{"task":"x"}', delay=-1.0) for number in range(3)]

@@ -436,7 +436,7 @@ def test_a_random_walk_on_a_cluster(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
 
         def client_of(queue: str) -> Any:
-            return plain_client(f"redis://127.0.0.1:{cluster.owner(queue).port}")
+            return plain_client(f"redis://127.0.0.1:{cluster.primary(queue).port}")
 
         for seed in range(40, 43):  # each in a queue of its own, so on several nodes
             _walk(Walk(cluster.url, seed, client_of), seed)

@@ -71,7 +71,7 @@ def queues_of_all(cluster: Cluster) -> tuple[str, ...]:
     found = dict[int, str]()
     for number in count():
         name = f"q{next(_numbers)}-{number}"
-        found.setdefault(cluster.owner(name).pid, name)
+        found.setdefault(cluster.primary(name).pid, name)
         if len(found) == len([node for node in cluster.nodes if cluster.is_primary(node)]):
             return tuple(found.values())
     raise AssertionError
@@ -87,7 +87,7 @@ async def enqueue(scene: Scene, queue: str) -> None:
 
 async def test_the_queues_of_all_primaries_are_dispatched_and_worked(cluster: Cluster) -> None:
     queues = queues_of_all(cluster)
-    assert len({cluster.owner(queue).pid for queue in queues}) == 3
+    assert len({cluster.primary(queue).pid for queue in queues}) == 3
     async with serving(cluster.url, queues) as scene:
         for queue in queues:
             await scene.handle.using(queue=queue).enqueue(queue, 0)
@@ -104,7 +104,7 @@ async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_foun
     async with serving(cluster.url, queues, named=False) as scene:
         await scene.recorder.wait(events.NotificationsProven, count=3)
         for queue in queues:
-            raw = cluster.client(cluster.owner(queue))  # a foreign client, with one ZADD
+            raw = cluster.client(cluster.primary(queue))  # a foreign client, with one ZADD
             raw.zadd(keys.schedule(queue), {f'{{"task":"handle","args":["{queue}",0]}}': 0})
             await scene.recorder.wait(events.QueueFound, lambda event, queue=queue: event.queue == queue)
             await scene.recorder.wait(events.Dispatched, lambda event, queue=queue: event.queue == queue)
@@ -114,7 +114,7 @@ async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_foun
 
 def key_by_key(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
     """Move a slot as `redis-cli --cluster reshard` does; it may have begun."""
-    source, slot = cluster.owner(queue), slot_of(queue)
+    source, slot = cluster.primary(queue), slot_of(queue)
     cluster.begin_to_move(queue, to)
     while names := cluster.client(source).execute_command("CLUSTER", "GETKEYSINSLOT", slot, 5):
         cluster.move_keys(source, to, names)
@@ -122,9 +122,9 @@ def key_by_key(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
 
 
 def atomically(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
-    client, slot = cluster.client(cluster.owner(queue)), slot_of(queue)
+    client, slot = cluster.client(cluster.primary(queue)), slot_of(queue)
     client.execute_command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", cluster.id_of(to))
-    cluster.until(lambda: cluster.owner(queue) is to, "the slot does not move")
+    cluster.until(lambda: cluster.primary(queue) is to, "the slot does not move")
 
 
 async def test_a_queue_whose_slot_moves_key_by_key_loses_no_job_and_runs_none_twice(cluster: Cluster) -> None:
@@ -133,7 +133,7 @@ async def test_a_queue_whose_slot_moves_key_by_key_loses_no_job_and_runs_none_tw
 
 async def test_a_foreign_client_may_follow_ask_with_its_hset_and_zadd(cluster: Cluster) -> None:
     queue, other, *_ = queues_of_all(cluster)
-    source, to = cluster.owner(queue), cluster.owner(other)
+    source, to = cluster.primary(queue), cluster.primary(other)
     async with serving(cluster.url, (queue,)) as scene:
         await scene.handle.using(queue=queue, id="old", delay=0.5).enqueue(queue, 0)
         cluster.begin_to_move(queue, to)
@@ -158,7 +158,7 @@ async def _move_to_and_fro(cluster: Cluster, move: Callable[[Cluster, str, Embed
     queue, other, *_ = queues_of_all(cluster)
     async with serving(cluster.url, (queue, other)) as scene:
         await asyncio.gather(enqueue(scene, queue), enqueue(scene, other))
-        source, to = cluster.owner(queue), cluster.owner(other)
+        source, to = cluster.primary(queue), cluster.primary(other)
         await asyncio.to_thread(move, cluster, queue, to)
         assert scene.runs.total() < 2 * JOBS, "nothing was due any more while the slot moved"
         await asyncio.to_thread(move, cluster, queue, source)
@@ -176,7 +176,7 @@ async def test_after_the_death_of_a_primary_its_replica_goes_on_and_the_other_qu
         queue, other, *_ = queues_of_all(cluster)
         async with serving(cluster.url, (queue, other)) as scene:
             await asyncio.gather(enqueue(scene, queue), enqueue(scene, other))
-            victim = cluster.owner(queue)
+            victim = cluster.primary(queue)
             assert cluster.client(victim).wait(1, 5000) == 1
             victim.kill()
             await scene.all_ran(queue)
@@ -184,7 +184,7 @@ async def test_after_the_death_of_a_primary_its_replica_goes_on_and_the_other_qu
             with scene.app.sync() as client:
                 client.enqueue(scene.handle.using(queue=queue), queue, JOBS)
             await scene.all_ran(queue, JOBS + 1)
-        assert cluster.owner(queue) is not victim
+        assert cluster.primary(queue) is not victim
 
 
 async def test_a_url_of_one_node_is_refused_with_the_form_of_the_url_of_a_cluster(cluster: Cluster) -> None:

@@ -107,21 +107,45 @@ class Cluster:
     def is_primary(self, node: EmbeddedRedis) -> bool:
         return bool(node.pid) and self.client(node).execute_command("ROLE")[0] == "master"
 
-    def owner(self, queue: str) -> EmbeddedRedis:
-        """Return the node that owns a queue's slot."""
+    def primary(self, queue: str, of: EmbeddedRedis | None = None) -> EmbeddedRedis:
+        """Return the node that owns a queue's slot, as the node `of` says, or any that lives."""
         slot = slot_of(queue)
-        for first, last, (_, port, *_), *_ in self._slots():
+        for first, last, (_, port, *_), *_ in self._slots(of):
             if first <= slot <= last:
                 return next(node for node in self.nodes if node.port == port)
         raise AssertionError(f"nobody owns slot {slot}")
 
-    def _slots(self) -> list[Any]:
-        alive = next(node for node in self.nodes if node.pid)
+    def _slots(self, of: EmbeddedRedis | None) -> list[Any]:
+        alive = of or next(node for node in self.nodes if node.pid)
         return self.client(alive).execute_command("CLUSTER", "SLOTS")
+
+    def wait_for_failover(self, old: EmbeddedRedis, queue: str) -> EmbeddedRedis:
+        """Wait until another node has a queue and serves, and return it."""
+
+        def is_over() -> bool:
+            found = self.primary(queue, of=next(node for node in self.nodes if node.pid and node is not old))
+            return found is not old and self.is_primary(found)
+
+        self.until(is_over, "no replica takes the place of the primary")
+        return self.primary(queue, of=next(node for node in self.nodes if node.pid and node is not old))
+
+    def wait_for_replicas(self) -> None:
+        """Wait until all nodes but the primaries are replicas that a primary serves."""
+
+        def is_served(node: EmbeddedRedis) -> bool:
+            replication = self.client(node).info("replication")
+            return replication["role"] == "master" or replication["master_link_status"] == "up"
+
+        self.until_ready()
+        primaries = self._counts[0]
+        self.until(
+            lambda: sum(map(self.is_primary, self.nodes)) == primaries and all(map(is_served, self.nodes)),
+            "a replica does not reach its primary",
+        )
 
     def begin_to_move(self, queue: str, to: EmbeddedRedis) -> None:
         """Mark the queue's slot as moving to another node; no key has moved yet."""
-        slot, source = slot_of(queue), self.owner(queue)
+        slot, source = slot_of(queue), self.primary(queue)
         self.client(to).execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
         self.client(source).execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(to))
 

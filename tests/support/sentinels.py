@@ -176,15 +176,15 @@ class Sentinels:
             port=server.port or 0, password=self._password or None, decode_responses=True, protocol=2, driver_info=None
         )
 
-    def primary(self) -> EmbeddedRedis:
-        """Return the server that the sentinels call the primary."""
+    def primary(self, queue: str = "") -> EmbeddedRedis:
+        """Return the server that the sentinels call the primary, which has all queues."""
         for port, process in zip(self.ports, self.processes, strict=True):
             if process.poll() is None:
                 _, found = self.ask(port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
                 return self.servers[self._ports.index(int(found))]
         raise AssertionError("no sentinel is left")
 
-    def wait_for_failover(self, old: EmbeddedRedis) -> EmbeddedRedis:
+    def wait_for_failover(self, old: EmbeddedRedis, queue: str = "") -> EmbeddedRedis:
         """Wait until another server is the primary, and return it."""
         until = time.monotonic() + PATIENCE
         while (found := self.primary()) is old or self.client(found).info("replication")["role"] != "master":
