@@ -109,6 +109,8 @@ class ClusterDispatcher:
             while True:
                 async with self._reconnect:
                     await self._adapt()
+                if self._reconnect.failures:
+                    continue
                 self._reconnect.pulse.expect(self._runtime.config.safety_cap)
                 await self._rest()
         finally:
