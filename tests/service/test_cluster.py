@@ -20,6 +20,7 @@ from evsched.process.service import check_server
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import find_server
+from tests.service.test_rights import USERS, words_of
 from tests.support.cluster import Cluster, slot_of
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
@@ -185,6 +186,30 @@ async def test_after_the_death_of_a_primary_its_replica_goes_on_and_the_other_qu
                 client.enqueue(scene.handle.using(queue=queue), queue, JOBS)
             await scene.all_ran(queue, JOBS + 1)
         assert cluster.primary(queue) is not victim
+
+
+async def test_each_role_works_as_its_own_user_on_all_nodes(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        for name, rules in USERS:
+            if name != "default":
+                cluster.client(node).execute_command("ACL", "SETUSER", name, *words_of(rules))
+    queues = queues_of_all(cluster)
+    app, runs = App(cluster.url_of("client"), queue=queues[0]), Counter[str]()
+
+    @app.task
+    async def handle(queue: str) -> None:
+        runs[queue] += 1
+
+    dispatching = Config(url=cluster.url_of("dispatcher"), queues=())
+    working = Config(url=cluster.url_of("worker"), queues=queues)
+    async with system(dispatching, App(queue="x"), workers=0), system(working, app, dispatch=False):
+        app.move_to(cluster.url_of("client"))
+        for queue in queues:
+            await (await handle.using(queue=queue).enqueue(queue)).result(PATIENCE)
+    assert runs == dict.fromkeys(queues, 1)
+    for node in cluster.nodes:
+        refused = cluster.client(node).execute_command("ACL", "LOG")
+        assert not refused, refused
 
 
 async def test_a_url_of_one_node_is_refused_with_the_form_of_the_url_of_a_cluster(cluster: Cluster) -> None:

@@ -32,7 +32,12 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return self.url_of("")
+
+    def url_of(self, user: str) -> str:
+        """Return the URL for one of the users of redis.conf."""
+        login = f"{user}:change-me@" if user else ""
+        return f"redis+cluster://{login}" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def __enter__(self) -> Self:
         try:
