@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import astuple
 
+from evsched import keys
 from evsched.client.operations import Operation, send
 from evsched.client.recurrences import read_stored
 from evsched.errors import ConfigError, JobMissing
@@ -22,6 +23,10 @@ BACKFILL_MOST: Final = 10_000
 
 _SLICE: Final = 250
 """Planned times that one call requests: about 1 ms of Redis's time."""
+
+
+_GIVEN_MOST: Final = 10_000
+"""Moments that are remembered. So many runs are not requested within one microsecond."""
 
 
 def trigger(store: Store, name: str) -> Operation[tuple[str, bool]]:
@@ -46,8 +51,22 @@ def _planned_now(store: Store, name: str) -> Operation[str]:
     """Return the planned time of a run that is requested now."""
     if fields := (yield from send(store.recurrence(name))):
         read_payload(name, fields)
-    now = yield from send(clock())
-    return f"{now:.6f}"  # not rounded to milliseconds: two operators may trigger it in the same one
+    now = yield from send(clock(keys.root(store.queue)))
+    return f"{_distinct(round(now * 1e6)) / 1e6:.6f}"  # not rounded to milliseconds: two may trigger it in the same one
+
+
+_given = dict[int, object]()
+"""The moments that this process has given to runs, in microseconds."""
+
+
+def _distinct(moment: int) -> int:
+    """Return a moment that no other run that this process requested has: calls of one batch read the same time."""
+    mine = object()
+    while _given.setdefault(moment, mine) is not mine:  # atomic: any number of threads may ask
+        moment += 1
+    if len(_given) > _GIVEN_MOST:
+        _given.clear()
+    return moment
 
 
 def planned_between(store: Store, name: str, since: float, until: float) -> Operation[list[float]]:

@@ -161,7 +161,8 @@ class Database:
 
 def explain(error: psycopg.Error) -> str:
     """Return an error's message on one line, and what to do where PostgreSQL does not say it."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    # Of a statement that failed, the message alone: what follows it quotes the statement.
+    text = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
         text += ": run `evsched ledger migrate`"
     elif isinstance(error, psycopg.errors.LockNotAvailable):

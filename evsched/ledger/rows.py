@@ -87,13 +87,16 @@ SELECT count(*), greatest(extract(epoch FROM clock_timestamp() - min(since) FILT
 FROM (
     SELECT CASE
         WHEN scheduled_at IS NULL THEN created
-        WHEN epoch <> '' THEN (SELECT found FROM evsched_ledger WHERE epoch = %(epoch)s)
+        WHEN epoch <> '' THEN coalesce(
+            (SELECT found FROM evsched_ledger WHERE epoch = %(epoch)s), CASE WHEN %(known)s THEN scheduled_at END
+        )
     END AS since
     FROM evsched_job WHERE {_UNSCHEDULED} LIMIT %(most)s
 ) AS waiting
 """  # noqa: S608 - likewise
-"""Rows of another epoch wait since the present one was found. Since when other rows wait that were scheduled before, as
-those that the doctor has scheduled again, is not known."""
+"""Rows of another epoch wait since the present one was found; if the table has another one, since they were scheduled
+in that. Since when other rows wait that were scheduled before, as those that the doctor has scheduled again, is not
+known."""
 
 _STATES: Final = "SELECT state, count(*) FROM evsched_job GROUP BY state ORDER BY state"
 
@@ -212,7 +215,8 @@ async def backlog(connection: AsyncConnection, epoch: str | None, most: int | No
 
     `epoch`: None = it is not known, so only rows count that were never scheduled. `most`: None = all.
     """
-    return Backlog(*(await _rows(connection, _BACKLOG, {"epoch": epoch, "most": most}))[0])
+    words = {"epoch": epoch, "known": epoch not in (None, NO_EPOCH), "most": most}
+    return Backlog(*(await _rows(connection, _BACKLOG, words))[0])
 
 
 async def states(connection: AsyncConnection) -> dict[str, int]:

@@ -11,8 +11,8 @@ from typing import Final
 from evsched.targets.answer import Answer
 from evsched.targets.exchange import Exchange
 
-HEAD_MOST: Final = 64 * 1024
-"""Bytes of the headers of an answer."""
+HEAD_MOST: Final = 256 * 1024
+"""Bytes of the headers of an answer. With more of them, a connection is closed: they cannot be read past."""
 
 _TURN: Final = 32
 """Parts of answers that are read in one turn of the event loop: about a millisecond. So a server that sends thousands

@@ -12,8 +12,11 @@ from evsched.targets.request import Request
 
 CLOSED: Final = "closed the connection before it had answered"
 NOT_HTTP: Final = "sent an answer that is not valid HTTP"
-TOO_LARGE: Final = "sent an answer with more than 64 KiB of headers"
+TOO_LARGE: Final = "sent more than 256 KiB of headers in one answer"
 TOO_MANY: Final = "sent too many small parts before it had answered"
+
+HEAD_KEPT: Final = 64 * 1024
+"""Bytes of the headers of an answer that are kept."""
 
 PARTS_MOST: Final = 4096
 """Parts of an answer that are read: chunks, frames, and packets that complete none of these. Each costs about as much
@@ -41,12 +44,21 @@ class Exchange:
         self._parts = 0
         self._status = 0
         self._headers = list[tuple[str, str]]()
+        self._head = 0
+        """Bytes of the headers."""
+        self._cut = False
+        """Not all headers are kept."""
         self._body = bytearray()
 
     def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Note the status and the headers of the answer."""
+        """Note the status and the headers of the answer, as many as are kept."""
         self._status = status
-        self._headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
+        for name, value in headers:
+            self._head += len(name) + len(value)
+            if self._head > HEAD_KEPT:
+                self._cut = True
+                break
+            self._headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
 
     def count(self, parts: int) -> bool:
         """Count what has arrived. Return False if there are more than `PARTS_MOST` parts: the answer has ended."""
@@ -91,6 +103,7 @@ class Exchange:
 
     def _end(self, *, whole: bool) -> None:
         if not self.answer.done():
+            whole = whole and not self._cut
             self.answer.set_result(Answer(self._status, self._headers, bytes(self._body[:BODY_MOST]), whole))
 
 

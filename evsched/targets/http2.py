@@ -36,7 +36,7 @@ _HEADER: Final = 9
 """Bytes of the header of a frame: 3 are its length, 1 its type (RFC 9113, 4.1)."""
 _FRAME_MOST: Final = 2**14
 """Bytes of a frame, unless we allow more."""
-_PART: Final = 64
+_PART: Final = 128
 """Bytes of a frame that count for one part, if it is not a part of a body: a frame of headers or of settings costs the
 more time the longer it is."""
 
@@ -54,6 +54,7 @@ class Http2(Connection):
         self._h2.local_settings = Settings(
             client=True, initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: HEAD_MOST}
         )
+        self._h2.decoder.max_header_list_size = HEAD_MOST  # h2 sets it when the server confirms the settings
         # Some servers refuse this one, which h2 sends unless told otherwise.
         del self._h2.local_settings[SettingCodes.ENABLE_CONNECT_PROTOCOL]
         self._arrived = bytearray()

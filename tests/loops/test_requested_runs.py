@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -93,3 +94,19 @@ async def test_the_client_triggers_a_run_and_returns_its_id(config: Config, queu
         with pytest.raises(JobMissing, match="nobody is not a recurrence"):
             await app.client.trigger(queue, "nobody")
     assert ran == [job_id]
+
+
+async def test_of_many_triggers_at_once_each_makes_a_run(config: Config, queue: str) -> None:
+    app, ran = App(queue=queue), list[str]()
+
+    @app.task
+    async def tick() -> None:
+        ran.append(current_job().id)
+
+    async with system(config, app) as running:
+        declared = Declared(name="t", rule="@yearly", payload=b'{"task":"tick"}', overlap="allow")
+        await app.client.declare(queue, declared)
+        ids = await asyncio.gather(*[app.client.trigger(queue, "t") for _ in range(60)])
+        await ended(running, 60)
+    assert len(set(ids)) == 60
+    assert sorted(ran) == sorted(ids)

@@ -51,7 +51,7 @@ def test_a_destination_that_is_not_valid_is_named(cli: Cli, to: str, words: str)
 
 
 def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
-    cli.run_first("import sys; sys.modules['aio_pika'] = None")
+    cli.run_first("import sys; sys.modules['aiormq'] = None")
     rabbit = {"EVSCHED_FORWARD_URL_RABBIT": "amqp://localhost/"}
     done = cli.run("worker", APP, "--forward-destination", "queue@rabbit:orders", **rabbit)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -61,7 +61,7 @@ def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
 def test_a_message_is_forwarded_by_a_worker_without_the_libraries_of_other_targets(
     cli: Cli, raw: Any, queue: str, news: str
 ) -> None:
-    missing = ["aio_pika", "h11", "h2", "standardwebhooks"]
+    missing = ["aiormq", "h11", "h2", "standardwebhooks"]
     cli.run_first(f"import sys; sys.modules.update(dict.fromkeys({missing}))")
     record = schedule(raw, queue, to=f"stream:{news}", message={"n": 1})
     done = cli.run("worker", APP, "--burst", "--forward-destination", f"stream:{queue}:*")
