@@ -35,7 +35,7 @@ from msgspec import Struct
 from evsched import App
 from evsched.client.client import Client
 from evsched.client.find_queues import find_queues
-from evsched.client.operations import Send, Step
+from evsched.client.operations import Send, Step, nodes
 from evsched.client.sync_client import SyncClient
 from evsched.client.times import unix
 from evsched.config import Config
@@ -119,7 +119,8 @@ class Clock:
         self._sender = SyncClient(url)
         self._executor = Executor(app.program, 1, 1, _Windows(self._sender))
         app.move_to(url, _Client(self, self._sender, url))
-        self._sender.send(flush())
+        for node in self._sender.run(nodes()):
+            self._sender.send(flush().at(node))
         for queue, declared in app.program.recurrences:
             self._sender.send(Store(queue).declare(declared, app.program.owner))
         for queue in {*app.queues, *(name for name, *_ in app.program.limits)}:

@@ -46,7 +46,7 @@ def list_windows(*, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url =
     Example: evsched windows --queue mail
     """
     with client_of(url, queue) as redis:
-        found, now = redis.send(Store(queue).windows()), redis.now()
+        found, now = redis.send(Store(queue).windows()), redis.now(queue)
         unknown = note_if_unknown(redis, queue, found)
     rows = [_row(name, text, now) for name, text in sorted(found.items())]
     if json:
@@ -90,7 +90,7 @@ def set_window(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     with client(url) as redis:
-        if parsed.next_open(redis.now()) is None:
+        if parsed.next_open(redis.now(queue)) is None:
             raise UsageError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
         redis.send(Store(queue).count_deferred(name))  # refused before anything is written
         redis.send(Store(queue).set_window(name, window))
@@ -204,7 +204,7 @@ def _kept(url: str | None, queue: str) -> tuple[list[_Ahead], int]:
     """Return the recurrences of a queue that recur, and the exit code. A line on stderr names each that cannot."""
     ahead = list[_Ahead]()
     with client_of(url, queue) as redis:
-        now, found = redis.now(), redis.run(kept(Store(queue)))
+        now, found = redis.now(queue), redis.run(kept(Store(queue)))
         for name, at, fields in found:
             if not fields or "retired" in fields or ("paused" in fields and "paused_until" not in fields):
                 continue

@@ -110,7 +110,7 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
         dispatchers = None
         if facts.holder is not None:
             with contextlib.suppress(StoreRefused):  # this user may not ask
-                dispatchers = redis.send(server.dispatchers())
+                dispatchers = redis.send(server.dispatchers(store.queue))
     pauses = list[FetchPause | None]()
     if facts.status.place == "ready" and facts.counts.get("workers"):
         pauses = asyncio.run(_pauses(settings(url).url, queue))
@@ -141,9 +141,9 @@ def _recurrence(redis: SyncClient, store: Store, name: str) -> Explanation | Non
     with contextlib.suppress(StoreRefused):  # the key is of another type
         requests = redis.send(store.requests(owner))
     with contextlib.suppress(StoreRefused):  # this user may not ask
-        dispatchers = redis.send(server.dispatchers())
+        dispatchers = redis.send(server.dispatchers(store.queue))
     standing = redis.run(find_standing(store, at, fields))
-    found = explain_recurrence(owner, store.queue, standing, fields, requests, redis.now(), dispatchers)
+    found = explain_recurrence(owner, store.queue, standing, fields, requests, redis.now(store.queue), dispatchers)
     if owner != name:
         raise JobMissing(f"{missing(name, store.queue)}; recurrence {owner}: {found.sentence}")
     return found

@@ -148,7 +148,7 @@ def _serving(redis: SyncClient, store: Store) -> list[tuple[str, dict[str, Any]]
         (lease.worker, {"held": lease.held, "lease_left": lease.left, "stands_by": False})
         for lease in redis.send(store.survey())
     ]
-    now = redis.now()
+    now = redis.now(store.queue)
     for parent, ends in redis.send(store.parents()):
         if ends > now:
             found.append((parent, {"held": 0, "lease_left": ends - now, "stands_by": True}))

@@ -75,7 +75,7 @@ def next_times(
         next_, fields = redis.send(Store(queue).next_planned(name)), redis.send(Store(queue).recurrence(name))
         if not fields:
             raise JobMissing(f"{name} is not a recurrence of queue {queue}")
-        standing, now = redis.run(find_standing(Store(queue), next_ or 0.0, fields)), redis.now()
+        standing, now = redis.run(find_standing(Store(queue), next_ or 0.0, fields)), redis.now(queue)
         try:
             recurrence = redis.run(read_stored(Store(queue), name, fields))
         except ConfigError as error:  # what is not valid is the record in Redis, not the command line

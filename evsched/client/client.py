@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from evsched.client import operations, recurrences, requested_runs, sweep
-from evsched.client.operations import REPLY_TIMEOUT, Operation, Pause, Send, Step
+from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Send, Step
 from evsched.client.sweep import Filter, Swept
 from evsched.client.times import unix
 from evsched.client.unique import Unique
@@ -51,10 +51,12 @@ class Client:
         """Perform one step."""
         if isinstance(step, Send):
             return await self._sender.send(step.call)
+        if isinstance(step, Nodes):
+            return await self._sender.nodes()
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         # A connection of its own: a blocking call would hold up all others.
-        waiting = BlockingSender(self._url, reply_timeout=REPLY_TIMEOUT)
+        waiting = BlockingSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
         try:
             return await waiting.send(step.call, step.block)
         finally:

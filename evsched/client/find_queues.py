@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, nodes, send
 from evsched.errors import StoreRefused
 from evsched.store import server
+from evsched.transport.address import Host
 
 
 def find_queues() -> Operation[list[str]]:
     """Return the names of all queues, sorted.
 
     While a dispatcher runs, it keeps their set, which is read at once. Without one the keys are read as well, since a
-    queue that was made by ZADD alone is in no set yet.
+    queue that was made by ZADD alone is in no set yet. In a cluster each node has dispatchers and keys of its own.
 
     Raises:
         StoreDown, StoreRefused
     """
-    found = set[str]()
+    found, served = set[str](), False
     try:
         found.update((yield from send(server.queue_names())))
-        if found and (yield from send(server.dispatchers())):
-            return sorted(found)
+        served = bool(found)
     except StoreRefused:
         pass  # a right is missing, or the key is of another type: the other keys say it too
-    cursor = 0
-    while True:
-        keys = yield from send(server.scan(cursor))
+    for node in (yield from nodes()):
+        if not (served and (yield from _has_dispatcher(node))):
+            yield from _scan(node, found)
+    return sorted(found)
+
+
+def _has_dispatcher(node: Host | None) -> Operation[bool]:
+    try:
+        return bool((yield from send(server.dispatchers().at(node))))
+    except StoreRefused:
+        return False  # a right is missing
+
+
+def _scan(node: Host | None, found: set[str]) -> Operation[None]:
+    """Add the queues of which a node has keys."""
+    cursor = None
+    while cursor != 0:
+        keys = yield from send(server.scan(cursor or 0).at(node))
         found.update(keys.queues)
         cursor = keys.next
-        if cursor == 0:
-            return sorted(found)

@@ -1,8 +1,8 @@
 """What a client does with Redis, written once for programs with an event loop and without one.
 
-An operation is a generator. It yields steps: send a call, wait in Redis for a reply, pause. Each step gives it back a
-value or an error, and in the end it returns its result. `Client` and `SyncClient` perform the steps, each in its own
-way, and `run` passes the steps to them; the operations decide what is sent, and when it is sent again.
+An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, pause. Each step
+gives it back a value or an error, and in the end it returns its result. `Client` and `SyncClient` perform the steps,
+each in its own way, and `run` passes the steps to them; the operations decide what is sent, and when it is sent again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from evsched.errors import BadResult, EvschedError, JobDead, JobMissing, StoreDo
 from evsched.jobs.job import OnConflict, decode
 from evsched.store.clients import New
 from evsched.store.store import Store
+from evsched.transport.address import Host
 from evsched.transport.backoff import reconnect_delay
 from evsched.transport.call import Call, T
 
@@ -48,6 +49,10 @@ class Send(Struct, frozen=True):
     call: Call[Any]
 
 
+class Nodes(Struct, frozen=True):
+    """Find the nodes that have all of Redis together; returns them, as `BatchingSender.nodes`."""
+
+
 class Wait(Struct, frozen=True):
     """Send a call that Redis answers within `block` seconds; returns its value."""
 
@@ -61,7 +66,7 @@ class Pause(Struct, frozen=True):
     seconds: float
 
 
-Step = Send | Wait | Pause
+Step = Send | Nodes | Wait | Pause
 Operation = Generator[Step, Any, T]
 
 
@@ -86,10 +91,20 @@ def send(call: Call[T]) -> Operation[T]:
     Raises:
         StoreDown: Redis stayed away for 5 s; the call may have been done all the same.
     """
+    return (yield from _perform(Send(call)))
+
+
+def nodes() -> Operation[list[Host | None]]:
+    """Return the nodes that have all of Redis together: send a call about all of it `at` each. Raises as `send`."""
+    return (yield from _perform(Nodes()))
+
+
+def _perform(step: Step) -> Operation[Any]:
+    """Perform a step, and again while Redis is away."""
     until, failures = time.monotonic() + _PATIENCE, 0
     while True:
         try:
-            return (yield Send(call))
+            return (yield step)
         except StoreDown:
             failures += 1
             delay = reconnect_delay(failures)

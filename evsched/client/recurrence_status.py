@@ -6,6 +6,7 @@ import math
 
 from msgspec import Struct
 
+from evsched import keys
 from evsched.client.kept_recurrences import find_standing, is_retired, kept, read_record, waiting_requests
 from evsched.client.operations import Operation, send
 from evsched.errors import JobMissing
@@ -54,7 +55,7 @@ class RecurrenceStatus(Struct, frozen=True, kw_only=True):
 
 def list_statuses(store: Store, most: int | None = None) -> Operation[list[RecurrenceStatus]]:
     """Return the recurrences of a queue, the next to recur first, at `most` so many."""
-    now = yield from send(clock())
+    now = yield from send(clock(keys.root(store.queue)))
     found = list[RecurrenceStatus]()
     for name, at, fields in (yield from kept(store, most)):
         found.append((yield from _status(store, now, name, at, fields)))
@@ -70,7 +71,7 @@ def recurrence_status(store: Store, name: str) -> Operation[RecurrenceStatus]:
     at = yield from send(store.next_planned(name))
     if at is None:
         raise JobMissing(f"{name} is not a recurrence of queue {store.queue}")
-    fields, now = (yield from read_record(store, name)), (yield from send(clock()))
+    fields, now = (yield from read_record(store, name)), (yield from send(clock(keys.root(store.queue))))
     return (yield from _status(store, now, name, at, fields))
 
 

@@ -6,6 +6,7 @@ from typing import Final, Literal, cast
 
 from msgspec.structs import replace
 
+from evsched import keys
 from evsched.client.operations import Operation, send
 from evsched.errors import ConfigError
 from evsched.jobs.policies import task_of
@@ -64,7 +65,7 @@ def add(store: Store, declared: Declared) -> Operation[tuple[Literal["made", "ch
     """
     recurrence = yield from with_stored(store, declared)
     paused = "paused" in (yield from send(store.recurrence(declared.name)))
-    if next(recurrence.walk((yield from send(clock()))), None) is None:
+    if next(recurrence.walk((yield from send(clock(keys.root(store.queue))))), None) is None:
         raise ConfigError(f"recurrence {declared.name} would never recur: no time of its rule is ahead, until its end")
     return (yield from declare(store, declared)), paused
 
@@ -78,7 +79,7 @@ def pause(store: Store, name: str, until: float | None, why: str) -> Operation[N
     """
     if len(why) > _WHY_MOST:
         raise ConfigError(f"why has {len(why)} characters: at most {_WHY_MOST}")
-    if until is not None and until <= (yield from send(clock())):
+    if until is not None and until <= (yield from send(clock(keys.root(store.queue)))):
         raise ConfigError("until has passed: give a moment in the future")
     yield from send(store.hold(name, True, until=until, why=why))
 

@@ -82,7 +82,7 @@ def planned_between(store: Store, name: str, since: float, until: float) -> Oper
     recurrence = yield from read_stored(store, name, fields)
     if recurrence.declared.after is not None:
         raise ConfigError(f"{name} has no planned times that have passed: it is counted from the end of each run")
-    now = yield from send(clock())
+    now = yield from send(clock(keys.root(store.queue)))
     found = list[float]()
     for planned in islice(recurrence.walk(just_before(since)), BACKFILL_MOST + 1):
         if planned >= until or planned > now:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 
+from evsched import keys
 from evsched.client.operations import Operation, Send, send
 from evsched.client.times import due_and_delay, finite_seconds
 from evsched.errors import ConfigError, StoreDown
@@ -163,17 +164,17 @@ class Sweep:
     def _begin(self) -> Operation[_Pass]:
         """Begin a pass."""
         if not self._condition:
-            now = (yield from send(clock())) if self._filter.older is not None else 0.0
+            now = (yield from send(clock(keys.root(self._store.queue)))) if self._filter.older is not None else 0.0
             self._condition = self._filter.condition(now)
         stats = yield from send(self._store.queue_stats())
         self.total = sum(stats.places[place] for place in self._places)
-        keys = list[str](self._places)
-        if "backlog" in keys:
+        places = list[str](self._places)
+        if "backlog" in places:
             groups = yield from send(self._store.throttled())
             # Before the backlog, to which jobs return that the limits of their group let go on.
-            at = keys.index("backlog")
-            keys[at:at] = [f"backlog:{group}" for group in groups]
-        return _Pass(keys, max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers)))
+            at = places.index("backlog")
+            places[at:at] = [f"backlog:{group}" for group in groups]
+        return _Pass(places, max(1, _CHANGES * _WORKERS // (_WORKERS + stats.workers)))
 
     def _change_all(self, change: Change, ids: Sequence[str], at_once: int) -> Operation[None]:
         for at in range(0, len(ids), at_once):

@@ -8,10 +8,12 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from evsched import keys
 from evsched.client import operations, sweep
-from evsched.client.operations import Operation, Pause, Send, Step
+from evsched.client.operations import Nodes, Operation, Pause, Send, Step
 from evsched.client.sweep import Filter, Swept
 from evsched.client.unique import Unique
+from evsched.config import DEFAULT_QUEUE
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.store.clients import New
 from evsched.store.matching import Match
@@ -54,6 +56,8 @@ class SyncClient:
         """Perform one step, without waiting for an event loop."""
         if isinstance(step, Send):
             return self._sender.send(step.call)
+        if isinstance(step, Nodes):
+            return self._sender.nodes()
         if isinstance(step, Pause):
             return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
         return self._sender.send(step.call, step.block)
@@ -128,9 +132,9 @@ class SyncClient:
         """Wait until a job has ended, and return its result, as `Client.result`."""
         return self.run(operations.result(self.store(queue), job_id, timeout))
 
-    def now(self) -> float:
-        """Return Redis's clock, in Unix seconds."""
-        return self.send(clock())
+    def now(self, queue: str = DEFAULT_QUEUE) -> float:
+        """Return the clock of the Redis that has a queue, in Unix seconds."""
+        return self.send(clock(keys.root(queue)))
 
     def close(self) -> None:
         """Close the connections. A later call opens a new one."""

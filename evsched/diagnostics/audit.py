@@ -20,6 +20,7 @@ from evsched.errors import StoreRefused
 from evsched.store import server
 from evsched.store.audits import Violation
 from evsched.store.store import Store
+from evsched.transport.address import Host
 from evsched.transport.call import Call, text
 from evsched.transport.senders import BatchingSender
 
@@ -175,17 +176,10 @@ class Audit:
 
     async def _walk(self, on_progress: OnProgress) -> None:
         # Each job is checked twice: by its record, and in its place.
-        total, cursor = 2 * await self._sender.send(server.size()), 0
-        while True:
-            cursor, found = await self._sender.send(server.scan_all(cursor))
-            if not self._named and len(self._misnamed) < _MOST:
-                self._misnamed.update(filter(keys.is_misnamed, found))
-            mistyped = await self._check_types(found)
-            for name, ids in self._sort(key for key in found if key not in mistyped).items():
-                await self._check(self._queues[name], ids)
-            on_progress(self.seen, total)
-            if cursor == 0:
-                break
+        nodes = await self._sender.nodes()
+        total = 2 * sum(await self._sender.send_all([server.size().at(node) for node in nodes]))
+        for node in nodes:
+            await self._walk_keys(node, lambda: on_progress(self.seen, total))
         for queue in self._queues.values():
             leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
             queue.strays = sorted(queue.lists - leased)
@@ -196,6 +190,18 @@ class Audit:
                 await self._walk_place(queue, place, lambda: on_progress(min(self.seen, total), total))
             queue.suspect(await self._recount(queue))
         on_progress(total, total)
+
+    async def _walk_keys(self, node: Host | None, on_progress: Callable[[], None]) -> None:
+        """Check the keys of one node, and note the queues and places that they show."""
+        cursor = None
+        while cursor != 0:
+            cursor, found = await self._sender.send(server.scan_all(cursor or 0).at(node))
+            if not self._named and len(self._misnamed) < _MOST:
+                self._misnamed.update(filter(keys.is_misnamed, found))
+            mistyped = await self._check_types(found)
+            for name, ids in self._sort(key for key in found if key not in mistyped).items():
+                await self._check(self._queues[name], ids)
+            on_progress()
 
     async def _check_types(self, found: Iterable[bytes]) -> set[bytes]:
         """Return the keys that are of a wrong type, and note them."""

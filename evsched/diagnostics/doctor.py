@@ -1,6 +1,7 @@
 """The doctor: reads the settings and state of a Redis server, and tests what they cannot show.
 
-A check that this user may not run is reported as an `info`. `server_checks.py` judges the replies, and `audit.py`
+Each primary of a cluster is examined as a server of its own. A check that this user may not run is reported as an
+`info`. `server_checks.py` judges the replies, and `audit.py`
 checks the queues.
 """
 
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final
 
 from evsched import keys
+from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.acl import Role, needs
 from evsched.diagnostics.finding import Finding
@@ -20,6 +23,7 @@ from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.store import server
 from evsched.store.store import Store
 from evsched.transport import address
+from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
@@ -31,8 +35,21 @@ _NAMED: Final = 5
 """How many of the refused commands are named. The line of redis.conf has them all."""
 
 
+_IDLE: Final = 10**5
+"""Names among which one of a queue on a node is sought. A node that has but one slot has six of them."""
+
+
+async def queue_at(sender: BatchingSender, node: Host | None, queues: Sequence[str]) -> str | None:
+    """Return one of the queues that are named that is on a node; if none are named, the name of any queue there."""
+    idle = (f"evsched-idle-{number}" for number in range(_IDLE))
+    for name in queues or chain((DEFAULT_QUEUE,), idle):
+        if await sender.node_of(keys.root(name)) == node:
+            return name
+    return None
+
+
 class Doctor:
-    """Checks one server. `queue` is the queue that is used where a check needs one."""
+    """Checks one server. `queue`: one of its queues, for the checks that need one. `node`: of a cluster."""
 
     def __init__(
         self,
@@ -40,6 +57,7 @@ class Doctor:
         sender: BatchingSender,
         queue: str,
         *,
+        node: Host | None = None,
         repair: bool = False,
         wall: Callable[[], float] = time.time,
         event_timeout: float = _EVENT_TIMEOUT,
@@ -47,6 +65,7 @@ class Doctor:
         self._url = url
         self._sender = sender
         self._queue = queue
+        self._node = node
         self._repair = repair
         self._wall = wall
         self._event_timeout = event_timeout
@@ -58,13 +77,18 @@ class Doctor:
         Raises:
             StoreDown: it cannot be reached.
         """
+        await self._check(role, all_queues)
+        return [server_checks.at_node(finding, self._node) for finding in self._found]
+
+    async def _check(self, role: Role | None, all_queues: bool) -> None:
         info = await self._ask("info", "INFO", server.facts())
         settings = await self._ask("settings", "CONFIG GET", server.settings(server_checks.SETTINGS))
         if info is not None:
             reported = server_checks.Server(info, settings or {})
+            if self._node is None and (found := server_checks.cluster(reported)):
+                self._found += found
+                return  # all other checks would fail because of it, and report something else
             self._found += [finding for check in server_checks.CHECKS for finding in check(reported)]
-            if server_checks.cluster(reported):
-                return self._found  # all other checks would fail because of it, and report something else
         await self._check_clock()
         if settings is not None:
             await self._check_flags(settings.get("notify-keyspace-events", ""))
@@ -73,7 +97,6 @@ class Doctor:
             await self._run_script()
         if role is not None:
             await self._check_rights(role, all_queues)
-        return self._found
 
     def _report(self, finding: Finding) -> None:
         self._found.append(finding)
@@ -86,7 +109,7 @@ class Doctor:
             StoreRefused: the connection itself is refused, by its password for example.
         """
         try:
-            return await self._sender.send(call)
+            return await self._sender.send(call.at(self._node))
         except StoreRefused as error:
             if error.kind in NO_ENTRY:
                 raise  # no other call would succeed
@@ -125,7 +148,7 @@ class Doctor:
     async def _prove_events(self) -> None:
         """Subscribe to the events of a canary's key, write the key, and wait for the event."""
         key = keys.canary(self._queue)
-        subscription = Subscription(self._url)
+        subscription = Subscription(self._url, node=self._node)
         try:
             await subscription.open([], [keys.events(address.parse(self._url).db, key)])
             await self._sender.send_all(server.canary(key))
@@ -170,12 +193,12 @@ class Doctor:
         user = str(role)
         try:
             if not await self._is_user(user):
-                user = await self._sender.send(server.whoami())
+                user = await self._sender.send(server.whoami().at(self._node))
                 what = f"there is no Redis user {role}, so the rights of this connection's user were checked"
                 self._report(Finding("rights", "info", what, f"user {user}", ""))
             refused = list[str]()
             for words in needs(role, self._queue, address.parse(self._url).db, all_queues=all_queues):
-                if await self._sender.send(server.may(user, words)) != "OK":
+                if await self._sender.send(server.may(user, words).at(self._node)) != "OK":
                     refused.append(" ".join(words[:2]))
         except StoreRefused as error:
             mend = f"run it as an administrator: evsched doctor --role {role} --url redis://USER:PASSWORD@..."
@@ -190,7 +213,7 @@ class Doctor:
 
     async def _is_user(self, name: str) -> bool:
         try:
-            await self._sender.send(server.may(name, ("PING",)))
+            await self._sender.send(server.may(name, ("PING",)).at(self._node))
         except StoreRefused as error:
             if "not found" not in str(error):
                 raise

@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import Struct
 
-from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.audit import Audit, OnProgress
 from evsched.diagnostics.broken_recurrences import broken_recurrences
-from evsched.diagnostics.doctor import Doctor
+from evsched.diagnostics.doctor import Doctor, queue_at
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.ledger_checks import ledger
 from evsched.diagnostics.standstill import Standstill
@@ -61,8 +60,11 @@ async def examine(
     Raises:
         StoreDown, StoreRefused
     """
-    doctor = Doctor(url, sender, queues[0] if queues else DEFAULT_QUEUE, repair=repair)
-    found = await doctor.run(role, all_queues=not queues)
+    found = list[Finding]()
+    for node in await sender.nodes():
+        # Of a cluster, only the nodes of the queues that are named.
+        if (queue := await queue_at(sender, node, queues)) is not None:
+            found += await Doctor(url, sender, queue, node=node, repair=repair).run(role, all_queues=not queues)
     audit = Audit(sender, queues)
     try:
         if not any(finding.check == "cluster" for finding in found):

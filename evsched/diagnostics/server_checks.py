@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evsched.diagnostics.finding import Finding
+from evsched.transport.address import Host
 from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.server_binary import read_version
 
@@ -54,7 +55,7 @@ def version(server: Server) -> list[Finding]:
 
 
 def cluster(server: Server) -> list[Finding]:
-    """Check that this is not a cluster, whose queues would be on several nodes."""
+    """Check that a server whose URL names no cluster is not in one: its other nodes would not be found."""
     if server.info.get("redis_mode") != "cluster" and server.number("cluster_enabled") == 0:
         return []
     return [
@@ -63,7 +64,7 @@ def cluster(server: Server) -> list[Finding]:
             "fault",
             NO_CLUSTER,
             "Redis, cluster-enabled",
-            "set cluster-enabled no and restart Redis, or use another Redis",
+            "--url redis+cluster://HOST:PORT,HOST:PORT, with some of its nodes; or set EVSCHED_URL to it",
         )
     ]
 
@@ -177,9 +178,13 @@ def clock(offset: float) -> list[Finding]:
     return [Finding("clock", "warning", what, "Redis and this host", mend)]
 
 
+def at_node(finding: Finding, node: Host | None) -> Finding:
+    """Return the finding with the node of a cluster where it is."""
+    return finding if node is None else structs.replace(finding, where=f"{finding.where}, at {node[0]}:{node[1]}")
+
+
 CHECKS: Final[tuple[Callable[[Server], list[Finding]], ...]] = (
     version,
-    cluster,
     replica,
     persistence,
     appendfsync,

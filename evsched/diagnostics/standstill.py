@@ -63,7 +63,7 @@ class _Look(Struct, frozen=True):
     leases: list[Lease]
     limits: Limits
     dispatchers: int | None
-    """How many dispatchers are subscribed, for any queue; None if this user may not ask."""
+    """How many dispatchers are subscribed on its Redis, for any queue; None if this user may not ask."""
     refusal: StoreError | None
     """Why Redis refuses new jobs; None if it accepts them."""
 
@@ -142,7 +142,7 @@ class Standstill:
         leases = await send(store.survey())
         dispatchers: int | None = None
         try:
-            dispatchers = await send(server.dispatchers())
+            dispatchers = await send(server.dispatchers(queue))
         except StoreRefused as error:
             if error.kind != "noperm":
                 raise

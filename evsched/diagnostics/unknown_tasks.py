@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
+from evsched import keys
 from evsched.diagnostics.finding import Finding
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
@@ -32,7 +33,7 @@ async def unknown_tasks(sender: BatchingSender, queues: Sequence[str]) -> list[F
             if error.kind != "wrongtype":  # the audit reports that
                 raise
             continue
-        now = await sender.send(server.clock())
+        now = await sender.send(server.clock(keys.root(queue)))
         by_task = groupby(sorted(waiting, key=_task), _task)
         found += [_describe(queue, task, list(jobs), now) for task, jobs in by_task]
     return found

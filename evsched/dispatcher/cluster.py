@@ -23,7 +23,7 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Part, Runtime
 from evsched.runtime.wakeup import Wakeup
-from evsched.transport.ask import Host
+from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.topology import Topology, slot_of
 

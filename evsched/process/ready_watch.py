@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
+from evsched import keys
 from evsched.config import Config
 from evsched.errors import StoreError
 from evsched.events import Emit
@@ -135,7 +136,7 @@ class ReadyWatch:
         """Return when one queue needs a process, and why."""
         reconnect = Reconnect("parent, waiting for jobs", self._emit, store.queue)
         pause, refused, next_look = _PAUSE, 0, 0.0
-        async with self._connection() as blocking:
+        async with self._connection(store) as blocking:
             while True:
                 async with reconnect:
                     began = time.monotonic()
@@ -164,8 +165,9 @@ class ReadyWatch:
         return store.stand_by(self._parent, announced, lease=lease, claim=claim)
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncGenerator[BlockingSender]:
-        blocking = BlockingSender(self._last.url, reply_timeout=self._config.reply_timeout)
+    async def _connection(self, store: Store) -> AsyncGenerator[BlockingSender]:
+        near, timeout = keys.root(store.queue), self._config.reply_timeout
+        blocking = BlockingSender(self._last.url, reply_timeout=timeout, near=near)
         try:
             yield blocking
         finally:

@@ -13,15 +13,15 @@ import evsched
 from evsched import forks
 from evsched.app import App
 from evsched.config import DEFAULT_QUEUE, Config
-from evsched.diagnostics import server_checks
 from evsched.diagnostics.acl import Role
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreRefused
-from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack, RedisUnsafe
+from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack
 from evsched.process.child_link import ChildLink
 from evsched.process.doctor_watch import DoctorWatch, OnChanges
+from evsched.process.first_check import check_server, unsafe_settings
 from evsched.process.inherited import LINK, METRICS, METRICS_TAKEN, announced, inherited, put_back
 from evsched.process.isolated_run import start_isolated
 from evsched.runtime import collector
@@ -29,46 +29,16 @@ from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import Shutdown
-from evsched.store.server import facts, info
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
 from evsched.transport import scripts
-from evsched.transport.address import hide_password
-from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.routes import primary
 from evsched.transport.senders import BatchingSender
-from evsched.transport.server_binary import read_version
 from evsched.transport.topology import Topology, topology
 from evsched.worker.worker import Worker
 
 _BURST_LOOK: Final = 0.2
 """Seconds between two checks whether a burst is done. It is not a service, so it may poll."""
-
-
-async def check_server(sender: BatchingSender, url: str) -> str:
-    """Return which server answers, such as "Redis 7.0.15".
-
-    Raises:
-        StoreDown: no server answers; the message says what to do.
-        CannotStart: it refuses, or is too old.
-    """
-    try:
-        reply = await sender.send(info())
-    except StoreDown as error:
-        raise StoreDown(
-            f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL",
-            kind=error.kind,
-        ) from None
-    except StoreRefused as error:
-        raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
-    if reply.get("redis_mode") == "cluster" and topology(url) is None:
-        raise CannotStart(f"{hide_password(url)}: {NO_CLUSTER}")
-    kind, version, least = read_version(reply)
-    if least is not None:
-        raise CannotStart(
-            f"{kind} {version} at {hide_password(url)} is too old: evsched needs {kind} {least[0]}.{least[1]} or newer"
-        )
-    return f"{kind.capitalize()} {version}"
 
 
 class _Process:
@@ -102,17 +72,8 @@ class _Process:
                     if self.runtime.config.require_redis:
                         raise CannotStart(str(error)) from None
                     raise
-                await self._report_unsafe_settings()
-
-    async def _report_unsafe_settings(self) -> None:
-        """Report the settings of Redis that may lose jobs: now, since `evsched doctor` may come too late."""
-        try:
-            server = server_checks.Server(await self.runtime.sender.send(facts()), {})
-        except StoreRefused:
-            return  # `evsched doctor` reports that the settings cannot be read
-        for finding in (*server_checks.persistence(server), *server_checks.eviction(server)):
-            if finding.check in ("persistence", "eviction"):
-                self.runtime.emit(RedisUnsafe(what=finding.what, mend=finding.mend))
+                for found in await unsafe_settings(self.runtime.sender):
+                    self.runtime.emit(found)
 
 
 _ENDED: Final = ", which ends the worker: its jobs start again when its lease ends; restart the process"
@@ -160,8 +121,18 @@ def run_doctor(config: Config, role: Role | None, interval: float, on_changes: O
 
 
 def run_ledger(config: Config) -> None:
-    """Run a relay of the ledger until SIGTERM or SIGINT."""
+    """Run a relay of the ledger until SIGTERM or SIGINT.
+
+    Raises:
+        CannotStart: also if Redis is a cluster.
+    """
     from evsched.ledger.service import Service  # needs psycopg
+
+    if topology(config.url) is not None:
+        raise CannotStart(
+            "the ledger does not support Redis Cluster, where its keys are on several nodes: "
+            "use a Redis that is no cluster, redis://HOST:PORT, or redis+sentinel:// for failovers"
+        )
 
     async def work(process: _Process) -> bool:
         service = Service(process.runtime)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.events import Emit
-from evsched.transport.ask import Host
+from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 
 

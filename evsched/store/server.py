@@ -1,4 +1,7 @@
-"""Calls about Redis itself, not about one queue."""
+"""Calls about Redis itself, not about one queue.
+
+In a cluster, those without a key are answered by each node for itself: send them `at` each of the nodes.
+"""
 
 from __future__ import annotations
 
@@ -95,14 +98,14 @@ def info(*sections: str) -> Call[dict[str, str]]:
     return Call(("INFO", *(sections or ("server",))), read)
 
 
-def takes_no_writes() -> Call[bool]:
-    """Tell whether this is a replica, which refuses every write: after a failover, for example."""
+def takes_no_writes(queue: str) -> Call[bool]:
+    """Tell whether the server of a queue is a replica, which refuses every write: after a failover, for example."""
 
     def read(reply: bytes) -> bool:
         found = info().read(reply)
         return found.get("role") == "slave" and found.get("slave_read_only") != "0"
 
-    return Call(("INFO", "replication"), read)
+    return Call(("INFO", "replication"), read, near=keys.root(queue))
 
 
 def facts() -> Call[dict[str, str]]:
@@ -124,9 +127,13 @@ def canary(key: str) -> list[Call[Any]]:
     return [Call(("ZADD", key, 0, ""), raw, near=key), Call(("DEL", key), raw, near=key)]
 
 
-def dispatchers() -> Call[int]:
-    """Count the subscribed dispatchers: each subscribes to a canary channel of its own."""
-    return Call(("PUBSUB", "CHANNELS", keys.canary_message("*")), len)
+def dispatchers(queue: str | None = None) -> Call[int]:
+    """Count the subscribed dispatchers: each subscribes to a canary channel of its own.
+
+    In a cluster, those of the node that has the queue: each node has its own.
+    """
+    near = None if queue is None else keys.root(queue)
+    return Call(("PUBSUB", "CHANNELS", keys.canary_message("*")), len, near=near)
 
 
 def whoami() -> Call[str]:

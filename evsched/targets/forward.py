@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
+from evsched import keys
 from evsched.errors import FULL, ConfigError, StoreError
 from evsched.jobs.current_job import current_job
 from evsched.jobs.job import Into, Message, encode
@@ -20,6 +21,7 @@ from evsched.targets.destinations import AMQP, Destination, Destinations, check_
 from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call, Word, raw
 from evsched.transport.senders import BatchingSender
+from evsched.transport.topology import slot_of
 
 if TYPE_CHECKING:
     from evsched.targets.broker import Broker
@@ -33,12 +35,15 @@ _WHOLE: Final = 2**53
 class Forwarder:
     """Forwards the messages of one worker, as far as the settings allow them. It connects to a server on first use.
 
+    `cluster`: the Redis that has the jobs is a cluster.
+
     Raises:
         ConfigError: a library is missing.
     """
 
-    def __init__(self, destinations: Destinations) -> None:
+    def __init__(self, destinations: Destinations, *, cluster: bool = False) -> None:
         self._destinations = destinations
+        self._cluster = cluster
         self._servers: dict[str, BatchingSender] = {}
         self._put_off: dict[str, PutOff] = {}
         """Of each of these servers."""
@@ -79,7 +84,8 @@ class Forwarder:
         Raises:
             RetryLater: the server cannot be reached, or refuses the message.
             Snooze: the server takes no messages now: its memory is full.
-            GiveUp: the destination is not valid or not allowed, or an option does not belong to it.
+            GiveUp: the destination is not valid or not allowed, or in another slot of the cluster than the queue; or
+                an option does not belong to it.
         """
         found = self._destinations.find(to)
         _check_options(found, most=most, end=end, bare=bare, routing_key=routing_key)
@@ -97,6 +103,8 @@ class Forwarder:
         into: Into = "stream" if found.kind == "stream" else "channel" if found.kind == "channel" else end or "right"
         sent = Message(into, found.name, text, most)
         if not found.server:
+            if self._cluster:
+                _check_slot(found, job.queue)
             return sent
         await self._send(found, sent, job.id)
         return None
@@ -104,7 +112,7 @@ class Forwarder:
     async def _send(self, to: Destination, message: Message, job_id: str) -> None:
         put_off = self._put_off[to.server]
         try:
-            await self._servers[to.server].send(Call(_command(message, job_id), raw))
+            await self._servers[to.server].send(Call(_command(message, job_id), raw, near=message.name))
         except StoreError as error:
             what = f"the message to {to.kind} {to.name!r:.200} of {to.server}"
             if error.kind == FULL:
@@ -132,6 +140,19 @@ def _check_options(to: Destination, **given: object) -> None:
     for name, value in given.items():
         if value is not None and to.kind not in known[name]:
             raise GiveUp(f"a {to.kind} has no option {name}: only {' and '.join(known[name])} has")
+
+
+def _check_slot(to: Destination, queue: str) -> None:
+    """Refuse a key that the script that ends the run cannot reach: a script reaches one slot.
+
+    Raises:
+        GiveUp
+    """
+    if to.kind != "channel" and slot_of(to.name) != slot_of(keys.root(queue)):
+        raise GiveUp(
+            f"{to.kind} {to.name!r:.200} is in another slot of the Redis Cluster than queue {queue}: give its name the "
+            f"hash tag of the queue, such as {to.kind}:{{{queue}}}:NAME"
+        )
 
 
 def _command(message: Message, job_id: str) -> tuple[Word, ...]:

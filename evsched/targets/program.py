@@ -12,6 +12,7 @@ from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, no_lifespan
 from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder
+from evsched.transport.topology import topology
 
 if TYPE_CHECKING:
     from evsched.targets.names import Resolve
@@ -29,7 +30,9 @@ def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | 
     forwards = bool(config.forward_destinations)
     sends = bool(config.http_hosts) or not forwards
     requests = _requests(config, environment, resolve) if sends else no_lifespan
-    forwarder = Forwarder(read_destinations(config.forward_destinations, environment))
+    forwarder = Forwarder(
+        read_destinations(config.forward_destinations, environment), cluster=topology(config.url) is not None
+    )
 
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Any]:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from msgspec import Struct
+
 from evsched.errors import StoreError
 from evsched.events import RedisFailed
 from evsched.runtime.runtime import Runtime
@@ -33,6 +35,16 @@ _WHO: Final = "scrape"
 """The name under which a failed read counts as a part of the process that Redis does not serve."""
 
 
+class _Server(Struct, frozen=True):
+    """The figures of one server."""
+
+    ahead: float
+    """Seconds that its clock is ahead of this host's."""
+    evicted: float
+    memory_used: float
+    """The part of its memory that is in use."""
+
+
 class Depths:
     """The gauges of the queues that `queues()` names."""
 
@@ -52,20 +64,19 @@ class Depths:
         self._at = time.monotonic()
         metrics, queues = self._metrics, self._queues()
         metrics.forget()
-        sent = time.time()
         try:
             async with asyncio.timeout(DEADLINE):
-                about = [server.clock(), server.info("stats", "memory")]
-                now, redis, *found = await self._read([*about, *(Store(queue).queue_stats() for queue in queues)])
+                servers, found = await asyncio.gather(
+                    self._read_servers(), self._read([Store(queue).queue_stats() for queue in queues])
+                )
         except (StoreError, TimeoutError) as error:
             self._runtime.emit(RedisFailed(kind=error.kind if isinstance(error, StoreError) else "timeout"))
             metrics.set_up(_WHO, False)
             return
         metrics.set_up(_WHO, True)
-        metrics.gauges["redis_clock_ahead_seconds"].set(_ahead(now, sent, time.time()))
-        metrics.gauges["redis_evicted_keys"].set(float(redis.get("evicted_keys", 0)))
-        most = float(redis.get("maxmemory", 0))
-        metrics.gauges["redis_memory_used_ratio"].set(float(redis.get("used_memory", 0)) / most if most else 0.0)
+        metrics.gauges["redis_clock_ahead_seconds"].set(max((one.ahead for one in servers), key=abs))
+        metrics.gauges["redis_evicted_keys"].set(sum(one.evicted for one in servers))
+        metrics.gauges["redis_memory_used_ratio"].set(max(one.memory_used for one in servers))
         for queue, queue_stats in zip(queues, found, strict=True):
             self._set(metrics.queue_label(queue), queue_stats)
 
@@ -81,6 +92,18 @@ class Depths:
         if stats.next_due is not None and math.isfinite(stats.next_due):
             gauges["next_due_timestamp_seconds"].labels(queue).set(stats.next_due)
 
+    async def _read_servers(self) -> list[_Server]:
+        """Read the figures of Redis, or of each primary of a cluster."""
+        sender, sent = self._runtime.sender, time.time()
+        nodes = await sender.nodes()
+        about = [call.at(node) for node in nodes for call in (server.clock(), server.info("stats", "memory"))]
+        read = await self._read(about)
+        received = time.time()
+        return [
+            _Server(_ahead(now, sent, received), float(info.get("evicted_keys", 0)), _memory_used(info))
+            for now, info in zip(read[::2], read[1::2], strict=True)
+        ]
+
     async def _read(self, calls: list[Call[Any]]) -> list[Any]:
         slices = [calls[at : at + _SLICE] for at in range(0, len(calls), _SLICE)]
         return [answer for some in slices for answer in await self._runtime.sender.send_all(some)]
@@ -89,6 +112,11 @@ class Depths:
 def _ahead(now: float, sent: float, received: float) -> float:
     """Return how far Redis's clock is ahead of this host's. Redis read it between `sent` and `received`."""
     return min(now - sent, 0.0) + max(now - received, 0.0)
+
+
+def _memory_used(info: dict[str, str]) -> float:
+    most = float(info.get("maxmemory", 0))
+    return float(info.get("used_memory", 0)) / most if most else 0.0
 
 
 def _overdue_for(queue_stats: QueueStats) -> float:

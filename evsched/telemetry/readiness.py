@@ -89,7 +89,7 @@ async def why_redis_does_not_serve(
     try:
         async with asyncio.timeout(DEADLINE):
             await send(Store(queue).queue_stats())  # a script, so scripts run
-            if await send(server.takes_no_writes()):
+            if await send(server.takes_no_writes(queue)):
                 return "Redis is a replica: it accepts no writes"
     except StoreDown as error:
         return f"Redis does not answer: {error}"

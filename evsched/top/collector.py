@@ -1,7 +1,8 @@
 """Collects what `evsched top` shows: the state in Redis, and the status that each worker reports.
 
-Each refresh is one round trip: the queue stats and leases of each queue, and a status request. PUBLISH returns how many
-workers received the request, so the number of replies to wait for is known. It costs nothing while nobody watches.
+Each refresh is one round trip: the queue stats and leases of each queue, and a status request. A worker has a lease on
+each of its queues, so the number of replies to wait for is known. (In a cluster, the reply to PUBLISH leaves out those
+who receive the request from another node.) It costs nothing while nobody watches.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from evsched.store.dispatchers import Lease
 from evsched.store.operators import QueueStats
 from evsched.store.store import Store
 from evsched.top.snapshot import Down, History, Look, Page, compose
+from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
 from evsched.worker.status_reporter import WorkerStatus
@@ -51,8 +53,8 @@ class Top:
         self._asker = secrets.token_hex(8)
         self._stores = {queue: Store(queue) for queue in queues}
         self._named = bool(queues)
-        self._cursor = 0
-        """Where the SCAN for queues continues at the next look."""
+        self._cursors = dict[Host | None, int]()
+        """Where the SCAN of each node for queues continues at the next look."""
         self._channels: dict[bytes, str] = {}
         """The channels subscribed to, and the queue of each."""
         self._subscription: Subscription | None = None
@@ -94,19 +96,19 @@ class Top:
         self._received.clear()
         answers, refused = await self._ask()
         at = time.monotonic()
-        await self._wait(sum(expected for _, _, expected in answers.values()))
+        await self._wait(sum(lease.left > 0 for _, leases in answers.values() for lease in leases))
         return Look(
             at=at,
-            stats={queue: queue_stats for queue, (queue_stats, _, _) in answers.items()},
-            leases={queue: leases for queue, (_, leases, _) in answers.items()},
+            stats={queue: queue_stats for queue, (queue_stats, _) in answers.items()},
+            leases={queue: leases for queue, (_, leases) in answers.items()},
             statuses=list(self._received.values()),
             refused=refused,
         )
 
-    async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
-        """Return the stats, leases and expected replies of each queue, and why Redis refuses which queues."""
+    async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease]]], dict[str, str]]:
+        """Return the stats and leases of each queue, and why Redis refuses which queues."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
-        read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
+        read: dict[str, tuple[QueueStats, list[Lease]]] = {}
         refused: dict[str, str] = {}
         for queue, answer in zip(self._stores, answers, strict=True):
             if isinstance(answer, StoreRefused):
@@ -120,19 +122,19 @@ class Top:
             raise StoreRefused(f"queue {queue}: {reason}")
         return read, refused
 
-    async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
-        queue_stats, leases, expected = await self._sender.send_all(
+    async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease]]:
+        queue_stats, leases, _ = await self._sender.send_all(
             [store.queue_stats(), store.survey(), store.request_status(self._asker)]
         )
-        return queue_stats, leases, expected
+        return queue_stats, leases
 
     async def _find(self) -> None:
-        """Read the set of all queues, and a slice of the keys for queues that no dispatcher has found."""
+        """Read the set of all queues, and a slice of the keys of each node for queues that no dispatcher has found."""
         if self._named:
             return
         names, found = await asyncio.gather(
             self._sender.send(server.queue_names()),
-            self._sender.send(server.scan(self._cursor)),
+            self._scan(),
             return_exceptions=True,
         )
         if isinstance(names, StoreRefused):
@@ -141,9 +143,15 @@ class Top:
             raise names
         if isinstance(found, BaseException):
             raise found
-        self._cursor = found.next
-        for queue in sorted(found.queues.union(names).difference(self._stores)):
+        for queue in sorted(found.union(names).difference(self._stores)):
             self._stores[queue] = Store(queue)
+
+    async def _scan(self) -> set[str]:
+        """Return the queues of which the next slice of each node has keys."""
+        nodes = await self._sender.nodes()
+        found = await self._sender.send_all([server.scan(self._cursors.get(node, 0)).at(node) for node in nodes])
+        self._cursors = {node: slice_.next for node, slice_ in zip(nodes, found, strict=True)}
+        return set[str]().union(*(slice_.queues for slice_ in found))
 
     async def _subscribe(self) -> None:
         """Subscribe to the replies of the workers of all queues."""

@@ -50,11 +50,14 @@ _ENCODE: Final = (
 )
 
 
+Host = tuple[str, int]
+"""Host and port of a server."""
+
+
 class Sentinels(Struct, frozen=True):
     """The sentinels to ask for the primary."""
 
-    hosts: tuple[tuple[str, int], ...]
-    """Host and port of each."""
+    hosts: tuple[Host, ...]
     name: str
     """What they call the primary."""
     options: dict[str, str | int | bool]
@@ -70,8 +73,8 @@ class Address(Struct, frozen=True):
     options: dict[str, str | int | bool]
     sentinels: Sentinels | None = None
     """Whom to ask for the host and the port; None = they are in the options."""
-    nodes: tuple[tuple[str, int], ...] = ()
-    """Host and port of some nodes of a cluster; empty = this is no cluster."""
+    nodes: tuple[Host, ...] = ()
+    """Some nodes of a cluster; empty = this is no cluster."""
 
 
 def parse(url: str) -> Address:
@@ -169,7 +172,7 @@ def _parse(url: str) -> Address:
     return Address(scheme, db, options, Sentinels(tuple(found), unquote(name), {**login_there, **tls}))
 
 
-def _host(text: str, default: int) -> tuple[str, int]:
+def _host(text: str, default: int) -> Host:
     """Return host and port of one server.
 
     Raises:

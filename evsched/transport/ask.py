@@ -9,13 +9,13 @@ from typing import Any, Final, Generic, TypeVar, cast
 from redis import exceptions
 
 from evsched.errors import StoreDown, StoreError, StoreRefused
+from evsched.transport.address import Host
 from evsched.transport.links import new_link, new_sync_link
 from evsched.transport.redis_errors import translate
 
 PATIENCE: Final = 1.0
 """Seconds for one server to answer. So much does a machine cost that is away, until another one has answered."""
 
-Host = tuple[str, int]
 T = TypeVar("T")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
+
+from evsched.transport.address import Host
 
 T = TypeVar("T")
 Word = str | bytes | int | float
@@ -30,11 +32,17 @@ class Call(Struct, Generic[T], frozen=True):
     script: Script | None = None
     near: Word | None = None
     """In a cluster: a key of the node that is asked; None = any node."""
+    node: Host | None = None
+    """In a cluster: the node that is asked, whatever `near` is."""
 
     @property
     def name(self) -> str:
         """The name for messages: the verb, or the command."""
         return self.script.name if self.script else str(self.words[0])
+
+    def at(self, node: Host | None) -> Call[T]:
+        """Return the call to one of the nodes that `nodes` of a sender returns."""
+        return self if node is None else structs.replace(self, node=node)
 
     def by_sha(self) -> tuple[Word, ...]:
         """Return the words to send first."""

@@ -15,8 +15,7 @@ from redis import exceptions
 
 from evsched import forks
 from evsched.errors import StoreDown
-from evsched.transport.address import parse
-from evsched.transport.ask import Host
+from evsched.transport.address import Host, parse
 from evsched.transport.call import Word
 from evsched.transport.links import CONNECT, descriptors, is_cut, new_link, new_sync_link, pack
 from evsched.transport.redis_errors import translate

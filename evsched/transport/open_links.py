@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 from weakref import ref
 
-from evsched.transport.ask import Host
+from evsched.transport.address import Host
 from evsched.transport.links import AsyncLink, abort
 
 

@@ -63,6 +63,11 @@ _NO_DATABASE: Final = (
     "the URL names a database that Redis does not have: its setting `databases` says how many there are"
 )
 
+_ONE_DATABASE: Final = (
+    "the URL names a database, and this Redis Cluster has only database 0: write redis+cluster://HOST:PORT,HOST:PORT "
+    "without a number"
+)
+
 _NO_RIGHT: Final = "the ACL of this Redis user lacks a right: `evsched doctor --role ROLE` names the rights of its role"
 
 _REFUSED_IN_SCRIPT: Final = ("The user executing the script can't", "ACL failure in script")
@@ -81,6 +86,8 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
         message = _UNAUTHENTICATED  # Redis's own is about its protocol: before a login, it accepts only short commands
     elif "DB index is out of range" in message:
         return StoreRefused(f"{what}: {_NO_DATABASE}", kind="database")
+    elif "SELECT is not allowed in cluster mode" in message:
+        return StoreRefused(f"{what}: {_ONE_DATABASE}", kind="database")
     code, _, rest = message.partition(" ")
     if code == "WRONGTYPE":
         # The messages of our scripts name the key, Redis's own do not. Both end with the line of the script.

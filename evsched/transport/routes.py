@@ -19,8 +19,7 @@ from typing import Any, Final, Protocol, cast
 from redis import exceptions
 
 from evsched.errors import StoreDown
-from evsched.transport.address import Address, parse
-from evsched.transport.ask import Host
+from evsched.transport.address import Address, Host, parse
 from evsched.transport.call import Word
 from evsched.transport.links import AsyncLink, SyncLink
 from evsched.transport.open_links import OpenLinks

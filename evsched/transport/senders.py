@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any, Final, cast
 
 from evsched.errors import EvschedError, StoreRefused
-from evsched.transport.ask import Host
+from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
 from evsched.transport.connection import Connection, SyncConnection
 from evsched.transport.redis_errors import translate, unknown_script
@@ -95,7 +95,7 @@ class BatchingSender:
     Calls that are made within one turn of the loop, or while a batch is on its way, go in one batch: tasks that send at
     the same time share round trips. `short_replies`: a reply that is long is an error.
 
-    In a cluster each call goes to the node that has its key `near`; a call without one to `node`, or any node.
+    In a cluster each call goes to its node, else to the node that has its key `near`; without both to `node`, or any.
     """
 
     def __init__(
@@ -131,8 +131,24 @@ class BatchingSender:
             futures = [self._batches(host).add(call) for host, call in zip(hosts, calls, strict=True)]
         return [await future for future in futures]
 
+    async def nodes(self) -> list[Host | None]:
+        """Return the primaries of a cluster, for calls about all of Redis: send such a call `at` each of them.
+
+        Without a cluster there is one node, None.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        return [None] if self._cluster is None else [*await self._cluster.primaries()]
+
+    async def node_of(self, key: Word) -> Host | None:
+        """Return the one of these nodes that has a key. Raises as `nodes` does."""
+        return None if self._cluster is None else await self._cluster.owner(key)
+
     async def _host(self, cluster: Topology, call: Call[Any]) -> Host:
         """Return the node that a call is for."""
+        if call.node is not None:
+            return call.node
         if call.near is None and self._node is not None:
             return self._node
         return await cluster.owner(call.near)
@@ -283,7 +299,7 @@ class SyncSender:
     def send(self, call: Call[T], block: float = 0.0) -> T:
         """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""
         all_idle = self._idle
-        host = None if self._cluster is None else self._cluster.owner_sync(call.near)
+        host = None if self._cluster is None else call.node or self._cluster.owner_sync(call.near)
         idle = all_idle[host]
         try:
             connection = idle.pop()  # atomic, as is append
@@ -299,6 +315,10 @@ class SyncSender:
             else:
                 connection.close()
         return _read(call, reply)
+
+    def nodes(self) -> list[Host | None]:
+        """Return the nodes, as `BatchingSender.nodes`."""
+        return [None] if self._cluster is None else [*self._cluster.primaries_sync()]
 
     def close(self) -> None:
         """Close the connections; those in use close after their call. A later call opens a new one."""

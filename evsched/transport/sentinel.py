@@ -13,8 +13,8 @@ from typing import Any, Final, cast
 from redis import exceptions
 
 from evsched.errors import NO_ENTRY, StoreError, StoreRefused
-from evsched.transport.address import Sentinels
-from evsched.transport.ask import Asker, Host
+from evsched.transport.address import Host, Sentinels
+from evsched.transport.ask import Asker
 from evsched.transport.links import new_link
 from evsched.transport.redis_errors import translate
 

@@ -11,8 +11,7 @@ from redis import exceptions
 
 from evsched import forks
 from evsched.errors import StoreDown, StoreError
-from evsched.transport.address import parse
-from evsched.transport.ask import Host
+from evsched.transport.address import Host, parse
 from evsched.transport.links import CONNECT, abort, descriptors, new_link, pack
 from evsched.transport.redis_errors import translate
 from evsched.transport.routes import route

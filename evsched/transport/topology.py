@@ -13,8 +13,8 @@ from typing import Any
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from evsched.errors import StoreDown
-from evsched.transport.address import Address, parse
-from evsched.transport.ask import Asker, Host
+from evsched.transport.address import Address, Host, parse
+from evsched.transport.ask import Asker
 from evsched.transport.call import Word
 from evsched.transport.open_links import OpenLinks
 
@@ -65,6 +65,17 @@ class Topology:
     async def owners(self) -> Owners:
         """Return the owner of each slot. Raises as `owner` does."""
         return self._owners or self._read(await self._asker.ask())
+
+    async def primaries(self) -> list[Host]:
+        """Return the nodes that own slots. Raises as `owner` does."""
+        await self.owners()
+        return sorted(self._primaries)
+
+    def primaries_sync(self) -> list[Host]:
+        """Return the same, without an event loop. Raises as `owner` does."""
+        if self._owners is None:
+            self._read(self._asker.ask_sync())
+        return sorted(self._primaries)
 
     def _read(self, owners: Owners) -> Owners:
         before, self._owners = self._primaries, owners

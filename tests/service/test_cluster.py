@@ -16,7 +16,7 @@ from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.errors import CannotStart
-from evsched.process.service import check_server
+from evsched.process.first_check import check_server
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import find_server

@@ -1,0 +1,87 @@
+"""What a process checks of Redis when it starts: that it can work with it, and settings that may lose jobs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from evsched.diagnostics import server_checks
+from evsched.errors import CannotStart, StoreDown, StoreRefused
+from evsched.events import RedisUnsafe
+from evsched.store.server import facts, info
+from evsched.transport.address import Host, hide_password
+from evsched.transport.call import Call, T
+from evsched.transport.redis_errors import NO_CLUSTER
+from evsched.transport.senders import BatchingSender
+from evsched.transport.server_binary import read_version
+from evsched.transport.topology import topology
+
+
+async def check_server(sender: BatchingSender, url: str) -> str:
+    """Return which server answers, such as "Redis 7.0.15".
+
+    Raises:
+        StoreDown: no server answers; the message says what to do.
+        CannotStart: it refuses, or is too old.
+    """
+    try:
+        replies = [reply for _, reply in await _of_each_node(sender, info())]
+    except StoreDown as error:
+        raise StoreDown(
+            f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL",
+            kind=error.kind,
+        ) from None
+    except StoreRefused as error:
+        raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
+    if replies[0].get("redis_mode") == "cluster" and topology(url) is None:
+        raise CannotStart(f"{hide_password(url)}: {NO_CLUSTER}")
+    versions = [read_version(reply) for reply in replies]
+    for kind, version, least in versions:
+        if least is not None:
+            raise CannotStart(
+                f"{kind} {version} at {hide_password(url)} is too old: "
+                f"evsched needs {kind} {least[0]}.{least[1]} or newer"
+            )
+    kind, version, _ = versions[0]
+    return f"{kind.capitalize()} {version}"
+
+
+async def unsafe_settings(sender: BatchingSender) -> list[RedisUnsafe]:
+    """Return the settings of Redis that may lose jobs: now, since `evsched doctor` may come too late.
+
+    Raises:
+        StoreDown
+    """
+    found = list[RedisUnsafe]()
+    try:
+        reports = await _of_each_node(sender, facts())
+    except StoreRefused:
+        return found  # `evsched doctor` reports that the settings cannot be read
+    for node, report in reports:
+        server = server_checks.Server(report, {})
+        for finding in (*server_checks.persistence(server), *server_checks.eviction(server)):
+            if finding.check in ("persistence", "eviction"):
+                what = finding.what if node is None else f"{finding.what} (at {node[0]}:{node[1]})"
+                found.append(RedisUnsafe(what=what, mend=finding.mend))
+    return found
+
+
+async def _of_each_node(sender: BatchingSender, call: Call[T]) -> list[tuple[Host | None, T]]:
+    """Return the value of a call at each primary of a cluster that answers, or at the one Redis.
+
+    Raises:
+        StoreDown: none answers.
+        StoreRefused
+    """
+    nodes = await sender.nodes()
+    values = await asyncio.gather(*(sender.send(call.at(node)) for node in nodes), return_exceptions=True)
+    found, away = list[tuple[Host | None, T]](), list[StoreDown]()
+    for node, value in zip(nodes, values, strict=True):
+        if isinstance(value, StoreDown):
+            away.append(value)
+        elif isinstance(value, BaseException):
+            raise value
+        else:
+            found.append((node, value))
+    if not found:
+        raise away[0]
+    return found
