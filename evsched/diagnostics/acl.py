@@ -92,14 +92,17 @@ def _read(text: str, root: str, canary: str) -> list[tuple[str, ...]]:
     return found
 
 
-def needs(role: Role, queue: str, db: int, *, all_queues: bool) -> list[tuple[str, ...]]:
+def needs(role: Role, queue: str, db: int, *, all_queues: bool, cluster: bool = False) -> list[tuple[str, ...]]:
     """Return the commands that a role must be allowed to run, with the keys of `queue` as an example.
 
-    `all_queues`: the role serves all queues instead of named ones, so it subscribes to patterns.
+    `all_queues`: the role serves all queues instead of named ones, so it subscribes to patterns. `cluster`: it has to
+    find the nodes.
     """
     root = keys.root(queue)
     text = _OWN[role]
     found = _read(text, root, keys.events(db, keys.canary(queue)))
+    if cluster:
+        found.append(("CLUSTER", "SLOTS"))
     if role != "producer":
         # A script may run only commands that its caller may run.
         found += [("EVALSHA", "0", "1", root), ("EVAL", "return 1", "1", root), ("TIME",)]

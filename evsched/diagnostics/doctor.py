@@ -197,7 +197,8 @@ class Doctor:
                 what = f"there is no Redis user {role}, so the rights of this connection's user were checked"
                 self._report(Finding("rights", "info", what, f"user {user}", ""))
             refused = list[str]()
-            for words in needs(role, self._queue, address.parse(self._url).db, all_queues=all_queues):
+            cluster, db = self._node is not None, address.parse(self._url).db
+            for words in needs(role, self._queue, db, all_queues=all_queues, cluster=cluster):
                 if await self._sender.send(server.may(user, words).at(self._node)) != "OK":
                     refused.append(" ".join(words[:2]))
         except StoreRefused as error:

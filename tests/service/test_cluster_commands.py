@@ -39,6 +39,8 @@ from evsched.transport.call import Call, text
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.subscription import Subscription
+from evsched.worker.status_reporter import StatusReporter
+from tests.service.test_rights import USERS, words_of
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE
@@ -151,6 +153,18 @@ async def test_top_has_the_status_of_workers_of_all_nodes(
     cluster: Cluster, queues: list[str], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector, "_PATIENCE", PATIENCE)
+    waits, reply, wait = asyncio.Event(), StatusReporter._reply, Top._wait  # pyright: ignore[reportPrivateUsage]
+
+    async def wait_noted(top: Top, expected: int) -> None:
+        waits.set()
+        await wait(top, expected)
+
+    async def reply_late(reporter: StatusReporter) -> None:
+        await waits.wait()
+        await reply(reporter)
+
+    monkeypatch.setattr(Top, "_wait", wait_noted)
+    monkeypatch.setattr(StatusReporter, "_reply", reply_late)
     app, begun, goes_on = App(cluster.url, queue=queues[0]), asyncio.Semaphore(0), asyncio.Event()
 
     @app.task
@@ -303,6 +317,24 @@ async def test_a_standstill_counts_the_dispatchers_of_the_queues_node(
         f"queue {queues[1]}": "1 dispatcher on this Redis, but none serves this queue",
         f"queue {queues[2]}": none,
     }
+
+
+def test_the_users_of_redis_conf_may_look_at_a_cluster_and_their_rights_are_checked_at_each_node(
+    cluster: Cluster, queues: list[str], cli: Cli
+) -> None:
+    for queue, node in zip(queues, cluster.nodes, strict=True):
+        schedule(cluster, queue)
+        for name, rules in USERS:
+            if name != "default":
+                cluster.client(node).execute_command("ACL", "SETUSER", name, *words_of(rules))
+    observer, examiner = (cluster.url.replace("//", f"//{name}:change-me@") for name in ("observer", "doctor"))
+    assert {row["queue"] for row in cli.json("queues", "--url", observer)} == {*queues}
+    found = doctor(cli, "--role", "worker", "--url", examiner)
+    assert {one["check"] for one in found} == {"appendfsync", "no-dispatcher"}, found
+    cluster.client(cluster.nodes[1]).execute_command("ACL", "SETUSER", "worker", "-cluster|slots")
+    (lacking,) = [one for one in doctor(cli, "--role", "worker", "--url", examiner) if one["check"] == "rights"]
+    assert lacking["where"] == f"user worker, {at(cluster.nodes[1])}"
+    assert "CLUSTER SLOTS" in lacking["what"]
 
 
 # Services.
