@@ -77,7 +77,7 @@ def cli(cluster: Cluster, tmp_path: Path) -> Cli:
 
 
 def queue_on(cluster: Cluster, node: EmbeddedRedis, prefix: str = "q") -> str:
-    return next(name for number in count() if cluster.owner(name := f"{prefix}{number}") is node)
+    return next(name for number in count() if cluster.primary(name := f"{prefix}{number}") is node)
 
 
 def at(node: EmbeddedRedis) -> str:
@@ -87,7 +87,7 @@ def at(node: EmbeddedRedis) -> str:
 
 def schedule(cluster: Cluster, queue: str, due: float = 4e9) -> None:
     """Schedule a job as a foreign client does, with no command but ZADD."""
-    cluster.client(cluster.owner(queue)).zadd(keys.schedule(queue), {JOB: due})
+    cluster.client(cluster.primary(queue)).zadd(keys.schedule(queue), {JOB: due})
 
 
 @contextmanager
@@ -221,7 +221,7 @@ async def test_what_is_published_at_one_node_is_received_at_all(cluster: Cluster
 async def test_a_client_waits_for_a_reply_at_the_node_of_its_queue(cluster: Cluster, queues: list[str]) -> None:
     client = Client(cluster.url)
     for queue in queues:
-        raw = cluster.client(cluster.owner(queue))
+        raw = cluster.client(cluster.primary(queue))
         raw.rpush(f"{keys.root(queue)}reply:x", "end")
         assert await client.perform(Wait(client.store(queue).wait_reply("x", PATIENCE), PATIENCE)) == b"end"
     await client.close()
@@ -277,7 +277,7 @@ def test_the_doctor_names_the_node_of_each_finding(cluster: Cluster, cli: Cli) -
 
 def canary_queue(cluster: Cluster, node: EmbeddedRedis) -> str:
     """Return the queue with which the doctor tests a node: the default one, if the node has it."""
-    return "default" if cluster.owner("default") is node else queue_on(cluster, node, "evsched-idle-")
+    return "default" if cluster.primary("default") is node else queue_on(cluster, node, "evsched-idle-")
 
 
 def test_the_doctor_of_one_queue_looks_at_its_node_alone(cluster: Cluster, queues: list[str], cli: Cli) -> None:
@@ -290,7 +290,7 @@ def test_the_doctor_of_one_queue_looks_at_its_node_alone(cluster: Cluster, queue
 
 def test_the_audit_checks_the_jobs_of_all_nodes(cluster: Cluster, queues: list[str], cli: Cli) -> None:
     for queue in queues:
-        cluster.client(cluster.owner(queue)).hset(f"{keys.root(queue)}job:lost", "payload", JOB)
+        cluster.client(cluster.primary(queue)).hset(f"{keys.root(queue)}job:lost", "payload", JOB)
     found = [one["where"] for one in doctor(cli) if one["where"].endswith("job lost")]
     assert sorted(found) == sorted(f"queue {queue}, job lost" for queue in queues)
 
@@ -327,7 +327,7 @@ def test_the_users_of_redis_conf_may_look_at_a_cluster_and_their_rights_are_chec
         for name, rules in USERS:
             if name != "default":
                 cluster.client(node).execute_command("ACL", "SETUSER", name, *words_of(rules))
-    observer, examiner = (cluster.url.replace("//", f"//{name}:change-me@") for name in ("observer", "doctor"))
+    observer, examiner = cluster.url_of("observer"), cluster.url_of("doctor")
     assert {row["queue"] for row in cli.json("queues", "--url", observer)} == {*queues}
     found = doctor(cli, "--role", "worker", "--url", examiner)
     assert {one["check"] for one in found} == {"appendfsync", "no-dispatcher"}, found
@@ -390,7 +390,7 @@ async def test_a_message_for_another_slot_ends_with_the_reason(cluster: Cluster,
         job = await forward.using(retry=Retry(attempts=5)).enqueue(f"list:{elsewhere}", 1)
         with pytest.raises(JobDead, match=f"the hash tag of the queue, such as list:{{{queue}}}:NAME"):
             await job.result(PATIENCE)
-    assert cluster.client(cluster.owner(queue)).llen(here) == 1
+    assert cluster.client(cluster.primary(queue)).llen(here) == 1
 
 
 async def test_messages_for_another_redis_arrive_at_all_nodes_of_a_cluster(cluster: Cluster, queues: list[str]) -> None:
@@ -399,7 +399,7 @@ async def test_messages_for_another_redis_arrive_at_all_nodes_of_a_cluster(clust
         for queue in queues:
             job = await forward.using(retry=Retry(attempts=1)).enqueue(f"list@other:{{{queue}}}:l", 1)
             assert await job.result(PATIENCE) is None
-            assert cluster.client(cluster.owner(queue)).llen(f"{{{queue}}}:l") == 1
+            assert cluster.client(cluster.primary(queue)).llen(f"{{{queue}}}:l") == 1
 
 
 def test_a_relay_of_the_ledger_refuses_a_cluster(cli: Cli) -> None:
