@@ -103,9 +103,12 @@ class Operators(Queue):
 
         return self._verb("queue_stats", read, self._stamp(now))
 
-    def request_status(self, asker: str) -> Call[Any]:
-        """Ask the queue's workers to publish their status to `asker`'s channel."""
-        return self._call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), raw)
+    def request_status(self, asker: str) -> Call[int]:
+        """Ask the queue's workers to publish their status to `asker`'s channel; the reply is how many were asked.
+
+        In a cluster it counts only those whose subscriptions are at the node of the queue.
+        """
+        return self._call(("PUBLISH", keys.status_requests(self.queue), keys.status_replies(self.queue, asker)), int)
 
     def front(
         self,

@@ -1,8 +1,8 @@
 """Collects what `evsched top` shows: the state in Redis, and the status that each worker reports.
 
-Each refresh is one round trip: the queue stats and leases of each queue, and a status request. A worker has a lease on
-each of its queues, so the number of replies to wait for is known. (In a cluster, the reply to PUBLISH leaves out those
-who receive the request from another node.) It costs nothing while nobody watches.
+Each refresh is one round trip: the queue stats and leases of each queue, and a status request. PUBLISH returns how many
+workers received the request, so the number of replies to wait for is known. In a cluster it counts those at one node
+only; there a reply is expected for each lease. It costs nothing while nobody watches.
 """
 
 from __future__ import annotations
@@ -96,19 +96,19 @@ class Top:
         self._received.clear()
         answers, refused = await self._ask()
         at = time.monotonic()
-        await self._wait(sum(lease.left > 0 for _, leases in answers.values() for lease in leases))
+        await self._wait(sum(expected for _, _, expected in answers.values()))
         return Look(
             at=at,
-            stats={queue: queue_stats for queue, (queue_stats, _) in answers.items()},
-            leases={queue: leases for queue, (_, leases) in answers.items()},
+            stats={queue: queue_stats for queue, (queue_stats, _, _) in answers.items()},
+            leases={queue: leases for queue, (_, leases, _) in answers.items()},
             statuses=list(self._received.values()),
             refused=refused,
         )
 
-    async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease]]], dict[str, str]]:
-        """Return the stats and leases of each queue, and why Redis refuses which queues."""
+    async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
+        """Return the stats, leases and expected replies of each queue, and why Redis refuses which queues."""
         answers = await asyncio.gather(*map(self._ask_one, self._stores.values()), return_exceptions=True)
-        read: dict[str, tuple[QueueStats, list[Lease]]] = {}
+        read: dict[str, tuple[QueueStats, list[Lease], int]] = {}
         refused: dict[str, str] = {}
         for queue, answer in zip(self._stores, answers, strict=True):
             if isinstance(answer, StoreRefused):
@@ -122,11 +122,13 @@ class Top:
             raise StoreRefused(f"queue {queue}: {reason}")
         return read, refused
 
-    async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease]]:
-        queue_stats, leases, _ = await self._sender.send_all(
+    async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
+        queue_stats, leases, asked = await self._sender.send_all(
             [store.queue_stats(), store.survey(), store.request_status(self._asker)]
         )
-        return queue_stats, leases
+        if len(await self._sender.nodes()) > 1:
+            asked = sum(lease.left > 0 for lease in leases)
+        return queue_stats, leases, asked
 
     async def _find(self) -> None:
         """Read the set of all queues, and a slice of the keys of each node for queues that no dispatcher has found."""
