@@ -14,10 +14,10 @@ from collections import defaultdict
 
 from msgspec import structs
 
-from evsched import keys
+from evsched import events, keys
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
-from evsched.events import Event
+from evsched.events import Emit, Event
 from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
@@ -36,11 +36,12 @@ class _Node:
         owned = tuple(queue for queue in config.queues if slot_of(keys.root(queue)) in slots)
         self.slots = slots
         self.sender = BatchingSender(config.url, node=host)
+        self._reports = _Reports(runtime.emit, host)
         part = Part(host, lambda queue: slot_of(keys.root(queue)) in slots, _idle_queue(slots))
-        mine = Runtime(structs.replace(config, queues=owned), self.sender, runtime.emit, part)
+        mine = Runtime(structs.replace(config, queues=owned), self.sender, self._reports.emit, part)
         self.dispatcher = Dispatcher(mine)
         self.janitor = Janitor(mine, self.dispatcher)
-        self.reconnect = Reconnect("the search for queues", runtime.emit)
+        self.reconnect = Reconnect("the search for queues", self._reports.emit)
         self.task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -53,7 +54,33 @@ class _Node:
                     found = True
             await run_loops({"dispatcher": self.dispatcher.run(), "janitor": self.janitor.run()})
         finally:
+            self._reports.end()
             await self.sender.close()
+
+
+class _Reports:
+    """Names the node in the events about Redis, and ends what was reported of loops that end with the node."""
+
+    def __init__(self, emit: Emit, host: Host) -> None:
+        self._emit = emit
+        self._at = f"at {host[0]}:{host[1]}"
+        self._down: dict[str, float] = {}
+        """Who reported that the node is down, and when."""
+
+    def emit(self, event: Event) -> None:
+        """Pass an event on."""
+        if isinstance(event, events.RedisDown):
+            self._down[event.who] = time.monotonic()
+            event = structs.replace(event, who=f"{event.who} {self._at}")
+        elif isinstance(event, events.RedisUp):
+            self._down.pop(event.who, None)
+            event = structs.replace(event, who=f"{event.who} {self._at}")
+        self._emit(event)
+
+    def end(self) -> None:
+        """Report that nothing is down any more: other loops have the queues of this node, or it has none."""
+        for who, since in self._down.copy().items():
+            self.emit(events.RedisUp(who=who, seconds=time.monotonic() - since))
 
 
 def _idle_queue(slots: frozenset[int]) -> str:

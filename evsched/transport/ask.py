@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from redis import exceptions
 
-from evsched.errors import StoreDown, StoreError, StoreRefused
+from evsched.errors import EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.transport.address import Host
 from evsched.transport.links import new_link, new_sync_link
 from evsched.transport.redis_errors import translate
@@ -81,7 +81,7 @@ class Asker(Generic[T]):
         except TimeoutError:
             raise StoreDown(f"no answer within {PATIENCE:g} s", kind="timeout") from None
         except (exceptions.RedisError, OSError) as error:
-            raise translate(error) from None
+            raise self._refused(error) from None
         finally:
             await link.disconnect(nowait=True)
 
@@ -92,9 +92,14 @@ class Asker(Generic[T]):
             link.send_command(*self._words, check_health=False)
             return link.read_response()
         except (exceptions.RedisError, OSError) as error:
-            raise translate(error) from None
+            raise self._refused(error) from None
         finally:
             link.disconnect()
+
+    def _refused(self, error: Exception) -> EvschedError:
+        if "unknown command" in str(error):
+            return StoreRefused(f"it is no {self._who}: the URL names another kind of server", kind="refused")
+        return translate(error)
 
     def _answer(self, host: Host, reply: Any) -> T:
         answer = self._read(host, reply)

@@ -21,8 +21,11 @@ _WAIT_ERRORS: Final = (
     exceptions.OutOfMemoryError,
     OSError,
 )
+MOVED: Final = "moved"
+"""The kind of a StoreDown that says that another node of the cluster has the key: the call was not done."""
+
 _CLUSTER_ERRORS: Final = {
-    exceptions.MovedError: ("moved", "another node of the cluster has it; the URL of a cluster is redis+cluster://..."),
+    exceptions.MovedError: (MOVED, "another node of the cluster has it now"),
     exceptions.AskError: ("moving", "this queue moves to another node of the cluster"),
     exceptions.TryAgainError: ("moving", "this queue moves to another node of the cluster"),
     exceptions.ClusterDownError: ("clusterdown", "the cluster is down"),

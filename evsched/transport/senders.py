@@ -3,8 +3,8 @@
 `BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the batch of one
 caller at once; `BlockingSender` is for a command that waits in Redis; `SyncSender` is for programs without a loop.
 
-A sender sends a call again only if Redis does not know its script. All other repetitions are up to the caller, who
-knows whether a call may be done twice.
+A sender sends a call again only if it has certainly not been done: Redis does not know its script, or another node of a
+cluster has its queue. All other repetitions are up to the caller, who knows whether a call may be done twice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
-from evsched.errors import EvschedError, StoreRefused
+from evsched.errors import EvschedError, StoreDown, StoreRefused
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
 from evsched.transport.connection import Connection, SyncConnection
-from evsched.transport.redis_errors import translate, unknown_script
+from evsched.transport.redis_errors import MOVED, translate, unknown_script
 from evsched.transport.topology import Topology, topology
 
 _IDLE_MOST: Final = 32
@@ -118,8 +118,15 @@ class BatchingSender:
             StoreDown: Redis cannot be reached or cannot do it now; the call may have been done all the same.
             StoreRefused: Redis refused.
         """
-        host = None if self._cluster is None else await self._host(self._cluster, call)
-        return await self._batches(host).add(call)
+        if self._cluster is None:
+            return await self._batches(None).add(call)
+        try:
+            return await self._batches(await self._host(self._cluster, call)).add(call)
+        except StoreDown as error:
+            if error.kind != MOVED:
+                raise
+        # The node has not done it, and the topology is now read anew.
+        return await self._batches(await self._host(self._cluster, call)).add(call)
 
     async def send_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Send calls in one batch for each node; when all have replies, raise the first error, if there is one."""
@@ -298,8 +305,17 @@ class SyncSender:
 
     def send(self, call: Call[T], block: float = 0.0) -> T:
         """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""
+        if self._cluster is None:
+            return self._send(call, block, None)
+        try:
+            return self._send(call, block, call.node or self._cluster.owner_sync(call.near))
+        except StoreDown as error:
+            if error.kind != MOVED:
+                raise
+        return self._send(call, block, call.node or self._cluster.owner_sync(call.near))
+
+    def _send(self, call: Call[T], block: float, host: Host | None) -> T:
         all_idle = self._idle
-        host = None if self._cluster is None else call.node or self._cluster.owner_sync(call.near)
         idle = all_idle[host]
         try:
             connection = idle.pop()  # atomic, as is append
