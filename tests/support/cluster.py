@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import redis
 from redis.crc import key_slot
@@ -15,18 +13,18 @@ from evsched import keys
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
-from tests.support.topology import OwnConfig, free_port, pause
+from tests.support.topology import OwnConfig, Servers, free_port, pause
 
 SLOTS: Final = 16384
 
 
-class Cluster:
+class Cluster(Servers):
     """Run one, as a context manager: primaries that share the slots evenly, and replicas, dealt to them in turn."""
 
     def __init__(self, server: Server | None = None, *, primaries: int = 3, replicas: int = 0) -> None:
         self._server = server or find_server()
         self._counts = primaries, replicas
-        self._stack = ExitStack()
+        super().__init__()
         self.nodes: list[EmbeddedRedis] = []
         """The primaries, then the replicas."""
 
@@ -38,19 +36,6 @@ class Cluster:
         """Return the URL for one of the users of redis.conf."""
         login = f"{user}:change-me@" if user else ""
         return f"redis+cluster://{login}" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def _start(self) -> None:
         primaries, replicas = self._counts

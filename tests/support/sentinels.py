@@ -5,10 +5,9 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 import redis
 
@@ -16,7 +15,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.links import new_sync_link
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
-from tests.support.topology import OwnConfig, free_port, pause
+from tests.support.topology import OwnConfig, Servers, free_port, pause
 
 NAME: Final = "mymaster"
 
@@ -27,7 +26,7 @@ def _as_text(reply: Any) -> Any:
     return reply.decode() if isinstance(reply, bytes) else reply
 
 
-class Sentinels:
+class Sentinels(Servers):
     """Run them, as a context manager.
 
     `password`: of the default user of the Redis servers. `login`: name and password of the one user of the sentinels.
@@ -49,7 +48,7 @@ class Sentinels:
         self._login = login
         self._certificates = certificates
         self._counts = sentinels, replicas
-        self._stack = ExitStack()
+        super().__init__()
         self.servers: list[EmbeddedRedis] = []
         """The first primary, then its replicas."""
         self._ports: list[int] = []
@@ -66,19 +65,6 @@ class Sentinels:
         if self._certificates is None:
             return f"redis+sentinel://{secret}{hosts}/{NAME}/0{options}"
         return f"rediss+sentinel://{secret}{hosts}/{NAME}/0?ssl_ca_certs={self._certificates / 'ca.crt'}"
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def _start(self) -> None:
         sentinels, replicas = self._counts

@@ -5,6 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
 
 from evsched.transport.embedded import EmbeddedRedis
 
@@ -15,6 +18,29 @@ class OwnConfig(EmbeddedRedis):
     def _command(self) -> list[str]:
         program, shipped, *settings = super()._command()
         return [program, str(shutil.copy(shipped, self.folder)), *settings]
+
+
+class Servers:
+    """Servers that belong together, which are started on entry and end at exit, whatever happens."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
 
 
 def free_port() -> int:
