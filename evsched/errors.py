@@ -94,5 +94,8 @@ class StoreRefused(StoreError):
     """Redis refused the command."""
 
 
+MOVING: Final = "moving"
+"""The kind of a StoreDown that concerns one queue alone: its slot moves to another node of the cluster."""
+
 NO_ENTRY: Final = ("noauth", "wrongpass", "database")
 """The kinds of a StoreRefused that concern the whole connection: every command on it fails."""

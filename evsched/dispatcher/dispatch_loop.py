@@ -17,7 +17,7 @@ from evsched import events, keys
 from evsched.dispatcher.proof import Proof
 from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.dispatcher.redis_clock import RedisClock
-from evsched.errors import StoreError, StoreRefused
+from evsched.errors import StoreError
 from evsched.events import Reason
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
@@ -139,7 +139,7 @@ class DispatchLoop:
             await self._wakeup.sleep(step, roughly=look)
 
     async def _pass(self, timer: QueueTimer) -> None:
-        """Step a queue. If Redis refuses this queue alone, it is tried again later, and the others go on.
+        """Step a queue. If this queue alone fails, it is tried again later, and the others go on.
 
         Raises:
             StoreDown, StoreRefused: the failure concerns all queues.
@@ -148,7 +148,7 @@ class DispatchLoop:
         try:
             await self.step(timer)
             reconnect.passed()
-        except StoreRefused as error:
+        except StoreError as error:
             timer.refused(time.monotonic(), reconnect.refused(error))
 
     async def _look(self, timers: list[QueueTimer]) -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from evsched import events
 from evsched.dispatcher.served_queues import ServedQueues
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError
 from evsched.events import Dispatched, Event, QueueFound, Woken
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
@@ -84,7 +84,7 @@ class Janitor:
     async def _pass(self, queue: str) -> float:
         """Look at a queue; return the seconds until the next look.
 
-        If Redis refuses this queue alone, it is looked at again after a heartbeat, and the others go on.
+        If this queue alone fails, it is looked at again after a heartbeat, and the others go on.
 
         Raises:
             StoreDown, StoreRefused: the failure concerns all queues.
@@ -93,7 +93,7 @@ class Janitor:
         reconnect = self._refused.of(queue)
         try:
             rest = await self.step(queue)
-        except StoreRefused as error:
+        except StoreError as error:
             reconnect.refused(error)
             return self._runtime.config.heartbeat
         reconnect.passed()

@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from evsched.dispatcher.served_queues import NewQueues
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.reconnect import Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
@@ -50,7 +50,7 @@ class KeyScan:
             self._wanted, self.at = 1, 0.0
 
     async def step(self) -> None:
-        """Scan one slice. If Redis refuses a call about one queue, that is reported, and the other queues are served.
+        """Scan one slice. If a call about one queue alone fails, that is reported, and the other queues are served.
 
         Raises:
             StoreDown, StoreRefused: the failure concerns all queues.
@@ -64,7 +64,7 @@ class KeyScan:
             reconnect = self._refused.of(queue)
             try:
                 await self._lease(Store(queue), [worker for name, worker in found.held if name == queue])
-            except StoreRefused as error:
+            except StoreError as error:
                 reconnect.refused(error)
             else:
                 reconnect.passed()

@@ -43,12 +43,13 @@ class Finder:
         return self._reconnect.pulse
 
     async def begin(self) -> None:
-        """Find the queues in the set, and those in the first slice of the keys.
+        """Find the queues in the set, unless the settings name them, and those in the first slice of the keys.
 
         Raises:
             StoreDown, StoreRefused
         """
-        await self._read()
+        if not self._config.queues:
+            await self._read()
         await self._scan.step()
 
     def found(self, queue: str) -> None:

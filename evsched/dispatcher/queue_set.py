@@ -1,13 +1,14 @@
 """The set of all queues in Redis, which this dispatcher keeps complete: it may be flushed, deleted or lost.
 
 Dispatchers and workers write the set, not the scripts: in a Redis Cluster a script reaches only the slot of its queue,
-and this set is in another one.
+and this set is in another one. In a cluster the set may also be away while the queues are not: a dispatcher does without
+it then, and reads it again a safety cap later.
 """
 
 from __future__ import annotations
 
 from evsched import events
-from evsched.errors import StoreError, StoreRefused
+from evsched.errors import StoreError
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 
@@ -31,7 +32,7 @@ class QueueSet:
         """Add the queues that are missing, if there are any.
 
         Raises:
-            StoreDown, StoreRefused: the failure concerns more than the set.
+            StoreRefused: the failure concerns more than the set.
         """
         names = sorted(self._queues - self._written)
         if not names:
@@ -39,20 +40,16 @@ class QueueSet:
         try:
             await self._runtime.sender.send(server.add_queues(names))
         except StoreError as error:
-            if not server.may_wait(error):
+            if not server.set_may_wait(error):
                 raise
             self._runtime.emit(events.RedisFailed(kind=error.kind))
-        self._written.update(names)  # refused ones too: the next `read` corrects this, and they are added again
+        self._written.update(names)  # failed ones too: the next `read` corrects this, and they are added again
 
     async def read(self) -> list[str] | None:
-        """Return the queues in the set; None if Redis refuses: a right is missing, or the key has another type.
-
-        Raises:
-            StoreDown
-        """
+        """Return the queues in the set; None if it cannot be read: its node is away, or Redis refuses."""
         try:
             names = await self._runtime.sender.send(server.queue_names())
-        except StoreRefused as error:
+        except StoreError as error:
             self._runtime.emit(events.RedisFailed(kind=error.kind))
             return None
         self._written = set(names)

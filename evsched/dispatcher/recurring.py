@@ -11,7 +11,7 @@ from typing import Final
 from evsched.dispatcher.occurrences import Occurrences
 from evsched.dispatcher.redis_clock import RedisClock
 from evsched.dispatcher.served_queues import ServedQueues
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
@@ -71,7 +71,7 @@ class Recurring:
     async def _pass(self, queue: str, fresh: bool) -> float:
         """Look at a queue; return the seconds until the next look.
 
-        If Redis refuses this queue alone, it is looked at again later, and the others go on. `fresh`: this is the first
+        If this queue alone fails, it is looked at again later, and the others go on. `fresh`: this is the first
         pass since `look`, so recurrences that are too far ahead are moved back.
 
         Raises:
@@ -84,7 +84,7 @@ class Recurring:
                 await self._occurrences.rewind(queue)
                 self._to_rewind.discard(queue)
             rest = await self._occurrences.step(queue)
-        except StoreRefused as error:
+        except StoreError as error:
             return reconnect.refused(error)
         reconnect.passed()
         return min(rest, _CAP)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from evsched import events
-from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
+from evsched.errors import FULL, MOVING, NO_ENTRY, StoreDown, StoreError
 from evsched.events import Emit
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.refusals import LASTING, Refusals
@@ -62,13 +62,15 @@ class Reconnect:
         self.reason = str(error)
         return reconnect_delay(self.failures)
 
-    def refused(self, error: StoreRefused) -> float:
-        """Count that Redis refused this queue alone; return the seconds to wait before the next try.
+    def refused(self, error: StoreError) -> float:
+        """Count that this queue alone failed: Redis refused it, or its slot of a cluster moves. Return the wait.
+
+        That is the seconds to wait before the next try.
 
         Raises:
-            StoreRefused: the error concerns the whole connection.
+            StoreDown, StoreRefused: the error concerns the whole connection.
         """
-        if error.kind in NO_ENTRY:
+        if error.kind in NO_ENTRY or (isinstance(error, StoreDown) and error.kind != MOVING):
             raise error
         return self.failed(error)
 

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from evsched import keys
-from evsched.errors import NO_ENTRY, StoreError, StoreRefused
+from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.transport.call import Call, Word, raw, text
 
 
@@ -46,13 +46,18 @@ def scan_all(cursor: int) -> Call[tuple[int, list[bytes]]]:
 
 
 def add_queues(names: Sequence[str]) -> Call[Any]:
-    """Add queues to the set of all queues. If that fails in a way that `may_wait`, do without it and try later."""
+    """Add queues to the set of all queues. If that fails in a way that `set_may_wait`, do without it and try later."""
     return Call(("SADD", keys.QUEUES, *names), raw, near=keys.QUEUES)
 
 
 def may_wait(error: StoreError) -> bool:
-    """Tell whether only this write of the set fails: memory is full, a right is missing, the key has another type."""
-    return error.kind == "oom" or (isinstance(error, StoreRefused) and error.kind not in NO_ENTRY)
+    """Tell whether only this write fails: memory is full, a right is missing, the key has another type."""
+    return error.kind == FULL or (isinstance(error, StoreRefused) and error.kind not in NO_ENTRY)
+
+
+def set_may_wait(error: StoreError) -> bool:
+    """Tell whether only the set of all queues fails, or its node in a cluster. If all of Redis is away, others tell."""
+    return isinstance(error, StoreDown) or may_wait(error)
 
 
 def queue_names() -> Call[list[str]]:

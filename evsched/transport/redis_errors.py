@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from redis import exceptions
 
-from evsched.errors import EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
+from evsched.errors import MOVING, EvschedError, JobExists, JobMissing, JobRunning, StoreDown, StoreRefused
 from evsched.transport.call import Call
 
 _JOB_ERRORS: Final = {"EXISTS": JobExists, "MISSING": JobMissing, "RUNNING": JobRunning}
@@ -26,8 +26,8 @@ MOVED: Final = "moved"
 
 _CLUSTER_ERRORS: Final = {
     exceptions.MovedError: (MOVED, "another node of the cluster has it now"),
-    exceptions.AskError: ("moving", "this queue moves to another node of the cluster"),
-    exceptions.TryAgainError: ("moving", "this queue moves to another node of the cluster"),
+    exceptions.AskError: (MOVING, "this queue moves to another node of the cluster"),
+    exceptions.TryAgainError: (MOVING, "this queue moves to another node of the cluster"),
     exceptions.ClusterDownError: ("clusterdown", "the cluster is down"),
 }
 """Their kinds, and what they mean. redis-py removes the code from the message: only a slot and an address are left of

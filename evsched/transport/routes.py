@@ -145,16 +145,19 @@ class ClusterRoute:
         self._cluster = cluster
         self._near = near
         self._node = node
+        self._at = node
+        """The node that the link was opened to last."""
 
     async def connect(self, link: AsyncLink) -> None:
         """See `Route`."""
         self._cluster.links.add(link)
-        _aim(link, self._node or await self._cluster.owner(self._near))
+        self._at = self._node or await self._cluster.owner(self._near)
+        _aim(link, self._at)
         await link.connect()
 
     def connect_sync(self, link: SyncLink) -> None:
         """See `Route`."""
-        at = self._node or self._cluster.owner_sync(self._near)
+        at = self._at = self._node or self._cluster.owner_sync(self._near)
         any_link: Any = link
         if any_link._sock is not None and (any_link.host, any_link.port) != at:
             link.disconnect()
@@ -163,7 +166,7 @@ class ClusterRoute:
 
     def lost(self) -> None:
         """See `Route`."""
-        self._cluster.outdated()
+        self._cluster.lost(self._at)
 
 
 def _aim(link: Any, at: Host) -> None:

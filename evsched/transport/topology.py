@@ -33,6 +33,8 @@ class Topology:
         """None = it is to be read."""
         self._primaries = set[Host]()
         """Those that it had when it was read last."""
+        self._lost: dict[Host, int] = {}
+        """The nodes to which connections were lost, each with the number of that loss: the higher, the later."""
         self._listeners: list[Callable[[], None]] = []
         self.links = OpenLinks()
         """The links to the nodes. Those to a node that is a primary no more are cut."""
@@ -41,6 +43,12 @@ class Topology:
         """Have `changed()` called when the topology is out of date; return what ends that. For any thread."""
         self._listeners.append(changed)
         return lambda: self._listeners.remove(changed)
+
+    def lost(self, host: Host | None) -> None:
+        """Note that a node does not answer, or no more has what it had."""
+        if host is not None:
+            self._lost[host] = max(self._lost.values(), default=0) + 1
+        self.outdated()
 
     def outdated(self) -> None:
         """Have it read again before its next use."""
@@ -87,12 +95,17 @@ class Topology:
         return owners
 
     def _owner(self, owners: Owners, key: Word | None) -> Host:
-        found = next((host for host in owners if host), None) if key is None else owners[slot_of(key)]
+        found = self._any() if key is None else owners[slot_of(key)]
         if found is None:
             self.outdated()
             what = "any slot" if key is None else f"slot {slot_of(key)}"
             raise StoreDown(f"no node of the cluster owns {what}", kind="clusterdown")
         return found
+
+    def _any(self) -> Host | None:
+        """Return a primary: the one that answered last, or the one whose loss is longest ago."""
+        first = [host for host in self._asker.hosts if host in self._primaries]
+        return min(first, key=lambda host: self._lost.get(host, 0), default=None)
 
 
 def slot_of(key: Word) -> int:

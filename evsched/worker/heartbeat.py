@@ -69,7 +69,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name="evsched-heartbeat", daemon=True)
         self._config = config
         self._worker = worker
-        self._stores = stores
+        self._stores = list(stores)
         self._listener = listener
         self._sender = SyncSender(config.url, reply_timeout=config.reply_timeout)
         self._reconnects = Reconnects("heartbeat", listener.emit)
@@ -131,15 +131,19 @@ class Heartbeat(threading.Thread):
         """Renew the lease of each queue, whatever Redis refuses of another.
 
         Raises:
-            StoreDown
+            StoreDown: the queue that failed comes last the next time, since its node of a cluster may be away alone.
         """
-        for store in self._stores:
+        for store in list(self._stores):
             reconnect = self._reconnects.of(store.queue)
             try:
                 self.step(store)
             except StoreRefused as error:
                 self._soon = True
                 reconnect.failed(error)
+            except StoreDown:
+                self._stores.remove(store)
+                self._stores.append(store)
+                raise
             else:
                 reconnect.passed()
 

@@ -1,23 +1,24 @@
 """The setup of a worker's queues: what is written to Redis for each before jobs are fetched from it.
 
 The queue is added to the set of all queues, the recurrences and limits that the app declares are written, and the
-worker's lease begins. If Redis refuses that for a queue, it is tried again while the others are served. While Redis's
-memory is full it refuses none of this but the set, and a worker starts without that: its jobs free memory. If a
-heartbeat finds that Redis has lost what was declared, it is written again.
+worker's lease begins. If that fails for a queue, because Redis refuses it or its node of a cluster is away, it is tried
+again while the others are served. The set may be on another node, so a queue is served without it. While Redis's memory
+is full it refuses none of this but the set: the jobs of a worker that starts then free memory. If a heartbeat finds that
+Redis has lost what was declared, it is written again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from evsched import events
-from evsched.errors import StoreError, StoreRefused
+from evsched.errors import StoreError
 from evsched.execution.program import Program
 from evsched.jobs.policies import write_policy
-from evsched.runtime.reconnect import Reconnect, Reconnects
+from evsched.runtime.reconnect import Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 from evsched.store.announced import Announced
@@ -40,8 +41,7 @@ class QueueSetup:
         self._worker = worker
         self._policies = {name: write_policy(task.retry) for name, task in program.tasks.items()}
         self._digest = program.digest
-        self._reconnect = Reconnect("worker", runtime.emit)
-        self._refused = Reconnects("worker", runtime.emit)
+        self._reconnects = Reconnects("worker", runtime.emit)
         self._done = set[str]()
         self._undeclared = set[str]()
         """The queues of which Redis has lost what was declared."""
@@ -53,44 +53,49 @@ class QueueSetup:
 
     def problem(self, store: Store) -> str | None:
         """Return why a queue is not set up; None = it is, or has not been tried."""
-        return None if self.is_done(store) else self._reconnect.reason or self._refused.of(store.queue).reason
+        return None if self.is_done(store) else self._reconnects.of(store.queue).reason
 
     async def until_one(self, stores: Sequence[Store]) -> None:
-        """Try each of these queues, until one of them at least is set up."""
-        while True:
-            wait = min([await self._set_up(store) for store in stores])
-            if not wait:
-                return
+        """Try each of these queues, and go on until one of them at least is set up. None waits for another."""
+        waits = await asyncio.gather(*map(self._set_up, stores))
+        if not all(waits):
+            return
+        trying = [asyncio.ensure_future(self.until_done(*one)) for one in zip(stores, waits, strict=True)]
+        try:
+            done, _ = await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in trying:
+                task.cancel()
+            await asyncio.gather(*trying, return_exceptions=True)
+
+    async def until_done(self, store: Store, wait: float = 0.0) -> None:
+        """Try a queue until it is set up, for the first time after `wait` seconds."""
+        await asyncio.sleep(wait)
+        while wait := await self._set_up(store):
             await asyncio.sleep(wait)
 
     async def _set_up(self, store: Store) -> float:
-        """Set up a queue; return 0, or the seconds after which to try again since Redis refuses it."""
-        lease = self._runtime.config.idle_lease
-        while not self.is_done(store):
-            async with self._reconnect:
-                announced = self._announced(store.queue)
-                if wait := await self._write(
-                    store, store.heartbeat(self._worker, lease, fresh=True, announced=announced)
-                ):
-                    return wait
-                self._done.add(store.queue)
-        return 0.0
+        """Try to set up a queue; return 0, or the seconds after which to try again."""
+        if self.is_done(store):
+            return 0.0
+        lease, announced = self._runtime.config.idle_lease, self._announced(store.queue)
+        wait = await self._write(store, store.heartbeat(self._worker, lease, fresh=True, announced=announced))
+        if not wait:
+            self._done.add(store.queue)
+        return wait
 
     async def _write(self, store: Store, *last: Call[Any]) -> float:
-        """Announce the queue, write what the app declares, and send the last call; return 0, or the wait as `_set_up`.
-
-        Raises:
-            StoreDown
-            StoreRefused: the error concerns the whole connection.
-        """
-        refused = self._refused.of(store.queue)
+        """Announce the queue, write what the app declares, and send the last call; return as `_set_up` does."""
+        reconnect = self._reconnects.of(store.queue)
         try:
             await self._announce(store)
             await self._declarations.write(store)
             await self._runtime.sender.send_all(last)
-        except StoreRefused as error:
-            return refused.refused(error)
-        refused.passed()
+        except StoreError as error:
+            return reconnect.failed(error)
+        reconnect.passed()
         return 0.0
 
     async def _announce(self, store: Store) -> None:
@@ -103,10 +108,10 @@ class QueueSetup:
             StoreDown, StoreRefused
         """
         await self._runtime.sender.send(store.wake())
-        await self._try(server.add_queues([store.queue]))
+        await self._try(server.add_queues([store.queue]), server.set_may_wait)
         if self._policies:
-            await self._try(store.set_policies(self._policies))
-            await self._try(store.set_program(self._digest, sorted(self._policies)))
+            await self._try(store.set_policies(self._policies), server.may_wait)
+            await self._try(store.set_program(self._digest, sorted(self._policies)), server.may_wait)
 
     def announced(self, queue: str) -> Announced:
         """Return what is written of the app; nothing is if the queue is not set up. For any thread."""
@@ -136,24 +141,22 @@ class QueueSetup:
             self._lost.clear()
             if self._done:
                 with contextlib.suppress(StoreError):  # the other loops report it
-                    await self._try(server.add_queues(sorted(self._done)))
+                    await self._try(server.add_queues(sorted(self._done)), server.set_may_wait)
             waits = [await self._declare_lost(queue) for queue in sorted(self._undeclared)]
             wait = min(filter(None, waits), default=seldom)
 
     async def _declare_lost(self, queue: str) -> float:
         """Write again what the app declares in a queue; return 0, or the wait as `_set_up`."""
-        while queue in self._undeclared:
-            async with self._reconnect:
-                if wait := await self._write(Store(queue)):
-                    return wait
-                self._undeclared.discard(queue)
-        return 0.0
+        wait = await self._write(Store(queue))
+        if not wait:
+            self._undeclared.discard(queue)
+        return wait
 
-    async def _try(self, call: Call[Any]) -> None:
+    async def _try(self, call: Call[Any], may_wait: Callable[[StoreError], bool]) -> None:
         """Write what a worker can do without."""
         try:
             await self._runtime.sender.send(call)
         except StoreError as error:
-            if not server.may_wait(error):
+            if not may_wait(error):
                 raise
             self._runtime.emit(events.RedisFailed(kind=error.kind))

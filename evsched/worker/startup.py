@@ -29,7 +29,7 @@ class Startup:
         """The task that waits for the start."""
         self._stopped = False
         self.done = False
-        """Whether each queue was set up, or refused once."""
+        """Whether each queue was tried, and one at least is set up."""
 
     async def run(self, stack: AsyncExitStack, stores: Sequence[Store]) -> bool:
         """Enter the lifespan in `stack` and set up at least one queue; return False if it was stopped.

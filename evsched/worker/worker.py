@@ -130,7 +130,7 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, consumer: QueueConsumer) -> None:
-        await self._setup.until_one([consumer.store])
+        await self._setup.until_done(consumer.store)
         await consumer.run()
 
     async def _end_heartbeat(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, closing
 from itertools import count
 from typing import NamedTuple
 
 import pytest
+from redis.crc import key_slot
 
 from evsched import App, events, keys
 from evsched.client.sync_client import SyncClient
@@ -48,14 +49,19 @@ class Scene(NamedTuple):
     changed: asyncio.Event
 
     async def all_ran(self, queue: str, jobs: int = JOBS) -> None:
+        await self.ran(queue, range(jobs))
+
+    async def ran(self, queue: str, numbers: Iterable[int]) -> None:
         async with asyncio.timeout(2 * PATIENCE):
-            while not all(self.runs[queue, number] for number in range(jobs)):
+            while not all(self.runs[queue, number] for number in numbers):
                 self.changed.clear()
                 await self.changed.wait()
 
 
 @asynccontextmanager
-async def serving(url: str, queues: tuple[str, ...], *, named: bool = True) -> AsyncGenerator[Scene]:
+async def serving(
+    url: str, queues: tuple[str, ...], *, named: bool = True, dispatch: bool = True
+) -> AsyncGenerator[Scene]:
     app, runs, changed = App(url, queue=queues[0]), Counter[tuple[str, int]](), asyncio.Event()
 
     @app.task
@@ -63,7 +69,7 @@ async def serving(url: str, queues: tuple[str, ...], *, named: bool = True) -> A
         runs[queue, number] += 1
         changed.set()
 
-    async with system(Config(url=url, queues=queues if named else ()), app) as running:
+    async with system(Config(url=url, queues=queues if named else ()), app, dispatch=dispatch) as running:
         yield Scene(running.recorder, app, handle, runs, changed)
 
 
@@ -79,6 +85,12 @@ def queues_of_all(cluster: Cluster) -> tuple[str, ...]:
 
 
 _numbers = count()
+
+
+def beside_the_set() -> str:
+    """Return a new queue whose slot has the set of all queues."""
+    names = (f"beside{next(_numbers)}" for _ in count())
+    return next(name for name in names if slot_of(name) == key_slot(keys.QUEUES.encode()))
 
 
 async def enqueue(scene: Scene, queue: str) -> None:
@@ -199,6 +211,76 @@ async def test_after_the_death_of_a_primary_its_replica_goes_on_and_the_other_qu
             # Also of the loops that ended with the old primary: the metric redis_up is 0 while one of them is down.
             await scene.recorder.until(lambda: not who_is_down(scene))
         assert cluster.primary(queue) is not victim
+
+
+@asynccontextmanager
+async def started(url: str, queues: tuple[str, ...], dispatched: tuple[str, ...]) -> AsyncGenerator[Scene]:
+    """Start a worker of `queues` and a dispatcher; () = a dispatcher of all queues, which may have to find them."""
+    dispatching = system(Config(url=url, queues=dispatched), App(queue="x"), workers=0)
+    async with dispatching, serving(url, queues, dispatch=False) as scene:
+        yield scene
+
+
+async def runs_of_all(scene: Scene, queues: tuple[str, ...], number: int) -> None:
+    for queue in queues:
+        await scene.handle.using(queue=queue, delay=0.01).enqueue(queue, number)
+    for queue in queues:
+        await scene.ran(queue, [number])
+
+
+@pytest.mark.parametrize("all_queues", [False, True])
+async def test_processes_that_start_while_a_slot_moves_serve_the_other_queues_and_then_that_one(
+    cluster: Cluster, *, all_queues: bool
+) -> None:
+    first, *others = queues_of_all(cluster)
+    beside = beside_the_set()  # its slot has the set of all queues, too
+    source = cluster.primary(beside)
+    to = next(cluster.primary(one) for one in (first, *others) if cluster.primary(one) is not source)
+    with closing(cluster.client(source)) as raw:
+        raw.sadd(keys.QUEUES, "another")
+        # What a worker that died has left is found by the scan.
+        raw.hset(keys.job(beside, "old"), "payload", f'{{"task":"handle","args":["{beside}",7]}}')
+        raw.lpush(keys.processing(beside, "dead"), "old")
+    cluster.begin_to_move(beside, to)
+    cluster.move_keys(source, to, [keys.QUEUES])
+    queues = beside, first, *others
+    async with started(cluster.url, queues, () if all_queues else queues) as scene:
+        await runs_of_all(scene, (first, *others), 0)
+        await asyncio.to_thread(key_by_key, cluster, beside, to)
+        await runs_of_all(scene, queues, 1)
+        await runs_of_all(scene, (first, *others), 2)
+    assert max(scene.runs.values()) == 1
+    await asyncio.to_thread(key_by_key, cluster, beside, source)
+
+
+@pytest.mark.parametrize("all_queues", [False, True])
+async def test_processes_that_start_while_a_primary_is_dead_serve_the_other_queues_and_then_those_of_that_one(
+    server: EmbeddedRedis, *, all_queues: bool
+) -> None:
+    with Cluster(server.server) as cluster:
+        beside = beside_the_set()
+        victim = cluster.primary(beside)
+        others = tuple(queue for queue in queues_of_all(cluster) if cluster.primary(queue) is not victim)
+        assert len(others) == 2
+        queues = beside, *others
+        victim.kill()
+        async with started(cluster.url, queues, () if all_queues else queues) as scene:
+            await runs_of_all(scene, others, 0)
+            await asyncio.to_thread(victim.start)
+            await asyncio.to_thread(cluster.until_ready)
+            await runs_of_all(scene, queues, 1)
+        assert max(scene.runs.values()) == 1
+
+
+@pytest.mark.parametrize("number", range(3))
+async def test_a_process_that_must_have_redis_starts_whichever_primary_is_dead(
+    server: EmbeddedRedis, number: int
+) -> None:
+    with Cluster(server.server) as cluster:
+        cluster.nodes[number].kill()
+        sender = BatchingSender(cluster.url)
+        assert await check_server(sender, cluster.url)
+        await sender.close()
 
 
 async def test_each_role_works_as_its_own_user_on_all_nodes(cluster: Cluster) -> None:
