@@ -1,8 +1,8 @@
 """The set of all queues in Redis, which this dispatcher keeps complete: it may be flushed, deleted or lost.
 
 Dispatchers and workers write the set, not the scripts: in a Redis Cluster a script reaches only the slot of its queue,
-and this set is in another one. In a cluster the set may also be away while the queues are not: a dispatcher does without
-it then, and reads it again a safety cap later.
+and this set is in another one. There the set may be away while the queues are not: a dispatcher then does without it,
+and reads it again a safety cap later.
 """
 
 from __future__ import annotations

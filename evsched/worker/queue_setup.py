@@ -3,8 +3,8 @@
 The queue is added to the set of all queues, the recurrences and limits that the app declares are written, and the
 worker's lease begins. If that fails for a queue, because Redis refuses it or its node of a cluster is away, it is tried
 again while the others are served. The set may be on another node, so a queue is served without it. While Redis's memory
-is full it refuses none of this but the set: the jobs of a worker that starts then free memory. If a heartbeat finds that
-Redis has lost what was declared, it is written again.
+is full it refuses none of this but the set, and a worker starts without that: its jobs free memory. If a heartbeat
+finds that Redis has lost what was declared, it is written again.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class QueueSetup:
 
     async def until_done(self, store: Store, wait: float = 0.0) -> None:
         """Try a queue until it is set up, for the first time after `wait` seconds."""
-        await asyncio.sleep(wait)
-        while wait := await self._set_up(store):
+        while not self.is_done(store):
             await asyncio.sleep(wait)
+            wait = await self._set_up(store)
 
     async def _set_up(self, store: Store) -> float:
         """Try to set up a queue; return 0, or the seconds after which to try again."""

@@ -256,7 +256,7 @@ async def test_a_worker_that_waits_at_its_start_is_not_ready(config: Config, app
             async with Telemetry(running.runtime, running.events, "1") as telemetry:
                 telemetry.of_worker(worker)
                 url = (await running.recorder.wait(events.Listening)).url
-                await running.recorder.wait(events.RedisDown, lambda event: event.who == "worker")
+                await running.recorder.wait(events.RedisDown, lambda event: event.who == f"worker, queue {app.queue}")
                 status, why = await get(f"{url}/readyz")
                 assert (status, "is a replica" in why) == (503, True)
         finally:

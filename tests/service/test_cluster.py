@@ -272,6 +272,29 @@ async def test_processes_that_start_while_a_primary_is_dead_serve_the_other_queu
         assert max(scene.runs.values()) == 1
 
 
+async def test_a_worker_keeps_its_leases_of_the_other_queues_while_a_primary_is_dead(server: EmbeddedRedis) -> None:
+    with Cluster(server.server) as cluster:
+        dead, other, _ = queues_of_all(cluster)
+        app, gate = App(cluster.url, queue=other), asyncio.Event()
+
+        @app.task
+        async def hold() -> None:
+            await gate.wait()
+
+        config = Config(url=cluster.url, queues=(dead, other), lease=1.5, heartbeat=0.3)
+        async with system(config, app) as running:
+            recorder, worker = running.recorder, running.workers[0].id
+            await hold.enqueue()
+            await recorder.wait(events.Started)
+            raw, leases = cluster.client(cluster.primary(other)), f"{keys.root(other)}leases"
+            cluster.primary(dead).kill()
+            ends = raw.zscore(leases, worker)
+            await recorder.until(lambda: raw.zscore(leases, worker) > ends + 2 * config.lease)
+            gate.set()
+            await recorder.wait(events.Completed)
+        assert not [event for event in recorder.of(events.LeaseLost) if event.queue == other]
+
+
 @pytest.mark.parametrize("number", range(3))
 async def test_a_process_that_must_have_redis_starts_whichever_primary_is_dead(
     server: EmbeddedRedis, number: int
