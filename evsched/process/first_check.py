@@ -32,7 +32,8 @@ async def check_server(sender: BatchingSender, url: str) -> str:
         ) from None
     except StoreRefused as error:
         raise CannotStart(f"Redis at {hide_password(url)} refuses: {error}") from None
-    if replies[0].get("redis_mode") == "cluster" and topology(url) is None:
+    mode = replies[0].get("redis_mode", replies[0].get("server_mode"))  # Valkey has its own name for it
+    if mode == "cluster" and topology(url) is None:
         raise CannotStart(f"{hide_password(url)}: {NO_CLUSTER}")
     versions = [read_version(reply) for reply in replies]
     for kind, version, least in versions:
