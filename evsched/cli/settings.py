@@ -81,7 +81,7 @@ def _annotation(name: str) -> Any:
         group=_TUNING_PANEL if setting.tuning else _SETTINGS_PANEL,
         converter=_upper if name == "log_level" else None,
     )
-    return Annotated[kind if kind is bool else kind | None, described]
+    return Annotated[kind | None, described]
 
 
 def _upper(_kind: Any, tokens: Sequence[Token]) -> str:

@@ -275,3 +275,10 @@ def test_json_output_escapes_control_characters(cli: Cli) -> None:
     done = cli.run("show", job, "--json")
     assert done.stdout.replace("\n", "").isprintable()
     assert json.loads(done.stdout)["payload"]["args"] == [words]
+
+
+def test_the_flags_of_services_are_read_where_pydantic_was_imported_first(cli: Cli) -> None:
+    pytest.importorskip("pydantic")
+    cli.run_first("import pydantic")  # cyclopts then checks values, and defaults, with it
+    done = cli.run("dispatcher", "--url", "redis://127.0.0.1:1", "--require-redis")
+    assert (done.returncode, "no Redis at" in done.stderr) == (1, True), done.stderr

@@ -410,10 +410,8 @@ def test_a_relay_of_the_ledger_refuses_a_cluster(cli: Cli) -> None:
 
 
 async def test_a_database_that_a_cluster_does_not_have_is_refused(cluster: Cluster) -> None:
-    if int(cluster.client(cluster.nodes[0]).info("server").get("valkey_version", "0").partition(".")[0]) >= 9:
-        pytest.skip("it has more databases")
-    sender = BatchingSender(f"{cluster.url}/1")
-    with pytest.raises(StoreRefused, match="only database 0") as refused:
+    sender = BatchingSender(f"{cluster.url}/9999")  # Valkey 9 has some more than database 0
+    with pytest.raises(StoreRefused, match=r"only database 0|a database that Redis does not have") as refused:
         await sender.send(about.size())
     assert refused.value.kind == "database"
     await sender.close()
