@@ -99,12 +99,12 @@ async def test_an_id_that_a_job_in_redis_has_makes_the_row_dead_and_stops_no_oth
 ) -> None:
     payload = b'{"task":"note","args":["direct"]}'
     await sender.send(Store(queue).enqueue([New("a", payload, delay=3600)]))
-    async with relaying() as recorder, system(config, app):
+    async with relaying() as recorder, system(config, app) as working:
         insert(ledger_url, queue, "a", "lost")
         insert(ledger_url, queue, "b", "kept")
         refused = await recorder.wait(events.RowsRefused)
         await sender.send(Store(queue).reschedule("a", None))
-        await recorder.until(lambda: len(ran) == 2)
+        await working.recorder.until(lambda: len(ran) == 2)
         await recorder.until(lambda: ended(recorder) == 1)
     assert (refused.queue, refused.count) == (queue, 1)
     assert sorted(ran) == ["direct", "kept"]
