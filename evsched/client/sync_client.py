@@ -21,7 +21,7 @@ from evsched.store.server import clock
 from evsched.store.store import Store
 from evsched.transport import address
 from evsched.transport.call import Call, T
-from evsched.transport.senders import SyncSender
+from evsched.transport.sync_sender import SyncSender
 
 if TYPE_CHECKING:
     from evsched.recurrence.recurrence import Declared

@@ -6,11 +6,15 @@ session ends, so a relay that is gone leaves nothing behind that others would wa
 
 from __future__ import annotations
 
+import time
 import zlib
 from typing import Final
 
 from msgspec import Struct
 from psycopg import AsyncConnection
+
+from evsched import events
+from evsched.events import Emit
 
 _CLASS: Final = 0x65767265
 """The first key of these locks. The second is 0, of a relay that is connected, or stands for an epoch."""
@@ -27,6 +31,11 @@ WHERE locktype = 'advisory' AND classid = %s::oid AND objsubid = 2 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY pid
 """
+
+
+_GONE: Final = 10.0
+"""Seconds for which no relay must have served the Redis of the table's epoch, until it is given up. Relays that lost
+their connections, as by a restart of PostgreSQL, are back by then."""
 
 
 class Present(Struct, frozen=True):
@@ -47,11 +56,16 @@ class Present(Struct, frozen=True):
 
 
 class Presence:
-    """What one relay says of itself."""
+    """What one relay says of itself, and whether it may work while the table has the epoch of another Redis."""
 
-    def __init__(self) -> None:
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
         self._connection: AsyncConnection | None = None
         self._epoch: str | None = None
+        self._gone_since: float | None = None
+        """Since when nobody serves the Redis of the table's epoch, by the monotonic clock; None = somebody does."""
+        self.waits: str | None = None
+        """Which relays this one waits for; None = for none."""
 
     async def serve(self, connection: AsyncConnection, epoch: str | None) -> None:
         """Say which epoch this relay's Redis has; None = it does not answer, so that the others do not wait for it."""
@@ -64,6 +78,26 @@ class Presence:
         if epoch is not None:
             await connection.execute(_SERVES, [_CLASS, _key(epoch)])
         self._epoch = epoch
+
+    async def is_free(self, connection: AsyncConnection, noted: str) -> bool:
+        """Return whether no relay has served the Redis of the table's epoch for a while; report one that does."""
+        sessions = (await read_present(connection)).serving(noted)
+        if not sessions:
+            self._gone_since = self._gone_since or time.monotonic()
+            return time.monotonic() - self._gone_since >= _GONE
+        self._gone_since = None
+        if self.waits is None:
+            self.waits = (
+                f"another relay of this database uses another Redis, with the epoch {noted}; this one has "
+                f"{self._epoch}. Jobs would run in both, so this relay waits: give all relays of a database the same "
+                f"Redis. The others have these pids in pg_stat_activity: {', '.join(map(str, sessions))}"
+            )
+            self._emit(events.RelayWaits(reason=self.waits))
+        return False
+
+    def works(self) -> None:
+        """Note that the table has the epoch of this relay's Redis."""
+        self._gone_since = self.waits = None
 
 
 async def read_present(connection: AsyncConnection) -> Present:

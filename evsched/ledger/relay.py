@@ -19,8 +19,8 @@ from evsched.errors import StoreError, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.database import Database
 from evsched.ledger.epoch import read_epoch
-from evsched.ledger.identity import Identity, make_identity, note_epoch
-from evsched.ledger.presence import CONNECTED, Presence, read_present
+from evsched.ledger.identity import make_identity, note_epoch
+from evsched.ledger.presence import CONNECTED, Presence
 from evsched.ledger.recurrences import Recurrences
 from evsched.ledger.rows import Refusal, Selection
 from evsched.runtime.reconnect import Reconnect, Reconnects
@@ -41,10 +41,6 @@ _BYTES: Final = 1_048_576
 _LOOK: Final = 1.0
 """Seconds until the next look while another relay serves another Redis."""
 
-_GONE: Final = 10.0
-"""Seconds for which no relay must have served the Redis of the table's epoch, until it is given up. Relays that lost
-their connections, as by a restart of PostgreSQL, are back by then."""
-
 _SETUP: Final = f"SET synchronous_commit = off; {CONNECTED}"
 """A mark that is lost with the database's last moments is made again. An end that is written later is never older."""
 
@@ -63,11 +59,7 @@ class Relay:
         self._wakeup = Wakeup()
         self.epoch: str | None = None
         """The last one that Redis had; None = Redis has not been asked yet."""
-        self._presence = Presence()
-        self._gone_since: float | None = None
-        """Since when nobody serves the Redis of the table's epoch, by the monotonic clock; None = somebody does."""
-        self.waits: str | None = None
-        """Why it schedules nothing, though both servers answer; None = it does."""
+        self._presence = Presence(runtime.emit)
         self._refused: dict[str, float] = {}
         """Queue -> until when it is left out."""
         self.pulse = self._reconnect.pulse
@@ -79,6 +71,11 @@ class Relay:
     def problem(self) -> str | None:
         """Return why Redis failed the last pass; None = it did not."""
         return self._reconnect.reason
+
+    @property
+    def waits(self) -> str | None:
+        """Why it schedules nothing, though both servers answer; None = it does."""
+        return self._presence.waits
 
     async def run(self) -> None:
         """Relay for ever."""
@@ -131,32 +128,16 @@ class Relay:
             raise
         # Before it is in the table: nobody may find it there, and no relay that serves it.
         await self._presence.serve(connection, epoch)
-        if epoch != self.epoch or (noted.epoch != epoch and await self._is_free(connection, noted, epoch)):
+        if epoch != self.epoch or (noted.epoch != epoch and await self._presence.is_free(connection, noted.epoch)):
             self.epoch = epoch
             await note_epoch(connection, epoch, noted.epoch)
             self._runtime.emit(events.EpochFound(epoch=epoch))
         elif noted.epoch != epoch:
             return None
-        self._gone_since = self.waits = None
+        self._presence.works()
         now = time.monotonic()
         self._refused = {queue: until for queue, until in self._refused.items() if until > now}
         return Selection(epoch, self._runtime.config.critical_only, list(self._refused))
-
-    async def _is_free(self, connection: AsyncConnection, noted: Identity, epoch: str) -> bool:
-        """Return whether no relay has served the Redis of the table's epoch for a while; report one that does."""
-        sessions = (await read_present(connection)).serving(noted.epoch)
-        if not sessions:
-            self._gone_since = self._gone_since or time.monotonic()
-            return time.monotonic() - self._gone_since >= _GONE
-        self._gone_since = None
-        if self.waits is None:
-            self.waits = (
-                f"another relay of this database uses another Redis, with the epoch {noted.epoch}; this one has "
-                f"{epoch}. Jobs would run in both, so this relay waits: give all relays of a database the same Redis. "
-                f"The others have these pids in pg_stat_activity: {', '.join(map(str, sessions))}"
-            )
-            self._runtime.emit(events.RelayWaits(reason=self.waits))
-        return False
 
     async def _slice(self, selection: Selection, other: str) -> int:
         """Schedule rows of another epoch; return how many there were, also if Redis refused their queue."""

@@ -24,14 +24,14 @@ class OpenLinks:
 
     def add(self, link: AsyncLink) -> None:
         """Note a link that is being opened, by the event loop that runs."""
-        self._links[id(link)] = (ref(link), asyncio.get_running_loop())
+        name = id(link)
+        gone = ref(link, lambda _: self._links.pop(name, None))
+        self._links[name] = (gone, asyncio.get_running_loop())
 
     def cut(self, host: Host) -> None:
         """Close the sockets of the links to a server. For any thread."""
-        for name, (weak, loop) in list(self._links.items()):
+        for weak, loop in list(self._links.values()):
             link: Any = weak()
-            if link is None:
-                del self._links[name]
-            elif (link.host, link.port) == host:
+            if link is not None and (link.host, link.port) == host:
                 with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(abort, link)

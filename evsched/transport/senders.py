@@ -1,7 +1,7 @@
 """The senders: they put calls on connections, and read the replies.
 
 `BatchingSender` sends the calls of one turn of the event loop in one batch; `DirectSender` sends the batch of one
-caller at once; `BlockingSender` is for a command that waits in Redis; `SyncSender` is for programs without a loop.
+caller at once; `BlockingSender` is for a command that waits in Redis. `sync_sender.py` is for programs without a loop.
 
 A sender sends a call again only if it has certainly not been done: Redis does not know its script, or another node of a
 cluster has its queue. All other repetitions are up to the caller, who knows whether a call may be done twice.
@@ -11,44 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, cast
 
-from evsched.errors import EvschedError, StoreDown, StoreRefused
+from evsched.errors import EvschedError, StoreDown
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
-from evsched.transport.connection import Connection, SyncConnection
-from evsched.transport.redis_errors import MOVED, translate, unknown_script
+from evsched.transport.connection import Connection
+from evsched.transport.redis_errors import MOVED, unknown_script
+from evsched.transport.replies import read_reply, value_or_error
 from evsched.transport.topology import Topology, topology
-
-_IDLE_MOST: Final = 32
-"""Connections that a `SyncSender` keeps open for later calls: as many as a busy web process has threads."""
-
-
-def _read(call: Call[T], reply: Any) -> T:
-    """Return the value of a reply.
-
-    Raises:
-        EvschedError: the reply is an error, or cannot be read; other calls of the same batch are not affected.
-    """
-    if isinstance(reply, Exception):
-        raise translate(reply, call)
-    try:
-        return call.read(reply)
-    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-        raise StoreRefused(
-            f"{call.name}: its reply cannot be read ({type(error).__name__}: {error})", kind="reply"
-        ) from error
-
-
-def _value_or_error(call: Call[Any], reply: Any) -> Any:
-    """Return the value of a reply, or the error that reading it raised."""
-    try:
-        return _read(call, reply)
-    except EvschedError as error:
-        return error
 
 
 async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_timeout: float) -> list[Any]:
@@ -63,7 +35,7 @@ async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_tim
         again = await connection.exchange([calls[i].by_source() for i in unknown], reply_timeout)
         for i, reply in zip(unknown, again, strict=True):
             replies[i] = reply
-    return [_value_or_error(call, reply) for call, reply in zip(calls, replies, strict=True)]
+    return [value_or_error(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
 
 class DirectSender:
@@ -267,7 +239,7 @@ class BlockingSender:
         """
         call = Call(("CLIENT", "ID"), int)
         (reply,) = await self._connection.exchange([call.words], self._reply_timeout)
-        self.client = _read(call, reply)
+        self.client = read_reply(call, reply)
 
     async def send(self, call: Call[T], block: float) -> T:
         """Send a call that Redis answers within `block` seconds; if it does not, the connection is dead.
@@ -280,64 +252,9 @@ class BlockingSender:
         except BaseException:
             self.client = None
             raise
-        return _read(call, reply)
+        return read_reply(call, reply)
 
     async def close(self) -> None:
         """Close the connection."""
         self.client = None
         await self._connection.close()
-
-
-class SyncSender:
-    """Sends calls from a program without an event loop. Any number of threads may share it, and it survives a fork.
-
-    Each call has a connection to itself, so a call that waits in Redis holds up no other, and there are at most as many
-    connections as calls at the same time. No lock is held: a child that is forked meanwhile would never get it.
-    """
-
-    def __init__(self, url: str, *, reply_timeout: float = 5.0) -> None:
-        self._url = url
-        self._reply_timeout = reply_timeout
-        self._cluster = topology(url)
-        self._idle: defaultdict[Host | None, list[SyncConnection]] = defaultdict(list)
-        """Free connections, by the node of a cluster. The one that was used last is used next, so that as few as
-        possible are in use."""
-
-    def send(self, call: Call[T], block: float = 0.0) -> T:
-        """Send one call, which may wait in Redis for `block` seconds. Raises as `BatchingSender.send` does."""
-        if self._cluster is None:
-            return self._send(call, block, None)
-        try:
-            return self._send(call, block, call.node or self._cluster.owner_sync(call.near))
-        except StoreDown as error:
-            if error.kind != MOVED:
-                raise
-        return self._send(call, block, call.node or self._cluster.owner_sync(call.near))
-
-    def _send(self, call: Call[T], block: float, host: Host | None) -> T:
-        all_idle = self._idle
-        idle = all_idle[host]
-        try:
-            connection = idle.pop()  # atomic, as is append
-        except IndexError:
-            connection = SyncConnection(self._url, self._reply_timeout, host)
-        try:
-            reply = connection.exchange(call.by_sha(), block)
-            if unknown_script(reply):
-                reply = connection.exchange(call.by_source(), block)
-        finally:
-            if all_idle is self._idle and len(idle) < _IDLE_MOST:
-                idle.append(connection)
-            else:
-                connection.close()
-        return _read(call, reply)
-
-    def nodes(self) -> list[Host | None]:
-        """Return the nodes, as `BatchingSender.nodes`."""
-        return [None] if self._cluster is None else [*self._cluster.primaries_sync()]
-
-    def close(self) -> None:
-        """Close the connections; those in use close after their call. A later call opens a new one."""
-        all_idle, self._idle = self._idle, defaultdict(list)
-        for connection in chain.from_iterable(all_idle.values()):
-            connection.close()

@@ -10,7 +10,8 @@ from evsched import events, keys
 from evsched.errors import StoreError
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
-from evsched.transport.senders import BlockingSender, SyncSender
+from evsched.transport.senders import BlockingSender
+from evsched.transport.sync_sender import SyncSender
 from evsched.worker.served_queue import ServedQueue
 from evsched.worker.slots import Share
 

@@ -19,7 +19,7 @@ from evsched.runtime.reconnect import Reconnects
 from evsched.store.announced import Announced
 from evsched.store.store import Store
 from evsched.transport.backoff import reconnect_delay
-from evsched.transport.senders import SyncSender
+from evsched.transport.sync_sender import SyncSender
 
 
 class HeartbeatListener(Protocol):

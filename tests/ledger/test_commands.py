@@ -22,7 +22,8 @@ from evsched.runtime.runtime import Runtime
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import BatchingSender, SyncSender
+from evsched.transport.senders import BatchingSender
+from evsched.transport.sync_sender import SyncSender
 from tests.ledger.conftest import Running
 from tests.support.cli import Cli, Log, terminate
 from tests.support.postgres import Postgres

@@ -13,14 +13,15 @@ from evsched import App
 from evsched.config import Config
 from evsched.transport.call import Call, raw
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import BatchingSender, SyncSender
+from evsched.transport.senders import BatchingSender
+from evsched.transport.sync_sender import SyncSender
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 
 FORKS = """
 import os, sys, threading
 from evsched.transport.call import Call, raw
-from evsched.transport.senders import SyncSender
+from evsched.transport.sync_sender import SyncSender
 
 sender = SyncSender(sys.argv[1])
 

@@ -19,7 +19,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport import scripts
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncSender
+from evsched.transport.sync_sender import SyncSender
 from tests.support.cluster import Cluster
 
 QUEUE = "moved"

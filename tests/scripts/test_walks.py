@@ -29,7 +29,7 @@ from evsched.store.clients import New
 from evsched.store.matching import condition
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncSender
+from evsched.transport.sync_sender import SyncSender
 from tests.support.cluster import Cluster
 from tests.support.gate import split, task_of
 from tests.support.model import Model

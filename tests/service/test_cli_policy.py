@@ -14,7 +14,7 @@ from evsched import keys
 from evsched.client.unique import id_of_arguments
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.transport.senders import SyncSender
+from evsched.transport.sync_sender import SyncSender
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import time
+from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -20,14 +21,15 @@ class OwnConfig(EmbeddedRedis):
         return [program, str(shutil.copy(shipped, self.folder)), *settings]
 
 
-class Servers:
+class Servers(ABC):
     """Servers that belong together, which are started on entry and end at exit, whatever happens."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
 
+    @abstractmethod
     def _start(self) -> None:
-        raise NotImplementedError
+        """Start them."""
 
     def __enter__(self) -> Self:
         try:
