@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from evsched.diagnostics import server_checks
 from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.events import RedisUnsafe
 from evsched.store.server import facts, info
 from evsched.transport.address import Host, hide_password
-from evsched.transport.call import Call, T
+from evsched.transport.call import Call
 from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import read_version
 from evsched.transport.topology import topology
+
+_LOADING: Final = "loading"
+"""The kind of a StoreDown that says that Redis still reads its data."""
 
 
 async def check_server(sender: BatchingSender, url: str) -> str:
@@ -24,8 +28,10 @@ async def check_server(sender: BatchingSender, url: str) -> str:
         CannotStart: it refuses, or is too old.
     """
     try:
-        replies = [reply for _, reply in await _of_each_node(sender, info())]
+        replies = [reply for _, reply in await _of_each_node(sender, info("server", "persistence"))]
     except StoreDown as error:
+        if error.kind == _LOADING:
+            raise
         raise StoreDown(
             f"no Redis at {hide_password(url)} ({error}): start one, or name another with --url or EVSCHED_URL",
             kind=error.kind,
@@ -66,21 +72,25 @@ async def unsafe_settings(sender: BatchingSender) -> list[RedisUnsafe]:
     return found
 
 
-async def _of_each_node(sender: BatchingSender, call: Call[T]) -> list[tuple[Host | None, T]]:
-    """Return the value of a call at each primary of a cluster that answers, or at the one Redis.
+async def _of_each_node(sender: BatchingSender, call: Call[dict[str, str]]) -> list[tuple[Host | None, dict[str, str]]]:
+    """Return a part of INFO of each primary of a cluster that serves, or of the one Redis.
+
+    A server that still reads its data answers INFO, but next to nothing else.
 
     Raises:
-        StoreDown: none answers.
+        StoreDown: none serves.
         StoreRefused
     """
     nodes = await sender.nodes()
     values = await asyncio.gather(*(sender.send(call.at(node)) for node in nodes), return_exceptions=True)
-    found, away = list[tuple[Host | None, T]](), list[StoreDown]()
+    found, away = list[tuple[Host | None, dict[str, str]]](), list[StoreDown]()
     for node, value in zip(nodes, values, strict=True):
         if isinstance(value, StoreDown):
             away.append(value)
         elif isinstance(value, BaseException):
             raise value
+        elif value.get("loading") == "1":
+            away.append(StoreDown("Redis still reads its data from the disk", kind=_LOADING))
         else:
             found.append((node, value))
     if not found:

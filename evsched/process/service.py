@@ -67,13 +67,14 @@ class _Process:
         while not self.server:
             async with reconnect:
                 try:
-                    self.server = await check_server(self.runtime.sender, self.runtime.config.url)
+                    server = await check_server(self.runtime.sender, self.runtime.config.url)
                 except StoreDown as error:
                     if self.runtime.config.require_redis:
                         raise CannotStart(str(error)) from None
                     raise
                 for found in await unsafe_settings(self.runtime.sender):
                     self.runtime.emit(found)
+                self.server = server
 
 
 _ENDED: Final = ", which ends the worker: its jobs start again when its lease ends; restart the process"
