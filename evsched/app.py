@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
@@ -21,6 +21,7 @@ from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
 from evsched.jobs import options as check
 from evsched.jobs.tasks import TaskOptions, Tasks, check_task_options, define
 from evsched.keys import check_queue
+from evsched.shards import Shards, check_count
 from evsched.store.limits import field
 from evsched.transport import scripts
 
@@ -34,11 +35,13 @@ class App:
     """A set of tasks, and the Redis and queue that their jobs go to. It connects on first use.
 
     `url`: else EVSCHED_URL, else redis://localhost:6379/0. A worker that is started with another URL moves its app
-    there. `lifespan`: each worker calls it once, and runs its jobs inside the async context manager that it returns;
-    handlers find what that yields in `current_job().state`. `name`: marks the recurrences and limits that this app
-    declares, by default the queue's name. Two apps that share a queue need different names. `revision`: a whole number
-    that grows with each deploy, such as the number of the build: an older deploy never changes what a newer one
-    declares. By default, Redis counts the deploys by what they declare.
+    there. `shards`: how many shards the queue has, each of which may be on another node of a cluster; for several
+    queues, a number for each name. All programs that use a queue must name the same number. `lifespan`: each worker
+    calls it once, and runs its jobs inside the async context manager that it returns; handlers find what that yields in
+    `current_job().state`. `name`: marks the recurrences and limits that this app declares, by default the queue's name.
+    Two apps that share a queue need different names. `revision`: a whole number that grows with each deploy, such as
+    the number of the build: an older deploy never changes what a newer one declares. By default, Redis counts the
+    deploys by what they declare.
 
     Raises:
         ConfigError: an argument or a setting is not valid.
@@ -49,6 +52,7 @@ class App:
         url: str | None = None,
         *,
         queue: str = DEFAULT_QUEUE,
+        shards: int | Mapping[str, int] = 0,
         lifespan: Lifespan | None = None,
         name: str | None = None,
         revision: int | None = None,
@@ -60,6 +64,9 @@ class App:
         self.payload_cap = settings.payload_cap
         """The largest payload in bytes, EVSCHED_PAYLOAD_CAP: set it to the same value here and for dispatchers."""
         self.queue = check_queue(queue)
+        counts = shards if isinstance(shards, Mapping) else {queue: shards}
+        self.shards = Shards({check_queue(name): check_count(name, count) for name, count in counts.items()})
+        """How many shards queues have."""
         if revision is not None:
             check.revision("revision", revision)
         owner = check_queue(queue if name is None else name)
@@ -153,7 +160,7 @@ class App:
     def client(self) -> Client:
         """The client of this app's Redis."""
         if self._client is None:
-            self._client = Client(self.url)
+            self._client = Client(self.url, self.shards)
         return self._client
 
     def move_to(self, url: str, client: Client | None = None) -> None:
@@ -175,7 +182,7 @@ class App:
     @contextmanager
     def sync(self) -> Generator[SyncSession]:
         """Yield a client for a program without an event loop. All its threads may share it; see `SyncSession`."""
-        client = SyncClient(self.url)
+        client = SyncClient(self.url, self.shards)
         try:
             yield SyncSession(client, self.queue)
         finally:

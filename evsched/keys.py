@@ -28,6 +28,9 @@ QUEUES: Final = "evsched:{}:queues"
 """The set of all queues that a dispatcher found or a worker served. No queue has an empty name, so this key belongs to
 no queue, but the key patterns of the ACL users include it."""
 
+SHARDS: Final = "evsched:{}:shards"
+"""The sorted set of the queues that have shards: queue -> how many."""
+
 EPOCH: Final = "evsched:{}:epoch"
 """A random key that the relays of the ledger make: if it is another one, Redis has lost its data."""
 

@@ -9,13 +9,14 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal
 
-from evsched.client import operations, recurrences, requested_runs, sweep
+from evsched.client import operations, recurrences, requested_runs, spread, sweep
 from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Send, Step
 from evsched.client.sweep import Filter, Swept
 from evsched.client.times import unix
 from evsched.client.unique import Unique
 from evsched.jobs.job import JobStatus, OnConflict, Place
 from evsched.recurrence.recurrence import Declared
+from evsched.shards import NONE, Shards
 from evsched.store.clients import New
 from evsched.store.matching import Match
 from evsched.store.recurrences import Backfilled
@@ -31,8 +32,10 @@ class Client:
     Every method raises StoreDown when Redis stays away for 5 s, and StoreRefused when Redis refuses.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, shards: Shards = NONE) -> None:
         self._url = url
+        self.shards = shards
+        """How many shards queues have."""
         self._sender = BatchingSender(url)
 
     @cached_property
@@ -40,8 +43,16 @@ class Client:
         return address.user(self._url)
 
     def store(self, queue: str) -> Store:
-        """Return the calls of a queue."""
+        """Return the calls of a queue, without its shards."""
         return Store(queue, by=self._by)
+
+    def stores(self, queue: str) -> list[Store]:
+        """Return the calls of each shard of a queue and, last, of the queue itself."""
+        return [self.store(name) for name in self.shards.all_of(queue)]
+
+    def stores_of(self, queue: str, job_id: str) -> list[Store]:
+        """Return the same, that of the job's home first."""
+        return spread.stores_of(self.shards, self.store, queue, job_id)
 
     async def run(self, operation: Operation[T]) -> T:
         """Perform the steps of an operation, and return its result."""
@@ -77,7 +88,7 @@ class Client:
             JobExists: a job of one of the ids has not ended; then none of its thousand was written. If Redis was away
                 in the middle of the call, it may be the very job that you enqueued.
         """
-        return await self.run(operations.enqueue(self.store(queue), jobs, on_conflict, unique))
+        return await self.run(spread.enqueue(self.shards, self.store, queue, jobs, on_conflict, unique))
 
     async def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
         """Create a recurrence, or change the one of that name; return which.
@@ -120,7 +131,7 @@ class Client:
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says; None when there is no job of that id."""
-        return await self.send(self.store(queue).look(job_id))
+        return await self.run(spread.status(self.stores_of(queue, job_id), job_id))
 
     async def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it; return the place where it was.
@@ -128,7 +139,7 @@ class Client:
         Raises:
             JobMissing
         """
-        return (await self.send(self.store(queue).cancel(job_id))).place
+        return (await self.run(spread.cancel(self.stores_of(queue, job_id), job_id))).place
 
     async def reschedule(
         self,
@@ -144,7 +155,9 @@ class Client:
             JobMissing, JobRunning
             ConfigError: the time is not valid.
         """
-        return await self.run(operations.reschedule(self.store(queue), job_id, due, delay))
+        return await self.run(
+            spread.of_job(self.stores_of(queue, job_id), lambda store: operations.reschedule(store, job_id, due, delay))
+        )
 
     async def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
         """Return the waiting and dead jobs that match a filter, in no order; those of one `place` if it is given.
@@ -154,7 +167,7 @@ class Client:
         Raises:
             ConfigError: there is no such place.
         """
-        return await self.run(sweep.find(self.store(queue), matching, place))
+        return await self.run(spread.find(self.stores(queue), matching, place))
 
     async def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter. Jobs that workers hold go on.
@@ -164,7 +177,7 @@ class Client:
         Raises:
             ConfigError: the filter has no condition.
         """
-        return await self.run(sweep.cancelling(self.store(queue), matching).finish())
+        return await self.run(spread.sweep_all([sweep.cancelling(store, matching) for store in self.stores(queue)]))
 
     async def reschedule_matching(
         self,
@@ -175,15 +188,17 @@ class Client:
         delay: timedelta | float | None = None,
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `reschedule`. Works and raises as the above."""
-        return await self.run(sweep.rescheduling(self.store(queue), matching, due, delay).finish())
+        return await self.run(
+            spread.sweep_all([sweep.rescheduling(store, matching, due, delay) for store in self.stores(queue)])
+        )
 
     async def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, due now, with all attempts. As the above."""
-        return await self.run(sweep.reviving(self.store(queue), matching).finish())
+        return await self.run(spread.sweep_all([sweep.reviving(store, matching) for store in self.stores(queue)]))
 
     async def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter. As the above."""
-        return await self.run(sweep.dropping(self.store(queue), matching).finish())
+        return await self.run(spread.sweep_all([sweep.dropping(store, matching) for store in self.stores(queue)]))
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.
@@ -196,7 +211,9 @@ class Client:
             TimeoutError: it did not end within `timeout`: a timedelta, or seconds; None waits without a limit.
             ConfigError: the timeout is not a duration.
         """
-        return await self.run(operations.result(self.store(queue), job_id, timeout, row))
+        # A relay schedules the rows of the ledger in the queue itself.
+        stores = self.stores_of(queue, job_id) if row is None else [self.store(queue)]
+        return await self.run(spread.of_job(stores, lambda store: operations.result(store, job_id, timeout, row)))
 
     async def close(self) -> None:
         """Close the connection. A later call opens a new one."""

@@ -116,7 +116,7 @@ def _perform(step: Step) -> Operation[Any]:
 def enqueue(
     store: Store, jobs: Sequence[New], on_conflict: OnConflict | None, unique: Unique | None = None
 ) -> Operation[list[float]]:
-    """Put jobs on the schedule, 1,000 in one round trip; return their dues."""
+    """Put jobs on one schedule, 1,000 in one round trip; return their dues."""
     dues, within = list[float](), None if unique is None else unique.seconds
     for at in range(0, len(jobs), MANY):
         some = jobs[at : at + MANY]

@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from evsched import keys
-from evsched.client import operations, sweep
+from evsched.client import operations, spread, sweep
 from evsched.client.operations import Nodes, Operation, Pause, Send, Step
 from evsched.client.sweep import Filter, Swept
 from evsched.client.unique import Unique
 from evsched.config import DEFAULT_QUEUE
 from evsched.jobs.job import JobStatus, OnConflict, Place
+from evsched.shards import NONE, Shards
 from evsched.store.clients import New
 from evsched.store.matching import Match
 from evsched.store.server import clock
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 class SyncClient:
     """For programs without an event loop. Any number of threads may share it. Raises as `Client` does."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, shards: Shards = NONE) -> None:
         self._url = url
+        self.shards = shards
+        """How many shards queues have."""
         self._sender = SyncSender(url)
 
     @cached_property
@@ -39,8 +42,16 @@ class SyncClient:
         return address.user(self._url)
 
     def store(self, queue: str) -> Store:
-        """Return the calls of a queue."""
+        """Return the calls of a queue, without its shards."""
         return Store(queue, by=self._by)
+
+    def stores(self, queue: str) -> list[Store]:
+        """Return the calls of each shard of a queue and, last, of the queue itself."""
+        return [self.store(name) for name in self.shards.all_of(queue)]
+
+    def stores_of(self, queue: str, job_id: str) -> list[Store]:
+        """Return the same, that of the job's home first."""
+        return spread.stores_of(self.shards, self.store, queue, job_id)
 
     def run(self, operation: Operation[T]) -> T:
         """Perform the steps of an operation, and return its result."""
@@ -70,7 +81,7 @@ class SyncClient:
         self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None, unique: Unique | None = None
     ) -> list[float]:
         """Put jobs on a queue's schedule, as `Client.enqueue`."""
-        return self.run(operations.enqueue(self.store(queue), jobs, on_conflict, unique))
+        return self.run(spread.enqueue(self.shards, self.store, queue, jobs, on_conflict, unique))
 
     def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
         """Create or change a recurrence, as `Client.declare`."""
@@ -84,11 +95,11 @@ class SyncClient:
 
     def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says, as `Client.status`."""
-        return self.send(self.store(queue).look(job_id))
+        return self.run(spread.status(self.stores_of(queue, job_id), job_id))
 
     def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it, as `Client.cancel`."""
-        return self.send(self.store(queue).cancel(job_id)).place
+        return self.run(spread.cancel(self.stores_of(queue, job_id), job_id)).place
 
     def reschedule(
         self,
@@ -99,15 +110,17 @@ class SyncClient:
         delay: timedelta | float | None = None,
     ) -> float:
         """Give a waiting job another due, as `Client.reschedule`."""
-        return self.run(operations.reschedule(self.store(queue), job_id, due, delay))
+        return self.run(
+            spread.of_job(self.stores_of(queue, job_id), lambda store: operations.reschedule(store, job_id, due, delay))
+        )
 
     def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
         """Return the waiting and dead jobs that match a filter, as `Client.find`."""
-        return self.run(sweep.find(self.store(queue), matching, place))
+        return self.run(spread.find(self.stores(queue), matching, place))
 
     def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter, as `Client.cancel_matching`."""
-        return self.run(sweep.cancelling(self.store(queue), matching).finish())
+        return self.run(spread.sweep_all([sweep.cancelling(store, matching) for store in self.stores(queue)]))
 
     def reschedule_matching(
         self,
@@ -118,19 +131,22 @@ class SyncClient:
         delay: timedelta | float | None = None,
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `Client.reschedule_matching`."""
-        return self.run(sweep.rescheduling(self.store(queue), matching, due, delay).finish())
+        return self.run(
+            spread.sweep_all([sweep.rescheduling(store, matching, due, delay) for store in self.stores(queue)])
+        )
 
     def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, as `Client.revive_matching`."""
-        return self.run(sweep.reviving(self.store(queue), matching).finish())
+        return self.run(spread.sweep_all([sweep.reviving(store, matching) for store in self.stores(queue)]))
 
     def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter, as `Client.drop_matching`."""
-        return self.run(sweep.dropping(self.store(queue), matching).finish())
+        return self.run(spread.sweep_all([sweep.dropping(store, matching) for store in self.stores(queue)]))
 
     def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result, as `Client.result`."""
-        return self.run(operations.result(self.store(queue), job_id, timeout))
+        stores = self.stores_of(queue, job_id)
+        return self.run(spread.of_job(stores, lambda store: operations.result(store, job_id, timeout)))
 
     def now(self, queue: str = DEFAULT_QUEUE) -> float:
         """Return the clock of the Redis that has a queue, in Unix seconds."""

@@ -38,7 +38,13 @@ class _Node:
         self.sender = BatchingSender(config.url, node=host)
         self._reports = _Reports(runtime.emit, host)
         part = Part(host, lambda queue: slot_of(keys.root(queue)) in slots, _idle_queue(slots))
-        mine = Runtime(structs.replace(config, queues=owned), self.sender, self._reports.emit, part)
+        mine = structs.replace(
+            runtime,
+            config=structs.replace(config, queues=owned),
+            sender=self.sender,
+            emit=self._reports.emit,
+            part=part,
+        )
         self.dispatcher = Dispatcher(mine)
         self.janitor = Janitor(mine, self.dispatcher)
         self.reconnect = Reconnect("the search for queues", self._reports.emit)

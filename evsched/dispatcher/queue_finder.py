@@ -11,8 +11,10 @@ a flood, a restart of Redis, or a Redis that sends no events. So the finder sear
 
 from __future__ import annotations
 
+import asyncio
 import time
 
+from evsched import shard_map
 from evsched.dispatcher.key_scan import KeyScan
 from evsched.dispatcher.proof import Proof
 from evsched.dispatcher.queue_set import QueueSet
@@ -27,6 +29,7 @@ class Finder:
     """Serves each queue that it finds. `proof` knows whether Redis sends events."""
 
     def __init__(self, runtime: Runtime, proof: Proof, queues: NewQueues) -> None:
+        self._runtime = runtime
         self._config = runtime.config
         self._owns = runtime.part.owns
         self._proof = proof
@@ -55,6 +58,9 @@ class Finder:
     def found(self, queue: str) -> None:
         """Add a queue to the set, if it is not there."""
         if self._set.add(queue):
+            self._wakeup.ring()
+        if self._runtime.shards.may_lack(queue):
+            self._read_at = 0.0
             self._wakeup.ring()
 
     def look(self) -> None:
@@ -90,7 +96,7 @@ class Finder:
     async def _read(self) -> None:
         """Serve the queues in the set; scan the keys too if neither the set nor events can be relied on."""
         self._read_at = time.monotonic() + self._config.safety_cap
-        names = await self._set.read()
+        names, _ = await asyncio.gather(self._set.read(), shard_map.learn(self._runtime))
         if self._config.queues:
             return
         for name in filter(self._owns, names or ()):

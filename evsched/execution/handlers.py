@@ -45,7 +45,7 @@ class Handlers:
         job, delivery = run.job, run.delivery
         run.current = CurrentJob(
             job.id,
-            delivery.queue,
+            delivery.whole_queue,
             prepared.task.name,
             job.attempt,
             job.due,

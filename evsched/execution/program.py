@@ -14,6 +14,7 @@ from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.tasks import Tasks
 from evsched.recurrence.recurrence import Declared
 from evsched.recurrence.revision import content_of
+from evsched.shards import NONE, Shards
 from evsched.store.limits import field
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -43,6 +44,8 @@ class Program(Struct, frozen=True):
     """(queue, recurrence)."""
     limits: list[tuple[str, str, float]] = []
     """(queue, field of the limit, value)."""
+    shards: Shards = NONE
+    """How many shards the queues have."""
 
     @property
     def digest(self) -> str:
@@ -55,13 +58,21 @@ class Program(Struct, frozen=True):
         return [one for name, one in self.recurrences if name == queue]
 
     def limits_in(self, queue: str) -> dict[str, float]:
-        """Return the limits that it declares in a queue, by their fields: those of its tasks hold in every queue."""
+        """Return the limits that it declares in a queue, by their fields: those of its tasks hold in every queue.
+
+        Those of a queue with shards are divided among it and its shards.
+
+        Raises:
+            ConfigError: one is too small to be divided.
+        """
+        whole = self.shards.whole(queue)
         found = {
             field("concurrency", groups.of_task(task.name), task.concurrency): float(task.concurrency)
             for task in self.tasks.values()
-            if task.concurrency is not None
+            if task.concurrency is not None and (not self.shards.counts.get(whole) or task.queue in (None, whole))
         }
-        return found | {limit: value for name, limit, value in self.limits if name == queue}
+        found |= {limit: value for name, limit, value in self.limits if name == whole}
+        return self.shards.divide(found, queue)
 
     def content_in(self, queue: str) -> str:
         """Return the digest of all that it declares in a queue."""

@@ -31,6 +31,13 @@ class Delivery(Struct, frozen=True):
     """When the call of `start` was sent, by this host's monotonic clock; at most a round trip before `now`."""
     on_progress: Callable[[], None] | None = None
     """Called when one of the runs has reported progress, from any thread."""
+    shard_of: str | None = None
+    """The queue of which `queue` is a shard; None = it is none."""
+
+    @property
+    def whole_queue(self) -> str:
+        """The queue as the program knows it, without its shards."""
+        return self.shard_of or self.queue
 
     def redis_now(self) -> float:
         """Return the present time by Redis's clock; at most a round trip ahead of it."""

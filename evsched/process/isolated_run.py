@@ -59,7 +59,14 @@ async def start_isolated(app: str, run: Run) -> Process:
         job, delivery = run.job, run.delivery
         outcome: asyncio.Task[Outcome] = asyncio.ensure_future(
             process_pool.call(
-                run.report_progress, _run, link.address, log.level(), app, delivery.queue, job, delivery.redis_now()
+                run.report_progress,
+                _run,
+                link.address,
+                log.level(),
+                app,
+                delivery.whole_queue,
+                job,
+                delivery.redis_now(),
             )
         )
         try:

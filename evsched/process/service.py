@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
+from msgspec import structs
+
 import evsched
-from evsched import forks
+from evsched import forks, shard_map
 from evsched.app import App
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics.acl import Role
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
-from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreRefused
+from evsched.errors import CannotStart, ConfigError, LoopEnded, StoreDown, StoreRefused
 from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack
 from evsched.process.child_link import ChildLink
 from evsched.process.doctor_watch import DoctorWatch, OnChanges
@@ -57,6 +59,10 @@ class _Process:
         for queue, count in put_back().items():
             self.runtime.emit(JobsPutBack(queue=queue, count=count))
 
+    def spread(self, queues: Sequence[str]) -> Runtime:
+        """Return what its loops share, with these queues and their shards as those to serve."""
+        return structs.replace(self.runtime, config=shard_map.spread(self.runtime, queues))
+
     async def wait_for_redis(self) -> None:
         """Wait until Redis answers, and find out which server it is.
 
@@ -74,6 +80,7 @@ class _Process:
                     raise
                 for found in await unsafe_settings(self.runtime.sender):
                     self.runtime.emit(found)
+                await shard_map.learn(self.runtime)
                 self.server = server
 
 
@@ -214,9 +221,9 @@ async def _both(process: _Process, app: App, *, burst: bool = False) -> bool:
 
 
 async def _dispatch(process: _Process) -> None:
-    runtime, events = process.runtime, process.events
+    runtime, events = process.spread(process.runtime.config.queues), process.events
     if (cluster := topology(runtime.config.url)) is not None:
-        await _dispatch_cluster(process, cluster)
+        await _dispatch_cluster(process, runtime, cluster)
     dispatcher = Dispatcher(runtime)
     janitor = Janitor(runtime, dispatcher)
     events.subscribe(janitor.on_event)
@@ -234,8 +241,8 @@ async def _dispatch(process: _Process) -> None:
     await run_loops({"dispatcher": dispatcher.run(), "janitor": janitor.run()})
 
 
-async def _dispatch_cluster(process: _Process, cluster: Topology) -> None:
-    dispatcher = ClusterDispatcher(process.runtime, cluster)
+async def _dispatch_cluster(process: _Process, runtime: Runtime, cluster: Topology) -> None:
+    dispatcher = ClusterDispatcher(runtime, cluster)
     process.events.subscribe(dispatcher.on_event)
     process.telemetry.of_dispatcher(dispatcher)
     process.runtime.emit(DispatcherStarted(server=process.server, queues=dispatcher.queues))
@@ -245,9 +252,16 @@ async def _dispatch_cluster(process: _Process, cluster: Topology) -> None:
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
-    queues = list(config.queues or app.queues)
+    await shard_map.declare(process.runtime, app.shards.counts)
+    runtime = process.spread(config.queues or app.queues)
+    queues, program = list(runtime.config.queues), structs.replace(app.program, shards=runtime.shards)
+    try:
+        for queue in queues:
+            program.limits_in(queue)
+    except ConfigError as error:
+        raise CannotStart(str(error)) from None
     isolated = None if app.origin is None else partial(start_isolated, app.origin)
-    worker = Worker(process.runtime, app.program, queues, start_isolated=isolated, before=announced())
+    worker = Worker(runtime, program, queues, start_isolated=isolated, before=announced())
     process.telemetry.of_worker(worker)
     link = None
     if process.link is not None:

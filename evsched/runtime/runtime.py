@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.events import Emit
+from evsched.shards import Shards
 from evsched.transport.address import Host
 from evsched.transport.senders import BatchingSender
 
@@ -39,3 +40,5 @@ class Runtime(Struct, frozen=True):
     sender: BatchingSender
     emit: Emit
     part: Part = WHOLE
+    shards: Shards = field(default_factory=Shards)
+    """What is known of the shards of queues. It grows while the process runs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -28,6 +28,24 @@ class QueueStats(Struct, frozen=True):
     """Seconds for which the first job in ready, else in the backlog, has been due; 0 if both are empty."""
     parents: int = 0
     """How many parents stand by: they have no worker process, and start one when a job waits."""
+
+
+def merged(parts: Sequence[QueueStats]) -> QueueStats:
+    """Return the figures of several queues as those of one: of a queue and its shards, which the same workers serve."""
+    if len(parts) == 1:
+        return parts[0]
+    nexts = [part.next_due for part in parts if part.next_due is not None]
+    pauses = [part.paused for part in parts if part.paused is not None]
+    return QueueStats(
+        now=max(part.now for part in parts),
+        places={place: sum(part.places[place] for part in parts) for place in parts[0].places},
+        due=sum(part.due for part in parts),
+        workers=max(part.workers for part in parts),
+        next_due=min(nexts, default=None),
+        paused=max(pauses) if len(pauses) == len(parts) else None,
+        oldest=max(part.oldest for part in parts),
+        parents=max(part.parents for part in parts),
+    )
 
 
 class Operators(Queue):

@@ -5,13 +5,14 @@ In a cluster, those without a key are answered by each node for itself: send the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from evsched import keys
 from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
+from evsched.shards import MOST
 from evsched.transport.call import Call, Word, raw, text
 
 
@@ -67,6 +68,28 @@ def queue_names() -> Call[list[str]]:
         return [name for name in map(text, reply) if keys.NAME.fullmatch(name)]
 
     return Call(("SMEMBERS", keys.QUEUES), read, near=keys.QUEUES)
+
+
+def shards() -> Call[dict[str, int]]:
+    """Read how many shards queues have; a queue that is not there has none. Members that are not valid are left out."""
+
+    def read(reply: list[bytes]) -> dict[str, int]:
+        pairs = zip(map(text, reply[::2]), map(float, reply[1::2]), strict=True)
+        return {name: int(count) for name, count in pairs if 1 <= count <= MOST and keys.NAME.fullmatch(name)}
+
+    return Call(("ZRANGE", keys.SHARDS, 0, -1, "WITHSCORES"), read, near=keys.SHARDS)
+
+
+def declare_shards(counts: Mapping[str, int]) -> Call[Any]:
+    """Note that these queues have at least so many shards."""
+    pairs = [word for name, count in counts.items() for word in (count, name)]
+    return Call(("ZADD", keys.SHARDS, "GT", *pairs), raw, near=keys.SHARDS)
+
+
+def set_shards(queue: str, count: int) -> Call[Any]:
+    """Set how many shards a queue has; 0 = none."""
+    words = ("ZADD", keys.SHARDS, count, queue) if count else ("ZREM", keys.SHARDS, queue)
+    return Call(words, raw, near=keys.SHARDS)
 
 
 def size() -> Call[int]:

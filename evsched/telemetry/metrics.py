@@ -32,7 +32,9 @@ class Metrics:
     queues, telemetry/process.py those of a worker's slots.
     """
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, whole: Callable[[str], str] = str) -> None:
+        self._whole = whole
+        """Returns the queue of which a queue is a shard: shards have no series of their own."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.gauges = {
             one.name: Gauge(f"evsched_{one.name}", one.what, one.labels, registry=self.registry) for one in GAUGES
@@ -136,6 +138,7 @@ class Metrics:
 
     def queue_label(self, queue: str) -> str:
         """Return a queue's label: its name, or `__other__` if there are too many queues."""
+        queue = self._whole(queue)
         label = self._queues.get(queue)
         if label is None:
             label = queue if len(self._queues) < QUEUES else OTHER
@@ -145,7 +148,8 @@ class Metrics:
 
     def _count(self, name: str, queue: str, *labels: str, by: float = 1) -> None:
         """Add to a counter of a queue."""
-        # A lookup here takes 0.2 us, labels() 1.1 us.
+        # A lookup here takes 0.3 us, labels() 1.1 us.
+        queue = self._whole(queue)
         key = (name, queue, *labels)
         child = self._children.get(key)
         if child is None:

@@ -43,7 +43,7 @@ class Telemetry:
         self._taken = taken
         """While its other end is open, another process answers on that port."""
         self._adopting: asyncio.Task[None] | None = None
-        self._metrics = Metrics(version)
+        self._metrics = Metrics(version, runtime.shards.whole)
         self._readiness = Readiness(runtime.sender)
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
         self._http_server = HttpServer(

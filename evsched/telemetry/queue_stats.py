@@ -17,7 +17,7 @@ from evsched.errors import StoreError
 from evsched.events import RedisFailed
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
-from evsched.store.operators import QueueStats
+from evsched.store.operators import QueueStats, merged
 from evsched.store.store import Store
 from evsched.telemetry.metrics import Metrics
 from evsched.transport.call import Call
@@ -77,14 +77,17 @@ class Depths:
         metrics.gauges["redis_clock_ahead_seconds"].set(max((one.ahead for one in servers), key=abs))
         metrics.gauges["redis_evicted_keys"].set(sum(one.evicted for one in servers))
         metrics.gauges["redis_memory_used_ratio"].set(max(one.memory_used for one in servers))
+        by_label = dict[str, list[QueueStats]]()
         for queue, queue_stats in zip(queues, found, strict=True):
-            self._set(metrics.queue_label(queue), queue_stats)
+            by_label.setdefault(metrics.queue_label(queue), []).append(queue_stats)
+        for label, of_label in by_label.items():
+            self._set(label, merged(of_label))
 
     def _set(self, queue: str, stats: QueueStats) -> None:
         gauges, places = self._metrics.gauges, stats.places
         for place, count in places.items():
-            gauges["queue_jobs"].labels(queue, place).inc(count)
-        gauges["queue_overdue_jobs"].labels(queue).inc(stats.due + places["backlog"] + places["ready"])
+            gauges["queue_jobs"].labels(queue, place).set(count)
+        gauges["queue_overdue_jobs"].labels(queue).set(stats.due + places["backlog"] + places["ready"])
         gauges["queue_overdue_seconds"].labels(queue).set(_overdue_for(stats))
         gauges["queue_oldest_ready_seconds"].labels(queue).set(stats.oldest)
         gauges["queue_workers"].labels(queue).set(stats.workers)

@@ -41,7 +41,8 @@ class RunStarter:
 
     def delivery(self, reply: Fetched, sent: float) -> Delivery:
         """Return what the runs of a reply have in common. `sent`: when the call was sent (monotonic clock)."""
-        return Delivery(self._served.queue, reply.now, sent, self._progress.progressed)
+        whole = self._served.runtime.shards.whole(self._served.queue)
+        return Delivery(self._served.queue, reply.now, sent, self._progress.progressed, whole)
 
     def start(self, reply: Fetched, runs: list[Run]) -> None:
         """Begin the runs that a reply has handed out, and report what else it says."""

@@ -1,0 +1,100 @@
+"""What a client does with a queue that may have shards: it finds the shard that has a job, or asks all of them.
+
+`stores` are those of the queue and its shards (`Shards.all_of`), or the one store of a queue without shards: then each
+of these operations does what it would do without this file, at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from evsched.client import operations, sweep
+from evsched.client.operations import Operation
+from evsched.client.sweep import Filter, Sweep, Swept
+from evsched.client.unique import Unique
+from evsched.errors import JobMissing
+from evsched.jobs.job import JobStatus, OnConflict
+from evsched.shards import Shards
+from evsched.store.clients import Cancelled, New
+from evsched.store.matching import Match
+from evsched.store.store import Store
+from evsched.transport.call import T
+
+MakeStore = Callable[[str], Store]
+"""Returns the calls of a queue."""
+
+
+def stores_of(shards: Shards, make: MakeStore, queue: str, job_id: str) -> list[Store]:
+    """Return the stores of a queue and its shards, that of the job's home first."""
+    home = shards.home(queue, job_id)
+    return [make(home), *(make(name) for name in shards.all_of(queue) if name != home)]
+
+
+def enqueue(
+    shards: Shards,
+    make: MakeStore,
+    queue: str,
+    jobs: Sequence[New],
+    on_conflict: OnConflict | None,
+    unique: Unique | None,
+) -> Operation[list[float]]:
+    """Put jobs on the schedules of their homes, 1,000 of each in one round trip; return their dues."""
+    if not shards.counts.get(queue):
+        return (yield from operations.enqueue(make(queue), jobs, on_conflict, unique))
+    by_home, dues = dict[str, list[int]](), [0.0] * len(jobs)
+    for at, job in enumerate(jobs):
+        by_home.setdefault(shards.home(queue, job.id), []).append(at)
+    for home, places in by_home.items():
+        found = yield from operations.enqueue(make(home), [jobs[at] for at in places], on_conflict, unique)
+        for at, due in zip(places, found, strict=True):
+            dues[at] = due
+    return dues
+
+
+def of_job(stores: Sequence[Store], operation: Callable[[Store], Operation[T]]) -> Operation[T]:
+    """Do an operation about a job where the job is, which is its home unless another client chose another shard.
+
+    Raises:
+        JobMissing: none of them has the job; what the home said.
+    """
+    missing: JobMissing | None = None
+    for store in stores:
+        try:
+            return (yield from operation(store))
+        except JobMissing as error:
+            missing = missing or error
+    assert missing is not None
+    raise missing
+
+
+def status(stores: Sequence[Store], job_id: str) -> Operation[JobStatus | None]:
+    """Return where a job is and what its record says; None when there is no job of that id."""
+    found: JobStatus | None = None
+    for store in stores:
+        found = found or (yield from operations.send(store.look(job_id)))
+    return found
+
+
+def cancel(stores: Sequence[Store], job_id: str) -> Operation[Cancelled]:
+    """Delete a waiting job, or have its worker stop it. Raises as `of_job`."""
+    return (yield from of_job(stores, lambda store: operations.send(store.cancel(job_id))))
+
+
+def find(stores: Sequence[Store], matching: Filter, place: sweep.Waiting | None) -> Operation[list[Match]]:
+    """Return the waiting and dead jobs that match, in no order. Raises as `sweep.find`."""
+    found = list[Match]()
+    for store in stores:
+        found += yield from sweep.find(store, matching, place)
+    return found
+
+
+def sweep_all(sweeps: Sequence[Sweep]) -> Operation[Swept]:
+    """Do sweeps one after the other; return what was done in all."""
+    parts = list[Swept]()
+    for one in sweeps:
+        parts.append((yield from one.finish()))
+    return Swept(
+        matched=sum(part.matched for part in parts),
+        changed=sum(part.changed for part in parts),
+        unknown=sum(part.unknown for part in parts),
+    )

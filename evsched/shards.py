@@ -1,0 +1,110 @@
+"""Shards: one queue that is spread over several, which may be on different nodes of a cluster.
+
+A queue `mail` of 12 shards is the queues `mail:0` to `mail:11`, and `mail` itself. Each is a queue in all respects,
+with its own keys in its own slot. A job's home is the shard that the CRC-32 of its id names; but a job runs in
+whichever of them it was scheduled, so a client that knows nothing of shards may use `mail`. Recurrences live in `mail`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+from zlib import crc32
+
+from evsched import keys
+from evsched.errors import ConfigError
+
+MOST: Final = 1024
+"""Shards of a queue: each costs each worker a connection."""
+
+_DIGITS: Final = 5
+"""Characters that a shard's name has more than the queue's."""
+
+_SHARD: Final = re.compile(r".+:(0|[1-9][0-9]{0,3})")
+
+
+class Shards:
+    """How many shards queues have, by name. A queue that is not named has none."""
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        self.counts: dict[str, int] = {}
+        self._wholes: dict[str, str] = {}
+        """The queue of each shard."""
+        self.grow(counts or {})
+
+    def all_of(self, queue: str) -> list[str]:
+        """Return the names of the queues that hold the jobs of a queue: its shards and, last, itself."""
+        return [*(shard(queue, number) for number in range(self.counts.get(queue, 0))), queue]
+
+    def home(self, queue: str, job_id: str) -> str:
+        """Return the queue in which a job of this id is scheduled."""
+        count = self.counts.get(queue, 0)
+        return shard(queue, crc32(job_id.encode()) % count) if count else queue
+
+    def whole(self, queue: str) -> str:
+        """Return the queue of which this is a shard; any other queue itself."""
+        return self._wholes.get(queue, queue)
+
+    def may_lack(self, queue: str) -> bool:
+        """Return whether a queue has the name of a shard that is not known here."""
+        return queue not in self._wholes and _SHARD.fullmatch(queue) is not None
+
+    def divide(self, limits: Mapping[str, float], queue: str) -> dict[str, float]:
+        """Return the part of a queue's limits, by their fields, that holds in this queue: the whole, or one shard.
+
+        Raises:
+            ConfigError: a limit is smaller than the number of parts, so in some of them no job could start.
+        """
+        whole = self.whole(queue)
+        parts = self.all_of(whole)
+        if len(parts) == 1:
+            return dict(limits)
+        return {field: _part(field, value, parts.index(queue), len(parts), whole) for field, value in limits.items()}
+
+    def grow(self, counts: Mapping[str, int]) -> None:
+        """Note that these queues have at least so many shards."""
+        for queue, count in counts.items():
+            had = self.counts.get(queue, 0)
+            self._wholes.update((shard(queue, number), queue) for number in range(had, count))
+            self.counts[queue] = max(count, had)
+
+
+NONE: Final = Shards()
+"""No queue has shards."""
+
+
+def _part(field: str, value: float, at: int, parts: int, queue: str) -> float:
+    """Return one of the parts of a limit. The first ones get what cannot be divided."""
+    name = field.partition(":")[0]
+    if name == "weight":
+        return value
+    if name == "rate":
+        return value / parts
+    if value < parts:
+        raise ConfigError(
+            f"limit {field} of queue {queue} is {value:g}: it is divided among {parts - 1} shards and the queue "
+            f"itself, so it must be at least {parts}; or use a queue without shards"
+        )
+    least, rest = divmod(int(value), parts)
+    return float(least + (at < rest))
+
+
+def shard(queue: str, number: int) -> str:
+    """Return the name of a shard."""
+    return f"{queue}:{number}"
+
+
+def check_count(queue: str, count: Any) -> int:
+    """Return `count` if a queue may have so many shards; 0 = none.
+
+    Raises:
+        ConfigError: it is no number of shards, or the queue's name is too long for their names.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST:
+        raise ConfigError(f"shards is {count!r}: must be a whole number from 0 to {MOST}")
+    if count and not keys.NAME.fullmatch(queue + "0" * _DIGITS):
+        raise ConfigError(
+            f"queue {queue}: its name is too long for a queue with shards, which have its name and 5 more"
+        )
+    return count
