@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
-from evsched.errors import EvschedError, StoreDown
+from evsched.errors import EvschedError, StoreDown, StoreError
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
 from evsched.transport.connection import Connection
@@ -102,13 +102,22 @@ class BatchingSender:
 
     async def send_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Send calls in one batch for each node; when all have replies, raise the first error, if there is one."""
+        return [await future for future in await self._add_all(calls)]
+
+    async def attempt_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Send calls in one batch for each node; return their values, errors in the place of values."""
+        try:
+            futures = await self._add_all(calls)
+        except StoreError as error:  # the nodes cannot be found
+            return [error] * len(calls)
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+    async def _add_all(self, calls: Sequence[Call[Any]]) -> list[asyncio.Future[Any]]:
         if self._cluster is None:
             batches = self._batches(None)
-            futures = [batches.add(call) for call in calls]
-        else:
-            hosts = [await self._host(self._cluster, call) for call in calls]
-            futures = [self._batches(host).add(call) for host, call in zip(hosts, calls, strict=True)]
-        return [await future for future in futures]
+            return [batches.add(call) for call in calls]
+        hosts = [await self._host(self._cluster, call) for call in calls]
+        return [self._batches(host).add(call) for host, call in zip(hosts, calls, strict=True)]
 
     async def nodes(self) -> list[Host | None]:
         """Return the primaries of a cluster, for calls about all of Redis: send such a call `at` each of them.

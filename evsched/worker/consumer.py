@@ -24,6 +24,7 @@ from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
 from evsched.store.workers import Fetched
+from evsched.transport.senders import BatchingSender
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker import hand_back
 from evsched.worker.demand import WIDEST, Demand, FetchPause
@@ -39,7 +40,10 @@ from evsched.worker.slots import Slots
 
 
 class QueueConsumer:
-    """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none."""
+    """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none.
+
+    `shared`: the sender of the worker's exchanges for shards; None = the queue is no shard.
+    """
 
     def __init__(
         self,
@@ -49,13 +53,14 @@ class QueueConsumer:
         executor: Executor,
         slots: Slots,
         attend: Callable[[], None],
+        shared: BatchingSender | None = None,
     ) -> None:
         self.served = ServedQueue(runtime, Store(queue), worker)
         self.held = HeldRuns()
         self._attend = attend
         share = slots.join(runtime.config.weights.get(queue, 1.0), self.wake)
         self._demand = Demand(share, executor)
-        self._exchange = Exchange(self.served)
+        self._exchange = Exchange(self.served, shared)
         self._fetcher = Fetcher(self.served, share, self)
         self._progress = ProgressWriter(self.served, self.held.runs)
         self._starter = RunStarter(self.served, executor, self.held, self._demand, self._progress, self.wake)

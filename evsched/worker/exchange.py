@@ -20,7 +20,7 @@ from evsched.store.server import clock
 from evsched.store.workers import Fetched
 from evsched.transport.backoff import PutOff
 from evsched.transport.call import Call
-from evsched.transport.senders import DirectSender
+from evsched.transport.senders import BatchingSender, DirectSender
 from evsched.worker.served_queue import ServedQueue
 
 _FINISH: Final = 1.0
@@ -47,10 +47,15 @@ class Exchanged(Struct):
 
 
 class Exchange:
-    """Sends exchanges on a connection of its own, with as many jobs in a script as Redis can handle quickly."""
+    """Sends exchanges, with as many jobs in a script as Redis can handle quickly.
 
-    def __init__(self, served: ServedQueue) -> None:
+    `shared`: the sender on which a worker sends the exchanges of all shards, so that those of one moment travel
+    together; None = a connection of its own.
+    """
+
+    def __init__(self, served: ServedQueue, shared: BatchingSender | None = None) -> None:
         self._served = served
+        self._shared = shared
         self._direct = DirectSender(served.runtime.config.url, near=keys.root(served.queue))
         self._batch = Batch(served.runtime.config.batch)
         self._put_off = PutOff()
@@ -100,7 +105,7 @@ class Exchange:
                 pass
 
     async def close(self) -> None:
-        """Cut the connection."""
+        """Cut the connection, unless it is shared."""
         await self._direct.close()
 
     def _read(self, result: Exchanged, runs: list[Run], reply: Any) -> None:
@@ -128,7 +133,7 @@ class Exchange:
 
     async def _attempt(self, calls: list[Call[Any]]) -> list[Any]:
         try:
-            return await self._direct.attempt_all(calls)
+            return await (self._shared or self._direct).attempt_all(calls)
         except (StoreError, asyncio.CancelledError) as error:
             failed: Any = error
             return [failed] * len(calls)

@@ -23,6 +23,7 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
 from evsched.store.announced import Announced
 from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
 from evsched.worker.drain import Drain
@@ -81,8 +82,12 @@ class Worker:
             structs.replace(runtime, emit=Events(self._status.on_event, emit).emit),
             Slots(config.concurrency),
         )
+        self._of_shards = BatchingSender(config.url)
         for queue in queues:
-            self.consumers[queue] = QueueConsumer(shared, queue, self.id, executor, slots, self._heartbeat.attend)
+            sender = self._of_shards if runtime.shards.counts.get(runtime.shards.whole(queue)) else None
+            self.consumers[queue] = QueueConsumer(
+                shared, queue, self.id, executor, slots, self._heartbeat.attend, sender
+            )
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -128,6 +133,7 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._of_shards.close()
 
     async def _serve(self, consumer: QueueConsumer) -> None:
         await self._setup.until_done(consumer.store)
