@@ -1,0 +1,79 @@
+"""Which shards a queue has, where a job's home is, and how limits are divided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from zlib import crc32
+
+import pytest
+
+from evsched import App
+from evsched.errors import ConfigError
+from evsched.shards import MOST, NONE, Shards
+
+
+def test_a_queue_without_shards_is_all_there_is_of_it() -> None:
+    assert (NONE.all_of("mail"), NONE.home("mail", "a"), NONE.whole("mail:3")) == (["mail"], "mail", "mail:3")
+
+
+def test_a_queue_with_shards_is_these_and_itself() -> None:
+    shards = Shards({"mail": 3})
+    assert shards.all_of("mail") == ["mail:0", "mail:1", "mail:2", "mail"]
+    assert [shards.whole(name) for name in ("mail", "mail:0", "mail:2", "mail:3", "other:0")] == [
+        *("mail", "mail", "mail"),
+        *("mail:3", "other:0"),
+    ]
+    assert shards.all_of("mail:1") == ["mail:1"]
+
+
+def test_the_home_of_a_job_is_the_shard_that_the_crc_32_of_its_id_names() -> None:
+    shards = Shards({"mail": 12})
+    assert shards.home("mail", "report-17") == f"mail:{crc32(b'report-17') % 12}" == "mail:4"
+    spread = Counter(shards.home("mail", f"job-{number}") for number in range(12_000))
+    assert len(spread) == 12
+    assert max(spread.values()) < 1.2 * min(spread.values())
+
+
+def test_what_is_known_of_shards_only_grows() -> None:
+    shards = Shards({"mail": 4})
+    assert shards.may_lack("mail:7")
+    shards.grow({"mail": 8, "sms": 2})
+    shards.grow({"mail": 2})
+    assert (shards.counts, shards.whole("mail:7")) == ({"mail": 8, "sms": 2}, "mail")
+    assert not shards.may_lack("mail:7")
+    assert not shards.may_lack("mail")
+
+
+def test_limits_are_divided_among_the_shards_and_the_queue() -> None:
+    shards = Shards({"mail": 3})
+    limits = {"concurrency": 10.0, "rate": 2.0, "burst:alice": 4.0, "weight:alice": 3.0}
+    parts = [shards.divide(limits, queue) for queue in shards.all_of("mail")]
+    assert [part["concurrency"] for part in parts] == [3.0, 3.0, 2.0, 2.0]
+    assert [part["rate"] for part in parts] == [0.5] * 4
+    assert [part["burst:alice"] for part in parts] == [1.0] * 4
+    assert [part["weight:alice"] for part in parts] == [3.0] * 4
+    assert shards.divide(limits, "other") == limits
+
+
+@pytest.mark.parametrize("field", ["concurrency", "burst", "concurrency:*", "concurrency:task:report"])
+def test_a_limit_that_is_too_small_to_be_divided_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"limit {field.replace('*', '.')} of queue mail is 3: .* at least 4"):
+        Shards({"mail": 3}).divide({field: 3.0}, "mail:1")
+
+
+@pytest.mark.parametrize("count", [-1, MOST + 1, 1.5, "12", True, None])
+def test_what_is_no_number_of_shards_is_refused(count: object) -> None:
+    with pytest.raises(ConfigError, match="shards is"):
+        App(queue="mail", shards=count)  # type: ignore[arg-type]
+
+
+def test_a_name_must_have_room_for_the_names_of_its_shards() -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        App(queue="m" * 196, shards=2)
+    App(queue="m" * 195, shards=MOST)
+    App(queue="m" * 200)
+
+
+def test_an_app_may_name_the_shards_of_several_queues() -> None:
+    app = App(queue="mail", shards={"mail": 4, "sms": 2})
+    assert app.shards.counts == {"mail": 4, "sms": 2}
