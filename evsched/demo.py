@@ -22,9 +22,10 @@ from evsched import keys
 from evsched.app import App
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
-from evsched.errors import EvschedError
+from evsched.errors import ConfigError, EvschedError
 from evsched.jobs.current_job import current_job
 from evsched.process.inherited import LINK
+from evsched.transport.address import parse
 
 app = App(queue="demo")
 
@@ -72,7 +73,10 @@ def run_demo(url: str, jobs: int, seconds: float, idle: float) -> int:
 
     Raises:
         EvschedError: a process did not start.
+        ConfigError: the URL is that of sentinels or a cluster. The demo is also a foreign client, of one server.
     """
+    if parse(url).sentinels is not None or parse(url).nodes:
+        raise ConfigError("the demo needs one server, redis://HOST:PORT: it cannot use sentinels or a cluster")
     client: Any = redis.Redis.from_url(url, protocol=2, driver_info=None, socket_timeout=30)
     ours = SyncClient(url)
     with _process(url, "dispatcher", "--queue", app.queue) as one, _process(url, "worker", "evsched.demo:app") as two:

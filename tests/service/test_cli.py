@@ -258,6 +258,13 @@ def test_the_demo_runs_all_its_jobs_and_prints_how_late_they_started(folder: Pat
     assert "30 of 30" in done.stdout
 
 
+@pytest.mark.parametrize("url", ["redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/mymaster"])
+def test_the_demo_needs_one_server(cli: Cli, url: str) -> None:
+    done = cli.process("demo", "--url", url)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the demo needs one server, redis://HOST:PORT" in done.stderr
+
+
 def test_every_kind_of_command_has_help_with_an_example(cli: Cli) -> None:
     assert "run-now" in cli.run("--help").stdout
     for command in ("dev", "enqueue", "show", "limit", "recurrences add", "windows set", "simulate", "doctor", "top"):
