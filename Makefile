@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # The tests start Python some hundred times: each would compile all the modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check chaos bench lock format clean
+.PHONY: demo test test-cluster check chaos bench lock format clean
 
 demo: $(READY)
 	@$(BIN)/evsched demo
@@ -37,6 +37,10 @@ check: $(READY)
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # One process for the faults: they are timed, and share the machine badly.
+# The tests of loops and services, on a cluster.
+test-cluster: $(READY)
+	@EVSCHED_TEST_CLUSTER=1 $(BIN)/pytest -m "not one_server" tests/loops tests/service
+
 chaos: $(READY)
 	@echo "exploring with SEED=$(SEED)"
 	@EVSCHED_TEST_SEED=$(SEED) $(BIN)/pytest -m "hypothesis or seeded" --timeout 900 \

@@ -15,6 +15,7 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import Kind, find_server
+from tests.support.cluster import ClusterOfOne
 from tests.support.plain import plain_client
 from tests.support.postgres import Postgres, find_postgres
 from tests.support.recorder import Recorder
@@ -40,8 +41,8 @@ def sigint_is_not_ignored() -> None:
 @pytest.fixture(scope="session")
 def server() -> Generator[EmbeddedRedis]:
     """The server of this test process, booted from the redis.conf that ships."""
-    kind = cast("Kind | None", os.environ.get("EVSCHED_TEST_SERVER"))
-    with EmbeddedRedis(find_server(kind)) as server:
+    program = find_server(cast("Kind | None", os.environ.get("EVSCHED_TEST_SERVER")))
+    with ClusterOfOne(program) if "EVSCHED_TEST_CLUSTER" in os.environ else EmbeddedRedis(program) as server:
         yield server
 
 

@@ -97,6 +97,7 @@ async def test_notification_flags_that_are_removed_later_are_noticed(queue: str,
             await running.recorder.wait(events.NotificationsMissing)
 
 
+@pytest.mark.one_server
 async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: EmbeddedRedis, queue: str, app: App) -> None:
     config = Config(url=server.url, queues=(queue,))
     async with system(config, app) as running:

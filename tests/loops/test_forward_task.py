@@ -42,6 +42,7 @@ async def end_of(forward: Forward, *args: Any, job_id: str = "j", **kwargs: Any)
     return "done"
 
 
+@pytest.mark.one_server
 async def test_messages_arrive_with_the_id_of_the_job(config: Config, raw: Any, queue: str) -> None:
     app, forward = forward_to(queue, f"stream:{queue}*", f"list:{queue}*", f"channel:{queue}*")
     message = {"n": [1, 2.5, None, "\u20ac\n"]}

@@ -46,6 +46,7 @@ def messages(raw: Any, news: str) -> list[bytes]:
     return [fields[b"message"] for _, fields in raw.xrange(news)]
 
 
+@pytest.mark.one_server
 async def test_each_message_is_sent_once_and_the_job_is_done(
     config: Config, app: App, forward: Forward, raw: Any, news: str
 ) -> None:
@@ -59,6 +60,7 @@ async def test_each_message_is_sent_once_and_the_job_is_done(
         )
 
 
+@pytest.mark.one_server
 async def test_a_run_whose_message_is_refused_is_tried_again(
     config: Config, app: App, forward: Forward, raw: Any, news: str
 ) -> None:
@@ -74,6 +76,7 @@ async def test_a_run_whose_message_is_refused_is_tried_again(
         assert messages(raw, news) == [b"7"]
 
 
+@pytest.mark.one_server
 async def test_a_job_whose_last_message_is_refused_is_dead_with_the_reason(
     config: Config, app: App, forward: Forward, raw: Any, news: str
 ) -> None:

@@ -217,6 +217,7 @@ async def test_a_loop_that_hangs_is_neither_alive_nor_ready(
         assert await get(f"{url}/readyz") == (200, "ok\n")
 
 
+@pytest.mark.one_server
 async def test_a_process_that_serves_no_queue_is_not_ready_although_redis_answers(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:

@@ -254,6 +254,7 @@ def test_a_recurrence_that_would_never_recur_is_bad_usage(cli: Cli) -> None:
     assert cli.json("recurrences") == []
 
 
+@pytest.mark.one_server
 def test_the_message_names_a_database_that_redis_does_not_have(cli: Cli) -> None:
     for command in ("queues", "doctor"):
         done = cli.run(command, "--url", f"{cli.environment['EVSCHED_URL']}?db=99")

@@ -96,12 +96,14 @@ async def test_a_planted_fault_of_a_server_is_found_and_repaired(planted: str) -
         raw.close()
 
 
+@pytest.mark.one_server
 async def test_an_embedded_server_has_no_fault_and_the_doctor_says_what_a_crash_loses(server: EmbeddedRedis) -> None:
     found = await examine(server.url)
     assert problems(found) == []
     assert [finding.check for finding in found] == ["appendfsync"]
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize(("skew", "what"), [(0.5, None), (-60.0, "60.0 s ahead of this"), (60.0, "60.0 s behind this")])
 async def test_a_clock_that_differs_is_reported(server: EmbeddedRedis, skew: float, what: str | None) -> None:
     found = [finding.what for finding in problems(await examine(server.url, skew=skew))]

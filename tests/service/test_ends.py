@@ -476,6 +476,7 @@ def test_settings_of_redis_that_may_lose_jobs_are_reported_once_at_the_start(cli
     assert "RedisUnsafe" not in cli.run("worker", "tasks:app", "--burst").stderr
 
 
+@pytest.mark.one_server
 def test_the_processes_of_the_demo_end_with_it(cli: Cli, raw: Any) -> None:
     del cli.environment["EVSCHED_QUEUES"]
     with started(cli, "demo", "--url", cli.environment["EVSCHED_URL"], "--seconds", "60") as (child, _):

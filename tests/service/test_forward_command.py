@@ -58,6 +58,7 @@ def test_without_its_library_it_says_what_to_install(cli: Cli) -> None:
     assert "pip install 'evsched[amqp]'" in done.stderr
 
 
+@pytest.mark.one_server
 def test_a_message_is_forwarded_by_a_worker_without_the_libraries_of_other_targets(
     cli: Cli, raw: Any, queue: str, news: str
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_message_is_forwarded_by_a_worker_without_the_libraries_of_other_targe
     assert [fields for _, fields in raw.xrange(news)] == [{b"id": b"one", b"message": b'{"n":1}'}]
 
 
+@pytest.mark.one_server
 def test_a_process_for_one_run_may_forward_too(cli: Cli, raw: Any, queue: str, news: str) -> None:
     record = schedule(raw, queue, to=f"list:{news}", message=1, bare=True)
     raw.hset(f"evsched:{{{queue}}}:suspects", "one", "2 0")  # two workers have died that held it
@@ -79,6 +81,7 @@ def test_a_process_for_one_run_may_forward_too(cli: Cli, raw: Any, queue: str, n
     assert raw.lrange(news, 0, -1) == [b"1"]
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("words", [("worker", APP, "--processes", "1"), ("dev", APP)], ids=" ".join)
 async def test_each_process_has_the_flags(cli: Cli, raw: Any, queue: str, news: str, words: tuple[str, ...]) -> None:
     with (

@@ -12,6 +12,8 @@ def plain_client(url: str, **options: Any) -> Any:
 
     redis-py gives up after 5 s by itself, even a BLPOP that is to wait longer, and then sends the command once more.
     """
+    if url.startswith("redis+cluster"):  # of one node: it needs no client of a cluster
+        url = url.replace("redis+cluster", "redis")
     return redis.Redis.from_url(
         url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None, **options
     )
