@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from evsched import environment
 from evsched.cli.usage import UsageError
+from evsched.client.spread import read_shards
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError
@@ -73,9 +74,10 @@ def _warn() -> None:
 
 @contextmanager
 def client(url: str | None) -> Generator[SyncClient]:
-    """Yield a client of the Redis that the command is about."""
+    """Yield a client of the Redis that the command is about. It knows how many shards queues have."""
     found = SyncClient(settings(url).url)
     try:
+        found.shards = found.run(read_shards())
         yield found
     finally:
         found.close()
