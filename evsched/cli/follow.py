@@ -72,7 +72,7 @@ def show(
         if value not in (None, "") and value is not False
     }
     if whole != status.queue:
-        fields |= {"queue": whole, "shard": status.queue}
+        fields = {"id": job, "queue": whole, "shard": status.queue} | {**fields, "queue": whole}
     traceback = fields.pop("traceback", "")
     for name in ("due", "created", "started", "finished", "unknown_since"):
         if name in fields:
