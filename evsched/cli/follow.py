@@ -66,7 +66,7 @@ def show(
         output.as_json(status)
         return
     whole = redis.shards.whole(status.queue)
-    fields = {
+    fields: dict[str, Any] = {
         name: value
         for name, value in msgspec.to_builtins(status).items()
         if value not in (None, "") and value is not False
