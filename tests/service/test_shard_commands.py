@@ -441,7 +441,6 @@ def test_a_window_is_set_for_the_jobs_of_all_shards(redis: SyncClient, cli: Cli)
 def test_the_doctor_of_a_queue_examines_its_shards(
     redis: SyncClient, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standstill, "_WATCH", 0.0)
     monkeypatch.setattr(standstill.Standstill.__init__, "__kwdefaults__", {"watch": 0.05})
     store = Store("mail:1")
     put(redis, "mail:1", "a", due=0.0)
