@@ -26,8 +26,10 @@
 --
 -- A job that waits for a named window is noted under `deferred:<window>` with its due, for `reopen`. A note is a hint:
 -- it is valid while the job is on the schedule at that due, and each new note deletes two that have passed. If the
--- window was changed since the worker read it, the job is due at once, and a worker checks the window again. A window of
--- a shard is kept in the shard's queue: the worker compares it after this, and calls `reopen` (shard_windows.py).
+-- window was changed since the worker read it, the job is due at once, and a worker checks the window again.
+--
+-- The windows for jobs of a shard are kept in the queue itself: the worker compares them after this, and calls `reopen`
+-- (evsched/worker/shard_windows.py).
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
