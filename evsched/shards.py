@@ -8,7 +8,7 @@ whichever of them it was scheduled, so a client that knows nothing of shards may
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from zlib import crc32
 
@@ -45,6 +45,10 @@ class Shards:
     def whole(self, queue: str) -> str:
         """Return the queue of which this is a shard; any other queue itself."""
         return self._wholes.get(queue, queue)
+
+    def wholes(self, queues: Iterable[str]) -> list[str]:
+        """Return queues as a person sees them: by name, with the queue in place of its shards."""
+        return sorted({self.whole(queue) for queue in queues})
 
     def may_lack(self, queue: str) -> bool:
         """Return whether a queue has the name of a shard that is not known here."""

@@ -10,7 +10,7 @@
 --        due       Unix seconds: when it may start
 --        reason    why not now
 --        window    the name of the closed window, '' = it has no name
---        text      the window's definition, as the worker read it
+--        text      the window's definition, as the worker read it; '' = it is kept in another queue, so not compared
 --        unknown   since when workers have not known its task, Unix seconds; '' = this one knows it
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
@@ -27,6 +27,9 @@
 -- A job that waits for a named window is noted under `deferred:<window>` with its due, for `reopen`. A note is a hint:
 -- it is valid while the job is on the schedule at that due, and each new note deletes two that have passed. If the
 -- window was changed since the worker read it, the job is due at once, and a worker checks the window again.
+--
+-- The windows for jobs of a shard are kept in the queue itself: the worker compares them after this, and calls `reopen`
+-- (evsched/worker/shard_windows.py).
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
@@ -47,7 +50,7 @@ local function note_deferred(window, id, due)
 end
 
 local function finish(id, run, scheduled, due, reason, window, text, unknown)
-  local changed = window ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
+  local changed = text ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
   due = changed and seconds(now) or due
   if send_back(id, run, scheduled, due, reason, now) then
     refund(id, now)

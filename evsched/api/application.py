@@ -25,6 +25,7 @@ from evsched.api import idempotency, openapi, request_body
 from evsched.api.access import Access
 from evsched.api.asked import Asked, Waiters
 from evsched.api.health import HealthPages
+from evsched.api.known_shards import KnownShards
 from evsched.api.operations import OPERATIONS, Operation
 from evsched.api.problem import Problem, invalid, of_error
 from evsched.api.replies import Reply
@@ -48,6 +49,7 @@ class _Server:
         self.config = config
         self.access = Access(config)
         self.client = Client(config.url)
+        self.shards = KnownShards(self.client)
         self.waiters = Waiters(config.api_waiting_cap)
         self.health = HealthPages(self.client, next(iter(config.queues), DEFAULT_QUEUE))
 
@@ -56,6 +58,7 @@ class _Server:
         if self.config.api_open:
             _refuse_other_origins(request)
         self.access.admit(request.headers.get("authorization"), operation.needs, time.monotonic())
+        await self.shards.refresh()
         path = self._check_path(request.path_params)
         idempotency.read_key(request.headers)  # one that is not valid is refused everywhere, also where none is needed
         query = None if operation.query is None else _query(request, operation.query)
@@ -81,7 +84,8 @@ class _Server:
                 what = _NAMED[name]
                 raise invalid(f"{what} is 1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or ..")
         queue = path.get("queue")
-        if queue is not None and self.config.queues and queue not in self.config.queues:
+        whole = queue and self.client.shards.whole(queue)
+        if queue is not None and self.config.queues and not {queue, whole} & {*self.config.queues}:
             raise Problem(HTTPStatus.FORBIDDEN, "queue-not-allowed", f"queue {queue} is not served by this API")
         return path
 

@@ -91,6 +91,11 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
         """The calls of the queue."""
         return self.client.store(self.queue)
 
+    @property
+    def stores(self) -> list[Store]:
+        """The calls of the queue and of each of its shards."""
+        return self.client.stores(self.queue)
+
     def limit(self, given: int) -> int:
         """Return how many rows to list: those that were asked for, up to the server's limit."""
         return min(given, self.config.api_list_cap)

@@ -71,5 +71,15 @@ def check(request: Request, asked: str) -> None:
         )
 
 
+def moved() -> Problem:
+    """Return the refusal of a repetition whose first request was spread over another number of shards."""
+    return Problem(
+        HTTPStatus.CONFLICT,
+        "shards-changed",
+        "the number of shards of the queue has changed since the first request with this Idempotency-Key, so its reply "
+        "is not known any more: look its jobs up",
+    )
+
+
 def _digest(*parts: Any) -> str:
     return sha256(_encode(parts)).hexdigest()[:_DIGITS]

@@ -14,14 +14,16 @@ from evsched.api.asked import Asked
 from evsched.api.problem import invalid
 from evsched.api.replies import Jobs, Outcome, Reply, Scheduled, ScheduledJobs, Stopping
 from evsched.api.requests import EnqueueJob, EnqueueJobs, JobsQuery, NewJob, Reschedule, ResultQuery
-from evsched.client import operations
+from evsched.client import operations, spread
 from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sweep import Filter, Sweep, Waiting
+from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique, id_of_arguments, id_of_key
 from evsched.errors import ConfigError, JobMissing
 from evsched.store.clients import New
 from evsched.store.matching import Match
+from evsched.store.request import Request
 
 _EXAMINED_MOST: Final = 100_000
 """Jobs that a request with a filter examines at most: about 1.5 s of Redis's time, in slices of 2 ms."""
@@ -42,7 +44,7 @@ async def enqueue(asked: Asked[EnqueueJob, None]) -> Reply:
 
 
 async def enqueue_many(asked: Asked[EnqueueJobs, None]) -> Reply:
-    """Schedule many jobs, all or none."""
+    """Schedule many jobs, all or none; of a queue with shards, all or none of each shard."""
     given, most = asked.body, asked.config.api_jobs_cap
     if len(given.jobs) > most:
         raise invalid(f"the request has {len(given.jobs)} jobs, more than {most}: send several requests")
@@ -87,7 +89,8 @@ async def reschedule(asked: Asked[Reschedule, None]) -> Reply:
 async def wait_for_end(asked: Asked[None, ResultQuery]) -> Reply:
     """Return how a job has ended; wait for it if the query says so."""
     seconds = asked.query.wait
-    ending = asked.client.run(operations.end(asked.store, asked.job, seconds))
+    stores = asked.client.stores_of(asked.queue, asked.job)
+    ending = asked.client.run(spread.of_job(stores, lambda store: operations.end(store, asked.job, seconds)))
     try:
         ended = await asked.waiters.wait(seconds, ending, asked.gone)
     except TimeoutError:
@@ -107,17 +110,17 @@ async def list_jobs(asked: Asked[None, JobsQuery]) -> Reply:
     found = list[Match]()
     for place in places:
         if len(found) <= limit:
-            found += await asked.client.run(front(asked.store, place, limit + 1 - len(found)))
+            found += await asked.client.run(front(asked.stores, place, limit + 1 - len(found)))
     return Reply(HTTPStatus.OK, Jobs(found[:limit], len(found) <= limit))
 
 
 async def _search(asked: Asked[Any, Any], matching: Filter, places: Sequence[Waiting], limit: int) -> Jobs:
     """Return jobs that match, in no order: `limit` of them, or those among the first that are examined."""
-    sweep = Sweep(asked.store, matching, places)
+    sweeps = Sweeps(Sweep(store, matching, places) for store in asked.stores)
     more = True
-    while more and len(sweep.found) <= limit and sweep.examined < _EXAMINED_MOST:
-        more = await asked.client.run(sweep.step())
-    return Jobs(sweep.found[:limit], not more and len(sweep.found) <= limit)
+    while more and len(sweeps.found) <= limit and sweeps.examined < _EXAMINED_MOST:
+        more = await asked.client.run(sweeps.step())
+    return Jobs(sweeps.found[:limit], not more and len(sweeps.found) <= limit)
 
 
 def _new(asked: Asked[Any, Any], given: NewJob, unique: Unique | None, key: Any, where: str = "") -> New:
@@ -151,12 +154,40 @@ async def _write(
     on_conflict, request = asked.body.on_conflict, idempotency.read(asked.headers, path, asked.body)
     if request is not None:
         within = None if unique is None else unique.seconds
-        once = asked.store.enqueue_once(request, jobs, on_conflict=on_conflict, within=within)
-        accepted = await asked.client.send(once)
-        idempotency.check(request, accepted.asked)
-        return [Scheduled(job_id, asked.queue, due) for job_id, due in accepted.jobs]
+        return await _write_once(asked, jobs, request, within, lasting=unique is not None)
     if unique is None and not named:
         # If Redis was away, the call was made again: it then meets the very jobs that it has written before.
         on_conflict = "keep"
     dues = await asked.client.enqueue(asked.queue, jobs, on_conflict, unique)
     return [Scheduled(job.id, asked.queue, due) for job, due in zip(jobs, dues, strict=True)]
+
+
+async def _write_once(
+    asked: Asked[EnqueueJob, None] | Asked[EnqueueJobs, None],
+    jobs: list[New],
+    request: Request,
+    within: float | None,
+    *,
+    lasting: bool,
+) -> list[Scheduled]:
+    """Enqueue the jobs of a request with an Idempotency-Key; `lasting`: a repetition makes jobs of the same ids.
+
+    A repetition must find the shards of the first request. So a job whose id it does not have goes to the home of the
+    key.
+    """
+    given = asked.body.jobs if isinstance(asked.body, EnqueueJobs) else [asked.body]
+    homes = dict[str, list[int]]()
+    for at, job in enumerate(jobs):
+        known = job.id if lasting or given[at].id is not None else request.key
+        homes.setdefault(asked.client.shards.home(asked.queue, known), []).append(at)
+    scheduled = dict[int, Scheduled]()
+    for home, places in homes.items():
+        some = [jobs[at] for at in places]
+        once = asked.client.store(home).enqueue_once(request, some, on_conflict=asked.body.on_conflict, within=within)
+        accepted = await asked.client.send(once)
+        idempotency.check(request, accepted.asked)
+        if len(accepted.jobs) != len(places):
+            raise idempotency.moved()
+        for at, (job_id, due) in zip(places, accepted.jobs, strict=True):
+            scheduled[at] = Scheduled(job_id, asked.queue, due)
+    return [scheduled[at] for at in range(len(jobs))]

@@ -9,21 +9,22 @@ from evsched.api.asked import Asked
 from evsched.api.replies import QueueCounts, Queues, Reply
 from evsched.api.requests import ListQuery
 from evsched.client.find_queues import find_queues
+from evsched.client.spread import queue_stats
 from evsched.store.operators import QueueStats
 
 
 async def list_queues(asked: Asked[None, ListQuery]) -> Reply:
     """List the queues with their counts."""
     limit, client = asked.limit(asked.query.limit), asked.client
-    names = sorted(asked.config.queues) or await client.run(find_queues())
-    stats = await asyncio.gather(*(client.send(client.store(name).queue_stats()) for name in names[:limit]))
+    names = sorted(asked.config.queues) or client.shards.wholes(await client.run(find_queues()))
+    stats = await asyncio.gather(*(client.run(queue_stats(client.stores(name))) for name in names[:limit]))
     found = [_counts(name, one) for name, one in zip(names, stats, strict=False)]
     return Reply(HTTPStatus.OK, Queues(found, len(names) <= limit))
 
 
 async def count(asked: Asked[None, None]) -> Reply:
     """Count the jobs of a queue. One that was never used has none."""
-    return Reply(HTTPStatus.OK, _counts(asked.queue, await asked.client.send(asked.store.queue_stats())))
+    return Reply(HTTPStatus.OK, _counts(asked.queue, await asked.client.run(queue_stats(asked.stores))))
 
 
 def _counts(queue: str, stats: QueueStats) -> QueueCounts:

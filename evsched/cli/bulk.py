@@ -18,6 +18,7 @@ from evsched.cli.time_args import parse_length
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.sweep import Filter, Sweep
+from evsched.client.sweeps import Sweeps
 from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError, StoreDown
 from evsched.store.matching import Match
@@ -102,7 +103,7 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
     Return the exit code: 1 if nothing matched because there is no such queue.
     """
     with client_of(url, queue) as redis:
-        sweep = plan(Store(queue))
+        sweep = Sweeps(plan(store) for store in redis.stores(queue))
         if bulk is not None and bulk.dry_run:
             found = search(redis, sweep.without_change())
             _list(found, done, bulk.json)
@@ -124,7 +125,7 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
     return 128 + stopped_by if stopped_by else code
 
 
-def search(redis: SyncClient, sweep: Sweep) -> list[Match]:
+def search(redis: SyncClient, sweep: Sweeps) -> list[Match]:
     """Find all jobs that match, the next to run and the latest to die first."""
     if number := _run(redis, sweep, "found"):
         output.note(f"stopped after {sweep.examined} of {sweep.total} jobs")
@@ -133,7 +134,7 @@ def search(redis: SyncClient, sweep: Sweep) -> list[Match]:
     return sorted(sweep.found, key=lambda job: (order[job.place], job.at or 0.0, job.id))
 
 
-def _run(redis: SyncClient, sweep: Sweep, done: str) -> int:
+def _run(redis: SyncClient, sweep: Sweeps, done: str) -> int:
     """Do a sweep to its end, or until a signal asks the process to end; return the signal's number, 0 = none came."""
     with progress_bar(f"jobs examined, to be {done}") as show, _asked_to_end() as asked:
         while redis.run(sweep.step()):

@@ -92,9 +92,9 @@ def set_window(
     with client(url) as redis:
         if parsed.next_open(redis.now(queue)) is None:
             raise UsageError(f"window {window!r} does not open within two years: its exceptions cover all its spans")
-        redis.send(Store(queue).count_deferred(name))  # refused before anything is written
+        _check_notes(redis, queue, name)
         redis.send(Store(queue).set_window(name, window))
-        back = _reopen(redis, Store(queue), name)
+        back = _reopen(redis, queue, name)
         for other, fields in _users(redis, queue, name):
             if "reason" in fields:  # it was stopped, because there was no such window
                 redis.send(Store(queue).replan(other))
@@ -110,14 +110,14 @@ def remove_window(
     Example: evsched windows remove nights
     """
     with client_of(url, queue) as redis:
-        redis.send(Store(queue).count_deferred(name))  # refused before anything is written
+        _check_notes(redis, queue, name)
         if users := _users(redis, queue, name):
             raise EvschedError(
                 f"window {name} is in use by {', '.join(user for user, _ in users[:5])}: change those first"
             )
         if not redis.send(Store(queue).set_window(name, None)):
             raise JobMissing(f"queue {queue} has no window {name}")
-        back = _reopen(redis, Store(queue), name)
+        back = _reopen(redis, queue, name)
     print(f"{name} removed" + (f"; {back} jobs that waited for it go to dead" if back else ""))
 
 
@@ -130,13 +130,21 @@ def _users(redis: SyncClient, queue: str, name: str) -> list[tuple[str, dict[str
     ]
 
 
-def _reopen(redis: SyncClient, store: Store, name: str) -> int:
+def _check_notes(redis: SyncClient, queue: str, name: str) -> None:
+    """Read the notes of the jobs that wait for a window: what Redis refuses is refused before anything is written."""
+    for store in redis.stores(queue):
+        redis.send(store.count_deferred(name))
+
+
+def _reopen(redis: SyncClient, queue: str, name: str) -> int:
     """Schedule the jobs that wait for a window again, so that its new definition applies; return how many."""
-    back, left = redis.send(store.reopen(name))
-    while left:
-        more, left = redis.send(store.reopen(name))
-        back += more
-    return back
+    total = 0
+    for store in redis.stores(queue):
+        left = 1
+        while left:
+            back, left = redis.send(store.reopen(name))
+            total += back
+    return total
 
 
 def simulate(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -12,12 +14,12 @@ from evsched.cli.bulk import Bulk, by_filter, change
 from evsched.cli.options import Ids, Json, Queue, Url, check_limit
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
+from evsched.client import spread
 from evsched.client.sweep import dropping, reviving
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import StoreRefused
 from evsched.store.store import Store
-from evsched.transport.call import Call
 
 app = App(
     name="dead",
@@ -42,11 +44,13 @@ def list_dead(
     Example: evsched dead --queue mail --limit 100
     """
     check_limit(limit)
-    store = Store(queue)
+    front, there = list[tuple[Store, str, float]](), 0
     with client_of(url, queue) as redis:
-        front = redis.send(store.front("dead", limit, last=True))
-        there = redis.send(store.dead())
-        rows = [(job, died, *_read(redis, queue, job)) for job, died in front]
+        for store in redis.stores(queue):
+            front += [(store, job, died) for job, died in redis.send(store.front("dead", limit, last=True))]
+            there += redis.send(store.dead())
+        front = sorted(front, key=lambda entry: -entry[2])[:limit]
+        rows = [(job, died, *_read(redis, store, job)) for store, job, died in front]
         unknown = note_if_unknown(redis, queue, there)
     if there > len(front):
         output.note(f"{len(front)} of {there} dead jobs, the newest first: --limit {there} lists them all")
@@ -69,10 +73,10 @@ def list_dead(
     return unknown
 
 
-def _read(redis: SyncClient, queue: str, job: str) -> tuple[str | None, str | None]:
+def _read(redis: SyncClient, store: Store, job: str) -> tuple[str | None, str | None]:
     """Return a dead job's task and reason. Each is read by itself: a bad record does not hide the others."""
     try:
-        status = redis.status(queue, job)
+        status = redis.send(store.look(job))
     except StoreRefused as error:
         return None, f"its record cannot be read: {error}"
     return (status.task, status.reason or "its record has no reason that can be read") if status else (None, None)
@@ -95,7 +99,7 @@ def revive(
     matching = by_filter("dead revive", ids, bulk, all_)
     if matching is not None:
         return change(url, queue, lambda store: reviving(store, matching), "revived", bulk)
-    return _each(url, queue, Store(queue).revive(ids or ()), "revived")
+    return _each(url, queue, ids or (), Store.revive, "revived")
 
 
 @app.command
@@ -115,12 +119,12 @@ def drop(
     matching = by_filter("dead drop", ids, bulk, all_)
     if matching is not None:
         return change(url, queue, lambda store: dropping(store, matching), "dropped", bulk)
-    return _each(url, queue, Store(queue).drop(ids or ()), "dropped")
+    return _each(url, queue, ids or (), Store.drop, "dropped")
 
 
-def _each(url: str | None, queue: str, call: Call[list[str]], done: str) -> int:
+def _each(url: str | None, queue: str, ids: Sequence[str], change: spread.ChangeDead, done: str) -> int:
     """Handle the jobs that are named, and print how many; return the exit code."""
     with client_of(url, queue) as redis:
-        count = len(redis.send(call))
+        count = redis.run(spread.change_dead(partial(redis.stores_of, queue), ids, change))
     print(f"{count} {done}")
     return 0

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from evsched.cli.options import Queue, Url
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
+from evsched.client import spread
 from evsched.client.kept_recurrences import is_retired, kept
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -74,7 +75,6 @@ def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> lis
     Raises:
         EvschedError: a worker serves the queue.
     """
-    store = Store(queue)
     if not _is_idle(redis, queue):
         raise EvschedError(
             f"queue {queue} is served by workers (evsched workers --queue {queue}): stop those first, or restart them "
@@ -86,19 +86,21 @@ def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> lis
         for name, _, fields in redis.run(kept(Store(queue)))
         if fields.get("owner", b"").decode(errors="replace") == app
     ]
-    limits = [f"limit {limit}" for limit, one in redis.send(store.declared_limits()).items() if one.app == app]
+    limits = [f"limit {limit}" for limit, owner in _declared_limits(redis, queue).items() if owner == app]
     if not dry_run:
-        redis.send(store.forget_revisions(app))
-        redis.send(store.declare_limits(app, None, {}))
+        for store in redis.stores(queue):
+            redis.send(store.forget_revisions(app))
+        for store in redis.stores(queue):
+            redis.send(store.declare_limits(app, None, {}))
         for name in names:
-            redis.send(store.retire(name, app, None))
-            redis.send(store.prune(name))
+            redis.send(Store(queue).retire(name, app, None))
+            redis.send(Store(queue).prune(name))
     return names + limits
 
 
 def _is_idle(redis: SyncClient, queue: str) -> bool:
     """Tell whether no worker serves a queue, and no parent stands by to start one."""
-    stats = redis.send(Store(queue).queue_stats())
+    stats = redis.run(spread.queue_stats(redis.stores(queue)))
     return not (stats.workers or stats.parents)
 
 
@@ -122,7 +124,7 @@ def rollback(*, app: OneApp = None, queue: Queue = DEFAULT_QUEUE, url: Url = Non
     """
     with client_of(url, queue) as redis:
         apps = [app] if app is not None else _apps(redis, queue)
-        forgotten = [name for name in apps if redis.send(Store(queue).forget_revisions(name))]
+        forgotten = [name for name in apps if _forget_revisions(redis, queue, name)]
         if not forgotten:
             raise JobMissing(_no_app(redis, queue, app))
         none = f"; no worker serves queue {queue} now" if _is_idle(redis, queue) else ""
@@ -143,7 +145,20 @@ def _owners(redis: SyncClient, queue: str) -> set[str]:
     owners = {
         fields["owner"].decode(errors="replace") for _, _, fields in redis.run(kept(Store(queue))) if "owner" in fields
     }
-    return owners | {limit.app for limit in redis.send(Store(queue).declared_limits()).values()}
+    return owners | {*_declared_limits(redis, queue).values()}
+
+
+def _declared_limits(redis: SyncClient, queue: str) -> dict[str, str]:
+    """Return the apps that declare limits of a queue, or of one of its shards, by the limits' fields."""
+    declared = dict[str, str]()
+    for store in redis.stores(queue):
+        declared |= {field: limit.app for field, limit in redis.send(store.declared_limits()).items()}
+    return declared
+
+
+def _forget_revisions(redis: SyncClient, queue: str, app: str) -> bool:
+    """Forget which revisions of an app are known; return whether there were any."""
+    return sum(redis.send(store.forget_revisions(app)) for store in redis.stores(queue)) > 0
 
 
 def _no_app(redis: SyncClient, queue: str, app: str | None) -> str:

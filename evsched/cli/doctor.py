@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, settings
+from evsched.cli.options import Json, Queues, Url, check_queues, settings
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.usage import UsageError
 from evsched.config import Config
@@ -56,8 +56,8 @@ def doctor(
 
     Example: evsched doctor --repair
     """
-    # The names of queues are checked like those of a dispatcher.
-    config = settings(url, queues=tuple(queue) if queue else None, metrics_port=metrics_port)
+    check_queues(queue)
+    config = settings(url, metrics_port=metrics_port)
     if watch:
         if repair:
             raise UsageError("--watch changes nothing: run `evsched doctor --repair` by itself")

@@ -28,6 +28,7 @@ from evsched.errors import JobDead, JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import JobStatus
 from evsched.store import server
+from evsched.store.clients import Facts
 from evsched.store.store import Store
 from evsched.telemetry.printable import escape
 from evsched.top.collector import Top
@@ -55,19 +56,23 @@ def show(
     Example: evsched show report-17 --follow
     """
     with client_of(url, queue) as redis:
-        if follow:
-            asyncio.run(_follow(settings(url).url, queue, job))
         status = redis.status(queue, job)
+        if status is not None and follow:
+            asyncio.run(_follow(settings(url).url, status.queue, job))
+            status = redis.status(queue, job)
         if status is None:
             raise JobMissing(missing(job, queue))
     if json:
         output.as_json(status)
         return
-    fields = {
+    whole = redis.shards.whole(status.queue)
+    fields: dict[str, Any] = {
         name: value
         for name, value in msgspec.to_builtins(status).items()
         if value not in (None, "") and value is not False
     }
+    if whole != status.queue:
+        fields = {"id": job, "queue": whole, "shard": status.queue} | {**fields, "queue": whole}
     traceback = fields.pop("traceback", "")
     for name in ("due", "created", "started", "finished", "unknown_since"):
         if name in fields:
@@ -89,21 +94,20 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
 
     Example: evsched explain report-17
     """
-    store = Store(queue)
     with client_of(url, queue) as redis:
-        facts = redis.send(store.explain(job))
+        store, facts = _find(redis, queue, job)
         if facts.status is None:
             if (found := _recurrence(redis, store, job)) is not None:
                 _print(job, found, json)
                 return
-            answer = explain_job(job, queue, facts, _similar(redis, store, job))
+            answer = explain_job(job, queue, facts, _similar(redis, queue, job))
             if json:
                 output.as_json(answer)
             raise JobMissing(answer.sentence)
         name = named_window(facts.status)
         window = None
         with contextlib.suppress(StoreRefused):  # the reason in the record says that the window cannot be read
-            window = redis.send(store.window(name)) if name else None
+            window = redis.send(Store(redis.shards.whole(store.queue)).window(name)) if name else None
         types = None
         if is_waiting(facts.status, facts.now):
             types = {name: redis.send(server.kind(keys.root(queue) + name)) for name in PLACES}
@@ -113,8 +117,22 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
                 dispatchers = redis.send(server.dispatchers(store.queue))
     pauses = list[FetchPause | None]()
     if facts.status.place == "ready" and facts.counts.get("workers"):
-        pauses = asyncio.run(_pauses(settings(url).url, queue))
-    _print(job, explain_job(job, queue, facts, (), window, types, dispatchers, pauses), json)
+        pauses = asyncio.run(_pauses(settings(url).url, store.queue))
+    whole = redis.shards.whole(store.queue)
+    _print(job, explain_job(job, whole, facts, (), window, types, dispatchers, pauses), json)
+
+
+def _find(redis: SyncClient, queue: str, job: str) -> tuple[Store, Facts]:
+    """Return the queue, or the shard, that has a job, and the facts about it; the queue itself if none has it."""
+    home, *others = redis.stores_of(queue, job)
+    facts = redis.send(home.explain(job))
+    if facts.status is not None:
+        return home, facts
+    for store in others:
+        found = redis.send(store.explain(job))
+        if found.status is not None:
+            return store, found
+    return Store(queue), facts
 
 
 def _print(name: str, answer: Explanation, json: bool) -> None:
@@ -160,14 +178,16 @@ async def _pauses(url: str, queue: str) -> list[FetchPause | None]:
         await top.close()
 
 
-def _similar(redis: SyncClient, store: Store, job: str) -> list[str]:
+def _similar(redis: SyncClient, queue: str, job: str) -> list[str]:
     """Return ids in Redis that resemble one that no job has."""
-    found, cursor = list[str](), 0
-    for _ in range(_SLICES):
-        cursor, ids = redis.send(store.ids(cursor))
-        found += [one for one in ids if one != job]  # its record may still exist, without a place
-        if cursor == 0:
-            break
+    found, stores = list[str](), redis.stores(queue)
+    for store in stores:
+        cursor = 0
+        for _ in range(max(1, _SLICES // len(stores))):
+            cursor, ids = redis.send(store.ids(cursor))
+            found += [one for one in ids if one != job]  # its record may still exist, without a place
+            if cursor == 0:
+                break
     return difflib.get_close_matches(job, found, n=3)
 
 

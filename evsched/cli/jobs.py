@@ -17,14 +17,15 @@ from evsched.cli.options import Json, Queue, Url, check_limit, client
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.cli.unknown_queues import client_of, not_served, note_if_unknown
 from evsched.cli.usage import UsageError
+from evsched.client import spread
 from evsched.client.front import front
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.sweep import Sweep, Waiting, cancelling, rescheduling
+from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique, id_of_arguments
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
 from evsched.jobs.job import OnConflict
-from evsched.store.store import Store
 
 Id = Annotated[str, Parameter(help="The id of the job.")]
 OneId = Annotated[str | None, Parameter(help="The id of the job, unless you give a filter.")]
@@ -93,7 +94,7 @@ def enqueue(
         job = replace(job, id=id_of_arguments(task, args, kwargs))
     with client(url) as redis:
         (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
-        unserved = not_served(redis, queue)
+        unserved = not_served(redis, queue, job.id)
     if json:
         output.as_json({"id": job.id, "queue": queue, "due": when})
     else:
@@ -162,7 +163,7 @@ def cancel(
         return change(url, queue, lambda store: cancelling(store, matching), "cancelled", bulk)
     assert job is not None
     with client_of(url, queue) as redis:
-        done = redis.send(Store(queue).cancel(job))
+        done = redis.run(spread.cancel(redis.stores_of(queue, job), job))
     if done.place == "processing":
         print(f"{job} is running: its worker was asked to stop it" + ("; its next run is cancelled" * done.next_too))
     else:
@@ -220,14 +221,14 @@ def jobs(
     Example: evsched jobs --queue mail --place schedule --task report
     """
     check_limit(limit)
-    store, matching = Store(queue), read(only)
+    matching = read(only)
     places = (place,) if place else get_args(Waiting)
     with client(url) as redis:
         if matching.is_empty:
-            there = redis.send(store.queue_stats()).places
-            rows = [row for name in places for row in redis.run(front(store, name, limit))]
+            there = redis.run(spread.queue_stats(redis.stores(queue))).places
+            rows = [row for name in places for row in redis.run(front(redis.stores(queue), name, limit))]
         else:
-            found = search(redis, Sweep(store, matching, places))
+            found = search(redis, Sweeps(Sweep(store, matching, places) for store in redis.stores(queue)))
             there = Counter(job.place for job in found)
             rows = [row for name in places for row in [job for job in found if job.place == name][:limit]]
         unknown = note_if_unknown(redis, queue, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from evsched.cli import output
@@ -10,9 +11,17 @@ from evsched.cli.queues import each, read_limits, report
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.errors import StoreRefused
-from evsched.store.limits import Limits
+from evsched.store.limits import Limits, merged, own
+from evsched.store.store import Store
 
 COLUMNS = (Column("group", 1), Column("limit"), Column("value"), Column("in the code", 2))
+
+
+def by_part(stores: Sequence[Store], parts: Sequence[Limits]) -> list[tuple[str | None, Limits]]:
+    """Return the limits of a whole queue, with None, and those that only some shards have, with their names."""
+    whole = merged(parts)
+    alone = [(store.queue, own(part, whole)) for store, part in zip(stores, parts, strict=True)]
+    return [(None, whole), *(alone if len(parts) > 1 else ())]
 
 
 def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
@@ -37,22 +46,25 @@ def _in_code(found: Limits, field: str) -> str:
 def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """List the limits of each queue, and what the code of the apps declares. Exit code 1: as `evsched queues`.
 
-    A limit that was changed by hand stays so until its declaration in the code changes.
+    A limit that was changed by hand stays so until its declaration in the code changes. The limits of a queue with
+    shards are divided among them: their sum is listed, and by itself a limit that only one shard has.
 
     Example: evsched limits --queue mail
     """
     rows, listed, refused = list[tuple[str, str, str, object, str]](), list[dict[str, Any]](), dict[str, str]()
     with client(url) as redis:
-        for name, found in each(redis, queue, lambda store: read_limits(redis, store)):
+        for name, found in each(redis, queue, lambda stores: by_part(stores, read_limits(redis, stores))):
             if isinstance(found, StoreRefused):
                 refused[name] = str(found)
                 continue
-            rows += [(name, *row) for row in rows_of(found)]
-            for field, value in found.fields().items():
-                limit, _, group = field.partition(":")
-                declared = found.declared.get(field)
-                of_code = {"declared": declared and declared.value, "app": declared and declared.app}
-                listed.append({"queue": name, "group": group or None, "limit": limit, "value": value, **of_code})
+            for part, limited in found:
+                rows += [(name if part is None else f"{part} alone", *row) for row in rows_of(limited)]
+                for field, value in limited.fields().items():
+                    limit, _, group = field.partition(":")
+                    declared = limited.declared.get(field)
+                    row = {"queue": name, "group": group or None, "limit": limit, "value": value}
+                    row |= {"declared": declared and declared.value, "app": declared and declared.app}
+                    listed.append(row | ({} if part is None else {"alone": part}))
         unknown = note_unknown(redis, queue or ())
     if json:
         output.as_json(listed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, Final
@@ -13,9 +13,11 @@ from cyclopts import Parameter
 
 from evsched import environment
 from evsched.cli.usage import UsageError
+from evsched.client.spread import read_shards
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.keys import check_queue
 from evsched.telemetry.printable import escape
 from evsched.transport import address
 
@@ -43,6 +45,19 @@ def check_limit(limit: int) -> None:
     """
     if not 1 <= limit <= LIST_MOST:
         raise UsageError(f"--limit is {limit}: from 1 to {LIST_MOST}")
+
+
+def check_queues(names: Sequence[str] | None) -> None:
+    """Refuse a --queue that is not a queue's name. It has no weight: `mail:3` is a name, such as that of a shard.
+
+    Raises:
+        UsageError
+    """
+    try:
+        for name in names or ():
+            check_queue(name)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
 
 
 def settings(url: str | None = None, **flags: Any) -> Config:
@@ -73,9 +88,10 @@ def _warn() -> None:
 
 @contextmanager
 def client(url: str | None) -> Generator[SyncClient]:
-    """Yield a client of the Redis that the command is about."""
+    """Yield a client of the Redis that the command is about. It knows how many shards queues have."""
     found = SyncClient(settings(url).url)
     try:
+        found.shards = found.run(read_shards())
         yield found
     finally:
         found.close()

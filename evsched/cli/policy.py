@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
 from msgspec import structs
 
 from evsched.cli import output
-from evsched.cli.limits import COLUMNS, rows_of
+from evsched.cli.limits import COLUMNS, by_part, rows_of
 from evsched.cli.options import Json, Url, client
 from evsched.cli.table import table
 from evsched.cli.unknown_queues import missing, note_unknown
 from evsched.cli.usage import UsageError
+from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError
 from evsched.jobs import groups
 from evsched.keys import check_queue
@@ -26,9 +27,9 @@ Create = Annotated[bool, Parameter(negative="", help="Do it even if the queue ha
 _LIFT = "'none' removes the limit."
 
 
-def _store(queue: str) -> Store:
+def _check(queue: str) -> None:
     try:
-        return Store(check_queue(queue))
+        check_queue(queue)
     except ConfigError as error:
         raise UsageError(str(error)) from None
 
@@ -36,16 +37,21 @@ def _store(queue: str) -> Store:
 def pause(queue: Q, /, *, create: Create = False, url: Url = None) -> None:
     """Pause a queue: running jobs finish, and no other job starts until you resume the queue.
 
+    Of a queue with shards, all are paused. If that fails, the same command does the rest.
+
     Example: evsched pause mail
     """
-    store = _store(queue)
+    _check(queue)
     with client(url) as redis:
         if not create and (unknown := missing(redis, queue)):
             raise EvschedError(f"{unknown}; --create pauses it before its first job")
-        since, back, left = redis.send(store.pause())
-        while left:
-            _, put, left = redis.send(store.pause())
+        since, back = 0.0, 0
+        for store in redis.stores(queue):
+            since, put, left = redis.send(store.pause())
             back += put
+            while left:
+                _, put, left = redis.send(store.pause())
+                back += put
     print(f"{queue} is paused since {output.moment(since)}; {back} jobs went back to the backlog")
 
 
@@ -54,11 +60,12 @@ def resume(queue: Q, /, *, url: Url = None) -> None:
 
     Example: evsched resume mail
     """
-    store = _store(queue)
+    _check(queue)
     with client(url) as redis:
         if unknown := missing(redis, queue):
             raise EvschedError(unknown)
-        since = redis.send(store.resume())
+        pauses = [redis.send(store.resume()) for store in redis.stores(queue)]
+        since = max((moment for moment in pauses if moment is not None), default=None)
     ago = "it was not paused" if since is None else f"it was paused since {output.moment(since)}"
     print(f"{queue} is resumed: {ago}")
 
@@ -93,23 +100,52 @@ def limit(
 ) -> int:
     """Set limits of a queue, a group or a task, and show all limits of the queue. They apply at once, to all workers.
 
+    The limits of a queue with shards are divided among it and them. Those of one shard: evsched limit mail:3
+
     Example: evsched limit mail --concurrency 20 --rate 200/s
     """
     fields = _fields(group, task, {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight})
-    store = _store(queue)
+    _check(queue)
     with client(url) as redis:
         # Limits that a queue already has can be changed, and those of a misspelt queue removed, without --create.
         if fields and not create and (unknown := missing(redis, queue)):
-            present = redis.send(store.limit())
+            present = redis.send(Store(queue).limit())
             if not present.queue and not present.groups:
                 raise EvschedError(f"{unknown}; --create sets limits before its first job")
-        found = structs.replace(redis.send(store.limit(fields)), declared=redis.send(store.declared_limits()))
+        stores = redis.stores(queue)
+        parts = _set(redis, stores, fields)
         unknown = 0 if fields else note_unknown(redis, [queue])
+    found = by_part(stores, parts)
     if json:
-        output.as_json(found)
+        output.as_json(found[0][1])
         return unknown
-    table(COLUMNS, rows_of(found), f"queue {queue} has no limits")
+    rows = [
+        (group if part is None else f"{group} in {part} alone".lstrip(), *rest)
+        for part, limited in found
+        for group, *rest in rows_of(limited)
+    ]
+    table(COLUMNS, rows, f"queue {queue} has no limits")
     return unknown
+
+
+def _set(redis: SyncClient, stores: Sequence[Store], fields: Mapping[str, float | None]) -> list[limits.Limits]:
+    """Set limits of a queue and its shards, to each its part; return all limits of each.
+
+    Raises:
+        UsageError: a limit cannot be divided among them; then none is set.
+    """
+    removed = {field: None for field, value in fields.items() if value is None}
+    given = {field: value for field, value in fields.items() if value is not None}
+    try:
+        divided = [redis.shards.divide(given, store.queue) if len(stores) > 1 else given for store in stores]
+        for part in divided:
+            limits.check(part)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    return [
+        structs.replace(redis.send(store.limit(removed | part)), declared=redis.send(store.declared_limits()))
+        for store, part in zip(stores, divided, strict=True)
+    ]
 
 
 def _fields(group: str | None, task: str | None, asked: Mapping[str, str | None]) -> dict[str, float | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -11,11 +11,12 @@ from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, client
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
+from evsched.client import spread
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
-from evsched.store.limits import Limits
+from evsched.store.limits import Limits, merged
 from evsched.store.store import Store
 
 T = TypeVar("T")
@@ -38,20 +39,24 @@ _QUEUE_COLUMNS = (
 _FIELDS = (*_PLACES, "workers", "parents", "next_due", "paused", "limits", "changed_by_hand", "error")
 
 
-def each(redis: SyncClient, named: list[str] | None, read: Callable[[Store], T]) -> list[tuple[str, T | StoreRefused]]:
-    """Read each queue by itself: one that cannot be read does not hide the others."""
+def each(
+    redis: SyncClient, named: list[str] | None, read: Callable[[list[Store]], T]
+) -> list[tuple[str, T | StoreRefused]]:
+    """Read each queue with its shards by itself: one that cannot be read does not hide the others."""
     found = list[tuple[str, T | StoreRefused]]()
-    for name in named or redis.run(find_queues()):
+    for name in named or redis.shards.wholes(redis.run(find_queues())):
         try:
-            found.append((name, read(Store(name))))
+            found.append((name, read(redis.stores(name))))
         except StoreRefused as error:
             found.append((name, error))
     return found
 
 
-def read_limits(redis: SyncClient, store: Store) -> Limits:
-    """Read the limits of a queue, with those that apps declare."""
-    return structs.replace(redis.send(store.limits()), declared=redis.send(store.declared_limits()))
+def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:
+    """Read the limits of a queue and its shards, with those that apps declare."""
+    return [
+        structs.replace(redis.send(store.limits()), declared=redis.send(store.declared_limits())) for store in stores
+    ]
 
 
 def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
@@ -67,7 +72,7 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     rows = list[dict[str, Any]]()
     with client(url) as redis:
         for name, found in each(
-            redis, queue, lambda store: (redis.send(store.queue_stats()), read_limits(redis, store))
+            redis, queue, lambda stores: (redis.run(spread.queue_stats(stores)), merged(read_limits(redis, stores)))
         ):
             row: dict[str, Any] = {"queue": name, **dict.fromkeys(_FIELDS)}
             if isinstance(found, StoreRefused):
@@ -119,7 +124,7 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
     """
     rows, refused = list[dict[str, Any]](), dict[str, str]()
     with client(url) as redis:
-        for name, found in each(redis, queue, lambda store: _serving(redis, store)):
+        for name, found in each(redis, queue, lambda stores: _serving(redis, stores)):
             if isinstance(found, StoreRefused):
                 refused[name] = str(found)
             else:
@@ -142,17 +147,21 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
     return report(refused) or unknown
 
 
-def _serving(redis: SyncClient, store: Store) -> list[tuple[str, dict[str, Any]]]:
-    """Return the workers of a queue and the parents that stand by, with the values of their rows."""
-    found = [
-        (lease.worker, {"held": lease.held, "lease_left": lease.left, "stands_by": False})
-        for lease in redis.send(store.survey())
-    ]
-    now = redis.now(store.queue)
-    for parent, ends in redis.send(store.parents()):
-        if ends > now:
-            found.append((parent, {"held": 0, "lease_left": ends - now, "stands_by": True}))
-    return found
+def _serving(redis: SyncClient, stores: Sequence[Store]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the workers of a queue and the parents that stand by, with the values of their rows.
+
+    A worker has a lease on each shard: it holds the jobs of all, and the lease that ends first is shown.
+    """
+    found = dict[tuple[bool, str], dict[str, Any]]()
+    for store in stores:
+        rows = [(lease.worker, lease.held, lease.left, False) for lease in redis.send(store.survey())]
+        now = redis.now(store.queue)
+        rows += [(parent, 0, ends - now, True) for parent, ends in redis.send(store.parents()) if ends > now]
+        for name, held, left, stands_by in rows:
+            row = found.setdefault((stands_by, name), {"held": 0, "lease_left": left, "stands_by": stands_by})
+            row["held"] += held
+            row["lease_left"] = min(left, row["lease_left"])
+    return [(name, row) for (_, name), row in sorted(found.items(), key=lambda item: item[0][0])]
 
 
 def report(refused: dict[str, str]) -> int:

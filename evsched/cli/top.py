@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, client, settings
+from evsched.cli.options import Json, Queues, Url, check_queues, client, settings
 from evsched.cli.unknown_queues import note_unknown
 from evsched.errors import StoreDown, StoreRefused
 from evsched.top.collector import Top
@@ -37,11 +37,13 @@ def top(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 
     Example: evsched top --queue mail
     """
-    found = settings(url, queues=tuple(queue) if queue else None)
+    check_queues(queue)
+    found = settings(url)
+    queues = tuple(queue or found.queues)
     with client(found.url) as redis:
-        code = note_unknown(redis, found.queues)
+        code = note_unknown(redis, queues)
     if code == 0:
-        asyncio.run(_top(found.url, found.queues, json))
+        asyncio.run(_top(found.url, queues, json))
     return code
 
 

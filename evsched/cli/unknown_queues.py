@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from evsched.cli import output
 from evsched.cli.options import client
+from evsched.client import spread
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
@@ -17,30 +18,39 @@ from evsched.store.store import Store
 
 def missing(redis: SyncClient, queue: str) -> str | None:
     """Return a message if a queue has never been used, None if it has."""
-    store = Store(queue)
     try:
-        queue_stats = redis.send(store.queue_stats())
+        queue_stats = redis.run(spread.queue_stats(redis.stores(queue)))
     except StoreRefused:  # a key of the wrong type: so the queue has been used
         return None
     if (
-        any(queue_stats.places.values())
+        queue in redis.shards.counts
+        or any(queue_stats.places.values())
         or queue_stats.workers
         or queue_stats.parents
         or queue_stats.paused
-        or redis.send(store.recurrences(0, 1))
+        or redis.send(Store(queue).recurrences(0, 1))
     ):
         return None
     return f"queue {queue} has no jobs, no workers and no recurrences{_hint(redis, queue)}"
 
 
-def not_served(redis: SyncClient, queue: str) -> str | None:
-    """Return a message if no worker serves a queue; None if one does, a parent stands by, or that cannot be read."""
+def not_served(redis: SyncClient, queue: str, job_id: str) -> str | None:
+    """Return a message if no worker serves the queue, or shard, that is a job's home.
+
+    None if one does, a parent stands by, or that cannot be read.
+    """
+    home = redis.shards.home(queue, job_id)
     try:
-        queue_stats = redis.send(Store(queue).queue_stats())
+        queue_stats = redis.send(Store(home).queue_stats())
         if queue_stats.workers or queue_stats.parents:
             return None
     except StoreRefused:  # a key of the wrong type, or no right to read it
         return None
+    if home != queue:
+        return (
+            f"no worker serves {home}, a shard of queue {queue}, now, so the job waits until one does: workers serve "
+            f"the shards that there were when they started, so restart those of queue {queue}"
+        )
     return f"no worker serves queue {queue} now, so the job waits until one does{_hint(redis, queue)}"
 
 
@@ -53,7 +63,7 @@ def _hint(redis: SyncClient, queue: str) -> str:
 def _others(redis: SyncClient, queue: str) -> list[str]:
     """Return the queues that there are, without this one, which may have keys such as limits."""
     try:
-        return [name for name in redis.run(find_queues()) if name != queue]
+        return [name for name in redis.shards.wholes(redis.run(find_queues())) if name != queue]
     except StoreRefused:  # the ACL user `client` may not look for queues
         return []
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from evsched.client import operations, recurrences, requested_runs, spread, sweep
 from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Send, Step
 from evsched.client.sweep import Filter, Swept
+from evsched.client.sweeps import Sweeps
 from evsched.client.times import unix
 from evsched.client.unique import Unique
 from evsched.jobs.job import JobStatus, OnConflict, Place
@@ -177,7 +178,7 @@ class Client:
         Raises:
             ConfigError: the filter has no condition.
         """
-        return await self.run(spread.sweep_all([sweep.cancelling(store, matching) for store in self.stores(queue)]))
+        return await self.run(Sweeps(sweep.cancelling(store, matching) for store in self.stores(queue)).finish())
 
     async def reschedule_matching(
         self,
@@ -189,16 +190,16 @@ class Client:
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `reschedule`. Works and raises as the above."""
         return await self.run(
-            spread.sweep_all([sweep.rescheduling(store, matching, due, delay) for store in self.stores(queue)])
+            Sweeps(sweep.rescheduling(store, matching, due, delay) for store in self.stores(queue)).finish()
         )
 
     async def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, due now, with all attempts. As the above."""
-        return await self.run(spread.sweep_all([sweep.reviving(store, matching) for store in self.stores(queue)]))
+        return await self.run(Sweeps(sweep.reviving(store, matching) for store in self.stores(queue)).finish())
 
     async def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter. As the above."""
-        return await self.run(spread.sweep_all([sweep.dropping(store, matching) for store in self.stores(queue)]))
+        return await self.run(Sweeps(sweep.dropping(store, matching) for store in self.stores(queue)).finish())
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.

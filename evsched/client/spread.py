@@ -10,15 +10,20 @@ from collections.abc import Callable, Sequence
 
 from evsched.client import operations, sweep
 from evsched.client.operations import Operation
-from evsched.client.sweep import Filter, Sweep, Swept
+from evsched.client.sweep import Filter
 from evsched.client.unique import Unique
-from evsched.errors import JobMissing
+from evsched.errors import JobMissing, StoreRefused
 from evsched.jobs.job import JobStatus, OnConflict
-from evsched.shards import Shards
+from evsched.shards import NONE, Shards
+from evsched.store import server
 from evsched.store.clients import Cancelled, New
 from evsched.store.matching import Match
+from evsched.store.operators import QueueStats, merged
 from evsched.store.store import Store
-from evsched.transport.call import T
+from evsched.transport.call import Call, T
+
+ChangeDead = Callable[[Store, Sequence[str]], Call[list[str]]]
+"""Revives or drops dead jobs by their ids: all, or none if one is not dead."""
 
 MakeStore = Callable[[str], Store]
 """Returns the calls of a queue."""
@@ -88,13 +93,51 @@ def find(stores: Sequence[Store], matching: Filter, place: sweep.Waiting | None)
     return found
 
 
-def sweep_all(sweeps: Sequence[Sweep]) -> Operation[Swept]:
-    """Do sweeps one after the other; return what was done in all."""
-    parts = list[Swept]()
-    for one in sweeps:
-        parts.append((yield from one.finish()))
-    return Swept(
-        matched=sum(part.matched for part in parts),
-        changed=sum(part.changed for part in parts),
-        unknown=sum(part.unknown for part in parts),
-    )
+def change_dead(
+    stores_of: Callable[[str], Sequence[Store]],
+    ids: Sequence[str],
+    change: ChangeDead,
+) -> Operation[int]:
+    """Revive or drop dead jobs by their ids, wherever they are; return how many. `stores_of`: as above, by the id.
+
+    Raises:
+        JobMissing: one of the ids is not dead; then none was changed.
+    """
+    by_queue = dict[str, tuple[Store, list[str]]]()
+    for job_id in ids:
+        stores = stores_of(job_id)
+        store = stores[0] if len(stores) == 1 else (yield from _with_dead(stores, job_id))
+        if store is None:  # the home says so; if the job has died meanwhile, it is changed
+            store = stores[0]
+            first = store.queue, by_queue.pop(store.queue, (store, list[str]()))
+            by_queue = dict([first, *by_queue.items()])
+        by_queue.setdefault(store.queue, (store, []))[1].append(job_id)
+    changed = 0
+    for store, some in by_queue.values():
+        changed += len((yield from operations.send(change(store, some))))
+    return changed
+
+
+def _with_dead(stores: Sequence[Store], job_id: str) -> Operation[Store | None]:
+    """Return which of the stores has a dead job of this id."""
+    for store in stores:
+        found = yield from operations.send(store.look(job_id))
+        if found is not None and found.place == "dead":
+            return store
+    return None
+
+
+def queue_stats(stores: Sequence[Store]) -> Operation[QueueStats]:
+    """Return the figures of a queue and its shards, as those of one queue."""
+    parts = list[QueueStats]()
+    for store in stores:
+        parts.append((yield from operations.send(store.queue_stats())))
+    return merged(parts)
+
+
+def read_shards() -> Operation[Shards]:
+    """Return how many shards queues have, as Redis says; a Redis that refuses to say it has none."""
+    try:
+        return Shards((yield from operations.send(server.shards())))
+    except StoreRefused:
+        return NONE

@@ -12,6 +12,7 @@ from evsched import keys
 from evsched.client import operations, spread, sweep
 from evsched.client.operations import Nodes, Operation, Pause, Send, Step
 from evsched.client.sweep import Filter, Swept
+from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique
 from evsched.config import DEFAULT_QUEUE
 from evsched.jobs.job import JobStatus, OnConflict, Place
@@ -120,7 +121,7 @@ class SyncClient:
 
     def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter, as `Client.cancel_matching`."""
-        return self.run(spread.sweep_all([sweep.cancelling(store, matching) for store in self.stores(queue)]))
+        return self.run(Sweeps(sweep.cancelling(store, matching) for store in self.stores(queue)).finish())
 
     def reschedule_matching(
         self,
@@ -132,16 +133,16 @@ class SyncClient:
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `Client.reschedule_matching`."""
         return self.run(
-            spread.sweep_all([sweep.rescheduling(store, matching, due, delay) for store in self.stores(queue)])
+            Sweeps(sweep.rescheduling(store, matching, due, delay) for store in self.stores(queue)).finish()
         )
 
     def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, as `Client.revive_matching`."""
-        return self.run(spread.sweep_all([sweep.reviving(store, matching) for store in self.stores(queue)]))
+        return self.run(Sweeps(sweep.reviving(store, matching) for store in self.stores(queue)).finish())
 
     def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter, as `Client.drop_matching`."""
-        return self.run(spread.sweep_all([sweep.dropping(store, matching) for store in self.stores(queue)]))
+        return self.run(Sweeps(sweep.dropping(store, matching) for store in self.stores(queue)).finish())
 
     def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result, as `Client.result`."""

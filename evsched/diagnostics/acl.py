@@ -56,6 +56,7 @@ _OWN: Final[dict[Role, str]] = {
     """,
     "client": """
         BLMOVE reply:x reply:x LEFT LEFT 1 · LINDEX reply:x 0 · SUBSCRIBE {root}progress:x
+        ZRANGE evsched:{}:shards 0 -1 WITHSCORES
     """,
     "worker": """
         BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}status · INFO server
@@ -73,11 +74,12 @@ _OWN: Final[dict[Role, str]] = {
     """,
     "observer": """
         SCAN 0 · INFO server · SMEMBERS evsched:{}:queues · PUBSUB CHANNELS evsched:canary:*
-        PUBLISH {root}status x · SUBSCRIBE {root}status:x
+        PUBLISH {root}status x · SUBSCRIBE {root}status:x · ZRANGE evsched:{}:shards 0 -1 WITHSCORES
     """,
     "doctor": """
         SCAN 0 · INFO server · DBSIZE · CONFIG GET notify-keyspace-events · ZADD canary 0 x
         DEL canary · SUBSCRIBE {canary} · PUBSUB CHANNELS evsched:canary:*
+        ZRANGE evsched:{}:shards 0 -1 WITHSCORES
     """,
 }
 

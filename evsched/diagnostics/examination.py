@@ -16,7 +16,9 @@ from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.ledger_checks import ledger
 from evsched.diagnostics.standstill import Standstill
 from evsched.diagnostics.unknown_tasks import unknown_tasks
-from evsched.errors import StoreRefused
+from evsched.errors import StoreError, StoreRefused
+from evsched.shards import NONE, Shards
+from evsched.store import server
 from evsched.transport.senders import BatchingSender
 
 ShowProgress = Callable[[], AbstractContextManager[OnProgress]]
@@ -45,6 +47,14 @@ def _no_queue(name: str, others: Iterable[str]) -> Finding:
     return Finding("no-queue", "warning", what, f"queue {name}", mend)
 
 
+async def _read_shards(sender: BatchingSender) -> Shards:
+    """Return how many shards queues have; none if Redis does not say it: other checks report why."""
+    try:
+        return Shards(await sender.send(server.shards()))
+    except StoreError:
+        return NONE
+
+
 async def examine(
     url: str,
     sender: BatchingSender,
@@ -55,25 +65,28 @@ async def examine(
     ledger_url: str | None = None,
     show: ShowProgress = _show_nothing,
 ) -> Examined:
-    """Check Redis, and the queues that are named, or all of them; and the ledger, if its database is given.
+    """Check Redis, and the queues that are named, with their shards, or all queues; and the ledger, if it is given.
 
     Raises:
         StoreDown, StoreRefused
     """
     found = list[Finding]()
+    shards = await _read_shards(sender)
+    parts = [part for name in queues for part in shards.all_of(name)]
     for node in await sender.nodes():
         # Of a cluster, only the nodes of the queues that are named.
-        if (queue := await queue_at(sender, node, queues)) is not None:
+        if (queue := await queue_at(sender, node, parts)) is not None:
             found += await Doctor(url, sender, queue, node=node, repair=repair).run(role, all_queues=not queues)
-    audit = Audit(sender, queues)
+    audit = Audit(sender, parts)
     try:
         if not any(finding.check == "cluster" for finding in found):
             with show() as report:
                 violations = await audit.run(repair=repair, on_progress=report)
-            found += await Standstill(sender, audit.queues).run()
+            found += await Standstill(sender, audit.queues, shards).run()
             found += await unknown_tasks(sender, audit.queues)
             found += await broken_recurrences(sender, audit.queues)
-            found += [_no_queue(name, audit.met) for name in audit.empty]
+            unused = [name for name in sorted({*queues}) if {*shards.all_of(name)} <= {*audit.empty}]
+            found += [_no_queue(name, shards.wholes(audit.met)) for name in unused]
             found += violations
             if ledger_url is not None:
                 found += await ledger(ledger_url, sender, repair=repair)

@@ -75,28 +75,30 @@ def explain(
 ) -> Explanation:
     """Explain why a job has not run yet.
 
-    `similar`: ids of jobs that resemble this one, if no job has it. `window`: the present definition of the window that
-    the job names. `types`: the types of the keys on which the whole queue depends, if they were read. `dispatchers`:
-    how many are connected, for any queue; None = not known. `pauses`: for each worker that reports its status, why it
-    fetches nothing from the queue; None = it fetches when it has a free slot.
+    `queue`: the one that has the job, or of which that one is a shard. `similar`: ids of jobs that resemble this one,
+    if no job has it. `window`: the present definition of the window that the job names. `types`: the types of the keys
+    on which the whole queue depends, if they were read. `dispatchers`: how many are connected, for any queue; None =
+    not known. `pauses`: for each worker that reports its status, why it fetches nothing from the queue; None = it
+    fetches when it has a free slot.
     """
     status = facts.status
     if status is None:
         hint = f": did you mean {', '.join(similar)}?" if similar else ""
         return Explanation(missing(job_id, queue, ", and no recurrence of this name") + hint, {})
     if reason := _wrong_type(status, facts, types or {}):
-        return Explanation(reason, _list_facts(status, facts))
+        return Explanation(reason, _list_facts(queue, status, facts))
     if status.place == "schedule" and window is not None and (reason := _outside_window(status, facts, window)):
-        return Explanation(reason, _list_facts(status, facts))
+        return Explanation(reason, _list_facts(queue, status, facts))
+    gate, no_worker = "the gate" if status.queue == queue else "the gate of its shard", _no_worker(queue, status, facts)
     sentence = {
         "schedule": _in_schedule,
-        "backlog": partial(in_backlog, _no_worker(status, facts)),
-        "ready": partial(_in_ready, pauses),
+        "backlog": partial(in_backlog, gate, no_worker),
+        "ready": partial(_in_ready, no_worker, pauses),
         "processing": partial(_in_processing, dispatchers),
         "finished": _finished,
         "dead": _dead,
     }[status.place](status, facts)
-    return Explanation(sentence, _list_facts(status, facts))
+    return Explanation(sentence, _list_facts(queue, status, facts))
 
 
 def is_waiting(status: JobStatus | None, now: float) -> bool:
@@ -119,12 +121,17 @@ def _wrong_type(status: JobStatus, facts: Facts, types: Mapping[str, str]) -> st
     return None
 
 
-def _no_worker(status: JobStatus, facts: Facts) -> str | None:
-    """If no worker serves the queue, say so."""
+def _no_worker(queue: str, status: JobStatus, facts: Facts) -> str | None:
+    """If no worker serves the queue, or the shard, say so."""
     if facts.counts.get("workers"):
         return None
     if facts.counts.get("parents"):
         return None  # it starts a process when the job is ready
+    if status.queue != queue:
+        return (
+            f"no worker serves shard {status.queue}: restart the workers of queue {queue}, which serve the shards that "
+            f"there were when they started; or start one with `evsched worker MODULE:APP --queue {queue}`"
+        )
     return f"no worker serves this queue: start one with `evsched worker MODULE:APP --queue {status.queue}`"
 
 
@@ -175,8 +182,8 @@ def _outside_window(status: JobStatus, facts: Facts, window: str) -> str | None:
     return f"outside its window {window}: it opens in {format_duration(opens - facts.now)}"
 
 
-def _in_ready(pauses: Sequence[FetchPause | None], status: JobStatus, facts: Facts) -> str:
-    if no_worker := _no_worker(status, facts):
+def _in_ready(no_worker: str | None, pauses: Sequence[FetchPause | None], status: JobStatus, facts: Facts) -> str:
+    if no_worker:
         return f"ready, but {no_worker}"
     ready = f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when"
     workers = max(len(pauses), int(facts.counts.get("workers", 0)))
@@ -235,11 +242,13 @@ def _dead(status: JobStatus, facts: Facts) -> str:
     return f"expired {since} ago: {reason}" if status.outcome == "expired" else f"dead for {since}: {reason}"
 
 
-def _list_facts(status: JobStatus, facts: Facts) -> dict[str, str]:
-    """List the facts by which a person can check the sentence."""
+def _list_facts(queue: str, status: JobStatus, facts: Facts) -> dict[str, str]:
+    """List the facts by which a person can check the sentence. Those of a shard are about the shard alone."""
+    of_shard = "" if status.queue == queue else " of the shard"
     texts = {
         "place": status.place,
-        "queue": status.queue,
+        "queue": queue,
+        "shard": status.queue if of_shard else None,
         "task": status.task,
         "group": status.group,
         "reason": status.reason,
@@ -261,8 +270,8 @@ def _list_facts(status: JobStatus, facts: Facts) -> dict[str, str]:
             found[name] = f"{facts.counts[name]:g}"
     limits = facts.limits
     for name, value in limits.queue.items():
-        found[f"limit {name}"] = f"{value:g}{origin(limits, name)}"
+        found[f"limit {name}{of_shard}"] = f"{value:g}{origin(limits, name)}"
     for whose, group in (("group", status.group), ("task", status.task and f"task:{status.task}")):
         for name, (field, value) in (limits.of_group(group) if group else {}).items():
-            found[f"limit {name} of the {whose}"] = f"{value:g}{origin(limits, field)}"
+            found[f"limit {name} of the {whose}{of_shard and ' in the shard'}"] = f"{value:g}{origin(limits, field)}"
     return found

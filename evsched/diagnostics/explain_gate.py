@@ -9,8 +9,11 @@ from evsched.store.clients import Facts
 from evsched.store.limits import Limits
 
 
-def in_backlog(no_worker: str | None, status: JobStatus, facts: Facts) -> str:
-    """Say what a job in the backlog waits for. `no_worker`: the sentence that no worker serves the queue, if so."""
+def in_backlog(gate: str, no_worker: str | None, status: JobStatus, facts: Facts) -> str:
+    """Say what a job in the backlog waits for.
+
+    `gate`: "the gate", or that of the job's shard. `no_worker`: the sentence that no worker serves the queue, if so.
+    """
     limits, counts = facts.limits, facts.counts
     if limits.paused is not None:
         since = format_duration(facts.now - limits.paused)
@@ -20,7 +23,7 @@ def in_backlog(no_worker: str | None, status: JobStatus, facts: Facts) -> str:
         return f"due, but {no_worker}"
     if facts.parked is not None:  # a limit of this group holds the job back
         return _limited(
-            f"the gate is closed to {groups.describe(facts.parked)}",
+            f"{gate} is closed to {groups.describe(facts.parked)}",
             facts,
             limits.of_group(facts.parked),
             counts.get("in_flight_group", 0),
@@ -29,14 +32,14 @@ def in_backlog(no_worker: str | None, status: JobStatus, facts: Facts) -> str:
     most = limits.queue.get("concurrency")
     if "opens" in counts or (most is not None and counts.get("in_flight", 0) >= int(most)):
         own = {name: (name, value) for name, value in limits.queue.items()}
-        return _limited("the gate is closed", facts, own, counts.get("in_flight", 0), counts.get("opens"))
+        return _limited(f"{gate} is closed", facts, own, counts.get("in_flight", 0), counts.get("opens"))
     ahead, sharing = counts.get("ahead", 0), counts.get("groups", 1)
     share = ""
     if sharing > 1:
         weight = limits.groups.get(status.group or "", {}).get("weight", 1.0)
         part = f"{weight / max(counts.get('weights', sharing), weight):.0%}"
         gets = f"group {status.group} gets {part}" if status.group else f"jobs without a group get {part}"
-        share = f"; {sharing:g} groups share the gate, and {gets}"
+        share = f"; {sharing:g} groups share {gate}, and {gets}"
     return f"behind {ahead:g} of {counts.get('waiting', 0):g} jobs in the backlog{share}"
 
 

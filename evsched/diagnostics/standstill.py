@@ -17,6 +17,7 @@ from msgspec import Struct
 from evsched.diagnostics.finding import Finding, Level
 from evsched.durations import format_duration
 from evsched.errors import StoreError, StoreRefused
+from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.store.dispatchers import Lease
 from evsched.store.limits import Limits
@@ -93,9 +94,12 @@ class _Suspicion(Struct, frozen=True):
 class Standstill:
     """Watches queues for jobs that do not move."""
 
-    def __init__(self, sender: BatchingSender, queues: Sequence[str], *, watch: float = _WATCH) -> None:
+    def __init__(
+        self, sender: BatchingSender, queues: Sequence[str], shards: Shards = NONE, *, watch: float = _WATCH
+    ) -> None:
         self._sender = sender
         self._queues = queues
+        self._shards = shards
         self._pause = watch / (_LOOKS - 1)
 
     async def run(self) -> list[Finding]:
@@ -125,7 +129,7 @@ class Standstill:
             if "WRONGTYPE" not in str(error):
                 raise
             return {}  # the audit names the key
-        return {suspicion.finding.check: suspicion for suspicion in _suspicions(queue, look)}
+        return {suspicion.finding.check: suspicion for suspicion in _suspicions(queue, self._shards.whole(queue), look)}
 
     async def _look(self, queue: str) -> _Look:
         store, send = Store(queue), self._sender.send
@@ -175,14 +179,15 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _suspicions(queue: str, look: _Look) -> Iterator[_Suspicion]:
+def _suspicions(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
+    """Find what does not move. `whole`: the queue, or that of which it is a shard."""
     yield from _not_dispatched(queue, look)
     yield from _not_recovered(queue, look)
-    yield from _held_at_the_gate(queue, look)
+    yield from _held_at_the_gate(queue, whole, look)
     if look.late and look.limits.paused is None:
-        yield from _not_fetched(queue, look)
+        yield from _not_fetched(queue, whole, look)
     elif look.recurs_on and not (look.late or look.queue_stats.workers or look.queue_stats.parents):
-        yield _no_worker(queue, look, "no worker has a lease on this queue", "warning")
+        yield _no_worker(queue, whole, look, "no worker has a lease on this queue", "warning")
 
 
 def _not_dispatched(queue: str, look: _Look) -> Iterator[_Suspicion]:
@@ -224,35 +229,35 @@ def _not_recovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
         yield _Suspicion(Finding("not-recovered", "fault", what, f"queue {queue}", mend), mark)
 
 
-def _held_at_the_gate(queue: str, look: _Look) -> Iterator[_Suspicion]:
+def _held_at_the_gate(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
     """Find a gate that lets nothing pass: because of a pause or a limit, or without a reason."""
     where, limits, waiting = f"queue {queue}", look.limits, look.late + look.queue_stats.due
     if waiting and limits.paused is not None:
         since = format_duration(look.queue_stats.now - limits.paused)
         what = f"the queue has been paused for {since}; {_count(waiting, 'due job')} waiting"
-        yield _Suspicion(Finding("paused", "info", what, where, f"evsched resume {queue}"))
+        yield _Suspicion(Finding("paused", "info", what, where, f"evsched resume {whole}"))
     elif look.queue_stats.places["backlog"]:
         closed = [group for group, ruled in limits.groups.items() if ruled.get("concurrency", 1) < 1]
         if limits.queue.get("concurrency", 1) < 1:
             what = f"the queue's concurrency limit is 0, so no job starts; {_count(waiting, 'due job')} waiting"
-            mend = f"evsched limit {queue} --concurrency N; `none` removes the limit"
+            mend = f"evsched limit {whole} --concurrency N; `none` removes the limit"
             yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
         elif closed:
             what = f"the concurrency limit of group {closed[0]} is 0, so none of its jobs starts"
-            mend = f"evsched limit {queue} --group {shlex.quote(closed[0])} --concurrency N; `none` removes the limit"
+            mend = f"evsched limit {whole} --group {shlex.quote(closed[0])} --concurrency N; `none` removes the limit"
             yield _Suspicion(Finding("limit-zero", "fault", what, where, mend))
         elif look.waiting and not (look.queue_stats.places["ready"] or limits.queue or limits.groups):
             waiting = _count(look.queue_stats.places["backlog"], "job")
             what = f"{waiting} waiting at the gate, although no limit holds them back"
-            mend = f"evsched resume {queue} opens the gate; please report it, this is a bug of evsched"
+            mend = f"evsched resume {whole} opens the gate; please report it, this is a bug of evsched"
             yield _Suspicion(Finding("gate", "fault", what, where, mend), look.waiting)
 
 
-def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
+def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
     """Find jobs that have passed the gate, or wait behind such jobs, and that no worker fetches."""
     where, places, late = f"queue {queue}", look.queue_stats.places, look.queue_stats.oldest
     wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.queue_stats.now - late)}"
-    serve = _serve(queue)
+    serve = _serve(whole)
     workers = sum(lease.left > 0 for lease in look.leases)
     if not workers and look.queue_stats.parents:
         if look.queue_stats.places["ready"] and late > _LATE:
@@ -264,7 +269,7 @@ def _not_fetched(queue: str, look: _Look) -> Iterator[_Suspicion]:
             )
             yield _Suspicion(Finding("not-fetched", "fault", what, where, mend), look.ready)
     elif not workers:
-        yield _no_worker(queue, look, f"{wait}, and no worker has a lease on this queue", "fault")
+        yield _no_worker(queue, whole, look, f"{wait}, and no worker has a lease on this queue", "fault")
     elif places["processing"] and places["ready"] and late > _BUSY:
         what = f"{wait}; {_count(workers, 'worker')} running {_count(places['processing'], 'job')} and fetching no more"
         mend = (
@@ -282,12 +287,16 @@ def _serve(queue: str) -> str:
     return f"evsched worker MODULE:APP --queue {queue}"
 
 
-def _no_worker(queue: str, look: _Look, what: str, level: Level) -> _Suspicion:
+def _no_worker(queue: str, whole: str, look: _Look, what: str, level: Level) -> _Suspicion:
     """Report that no worker serves a queue, and the recurrences that make jobs there all the same.
 
     A deploy that gives up a queue leaves them in force: no worker of the new code serves it, so none can stop them.
     """
-    mend = f"start one: {_serve(queue)}"
+    mend = f"start one: {_serve(whole)}"
+    if queue != whole:
+        mend = (
+            f"restart the workers of queue {whole}: they serve the shards that there were when they started; or {mend}"
+        )
     if look.recurs and look.recurs_on:
         what += f"; its recurrences, such as {look.recurs[0]}, make jobs"
         mend += (

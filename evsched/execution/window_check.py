@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from evsched.errors import ConfigError, StoreRefused
 from evsched.execution.run import Run
 from evsched.execution.run_store import RunStore
@@ -18,12 +20,15 @@ async def check_window(store: RunStore, run: Run, window: str, reply: bool) -> D
     if not WINDOW_NAME.fullmatch(window):
         return judge_window(window, "", run.delivery.redis_now(), reply)
     try:
-        text = await store.read_window(run.delivery.queue, window)
+        text = await store.read_window(run.delivery.whole_queue, window)
     except StoreRefused as error:  # deferred without the window's name, since `defer` could not compare the text
         return not_now(run.delivery.redis_now(), f"its window {window!r} cannot be read: {error}")
     if text is None:
         return Buried(f"there is no window {window!r}: `evsched windows set {window} ...`, then revive it", reply)
-    return judge_window(text, window, run.delivery.redis_now(), reply)
+    judged = judge_window(text, window, run.delivery.redis_now(), reply)
+    if isinstance(judged, Deferred) and run.delivery.whole_queue != run.delivery.queue:
+        return replace(judged, elsewhere=True)
+    return judged
 
 
 def judge_window(text: str, name: str, now: float, reply: bool) -> Deferred | Buried | None:

@@ -159,6 +159,8 @@ class Deferred(Struct, frozen=True):
     """The window's name, if it has one: the job is looked at again when the window of that name changes."""
     text: str = ""
     """The window that was found under that name."""
+    elsewhere: bool = False
+    """Whether it was found in another queue than the job's: the job is in a shard."""
     cause: DeferCause = "window"
     unknown_since: float | None = None
     """Since when workers have not known the task; None = this one knows it."""

@@ -8,9 +8,10 @@ at once after a pause. `weight` is a group's share in fair queueing, 1 by defaul
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from evsched.errors import ConfigError
 from evsched.jobs import groups, options
@@ -60,6 +61,14 @@ class Limits(Struct, frozen=True):
                     found.setdefault(name, (f"{name}:{groups.EACH}", value))
         return found
 
+    def add(self, field: str, value: float) -> None:
+        """Add a limit by its field; only while the limits are made."""
+        name, colon, group = field.partition(":")
+        if colon:
+            self.groups.setdefault(group, {})[name] = value
+        else:
+            self.queue[name] = value
+
     def fields(self) -> dict[str, float | None]:
         """Return all limits by their fields, with those that are declared and were removed by hand, as None."""
         found: dict[str, float | None] = dict(self.queue)
@@ -71,6 +80,42 @@ class Limits(Struct, frozen=True):
         """Return what the code declares of a limit, if it was changed by hand since."""
         declared = self.declared.get(field)
         return declared if declared and self.fields().get(field) != declared.value else None
+
+
+def merged(parts: Sequence[Limits]) -> Limits:
+    """Return the limits of a queue and its shards, among which they were divided, as those of one queue.
+
+    A limit, or a pause, that only some of them have is left out: see `own`.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    present = [{name: value for name, value in part.fields().items() if value is not None} for part in parts]
+    declared = {
+        name: DeclaredLimit(_whole(name, [part.declared[name].value for part in parts]), first.app)
+        for name, first in parts[0].declared.items()
+        if all(name in part.declared for part in parts)
+    }
+    found = Limits(declared=declared)
+    for name in present[0]:
+        if all(name in values for values in present):
+            found.add(name, _whole(name, [values[name] for values in present]))
+    pauses = [part.paused for part in parts if part.paused is not None]
+    return structs.replace(found, paused=max(pauses) if len(pauses) == len(parts) else None)
+
+
+def own(part: Limits, whole: Limits) -> Limits:
+    """Return the limits of one of the parts of `merged` that are not limits of the whole."""
+    found, fields = Limits(), whole.fields()
+    for name, value in part.fields().items():
+        if fields.get(name) is None and value is not None:
+            found.add(name, value)
+    declared = {name: limit for name, limit in part.declared.items() if name not in whole.declared}
+    return structs.replace(found, paused=part.paused if whole.paused is None else None, declared=declared)
+
+
+def _whole(name: str, values: Sequence[float]) -> float:
+    """Return a limit of a queue by its parts (`Shards.divide`)."""
+    return values[0] if name.partition(":")[0] == "weight" else float(f"{sum(values):.9g}")
 
 
 def field(name: str, group: str | None, value: float | None) -> str:
@@ -97,9 +142,20 @@ def field(name: str, group: str | None, value: float | None) -> str:
     return name if group is None else f"{name}:{group}"
 
 
+def check(limits: Mapping[str, float]) -> None:
+    """Check limits by their fields.
+
+    Raises:
+        ConfigError: one is not valid.
+    """
+    for name, value in limits.items():
+        kind, _, group = name.partition(":")
+        field(kind, group or None, value)
+
+
 def read_limits(reply: list[Any]) -> Limits:
     """Read the hash `limits`. What limits nothing is left out: no number, a negative one, a rate of next to nothing."""
-    paused, queue, by_group = None, dict[str, float](), dict[str, dict[str, float]]()
+    paused, found = None, Limits()
     for at in range(0, len(reply), 2):
         name, colon, group = text(reply[at]).partition(":")
         try:
@@ -110,11 +166,9 @@ def read_limits(reply: list[Any]) -> Limits:
             continue
         if name == "paused":
             paused = value
-        elif name in _RANGES and colon:
-            by_group.setdefault(group, {})[name] = value
         elif name in _RANGES:
-            queue[name] = value
-    return Limits(paused, queue, by_group)
+            found.add(name + colon + group, value)
+    return structs.replace(found, paused=paused)
 
 
 def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:

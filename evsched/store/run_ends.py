@@ -168,7 +168,8 @@ class RunEnds(Queue):
         """Put jobs back on the schedule that may not start now; the reply is the ids of those that were lost."""
         words: list[Word] = [self._stamp(now), worker]
         for job, deferred in runs:
-            words += (job.id, job.attempt, repr(deferred.due), deferred.reason, deferred.window, deferred.text)
+            text = "" if deferred.elsewhere else deferred.text
+            words += (job.id, job.attempt, repr(deferred.due), deferred.reason, deferred.window, text)
             words.append("" if deferred.unknown_since is None else repr(deferred.unknown_since))
         return self._verb("defer", texts, *words)
 

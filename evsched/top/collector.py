@@ -18,6 +18,7 @@ import msgspec
 
 from evsched import keys
 from evsched.errors import StoreDown, StoreRefused
+from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.store.dispatchers import Lease
 from evsched.store.operators import QueueStats
@@ -45,14 +46,16 @@ _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Top:
-    """Collects pages about the queues named, else about all queues."""
+    """Collects pages about the queues named, else about all queues. Shards are shown as one queue."""
 
     def __init__(self, url: str, queues: Sequence[str] = ()) -> None:
         self._url = url
         self._sender = BatchingSender(url, reply_timeout=_DEADLINE)
         self._asker = secrets.token_hex(8)
-        self._stores = {queue: Store(queue) for queue in queues}
-        self._named = bool(queues)
+        self._named = list(queues)
+        self._shards = NONE
+        self._stores = dict[str, Store]()
+        """Of the queues that are shown, and of their shards."""
         self._cursors = dict[Host | None, int]()
         """Where the SCAN of each node for queues continues at the next look."""
         self._channels: dict[bytes, str] = {}
@@ -103,6 +106,10 @@ class Top:
             leases={queue: leases for queue, (_, leases, _) in answers.items()},
             statuses=list(self._received.values()),
             refused=refused,
+            rows={
+                queue: [part for part in self._shards.all_of(queue) if part in answers]
+                for queue in self._named or self._shards.wholes(answers)
+            },
         )
 
     async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
@@ -131,9 +138,21 @@ class Top:
         return queue_stats, leases, asked
 
     async def _find(self) -> None:
+        """Read how many shards queues have and, unless queues are named, which queues there are."""
+        reads = [self._find_shards()] if self._named else [self._find_shards(), self._find_all()]
+        for error in await asyncio.gather(*reads, return_exceptions=True):
+            if error is not None:
+                raise error
+        for queue in self._named:
+            for part in self._shards.all_of(queue):
+                self._stores.setdefault(part, Store(part))
+
+    async def _find_shards(self) -> None:
+        with contextlib.suppress(StoreRefused):  # then it shows those that it knows of as one queue
+            self._shards = Shards(await self._sender.send(server.shards()))
+
+    async def _find_all(self) -> None:
         """Read the set of all queues, and a slice of the keys of each node for queues that no dispatcher has found."""
-        if self._named:
-            return
         names, found = await asyncio.gather(
             self._sender.send(server.queue_names()),
             self._scan(),

@@ -5,13 +5,13 @@ Pure: top/collector.py looks, cli/render.py draws. Lengths are in seconds, times
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
 
 from evsched.store.dispatchers import Lease
-from evsched.store.operators import QueueStats
+from evsched.store.operators import QueueStats, merged
 from evsched.worker.status_reporter import Running, WorkerStatus
 
 _SAMPLES: Final = 60
@@ -31,6 +31,13 @@ class Look(Struct, frozen=True):
     statuses: list[WorkerStatus]
     refused: dict[str, str] = {}
     """Queues that Redis refused to read, and why."""
+    rows: dict[str, list[str]] = {}
+    """The queues that are shown, and the queues of which each consists; empty: each queue that was read, by itself."""
+
+    def parts(self) -> dict[str, list[str]]:
+        """Return the queues that are shown, by name, with those of which each consists, without those not read."""
+        rows = self.rows or {queue: [queue] for queue in self.stats}
+        return {queue: parts for queue, parts in sorted(rows.items()) if parts}
 
 
 class Count(Struct, frozen=True):
@@ -142,11 +149,18 @@ def compose(look: Look, before: History) -> tuple[Page, History]:
             started = max(status.started - known.started, 0)
             late += status.lateness[-started:] if started else []
     samples = [*before.samples, sample(late)][-_SAMPLES:] if before.looks else []
-    rates = {queue: total(parts) if before.looks else None for queue, parts in by_queue.items()}
+    rows = look.parts()
     page = Page(
         now=max((queue_stats.now for queue_stats in look.stats.values()), default=None),
-        queues=[_queue(queue, queue_stats, rates[queue]) for queue, queue_stats in sorted(look.stats.items())],
-        rates=total(one for one in rates.values() if one is not None) if before.looks else None,
+        queues=[
+            _queue(
+                queue,
+                merged([look.stats[part] for part in parts]),
+                total(one for part in parts for one in by_queue[part]) if before.looks else None,
+            )
+            for queue, parts in rows.items()
+        ],
+        rates=total(one for found in by_queue.values() for one in found) if before.looks else None,
         lateness=samples,
         workers=_workers(look),
         refused=look.refused,
@@ -208,16 +222,17 @@ def _workers(look: Look) -> list[WorkerRow]:
     for leases in look.leases.values():
         for lease in leases:
             held[lease.worker] = held.get(lease.worker, 0) + lease.held
+    rows = {part: queue for queue, parts in look.parts().items() for part in parts}
     return [
-        _answered(worker, statuses[worker])
+        _answered(worker, statuses[worker], rows)
         if worker in statuses
         else WorkerRow(worker, answered=False, slots=None, busy=held[worker], runs=[])
         for worker in sorted({*statuses, *held})
     ]
 
 
-def _answered(worker: str, statuses: list[WorkerStatus]) -> WorkerRow:
-    runs = [_job(status.queue, run) for status in statuses for run in status.runs]
+def _answered(worker: str, statuses: list[WorkerStatus], rows: Mapping[str, str]) -> WorkerRow:
+    runs = [_job(rows.get(status.queue, status.queue), run) for status in statuses for run in status.runs]
     runs.sort(key=lambda job: -job.seconds)
     last = statuses[-1]
     return WorkerRow(worker, answered=True, slots=last.slots, busy=last.busy, runs=runs)

@@ -36,6 +36,7 @@ from evsched.worker.outcomes import events_of
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.run_starter import RunStarter
 from evsched.worker.served_queue import ServedQueue
+from evsched.worker.shard_windows import ShardWindows
 from evsched.worker.slots import Slots
 
 
@@ -65,6 +66,7 @@ class QueueConsumer:
         self._progress = ProgressWriter(self.served, self.held.runs)
         self._starter = RunStarter(self.served, executor, self.held, self._demand, self._progress, self.wake)
         self._lost = LostReplies(self.served, self.held, share)
+        self._windows = ShardWindows(self.served)
         self._reconnect = Reconnect("worker", runtime.emit, queue)
         self._work = asyncio.Event()
         """There may be something to exchange."""
@@ -158,6 +160,7 @@ class QueueConsumer:
         else:
             self._go_on(result, runs)
         await self._report_lost(result)
+        await self._windows.check()
         if result.error is not None:
             raise result.error
         self._fetcher.feed(hungry=self._demand.blocks)
@@ -175,6 +178,7 @@ class QueueConsumer:
             self._work.set()
         for ended, _ in result.written:
             self.held.forget(ended)
+            self._windows.note(ended)
         runs = list[Run]()
         if result.started is not None:
             runs = self._hold(result.started, result.sent)

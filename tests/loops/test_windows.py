@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from evsched import App, ConfigError, Declared, JobDead, Retry, TaskHandle, current_job, events
 from evsched.config import Config
 from evsched.diagnostics.explain import explain
+from evsched.execution.run_store import RedisRunStore
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
@@ -180,3 +184,52 @@ async def test_a_worker_whose_code_names_what_does_not_exist_says_so_and_runs_jo
         raw.hset(f"evsched:{{{queue}}}:calendars", "nights", "2020-01-01")
         await open_window(running, queue)
         await running.recorder.wait(events.Recurred)
+
+
+async def test_a_job_of_a_shard_waits_for_a_window_of_its_queue(config: Config, app: App, queue: str) -> None:
+    whole, shard = Store(queue), Store(f"{queue}:0")
+    async with sharded(config, app, queue) as running:
+        await running.sender.send(whole.set_window("w", closed_now()))
+        job = await task(app).using(queue=shard.queue, window="w").enqueue()
+        await running.recorder.wait(events.JobDeferred)
+        assert (await job.status()).place == "schedule"
+        await running.sender.send(whole.set_window("w", "00:00-24:00 UTC"))
+        assert await running.sender.send(shard.reopen("w")) == (1, 0)
+        assert await job.result(PATIENCE) == 1
+        assert len(running.recorder.of(events.JobDeferred)) == 1  # it is due again when the window changes, not before
+
+
+@pytest.mark.parametrize("change", ["set", "removed"])
+async def test_a_job_of_a_shard_is_not_deferred_by_a_window_that_has_changed_meanwhile(
+    config: Config, app: App, queue: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    whole, shard = Store(queue), Store(f"{queue}:0")
+    text = "00:00-24:00 UTC" if change == "set" else None
+    read = RedisRunStore.read_window
+
+    async def read_before_the_change(store: RedisRunStore, name: str, window: str) -> str | None:
+        found = await read(store, name, window)
+        await running.sender.send(whole.set_window("w", text))
+        assert await running.sender.send(shard.reopen("w")) == (0, 0)  # the job is not deferred yet
+        return found
+
+    async with sharded(config, app, queue) as running:
+        monkeypatch.setattr(RedisRunStore, "read_window", read_before_the_change)
+        await running.sender.send(whole.set_window("w", closed_now()))
+        job = await task(app).using(queue=shard.queue, window="w").enqueue()
+        if change == "set":
+            assert await job.result(PATIENCE) == 1
+        else:
+            with pytest.raises(JobDead, match="there is no window 'w'"):
+                await job.result(PATIENCE)
+        assert len(running.recorder.of(events.JobDeferred)) == 1
+
+
+@asynccontextmanager
+async def sharded(config: Config, app: App, queue: str) -> AsyncGenerator[System]:
+    """Run a system that serves a queue and its one shard."""
+    async with system(structs.replace(config, queues=(f"{queue}:0", queue)), app, workers=0) as running:
+        running.runtime.shards.grow({queue: 1})
+        running.work()
+        await running.recorder.wait(events.WorkerStarted)
+        yield running

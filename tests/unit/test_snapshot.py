@@ -260,3 +260,26 @@ def lines_of(lines: list[str], word: str) -> int:
 def test_a_page_survives_a_round_trip_through_json() -> None:
     page, _ = compose(look(10.0, status("w", 3, [0.1], runs=2)), History())
     assert msgspec.json.decode(msgspec.json.encode(page), type=Page) == page
+
+
+def test_shards_are_one_row_and_their_worker_is_one_worker() -> None:
+    def both(at: float, started: int) -> Look:
+        parts = [replace(status("w", started, [0.1] * started, runs=2), queue=name) for name in ("q:0", "q")]
+        leases = [Lease("w", b"1", 10.0, 2)]
+        stats = {"q:0": STATS, "q": replace(STATS, next_due=None), "p:0": STATS}
+        return Look(at, stats, dict.fromkeys(("q:0", "q"), leases), parts, rows={"q": ["q:0", "q"], "p:0": ["p:0"]})
+
+    _, history = compose(both(10.0, 4), History())
+    page, _ = compose(both(12.0, 8), history)
+    assert page.queues == [
+        QueueRow("p:0", 7, 5, 2, 1, 3, 4, 2, 1003.5, None, Rates()),
+        QueueRow("q", 14, 10, 4, 2, 6, 8, 2, 1003.5, None, Rates(started=4.0, done=4.0)),
+    ]
+    assert page.rates == Rates(started=4.0, done=4.0)
+    (worker,) = page.workers
+    assert [run.queue for run in worker.runs] == ["q"] * 4
+
+
+def test_a_queue_of_which_nothing_could_be_read_has_no_row() -> None:
+    page, _ = compose(Look(10.0, {"p": STATS}, {}, [], {"q": "refused"}, rows={"p": ["p"], "q": []}), History())
+    assert [row.queue for row in page.queues] == ["p"]

@@ -1,0 +1,66 @@
+"""The sweeps of a queue and its shards, as one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from evsched.client.operations import Operation
+from evsched.client.sweep import Sweep, Swept
+from evsched.store.matching import Match
+
+
+class Sweeps:
+    """Does a slice of each sweep in turn. Otherwise as `Sweep`: it may be ended after any step."""
+
+    def __init__(self, sweeps: Iterable[Sweep]) -> None:
+        self._all = list(sweeps)
+        self._going = deque(self._all)
+
+    @property
+    def found(self) -> list[Match]:
+        """What matched, if nothing is to be changed."""
+        return [match for sweep in self._all for match in sweep.found]
+
+    @property
+    def changed(self) -> int:
+        """How many changes were made."""
+        return sum(sweep.changed for sweep in self._all)
+
+    @property
+    def examined(self) -> int:
+        """About how many jobs were examined, of `total`."""
+        return sum(sweep.examined for sweep in self._all)
+
+    @property
+    def total(self) -> int:
+        """About how many jobs there are, in the sweeps that have begun: after a step for each, in all."""
+        return sum(sweep.total for sweep in self._all)
+
+    @property
+    def swept(self) -> Swept:
+        """What has been done so far."""
+        parts = [sweep.swept for sweep in self._all]
+        return Swept(
+            matched=sum(part.matched for part in parts),
+            changed=sum(part.changed for part in parts),
+            unknown=sum(part.unknown for part in parts),
+        )
+
+    def without_change(self) -> Sweeps:
+        """Return sweeps that find the same jobs, and change nothing."""
+        return Sweeps(sweep.without_change() for sweep in self._all)
+
+    def step(self) -> Operation[bool]:
+        """Do one slice; return whether there is more to do."""
+        more = yield from self._going[0].step()
+        sweep = self._going.popleft()  # not before: after an error, the next step goes on with this sweep
+        if more:
+            self._going.append(sweep)
+        return bool(self._going)
+
+    def finish(self) -> Operation[Swept]:
+        """Do all that is left; return what was done."""
+        while (yield from self.step()):
+            pass
+        return self.swept
