@@ -146,7 +146,7 @@ def _serving(redis: SyncClient, store: Store) -> list[tuple[str, dict[str, Any]]
     """Return the workers of a queue and the parents that stand by, with the values of their rows."""
     found = [
         (lease.worker, {"held": lease.held, "lease_left": lease.left, "stands_by": False})
-        for lease in redis.send(store.survey())
+        for lease in redis.send(store.survey()).leases
     ]
     now = redis.now(store.queue)
     for parent, ends in redis.send(store.parents()):

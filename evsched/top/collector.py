@@ -123,12 +123,12 @@ class Top:
         return read, refused
 
     async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
-        queue_stats, leases, asked = await self._sender.send_all(
+        queue_stats, survey, asked = await self._sender.send_all(
             [store.queue_stats(), store.survey(), store.request_status(self._asker)]
         )
         if len(await self._sender.nodes()) > 1:
-            asked = sum(lease.left > 0 for lease in leases)
-        return queue_stats, leases, asked
+            asked = sum(lease.left > 0 for lease in survey.leases)
+        return queue_stats, survey.leases, asked
 
     async def _find(self) -> None:
         """Read the set of all queues, and a slice of the keys of each node for queues that no dispatcher has found."""

@@ -66,7 +66,7 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
 
 def requeue_held(send: Send, store: Store, died: bool) -> None:
     """Requeue what worker "w" holds, since it stops or has died."""
-    lease = next((one.end for one in send(store.survey(now=NOW)) if one.worker == "w"), b"none") if died else b""
+    lease = next((one.end for one in send(store.survey(now=NOW)).leases if one.worker == "w"), b"none") if died else b""
     assert send(store.requeue("w", "x", lease=lease, now=NOW)).rest == "all"
 
 

@@ -233,7 +233,7 @@ class Walk:
 
     def requeue(self) -> None:
         worker, limit = self.pick.choice(WORKERS), self.pick.choice([2, 100])
-        leases = {lease.worker: lease.end for lease in self.send(self.store.survey(now=self.now))}
+        leases = {lease.worker: lease.end for lease in self.send(self.store.survey(now=self.now)).leases}
         died = self.pick.random() < 0.6
         lease = leases.get(worker, b"none") if died else b""
         self.send(self.store.requeue(worker, "x", lease=lease, limit=limit, now=self.now))
@@ -399,7 +399,7 @@ class Walk:
     def the_audit_finds_nothing(self) -> None:
         """Audit as `evsched doctor` does: each id, and again each id found in a worker's list or a group's backlog."""
         store, lists = self.store, [f"processing:{worker}" for worker in WORKERS]
-        leased = {lease.worker for lease in self.send(store.survey(now=self.now))}
+        leased = {lease.worker for lease in self.send(store.survey(now=self.now)).leases}
         strays = [worker for worker in WORKERS if self.model.processing.get(worker) and worker not in leased]
         found = self.send(store.audit([job.encode() for job in IDS], strays=strays, now=self.now))
         for place in (*lists, *(f"backlog:{group}" for group in GROUPS)):
