@@ -43,7 +43,8 @@ EVERY_KEY: Final = "evsched:{*}:*"
 _KEY: Final = re.compile(rb"evsched:\{([^{}]+)\}:(.*)", re.DOTALL)
 
 _QUEUE: Final = re.compile(
-    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|dead|leases|limits|moving|recurrences|gate|processing:(.+))", re.DOTALL
+    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|dead|leases|limits|moving|recurrences|gate|processing:(.+))",
+    re.DOTALL,
 )
 
 

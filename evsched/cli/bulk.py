@@ -135,7 +135,7 @@ def search(redis: SyncClient, sweep: Sweep) -> list[Match]:
 
 def _run(redis: SyncClient, sweep: Sweep, done: str) -> int:
     """Do a sweep to its end, or until a signal asks the process to end; return the signal's number, 0 = none came."""
-    with progress_bar(f"jobs examined, to be {done}") as show, _asked_to_end() as asked:
+    with progress_bar(f"jobs examined, to be {done}") as show, asked_to_end() as asked:
         while redis.run(sweep.step()):
             show(sweep.examined, sweep.total)
             if number := asked():
@@ -144,8 +144,8 @@ def _run(redis: SyncClient, sweep: Sweep, done: str) -> int:
 
 
 @contextmanager
-def _asked_to_end() -> Generator[Callable[[], int]]:
-    """Yield a function that returns which signal came, 0 = none. The slice at hand is finished. A second one kills."""
+def asked_to_end() -> Generator[Callable[[], int]]:
+    """Yield a function that returns which signal came, 0 = none. The step at hand is finished. A second one kills."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: 0
         return

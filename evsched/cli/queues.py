@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from cyclopts import App
 from msgspec import structs
 
+import evsched
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, client
+from evsched.cli.queue_shards import shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.client.find_queues import find_queues
@@ -19,6 +22,9 @@ from evsched.store.limits import Limits
 from evsched.store.store import Store
 
 T = TypeVar("T")
+
+app = App(name="queues", version=evsched.__version__)
+app.command(shard)
 
 _PLACES = ("schedule", "backlog", "ready", "processing", "dead")
 
@@ -54,6 +60,7 @@ def read_limits(redis: SyncClient, store: Store) -> Limits:
     return structs.replace(redis.send(store.limits()), declared=redis.send(store.declared_limits()))
 
 
+@app.default
 def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.
 

@@ -36,7 +36,7 @@ _MOST: Final = 10_000
 """The most violations that are kept of a queue: repair these first, then run the audit again."""
 
 _MOVE: Final = 300.0
-"""Seconds after which a batch of jobs should have moved to another shard: dispatchers finish it after a minute or two."""
+"""Seconds after which a batch should have moved to another shard: dispatchers finish it after a minute or two."""
 
 _LEASE: Final = 14.0
 """Seconds of the lease that a worker without one is given. When it ends, a janitor puts the worker's jobs back."""

@@ -161,7 +161,9 @@ class Dispatchers(Queue):
 
         def read(reply: list[Any]) -> Survey:
             since, *flat = reply
-            leases = [Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3]) for i in range(0, len(flat), 4)]
+            leases = [
+                Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3]) for i in range(0, len(flat), 4)
+            ]
             return Survey(leases, float(since) if since else None)
 
         return self._verb("survey", read, self._stamp(now))
