@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.bulk import asked_to_end
+from evsched.cli.interruption import asked_to_end
 from evsched.cli.options import Url, client
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.usage import UsageError

@@ -61,6 +61,7 @@ def read_limits(redis: SyncClient, store: Store) -> Limits:
 
 
 @app.default
+@app.command(name="list")
 def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.
 
