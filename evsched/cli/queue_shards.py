@@ -45,9 +45,8 @@ def shard(
 
     The queue goes on meanwhile; no job is lost, and none runs twice. Repeat the command after an interruption.
 
-    For more shards: deploy the workers and then the programs with the new number, `App(shards=12)`, then run this. For
-    fewer: deploy the programs first, run this, then deploy the workers. Jobs that have left the schedule are not moved,
-    nor those that are due within a minute.
+    First deploy the workers and then the programs with the new number, `App(shards=12)`. Jobs that have left the
+    schedule are not moved, nor those that are due within a minute.
 
     Exit code 1: workers run that do not know of the new shards, or shards that are to go still hold jobs.
 
