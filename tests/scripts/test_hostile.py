@@ -145,7 +145,7 @@ def test_a_malformed_record_moves_to_another_shard_or_stays_and_the_others_move(
     send(store.enqueue([New(job_id, VALID, due=NOW + 3, group="g") for job_id in GOOD]))
     write(producer, WAYS[way](queue))
     key = f"evsched:{{{queue}}}:schedule"
-    members = raw.zrange(key, 0, -1) if raw.type(key) == b"zset" else []
+    members: list[bytes] = raw.zrange(key, 0, -1) if raw.type(key) == b"zset" else []
     left = send(store.depart(other.queue, "t", [*members, b"bad"], calm=0.0, now=NOW))
     assert left.batch is not None
     assert {member for member, _ in left.batch.jobs} >= {job_id.encode() for job_id in GOOD}

@@ -19,7 +19,7 @@ from evsched.store.clients import New
 from evsched.store.ledger import RowJob
 from evsched.store.moves import Arrival, Batch, Vacated
 from evsched.store.store import Store
-from evsched.transport.call import T
+from evsched.transport.call import Call, T
 from tests.scripts.conftest import NOW, State
 from tests.scripts.conftest import Send as SendCall
 from tests.support.snapshot import snapshot
@@ -340,7 +340,13 @@ def test_a_job_that_moves_is_scheduled_for_who_looks_and_its_change_must_wait(
     with pytest.raises(JobExists):
         send(store.enqueue(new("a"), now=NOW))
     assert send(store.enqueue(new("a", due=NOW), keep=True, now=NOW)) == [FAR]
-    for call in (store.cancel("a"), store.reschedule("a", NOW), store.ask("a"), store.replace(new("a"))):
+    calls: list[Call[Any]] = [
+        store.cancel("a"),
+        store.reschedule("a", NOW),
+        store.ask("a"),
+        store.replace(new("a")),
+    ]
+    for call in calls:
         with pytest.raises(StoreDown, match="a is being moved to another shard: try again") as refusal:
             send(call)
         assert refusal.value.kind == "moving"
