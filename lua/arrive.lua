@@ -16,8 +16,8 @@
 -- USES   clock, rows, expect, expect_gate, record, arrived, place_of, field_of, is_inline, decode, digest, MEMBER_MOST,
 --        mark_suspect, unique, note_deferred
 --
--- It also runs when Redis's memory is full: the jobs can be nowhere else. About 5 us a job; O(workers) for one whose id
--- has a record here.
+-- It also runs when Redis's memory is full: the jobs can be nowhere else. About 10 us a job; O(workers) for one whose
+-- id has a record here.
 
 local now, from, number, token = unpack(ARGV, 1, 4)
 now = clock(now)

@@ -23,7 +23,7 @@
 --
 -- Jobs stay that are not waiting for their time and nothing else: a recurrence and the ledger know their jobs by the
 -- queue, and an id that also runs, waits or is dead has one record for both. Redis refuses this script when its memory
--- is full. About 8 us a job; O(workers) for one that has run before.
+-- is full. 15 to 20 us a job; O(workers) for one that has run before.
 
 local now, to, token, above, calm = unpack(ARGV, 1, 5)
 now, calm = clock(now), tonumber(calm)

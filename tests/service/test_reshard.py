@@ -225,6 +225,21 @@ def test_a_dispatcher_finishes_what_an_interrupted_command_has_begun(cli: Cli, u
     client.close()
 
 
+def test_no_job_moves_to_a_shard_that_a_dispatcher_of_named_queues_does_not_know(cli: Cli, url: str, raw: Any) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job("a")])
+    client.close()
+    words = ("dispatcher", "--queue", "mail", "--metrics-port", "0")
+    with cli.running(*words, until="keyspace events arrive"):
+        refused = cli.run("queues", "shard", "mail", "2")
+    assert refused.returncode == 1
+    assert "dispatchers that name the queue do not serve mail:0, mail:1. Restart these dispatchers" in refused.stderr
+    assert raw.zcard(keys.schedule("mail")) == 1
+    with cli.running(*words, until="keyspace events arrive"):
+        assert cli.run("queues", "shard", "mail", "2").returncode == 0
+    assert raw.zcard(keys.schedule("mail")) == 0
+
+
 def test_the_command_says_what_it_would_do_and_what_hinders_it(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job(f"j{number}") for number in range(30)])
