@@ -77,6 +77,7 @@ class Reshard:
         self._sources = Shards({queue: self._now}).all_of(queue)
         self._only_count = only_count
         self._pass: _Source | None = None
+        self._has_begun = False
         self._stay = dict[tuple[str, bytes], str]()
 
     @property
@@ -93,8 +94,10 @@ class Reshard:
         if not self._sources:
             return False
         source = self._pass
-        if source is None:
-            source = self._pass = yield from self._begin(self._sources[0])
+        if not self._has_begun:
+            yield from self._begin()
+        elif source is None:
+            self._pass = _Source(self._make(self._sources[0]))
         elif to := source.next_batch():
             yield from self._move(source, to)
         elif not source.is_read:
@@ -104,15 +107,14 @@ class Reshard:
             self._pass = None
         return bool(self._sources)
 
-    def _begin(self, name: str) -> Operation[_Source]:
-        """Turn to a queue; finish the batch that another program has begun there."""
-        store = self._make(name)
-        if not self.total:
-            for part in self._sources:
-                self.total += (yield from send(self._make(part).queue_stats())).places["schedule"]
-        if not self._only_count and (batch := (yield from send(store.depart())).batch):
-            yield from self._finish(store, batch)
-        return _Source(store)
+    def _begin(self) -> Operation[None]:
+        """Finish the batches that another program has begun, so that their jobs are met wherever they go."""
+        for store in map(self._make, self._sources):
+            if not self._only_count and (batch := (yield from send(store.depart())).batch):
+                yield from self._finish(store, batch)
+        for store in map(self._make, self._sources):
+            self.total += (yield from send(store.queue_stats())).places["schedule"]
+        self._has_begun = True
 
     def _read(self, source: _Source) -> Operation[None]:
         source.cursor, members = yield from send(source.store.members(b"schedule", source.cursor, _SLICE))

@@ -511,6 +511,17 @@ def test_a_pass_may_end_anywhere_and_another_goes_on(
     assert everything(raw, queue, 2) == at_home(queue, filled, 2)
 
 
+def test_a_batch_that_was_on_its_way_elsewhere_comes_home_too(
+    send: SendCall, queue: str, store: Store, raw: Any, shards: Callable[[str, int], None]
+) -> None:
+    now = send(server.clock())
+    send(store.enqueue([New(job, PAYLOAD, due=now + 5000) for job in ("a", "b")]))
+    shards(queue, 3)
+    assert send(store.depart(f"{queue}:1", "killed", [b"a", b"b"], now=now)).batch
+    assert pass_over(Run(send), queue, 0, 3).moved == 2
+    assert everything(raw, queue, 3) == {queue: {"a", "b"}}
+
+
 def test_a_pass_stops_when_somebody_else_changes_the_number(
     send: SendCall, queue: str, filled: set[str], shards: Callable[[str, int], None]
 ) -> None:

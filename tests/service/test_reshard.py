@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import threading
@@ -238,6 +239,30 @@ def test_no_job_moves_to_a_shard_that_a_dispatcher_of_named_queues_does_not_know
     with cli.running(*words, until="keyspace events arrive"):
         assert cli.run("queues", "shard", "mail", "2").returncode == 0
     assert raw.zcard(keys.schedule("mail")) == 0
+
+
+def test_the_command_ends_between_two_steps_when_it_is_asked_to(cli: Cli, url: str, raw: Any) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job(f"j{number}") for number in range(3000)])
+    child = subprocess.Popen(
+        cli.command("queues", "shard", "mail", "2"),
+        env=cli.environment,
+        cwd=cli.folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while raw.zcard(keys.schedule("mail")) > 2900:
+        pass
+    child.send_signal(signal.SIGINT)
+    printed, _ = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 130
+    moved = re.fullmatch(r"(\d+) moved, then stopped: the same command does the rest\n", printed)
+    assert moved, printed
+    left = raw.zcard(keys.schedule("mail"))
+    assert 0 < left == 3000 - int(moved[1])
+    assert not raw.exists("evsched:{mail}:moving")
+    assert cli.run("queues", "shard", "mail", "2").stdout == f"{left} moved\nqueue mail has 2 shards now\n"
+    client.close()
 
 
 def test_the_command_says_what_it_would_do_and_what_hinders_it(cli: Cli, url: str, raw: Any) -> None:
