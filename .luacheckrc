@@ -2,7 +2,7 @@ std = "lua51"
 max_line_length = 120
 
 -- What Redis gives to a script.
-read_globals = { "redis", "cjson", "KEYS", "ARGV" }
+read_globals = { "redis", "cjson", "cmsgpack", "KEYS", "ARGV" }
 
 -- A script sees the shared names that its header declares (`-- USES`), besides the names of the keys; a shared file
 -- (`_*.lua`) sees those of all shared files. See evsched/transport/scripts.py.

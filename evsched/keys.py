@@ -21,7 +21,7 @@ QUEUE_RULE: Final = "a queue's name is 1 to 200 of A-Z a-z 0-9 . _ : @ -"
 EVERY_SCHEDULE: Final = "evsched:{*}:schedule"
 """Glob of all schedules: braces stand for themselves in a Redis pattern."""
 
-EVERY_PLACE: Final = "evsched:{*}:[sbdlrp]*"
+EVERY_PLACE: Final = "evsched:{*}:[sbdlmrp]*"
 """Glob of the keys that show that a queue exists; it leaves out the records, which may be millions."""
 
 QUEUES: Final = "evsched:{}:queues"
@@ -43,7 +43,8 @@ EVERY_KEY: Final = "evsched:{*}:*"
 _KEY: Final = re.compile(rb"evsched:\{([^{}]+)\}:(.*)", re.DOTALL)
 
 _QUEUE: Final = re.compile(
-    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|dead|leases|limits|recurrences|gate|processing:(.+))", re.DOTALL
+    rb"evsched:\{([^{}]+)\}:(?:schedule|backlog|ready|dead|leases|limits|moving|recurrences|gate|processing:(.+))",
+    re.DOTALL,
 )
 
 

@@ -103,7 +103,7 @@ end
 -- No job can run under an id that is not valid, so nothing else is reported about it. A member of the schedule that is
 -- an inline job is not the job whose record has that id.
 -- USES record, throttled_in, worker_of, moment_of, recurrence_of, waiting_places, is_held, group_of, held_by_any,
---      seconds, waits_in_vain, fields_of, is_id, is_inline, misnamed_place, row_of
+--      seconds, waits_in_vain, fields_of, is_id, is_inline, misnamed_place, row_of, moving_due
 local function violations_of(id, from, strays, now)
   local key, found = record(id), {}
   local function report(code, where)
@@ -118,7 +118,7 @@ local function violations_of(id, from, strays, now)
   local worker, finished, outcome, due = worker_of(run[1]), run[2], run[3], moment_of(run[4])
   local name, ended_well = recurrence_of(id, run[6]), outcome == 'done' or outcome == 'cancelled'
   local ttl = redis.call('PTTL', key) -- -2: there is no record
-  local scheduled = not is_inline(id) and redis.call('ZSCORE', schedule, id)
+  local scheduled = not is_inline(id) and (redis.call('ZSCORE', schedule, id) or moving_due(id))
   local buried = redis.call('ZSCORE', dead, id)
   local waits, unnamed = waiting_places(id, from, parked)
   local held = is_held(id, not finished and worker, from)

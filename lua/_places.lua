@@ -84,9 +84,10 @@ local function return_to_backlog(ids)
   end
 end
 
--- The place of a job and its score there; nil when it is nowhere. Processing is asked before the schedule: an id that
+-- The place of a job and its score there; nil when it is nowhere. A job that moves to another shard counts as on the
+-- schedule. Processing is asked before the schedule: an id that
 -- runs may be scheduled again already. `worker` and `finished` are fields of its record.
--- USES holds, worker_of, waiting_place, throttled_in, holder_of
+-- USES holds, worker_of, waiting_place, throttled_in, holder_of, moving_due
 local function place_of(id, worker, finished)
   if holds(worker_of(worker), id) then
     return 'processing'
@@ -98,6 +99,10 @@ local function place_of(id, worker, finished)
       return place, score
     end
   end
+  local due = moving_due(id)
+  if due then
+    return 'schedule', due
+  end
   local place = waiting_place(id)
   if place == 'backlog' then
     local _, score = throttled_in(id)
@@ -108,7 +113,7 @@ local function place_of(id, worker, finished)
 end
 
 -- When the job of an id is due, or was; now when nobody knows.
--- USES moment_of, field_of, seconds
+-- USES moment_of, field_of, seconds, moving_due
 local function known_due(id, now)
-  return redis.call('ZSCORE', schedule, id) or moment_of(field_of(id, 'due')) or seconds(now)
+  return redis.call('ZSCORE', schedule, id) or moving_due(id) or moment_of(field_of(id, 'due')) or seconds(now)
 end

@@ -5,8 +5,9 @@
 -- ARGV   id        of the job
 -- REPLY  the outcome, '' = not ended; the result, JSON or ''; the reason or ''
 -- FAILS  MISSING   no job of that id, its retention is over, or it was cancelled while it waited
+--        MOVING    it is on its way to another shard
 -- TWICE  the second call changes nothing
--- USES   record, fail
+-- USES   record, fail, moving_due, IS_MOVING
 
 local id = unpack(ARGV, 1, 1)
 local key = record(id)
@@ -17,6 +18,9 @@ if redis.call('HSTRLEN', key, 'payload') == 0 and not run[4] then
 end
 if run[4] and run[1] and not redis.call('ZSCORE', schedule, id) then
   return { run[1], run[2] or '', run[3] or '' }
+end
+if moving_due(id) then
+  return fail('MOVING', id .. IS_MOVING) -- a mark that is written now might come too late
 end
 redis.call('HSET', key, 'reply', '1')
 return { '', '', '' }

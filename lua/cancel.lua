@@ -9,10 +9,11 @@
 --        heartbeat; '' = it does not wait, or does not match. Without a filter, also '1' = besides the run, a next run
 --        that waited was cancelled; '' = there was none
 -- FAILS  MISSING   without a filter: there is no such job, or it has ended or is dead
+--        MOVING    without a filter: it is on its way to another shard
 -- TWICE  the second call fails with MISSING, or tells the worker again; with a filter, it finds nothing
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
---        row_of, report_gone, field_of
+--        row_of, report_gone, field_of, moving_due, IS_MOVING
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -104,7 +105,9 @@ for id in rows(3, 1) do
   elseif match_waiting(id, filter) then
     place = is_inline(id) and cancel_inline(id) or cancel(id)
   end
-  if not place then
+  if not place and moving_due(id) then
+    return fail('MOVING', id .. IS_MOVING)
+  elseif not place then
     local why = ': it never existed, has ended, or was cancelled while it waited'
     return fail('MISSING', id .. ' does not wait and does not run' .. why)
   end

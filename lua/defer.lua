@@ -15,7 +15,7 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, seconds, milliseconds, send_back, refund, record, end_runs
+-- USES   clock, seconds, send_back, refund, record, end_runs, note_deferred
 --
 -- When the same id was scheduled again meanwhile, that time is kept for a run after this one. A job that was told to
 -- stop is not deferred: it ends as cancelled. What a job took off the rates is given back, so jobs that come again and
@@ -24,30 +24,14 @@
 -- A job whose task was unknown is noted in its record, with the due that it gets here: the next worker that does not
 -- know the task sees by it how long that has been so. A job that has another due then is judged anew.
 --
--- A job that waits for a named window is noted under `deferred:<window>` with its due, for `reopen`. A note is a hint:
--- it is valid while the job is on the schedule at that due, and each new note deletes two that have passed. If the
--- window was changed since the worker read it, the job is due at once, and a worker checks the window again.
+-- A job that waits for a named window is noted under `deferred:<window>` with its due, for `reopen`. If the window was
+-- changed since the worker read it, the job is due at once, and a worker checks the window again.
 --
 -- The windows for jobs of a shard are kept in the queue itself: the worker compares them after this, and calls `reopen`
 -- (evsched/worker/shard_windows.py).
 
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
-
--- Note that a job waits for a window. pcall: a note that cannot be written must not stop the deferral.
-local function note_deferred(window, id, due)
-  local notes = root .. 'deferred:' .. window
-  if type(redis.pcall('ZADD', notes, due, id)) ~= 'number' then
-    return
-  end
-  for _, old in ipairs(redis.call('ZRANGE', notes, '-inf', '(' .. seconds(now), 'BYSCORE', 'LIMIT', 0, 2)) do
-    redis.call('ZREM', notes, old)
-  end
-  local last = tonumber(redis.call('ZRANGE', notes, -1, -1, 'WITHSCORES')[2])
-  if last then
-    redis.call('PEXPIRE', notes, milliseconds(math.max(0, last - now) + 60))
-  end
-end
 
 local function finish(id, run, scheduled, due, reason, window, text, unknown)
   local changed = text ~= '' and redis.pcall('HGET', root .. 'windows', window) ~= text
@@ -59,7 +43,7 @@ local function finish(id, run, scheduled, due, reason, window, text, unknown)
       redis.call('HSET', record(id), 'unknown', unknown .. ' ' .. due)
     end
     if window ~= '' and not changed then
-      note_deferred(window, id, due)
+      note_deferred(window, id, due, now)
     end
   end
 end

@@ -8,14 +8,14 @@
 -- REPLY  how many jobs are due now; how many notes are left
 -- FAILS  none
 -- TWICE  the second call goes on with the next notes
--- USES   clock, seconds
+-- USES   clock, seconds, deferred
 --
 -- The notes are written by `defer`. A note whose job is not on the schedule at that due any more (it was rescheduled,
 -- cancelled or has run) is only deleted. Workers, which know the windows, then check them as for any job.
 
 local now, window, limit = unpack(ARGV, 1, 3)
 now = clock(now)
-local notes = root .. 'deferred:' .. window
+local notes = deferred(window)
 
 local back = 0
 local found = redis.call('ZRANGE', notes, 0, limit - 1, 'WITHSCORES')

@@ -14,11 +14,11 @@
 --        due       Unix seconds, '' = `delay` from now
 --        delay     seconds
 -- REPLY  as of `enqueue`
--- FAILS  none
+-- FAILS  MOVING    a job of one of the ids is on its way to another shard; then no row is written
 -- TWICE  the second call writes the same, with a `delay` that much later. With a `key` it writes nothing and returns
 --        the reply of the first
 -- USES   clock, rows, seconds, expect, expect_gate, admit, field_of, place_of, known_due, still_taken, take, supplant,
---        row_of, first_reply, keep_dues
+--        row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
 -- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has
@@ -38,6 +38,9 @@ end
 
 local places, dues, taken, kept = {}, {}, {}, {}
 for id, _, _, _, due, delay in rows(6, 6) do
+  if moving_due(id) then
+    return fail('MOVING', id .. IS_MOVING)
+  end
   taken[id] = within ~= '' and still_taken(id, now)
   if taken[id] and not waits(id) then
     kept[id] = true

@@ -10,9 +10,10 @@
 -- REPLY  for each row the due, seconds; '' = it does not wait, or does not match
 -- FAILS  MISSING   without a filter: no job of that id waits: it has ended, is dead, or never was
 --        RUNNING   without a filter: a worker holds it
+--        MOVING    without a filter: it is on its way to another shard
 -- TWICE  the second call sets the same due, or the delay from the later now
 -- USES   clock, rows, seconds, expect_gate, waiting_place, holder_of, field_of, fail, remove_waiting, admit,
---        read_filter, match_waiting
+--        read_filter, match_waiting, moving_due, IS_MOVING
 
 local now, due, delay, filter = unpack(ARGV, 1, 4)
 now, filter = clock(now), read_filter(filter)
@@ -31,7 +32,9 @@ for id in rows(5, 1) do
     dues[#dues + 1] = due
   else
     local holder = holder_of(id, field_of(id, 'worker'))
-    if holder then
+    if moving_due(id) then
+      return fail('MOVING', id .. IS_MOVING)
+    elseif holder then
       return fail('RUNNING', id .. ' is held by worker ' .. holder)
     end
     return fail('MISSING', id .. ' is not on the schedule, in the backlog or ready')

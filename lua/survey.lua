@@ -1,12 +1,13 @@
 #!lua flags=no-writes
--- survey: moves nothing. The leases of a queue, which the janitor checks.
+-- survey: moves nothing. What the janitor checks: the leases of a queue, and whether jobs move to another shard.
 --
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
--- REPLY  for each worker: its id; its lease end as it is stored; seconds until then; how many jobs its list holds
+-- REPLY  seconds since a batch of jobs began to move to another shard, '' = none moves; and for each worker: its
+--        id; its lease end as it is stored; seconds until then; how many jobs its list holds
 -- FAILS  none
 -- TWICE  it only reads
--- USES   clock, seconds, size_of, processing
+-- USES   clock, seconds, size_of, processing, moving_batch
 --
 -- O(n) in the workers of the queue, about 1 us each.
 
@@ -14,7 +15,8 @@ local now = unpack(ARGV, 1, 1)
 now = clock(now)
 
 local found = redis.call('ZRANGE', leases, 0, -1, 'WITHSCORES')
-local reply = {}
+local _, _, since = moving_batch()
+local reply = { since and seconds(now - since) or '' }
 for i = 1, #found, 2 do
   local at = #reply
   reply[at + 1], reply[at + 2] = found[i], found[i + 1]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from evsched.cli import output
+from evsched.cli.interruption import asked_to_end
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.time_args import parse_length
@@ -23,9 +21,6 @@ from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError, StoreDown
 from evsched.store.matching import Match
 from evsched.store.store import Store
-
-_ENDS: Final = (signal.SIGINT, signal.SIGTERM)
-"""The signals that ask a command to end."""
 
 _EXAMPLES: Final = 10
 """Jobs that --dry-run shows besides their number."""
@@ -136,36 +131,12 @@ def search(redis: SyncClient, sweep: Sweeps) -> list[Match]:
 
 def _run(redis: SyncClient, sweep: Sweeps, done: str) -> int:
     """Do a sweep to its end, or until a signal asks the process to end; return the signal's number, 0 = none came."""
-    with progress_bar(f"jobs examined, to be {done}") as show, _asked_to_end() as asked:
+    with progress_bar(f"jobs examined, to be {done}") as show, asked_to_end() as asked:
         while redis.run(sweep.step()):
             show(sweep.examined, sweep.total)
             if number := asked():
                 return number
     return 0
-
-
-@contextmanager
-def _asked_to_end() -> Generator[Callable[[], int]]:
-    """Yield a function that returns which signal came, 0 = none. The slice at hand is finished. A second one kills."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-    came, before = list[int](), {number: signal.getsignal(number) for number in _ENDS}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def note(number: int, _: Any) -> None:
-        came.append(number)
-        restore()
-
-    for number in _ENDS:
-        signal.signal(number, note)
-    try:
-        yield lambda: came[0] if came else 0
-    finally:
-        restore()
 
 
 def _list(found: Sequence[Match], done: str, json: bool) -> None:

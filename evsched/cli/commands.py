@@ -75,7 +75,7 @@ FAMILIES: Final[dict[str, tuple[Command, ...]]] = {
     "Queues and workers": (
         Command(
             "queues",
-            "queues:queues",
+            "queues:app",
             "Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.",
         ),
         Command(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from cyclopts import App
 from msgspec import structs
 
+import evsched
 from evsched.cli import output
 from evsched.cli.options import Json, Queues, Url, client
+from evsched.cli.queue_shards import shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.client import spread
@@ -20,6 +23,9 @@ from evsched.store.limits import Limits, merged
 from evsched.store.store import Store
 
 T = TypeVar("T")
+
+app = App(name="queues", version=evsched.__version__)
+app.command(shard)
 
 _PLACES = ("schedule", "backlog", "ready", "processing", "dead")
 
@@ -59,6 +65,8 @@ def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:
     ]
 
 
+@app.default
+@app.command(name="list")
 def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.
 
@@ -154,7 +162,7 @@ def _serving(redis: SyncClient, stores: Sequence[Store]) -> list[tuple[str, dict
     """
     found = dict[tuple[bool, str], dict[str, Any]]()
     for store in stores:
-        rows = [(lease.worker, lease.held, lease.left, False) for lease in redis.send(store.survey())]
+        rows = [(lease.worker, lease.held, lease.left, False) for lease in redis.send(store.survey()).leases]
         now = redis.now(store.queue)
         rows += [(parent, 0, ends - now, True) for parent, ends in redis.send(store.parents()) if ends > now]
         for name, held, left, stands_by in rows:

@@ -63,7 +63,7 @@ def of_job(stores: Sequence[Store], operation: Callable[[Store], Operation[T]]) 
         JobMissing: none of them has the job; what the home said.
     """
     missing: JobMissing | None = None
-    for store in stores:
+    for store in _twice(stores):
         try:
             return (yield from operation(store))
         except JobMissing as error:
@@ -72,10 +72,18 @@ def of_job(stores: Sequence[Store], operation: Callable[[Store], Operation[T]]) 
     raise missing
 
 
+def _twice(stores: Sequence[Store]) -> list[Store]:
+    """Return the stores in the order in which a job is looked for, up to where it is found.
+
+    Two passes: a job that moves from one shard to another may be missed by one, in which the other was asked first.
+    """
+    return [*stores, *stores] if len(stores) > 1 else [*stores]
+
+
 def status(stores: Sequence[Store], job_id: str) -> Operation[JobStatus | None]:
     """Return where a job is and what its record says; None when there is no job of that id."""
     found: JobStatus | None = None
-    for store in stores:
+    for store in _twice(stores):
         found = found or (yield from operations.send(store.look(job_id)))
     return found
 

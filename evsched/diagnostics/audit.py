@@ -16,9 +16,11 @@ from typing import Any, Final
 from evsched import keys
 from evsched.diagnostics.audit_rules import describe, misnamed
 from evsched.diagnostics.finding import Finding
+from evsched.durations import format_duration
 from evsched.errors import StoreRefused
 from evsched.store import server
 from evsched.store.audits import Violation
+from evsched.store.dispatchers import Survey
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, text
@@ -32,6 +34,9 @@ PAUSE: Final = 2.5
 
 _MOST: Final = 10_000
 """The most violations that are kept of a queue: repair these first, then run the audit again."""
+
+_MOVE: Final = 300.0
+"""Seconds after which a batch should have moved to another shard: dispatchers finish it after a minute or two."""
 
 _LEASE: Final = 14.0
 """Seconds of the lease that a worker without one is given. When it ends, a janitor puts the worker's jobs back."""
@@ -59,6 +64,8 @@ _TYPES: Final = {
     "newly_paused": "set",
     "recurrences": "zset",
     "suspects": "hash",
+    "moving": "hash",
+    "arrived": "hash",
     "declared_limits": "hash",
 }
 
@@ -82,7 +89,7 @@ _TYPES_OF_MANY: Final = {
 
 _OF_NO_JOB: Final = (
     *("arrival", "calendars", "canary", "declared_limits", "newly_paused", "parents", "pauses", "programs", "sought"),
-    *("starting", "tasks", "windows"),
+    *("starting", "tasks", "windows", "moving", "arrived"),
 )
 """The keys of a queue that its jobs do not depend on as a whole."""
 
@@ -91,6 +98,9 @@ PLACES: Final = {name: kind for name, kind in _TYPES.items() if name not in _OF_
 
 OnProgress = Callable[[int, int], None]
 """Receives the progress: how many were checked, of about how many."""
+
+
+_NOTHING: Final = Survey([], None)
 
 
 class _Queue:
@@ -181,9 +191,10 @@ class Audit:
         for node in nodes:
             await self._walk_keys(node, lambda: on_progress(self.seen, total))
         for queue in self._queues.values():
-            leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
-            queue.strays = sorted(queue.lists - leased)
+            survey = await self._ask(queue, queue.store.survey(), _NOTHING)
+            queue.strays = sorted(queue.lists - {lease.worker for lease in survey.leases})
             queue.suspect(Violation(worker.encode(), "stray", worker) for worker in queue.strays)
+            queue.suspect(_stuck_move(survey))
         total = max(total, 2 * self.seen)
         for queue in self._queues.values():
             for place in queue.places():
@@ -282,14 +293,15 @@ class Audit:
     async def _check_again(self, queue: _Queue) -> list[Violation]:
         """Return the violations that a second check finds too."""
         first = queue.suspects
-        leased = {lease.worker for lease in await self._ask(queue, queue.store.survey())}
+        survey = await self._ask(queue, queue.store.survey(), _NOTHING)
+        leased = {lease.worker for lease in survey.leases}
         queue.strays = [worker for worker in queue.strays if worker not in leased]
-        violations = [v for v in await self._recount(queue) if (v.id, v.code) in first]
+        violations = [v for v in (*await self._recount(queue), *_stuck_move(survey)) if (v.id, v.code) in first]
         held = {worker: await self._ask(queue, queue.store.held(worker)) for worker in queue.strays}
         violations += [first[worker.encode(), "stray"] for worker, ids in held.items() if ids]
         by_place = defaultdict[bytes, list[bytes]](list)
         for violation in first.values():
-            if violation.code not in ("stray", "in_flight", "stranded", "throttled", "uncounted"):
+            if violation.code not in ("stray", "in_flight", "stranded", "throttled", "uncounted", "stuck-move"):
                 by_place[queue.met.get(violation.id, b"")].append(violation.id)
         for met, ids in by_place.items():
             for part in _parts(dict.fromkeys(ids)):
@@ -308,6 +320,12 @@ class Audit:
         for part in _parts([v for v in violations if v.code != "stray"]):
             repaired.update(await self._ask(queue, queue.store.mend(part, strays=queue.strays)))
         return repaired
+
+
+def _stuck_move(survey: Survey) -> list[Violation]:
+    """Return the violation that a batch of jobs has been on its way to another shard for too long, if one has."""
+    since = survey.moving or 0.0
+    return [Violation(b"", "stuck-move", format_duration(since))] if since > _MOVE else []
 
 
 def _wanted(rest: str) -> str | None:

@@ -91,6 +91,11 @@ _RULES: Final[dict[str, _Rule]] = {
     ),
     "stranded": _Rule("fault", "the jobs that a limit of group {id} holds back will never continue", _REPAIR),
     "throttled": _Rule("warning", "group {id} counts as held back, but none of its jobs is", _REPAIR),
+    "stuck-move": _Rule(
+        "fault",
+        "jobs have been on their way to another shard for {where}: none of them runs until they are there",
+        "run a dispatcher: it finishes the move; its log says what hinders it, such as a node that is away",
+    ),
     "place-type": _Rule("fault", "a key of the queue is {where}: no job of the queue moves", "RENAME or DEL {key}"),
     "key-type": _Rule("fault", "a key is {where}: the feature that uses it does not work", "RENAME or DEL {key}"),
     "refused": _Rule("fault", "Redis refused to check this queue: {where}", "check the types of the keys {root}*"),
@@ -112,7 +117,7 @@ _KEY_MOST: Final = 240
 _NOT_ABOUT_JOBS: Final = ("stranded", "throttled", "stray", "place-type", "key-type")
 """The violations whose id is that of a group, a worker or a key."""
 
-_ABOUT_THE_QUEUE: Final = ("in_flight", "uncounted", "refused", "more")
+_ABOUT_THE_QUEUE: Final = ("in_flight", "uncounted", "stuck-move", "refused", "more")
 """The violations that, without an id, concern the whole queue."""
 
 _PLAIN: Final = re.compile(rb"[!#-&(-\[\]-~]+")

@@ -143,7 +143,7 @@ class Standstill:
                 store.limits(),
             ]
         )
-        leases = await send(store.survey())
+        leases = (await send(store.survey())).leases
         dispatchers: int | None = None
         try:
             dispatchers = await send(server.dispatchers(queue))

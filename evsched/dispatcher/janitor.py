@@ -1,4 +1,4 @@
-"""The janitor: puts back what dead workers hold.
+"""The janitor: puts back what dead workers hold, and has moves between shards finished that were interrupted.
 
 It judges whether a worker lives, never how long a job takes. An expired lease means "perhaps dead". "Dead" means that
 the lease did not move for one heartbeat interval while the janitor watched, by this host's monotonic clock. So a jump
@@ -13,9 +13,11 @@ from typing import Final
 from msgspec import Struct
 
 from evsched import events
+from evsched.dispatcher.mover import ABANDONED, Mover
 from evsched.dispatcher.served_queues import ServedQueues
 from evsched.errors import StoreError
 from evsched.events import Dispatched, Event, QueueFound, Woken
+from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
@@ -40,6 +42,7 @@ class Janitor:
     def __init__(self, runtime: Runtime, served: ServedQueues) -> None:
         self._runtime = runtime
         self._served = served
+        self._mover = Mover(runtime)
         self._wakeup = Wakeup()
         self._reconnect = Reconnect("janitor", runtime.emit)
         self._refused = Reconnects("janitor", runtime.emit)
@@ -68,7 +71,14 @@ class Janitor:
         return self._reconnect.pulse
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Watch until cancelled.
+
+        Raises:
+            LoopEnded
+        """
+        await run_loops({"janitor": self._watch(), "mover": self._mover.run()})
+
+    async def _watch(self) -> None:
         while True:
             self._at = float("inf")  # an event that arrives during the pass makes it earlier
             async with self._reconnect:
@@ -106,12 +116,16 @@ class Janitor:
             StoreDown, StoreRefused
         """
         store = Store(queue)
-        leases, waits = await self._runtime.sender.send_all([store.survey(), store.waits()])
+        survey, waits = await self._runtime.sender.send_all([store.survey(), store.waits()])
         now = time.monotonic()
         # Jobs that wait may be fetched at any time, and no step announces it: a worker starts, or a slot becomes free.
         rest = self._runtime.config.lease - self._runtime.config.heartbeat if waits else self._runtime.config.idle_lease
         alive = set[tuple[str, str]]()
-        for lease in leases:
+        if survey.moving is not None:
+            rest = min(rest, max(ABANDONED - survey.moving, self._runtime.config.heartbeat))
+            if survey.moving >= ABANDONED:
+                self._mover.finish(queue)
+        for lease in survey.leases:
             key = queue, lease.worker
             seen = self._seen.get(key)
             if seen is None or seen.end != lease.end:

@@ -85,7 +85,7 @@ class KeyScan:
             StoreDown
             StoreRefused: Redis refused one of them at least, after all were tried.
         """
-        leased = {lease.worker for lease in await self._runtime.sender.send(store.survey())}
+        leased = {lease.worker for lease in (await self._runtime.sender.send(store.survey())).leases}
         refusal: StoreRefused | None = None
         for worker in sorted(set(workers) - leased):
             try:

@@ -75,6 +75,15 @@ class Missed(Event, frozen=True, kw_only=True):
     count: int
 
 
+class MoveFinished(Event, frozen=True, kw_only=True):
+    """Jobs moved from one shard to another: an interrupted command had begun that. `back`: these could not move."""
+
+    queue: str
+    to: str
+    moved: int
+    back: int
+
+
 class ClockJumped(Event, frozen=True, kw_only=True):
     """Redis's clock was set, by so many seconds: forward, or backward if negative."""
 

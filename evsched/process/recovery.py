@@ -71,8 +71,8 @@ class Recovery:
         Raises:
             StoreDown, StoreRefused: some may have been put back.
         """
-        leases, held = await sender.send_all([store.survey(), store.held(worker)])
-        lease, rest = next((one.end for one in leases if one.worker == worker), _NO_LEASE), ""
+        survey, held = await sender.send_all([store.survey(), store.held(worker)])
+        lease, rest = next((one.end for one in survey.leases if one.worker == worker), _NO_LEASE), ""
         while held and rest != "moved":  # moved: a janitor was quicker
             # The last ones first, each slice to the front of ready: so their order stays.
             held, ids = held[: -self._config.batch], held[-self._config.batch :]

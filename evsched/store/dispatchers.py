@@ -45,6 +45,15 @@ class Lease(Struct, frozen=True):
     """Jobs in the worker's list."""
 
 
+class Survey(Struct, frozen=True):
+    """What a janitor looks at in a queue."""
+
+    leases: list[Lease]
+    """The one that ends first first."""
+    moving: float | None
+    """Seconds since a batch of jobs began to move to another shard; None = none moves."""
+
+
 class Agenda(Struct, frozen=True):
     """The recurrences that fall due now."""
 
@@ -147,13 +156,15 @@ class Dispatchers(Queue):
 
         return self._verb("rewind", read, self._stamp(now), ahead, offset, limit)
 
-    def survey(self, *, now: float | None = None) -> Call[list[Lease]]:
-        """Read all leases of the queue, the one that ends first first."""
+    def survey(self, *, now: float | None = None) -> Call[Survey]:
+        """Read all leases of the queue, and whether jobs move to another shard."""
 
-        def read(reply: list[Any]) -> list[Lease]:
-            return [
-                Lease(text(reply[i]), reply[i + 1], float(reply[i + 2]), reply[i + 3]) for i in range(0, len(reply), 4)
+        def read(reply: list[Any]) -> Survey:
+            since, *flat = reply
+            leases = [
+                Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3]) for i in range(0, len(flat), 4)
             ]
+            return Survey(leases, float(since) if since else None)
 
         return self._verb("survey", read, self._stamp(now))
 

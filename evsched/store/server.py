@@ -164,6 +164,15 @@ def dispatchers(queue: str | None = None) -> Call[int]:
     return Call(("PUBSUB", "CHANNELS", keys.canary_message("*")), len, near=near)
 
 
+def gate_listeners(queue: str) -> Call[int]:
+    """Count the dispatchers that serve a queue by its name; those of all queues are not counted."""
+
+    def read(reply: list[Any]) -> int:
+        return int(reply[1])
+
+    return Call(("PUBSUB", "NUMSUB", keys.gate(queue)), read, near=keys.root(queue))
+
+
 def whoami() -> Call[str]:
     """Read the name of this connection's ACL user."""
     return Call(("ACL", "WHOAMI"), text)

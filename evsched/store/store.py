@@ -13,6 +13,7 @@ The methods are grouped in files by their callers:
     recurrences.py   declare, change and read recurrences and windows
     matching.py      find the jobs that match a filter, and change them
     operators.py     limits, pauses, and what the queue holds
+    moves.py         move waiting jobs between the shards of a queue
     audits.py        what `evsched doctor` finds and repairs
     ledger.py        what a relay of the ledger reads and settles
 
@@ -25,6 +26,7 @@ from evsched.store.clients import Clients
 from evsched.store.dispatchers import Dispatchers
 from evsched.store.ledger import Ledger
 from evsched.store.matching import Matching
+from evsched.store.moves import Moves
 from evsched.store.operators import Operators
 from evsched.store.parents import Parents
 from evsched.store.recurrences import Recurrences
@@ -34,7 +36,7 @@ from evsched.store.workers import Workers
 __all__ = ["Store"]
 
 
-class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Matching, Operators, Audits, Ledger):
+class Store(Clients, Workers, RunEnds, Parents, Dispatchers, Recurrences, Matching, Operators, Moves, Audits, Ledger):
     """The calls of one queue.
 
     `clock`: a test's clock, instead of Redis's own. `by`: who enqueues, "" = the default user.

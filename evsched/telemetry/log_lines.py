@@ -41,6 +41,10 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
         ),
     ),
     events.Missed: (logging.WARNING, "queue {queue}: recurrence {name} missed {count} occurrences"),
+    events.MoveFinished: (
+        logging.INFO,
+        "queue {queue}: {moved} jobs have moved to {to}, and {back} are back, after an interrupted move",
+    ),
     events.ClockJumped: (logging.ERROR, "Redis's clock jumped by {seconds:+.1f} s: due times follow it"),
     events.Rewound: (
         logging.WARNING,

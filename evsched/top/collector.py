@@ -130,12 +130,12 @@ class Top:
         return read, refused
 
     async def _ask_one(self, store: Store) -> tuple[QueueStats, list[Lease], int]:
-        queue_stats, leases, asked = await self._sender.send_all(
+        queue_stats, survey, asked = await self._sender.send_all(
             [store.queue_stats(), store.survey(), store.request_status(self._asker)]
         )
         if len(await self._sender.nodes()) > 1:
-            asked = sum(lease.left > 0 for lease in leases)
-        return queue_stats, leases, asked
+            asked = sum(lease.left > 0 for lease in survey.leases)
+        return queue_stats, survey.leases, asked
 
     async def _find(self) -> None:
         """Read how many shards queues have and, unless queues are named, which queues there are."""

@@ -112,6 +112,8 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
         return StoreDown(f"{what}: {message}", kind=_kind(error, code))
     if code in _JOB_ERRORS:
         return _JOB_ERRORS[code](rest)
+    if code == "MOVING":  # of fail() in the scripts, too: a job is between two shards for a moment
+        return StoreDown(f"{what}: {rest}", kind=MOVING)
     return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
 
 

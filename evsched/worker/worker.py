@@ -204,8 +204,8 @@ class Worker:
         for consumer in self.consumers.values():
             # The leases first: what the janitor puts back between the two reads is in ready by the second.
             calls = [consumer.store.survey(), consumer.store.queue_stats()]
-            leases, stats = await self._runtime.sender.send_all(calls)
-            if any(lease.held and lease.left <= 0 for lease in leases):
+            survey, stats = await self._runtime.sender.send_all(calls)
+            if any(lease.held and lease.left <= 0 for lease in survey.leases):
                 return False
             waits = 0 if stats.paused is not None else stats.places["backlog"]
             if stats.due or stats.places["ready"] or waits:

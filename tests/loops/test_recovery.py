@@ -60,7 +60,7 @@ async def test_all_that_a_dead_process_held_returns_at_once_in_its_order_and_the
     ids = await hold(sender, store, 250)
     assert await recover(config, recorder, store.queue) == {store.queue: 250}
     assert await sender.send(store.line(1000)) == ids
-    assert [lease.worker for lease in await sender.send(store.survey())] == ["w"]
+    assert [lease.worker for lease in (await sender.send(store.survey())).leases] == ["w"]
     assert {one.reason for one in recorder.of(events.JobsRequeued)} == {
         "worker w died: its process was ended by SIGKILL"
     }
@@ -75,7 +75,7 @@ async def test_its_jobs_are_judged_as_those_of_any_dead_worker(
         await hold(sender, store, 3)
         if name == "a":
             await recover(config, recorder, store.queue)
-        (lease,) = await sender.send(store.survey())
+        (lease,) = (await sender.send(store.survey())).leases
         await sender.send(store.requeue("w", "worker w died: its process was ended by SIGKILL", lease=lease.end))
         state = snapshot(raw, store.queue)
         for job in ("job:j000", "job:j001", "job:j002"):

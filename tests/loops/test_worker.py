@@ -69,7 +69,7 @@ async def test_a_lost_lease_stops_the_run_and_the_newer_run_counts(
         consumer = worker.consumers[queue]
         store = consumer.store
         await running.sender.send(store.begin(worker.id, [(consumer.held.runs[job.id].job, "1")]))
-        (lease,) = await running.sender.send(store.survey())
+        (lease,) = (await running.sender.send(store.survey())).leases
         await running.sender.send(store.requeue(worker.id, "the test says so", lease=lease.end))
         # The worker fetches the job again. The reply to its start says that its lease was lost.
         await running.recorder.wait(events.LeaseLost)
@@ -92,7 +92,7 @@ async def test_an_idle_worker_keeps_its_long_lease(server: EmbeddedRedis, queue:
             await (await noop.enqueue()).result(PATIENCE)
             # The start of a job made the lease short. A heartbeat makes it long again before it ends.
             async with asyncio.timeout(PATIENCE):
-                while (await running.sender.send(store.survey()))[0].left <= 10:
+                while (await running.sender.send(store.survey())).leases[0].left <= 10:
                     pass
     assert not running.recorder.of(events.LeaseLost)
 

@@ -13,6 +13,7 @@ from evsched.diagnostics.finding import Finding
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob
 from evsched.recurrence.recurrence import Declared, Occurrence
+from evsched.store import server
 from evsched.store.audits import Violation
 from evsched.store.clients import New
 from evsched.store.store import Store
@@ -77,6 +78,12 @@ def stuck(at: Seeded) -> None:
 
 def stray(at: Seeded) -> None:
     at.raw.zrem(at.key("leases"), "w")
+
+
+def stuck_move(at: Seeded) -> None:
+    now = at.send(server.clock())
+    at.send(at.store.enqueue([New("leaves", PAYLOAD, due=now + 5000)]))
+    assert at.send(at.store.depart("there", "t", [b"leaves"], now=now - 301)).batch
 
 
 def type_of_ready(at: Seeded) -> None:
@@ -233,6 +240,7 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
         "--repair",
         True,
     ),
+    "a move that does not end": (stuck_move, "stuck-move", "queue", "run a dispatcher", False),
     "a place of the wrong type": (type_of_ready, "place-type", "ready", "RENAME or DEL", False),
 }
 
@@ -293,6 +301,10 @@ async def test_legitimate_states_are_not_reported(seeded: Seeded, sender: Batchi
     seeded.raw.hset(seeded.key("job:never"), "payload", PAYLOAD)
     seeded.raw.zadd(seeded.key("schedule"), {"never": float("inf")})
     seeded.raw.lmove(seeded.key("ready"), seeded.key("processing:w"), "LEFT", "RIGHT")  # fetched, not started
+    inline = '{"task":"t"}'
+    seeded.raw.zadd(seeded.key("schedule"), {inline: FAR})
+    seeded.send(seeded.store.enqueue([New("leaves", PAYLOAD, due=FAR)]))
+    assert seeded.send(seeded.store.depart("there", "t", [b"leaves", inline.encode()], now=FAR - 99)).batch
     assert await seeded.audit(sender) == []
 
 

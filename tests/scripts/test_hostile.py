@@ -66,7 +66,7 @@ def work(send: Send, store: Store, rounds: int = 6, worker: str = "w") -> set[st
 
 def requeue_held(send: Send, store: Store, died: bool) -> None:
     """Requeue what worker "w" holds, since it stops or has died."""
-    lease = next((one.end for one in send(store.survey(now=NOW)) if one.worker == "w"), b"none") if died else b""
+    lease = next((one.end for one in send(store.survey(now=NOW)).leases if one.worker == "w"), b"none") if died else b""
     assert send(store.requeue("w", "x", lease=lease, now=NOW)).rest == "all"
 
 
@@ -135,6 +135,31 @@ def test_each_verb_answers_about_a_job_with_a_malformed_record(
     change_each_way(send, store, "bad")
     schedule_good(send, store)
     assert work(send, store) >= set(GOOD)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_malformed_record_moves_to_another_shard_or_stays_and_the_others_move(
+    send: Send, store: Store, raw: Any, producer: Any, queue: str, way: str
+) -> None:
+    other = Store(f"{queue}:1")
+    send(store.enqueue([New(job_id, VALID, due=NOW + 3, group="g") for job_id in GOOD]))
+    write(producer, WAYS[way](queue))
+    key = f"evsched:{{{queue}}}:schedule"
+    members: list[bytes] = raw.zrange(key, 0, -1) if raw.type(key) == b"zset" else []
+    left = send(store.depart(other.queue, "t", [*members, b"bad"], calm=0.0, now=NOW))
+    assert left.batch is not None
+    assert {member for member, _ in left.batch.jobs} >= {job_id.encode() for job_id in GOOD}
+    read_all(send, store, ["bad", *GOOD])
+    change_each_way(send, other, "bad")
+    write(producer, WAYS[way](queue))  # while they are on their way
+    batch = send(store.depart(now=NOW)).batch
+    assert batch is not None
+    arrival = send(other.arrive(queue, batch, now=NOW))
+    assert send(store.vacate(batch, arrival)).back == len(arrival.stay)
+    for part in (store, other):
+        read_all(send, part, ["bad", *GOOD])
+    assert work(send, other, 9) >= set(GOOD)
+    work(send, store, 9)
 
 
 ENDS: dict[str, tuple[Callable[[Store], Callable[..., Any]], Outcome]] = {

@@ -141,7 +141,7 @@ def test_complete_without_retention_keeps_nothing_but_the_reply(
 def test_the_end_of_a_run_that_its_worker_no_longer_holds_is_lost_and_writes_nothing(
     run: FetchedJob, send: Send, store: Store, state: State
 ) -> None:
-    (lease,) = send(store.survey(now=NOW))
+    (lease,) = send(store.survey(now=NOW)).leases
     send(store.begin("w", [(run, "1")]))
     send(store.requeue("w", "it died", lease=lease.end))
     (newer,) = send(store.start("v", (), hold=1, lease=15, now=NOW)).jobs
@@ -198,7 +198,7 @@ def test_requeue_puts_back_to_the_front_in_order(send: Send, store: Store, state
     send(store.enqueue([New(f"j{n}", b'{"task":"t"}', due=NOW) for n in range(5)]))
     send(store.dispatch(limit=10, cap=1000, now=NOW))
     send(store.start("w", (), hold=3, lease=15, now=NOW))
-    (lease,) = send(store.survey(now=NOW))
+    (lease,) = send(store.survey(now=NOW)).leases
     assert (lease.worker, lease.left, lease.held) == ("w", 15.0, 3)
     assert send(store.requeue("w", "it died", lease=b"1", limit=10)) == PutBack("moved", [], [])
     assert send(store.requeue("w", "it died", lease=lease.end, limit=1)) == PutBack("more", ["j2"], [])

@@ -34,7 +34,7 @@ def start_all(send: Send, store: Store, worker: str = "w") -> list[FetchedJob]:
 
 
 def die(send: Send, store: Store, worker: str = "w") -> None:
-    lease = {lease.worker: lease.end for lease in send(store.survey(now=NOW))}[worker]
+    lease = {lease.worker: lease.end for lease in send(store.survey(now=NOW)).leases}[worker]
     assert send(store.requeue(worker, "it died", lease=lease, now=NOW)).rest == "all"
 
 

@@ -27,11 +27,12 @@ from evsched.jobs.job import (
 )
 from evsched.store.clients import New
 from evsched.store.matching import condition
+from evsched.store.moves import Arrival, Batch
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.sync_sender import SyncSender
 from tests.support.cluster import Cluster
-from tests.support.gate import split, task_of
+from tests.support.gate import Record, split, task_of
 from tests.support.model import Model
 from tests.support.plain import plain_client
 from tests.support.sentinels import Sentinels
@@ -56,7 +57,8 @@ WEIGHTS = {
     "cancel": 2,
     "reschedule": 1,
     "revive_or_drop": 2,
-    "filter": 3,
+    "filter": 4,
+    "move": 4,
     "limit": 3,
     "pause": 0.4,
     "resume": 1,
@@ -101,6 +103,10 @@ class Walk:
         self.runs: list[tuple[str, FetchedJob]] = []
         self.done = Counter[str]()
         self.before = 0
+        self.leaving: Batch | None = None
+        self.away: dict[str, tuple[bytes, Record, float]] = {}
+        """Jobs that are in another shard: what `arrive` needs to know, their records in the model, and their dues."""
+        self.arrivals = 0
 
     def close(self) -> None:
         self.raw.close()
@@ -125,7 +131,7 @@ class Walk:
             [None, None, None, "keep", "replace", "unique"]
         )
         for job in self.pick.sample(IDS, self.pick.randint(1, 25)):
-            if conflict and self.fetched(job):
+            if conflict and self.out_of_reach(job):
                 continue
             new = New(job, payload_of(job), priority=priority, group=group, due=due)
             try:
@@ -141,7 +147,7 @@ class Walk:
 
     def schedule_raw(self) -> None:
         job, due = self.recent(), self.now + self.pick.choice([0, 2])
-        if self.fetched(job):
+        if self.out_of_reach(job):
             return
         self.raw.hset(f"{self.root}job:{job}", "payload", payload_of(job))
         self.raw.persist(f"{self.root}job:{job}")
@@ -233,7 +239,7 @@ class Walk:
 
     def requeue(self) -> None:
         worker, limit = self.pick.choice(WORKERS), self.pick.choice([2, 100])
-        leases = {lease.worker: lease.end for lease in self.send(self.store.survey(now=self.now))}
+        leases = {lease.worker: lease.end for lease in self.send(self.store.survey(now=self.now)).leases}
         died = self.pick.random() < 0.6
         lease = leases.get(worker, b"none") if died else b""
         self.send(self.store.requeue(worker, "x", lease=lease, limit=limit, now=self.now))
@@ -242,7 +248,7 @@ class Walk:
 
     def cancel(self) -> None:
         job = self.recent()
-        if self.fetched(job):
+        if self.out_of_reach(job):
             return
         try:
             place = cast("str", self.send(self.store.cancel(job, now=self.now)).place)
@@ -259,10 +265,16 @@ class Walk:
         """
         record = self.model.jobs.get(job)
         started = record is not None and record.worker is not None and not record.finished
-        return not started and any(job in held for held in self.model.processing.values())
+        return not started and self.model.is_held(job)
+
+    def out_of_reach(self, job: str) -> bool:
+        """Return whether no step may change the job now: it was just fetched, or moves to another shard."""
+        return self.fetched(job) or job in self.model.moving
 
     def reschedule(self) -> None:
         job, due = self.recent(), self.now + self.pick.choice([0, 3])
+        if job in self.model.moving:
+            return
         try:
             self.send(self.store.reschedule(job, due, now=self.now))
             moved = True
@@ -273,7 +285,7 @@ class Walk:
     def revive_or_drop(self) -> None:
         job = self.pick.choice(sorted(self.model.dead) or IDS)
         drop = self.pick.random() < 0.5
-        if self.fetched(job):
+        if self.out_of_reach(job):
             return
         try:
             self.send(self.store.drop([job]) if drop else self.store.revive([job], now=self.now))
@@ -282,6 +294,45 @@ class Walk:
             moved = False
         assert moved is (self.model.drop(job) if drop else self.model.revive(job, self.now))
 
+    def move(self) -> None:
+        """Begin to move jobs to another shard, or finish that, or have jobs arrive from there."""
+        if self.pick.random() < 0.4:
+            self.arrive()
+        elif self.leaving is None or self.pick.random() < 0.2:
+            self.depart()
+        else:
+            self.vacate(self.leaving)
+
+    def depart(self) -> None:
+        waiting = sorted(self.model.schedule)
+        jobs = [*self.pick.sample(waiting, min(5, len(waiting))), *self.pick.sample(IDS, 5)]
+        call = self.store.depart("other", "t", [job.encode() for job in jobs], calm=0.0, now=self.now)
+        self.leaving = self.send(call).batch
+        expected = self.model.depart(jobs, self.now)
+        assert {job.decode() for job, _ in (self.leaving.jobs if self.leaving else ())} == expected
+        self.done["depart"] += len(expected)
+
+    def vacate(self, batch: Batch) -> None:
+        jobs = {job.decode(): content for job, content in batch.jobs}
+        stay = {job for job in jobs if job in self.away or self.pick.random() < 0.3}
+        back = {job.encode() for job in stay}
+        for job in jobs.keys() - stay:
+            self.away[job] = jobs[job], self.model.jobs[job], self.model.moving[job]
+        done = self.send(self.store.vacate(batch, Arrival(False, 0, list(back))))
+        assert (done.moved, done.back) == (len(jobs) - len(stay), len(stay))
+        self.model.vacate(stay)
+        self.leaving = None
+
+    def arrive(self) -> None:
+        jobs = [job for job in self.away if not self.out_of_reach(job) and self.pick.random() < 0.6]
+        self.arrivals += 1
+        batch = Batch(str(self.arrivals), "t", self.store.queue, [(job.encode(), self.away[job][0]) for job in jobs])
+        found = self.send(self.store.arrive("other", batch, now=self.now))
+        taken = self.model.arrive({job: self.away.pop(job)[1:] for job in jobs})
+        assert (found.over, {job.decode() for job in found.stay}) == (False, taken)
+        self.done["arrive"] += len(jobs) - len(taken)
+        self.done["arrive, taken"] += len(taken)
+
     def filter(self) -> None:
         """Change those of some jobs that are of a group."""
         dead = bool(self.model.dead) and self.pick.random() < 0.8
@@ -289,7 +340,7 @@ class Walk:
         # The first is of the group that is asked for.
         some = [*self.pick.sample(sorted(self.model.dead), min(3, len(self.model.dead))), self.recent(), self.recent()]
         some = some if dead else some[::-1]
-        jobs = [job for job in dict.fromkeys(some) if not self.fetched(job)]
+        jobs = [job for job in dict.fromkeys(some) if not self.out_of_reach(job)]
         if not jobs:
             return
         one, due = self.model.jobs.get(jobs[0]), self.now + self.pick.choice([0, 3])
@@ -331,6 +382,8 @@ class Walk:
     def the_state_matches_the_model(self) -> None:
         state, model = snapshot(self.raw, self.store.queue), self.model
         assert state.get("schedule", {}) == model.schedule
+        moving = {job: float(due) for job, due in state.get("moving", {}).items() if job != "*"}
+        assert moving == model.moving
         assert state.get("backlog", {}) == model.backlog
         assert state.get("ready", []) == model.ready
         assert set(state.get("dead", {})) == model.dead
@@ -399,7 +452,7 @@ class Walk:
     def the_audit_finds_nothing(self) -> None:
         """Audit as `evsched doctor` does: each id, and again each id found in a worker's list or a group's backlog."""
         store, lists = self.store, [f"processing:{worker}" for worker in WORKERS]
-        leased = {lease.worker for lease in self.send(store.survey(now=self.now))}
+        leased = {lease.worker for lease in self.send(store.survey(now=self.now)).leases}
         strays = [worker for worker in WORKERS if self.model.processing.get(worker) and worker not in leased]
         found = self.send(store.audit([job.encode() for job in IDS], strays=strays, now=self.now))
         for place in (*lists, *(f"backlog:{group}" for group in GROUPS)):
@@ -478,5 +531,8 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
         "cancel by filter",
         "reschedule by filter",
         "dead jobs by filter",
+        "depart",
+        "arrive",
+        "arrive, taken",
     )
     assert explored or all(done[name] for name in met), [name for name in met if not done[name]]

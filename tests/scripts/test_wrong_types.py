@@ -17,6 +17,7 @@ from evsched.store.audits import Violation
 from evsched.store.clients import New
 from evsched.store.ledger import Report, RowJob
 from evsched.store.matching import condition
+from evsched.store.moves import Arrival, Batch
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -77,12 +78,17 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
     send(store.declare(Declared(name="paused", payload=b'{"task":"t"}', rule="@hourly")))
     send(store.hold("paused", True, until=NOW - 5, now=NOW - 9))
     send(store.set_window("night", "22:00-06:00"))
+    send(store.enqueue([New(job_id, due, due=NOW + 50) for job_id in ("leaves", "later", "later-too")], now=NOW))
+    send(store.depart("there", "first", [b"leaves"], calm=9.0, now=NOW))
+    raw.hset(f"evsched:{{{store.queue}}}:arrived", "there", '{"number":"1","token":"x","stay":{}}')
     raw.rpush(f"evsched:{{{store.queue}}}:reply:running", "{}")
     raw.zadd(f"evsched:{{{store.queue}}}:canary", {"": 0})
     return {job.id: job for job in jobs}
 
 
 RUN = "running"
+ARRIVING = Batch("5", "t", "here", [(b"{}", b"\x91\xa11")])
+LEAVING = Batch(f"{NOW * 1e6:.0f}", "first", "there", [])
 TASK = condition(task="t")
 OCCURRENCE = Occurrence("r@2", NOW + 9, NOW + 9, None)
 CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
@@ -99,6 +105,9 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "complete": lambda store, runs: store.complete("w", [(runs[RUN], DONE)], now=NOW),
     "declare": lambda store, runs: store.declare(Declared(name="r", payload=b"{}", rule="@daily"), "app", 1),
     "declare_limits": lambda store, runs: store.declare_limits("app", 1, {"rate": 9, "concurrency:g": 2}, now=NOW),
+    "depart": lambda store, runs: store.depart("there", "t", [b"later", b"later-too"], calm=9.0, now=NOW),
+    "arrive": lambda store, runs: store.arrive("there", ARRIVING, now=NOW),
+    "vacate": lambda store, runs: store.vacate(LEAVING, Arrival(False, 0, [])),
     "defer": lambda store, runs: store.defer("w", [(runs[RUN], Deferred(NOW + 1, "x"))], now=NOW),
     "dispatch": lambda store, runs: store.dispatch(limit=100, cap=1000, canary="c", now=NOW),
     "drop": lambda store, runs: store.drop(["dead"]),
@@ -165,6 +174,7 @@ NAMED = [
     "pauses",
 ]
 REQUESTS = ["requests:r", "requested:r"]
+MOVES = ["moving", "arrived"]
 OF_APP = ["declared:app", "revisions:app", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "look", "explain", "enqueue", "revive", "drop"}
@@ -184,7 +194,7 @@ def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
     """Either the verb is refused by the type and writes nothing, or it succeeds. After the repair every job runs."""
     root = f"evsched:{{{store.queue}}}:"
     dumped = {key: raw.dump(key) for key in raw.scan_iter(match=root + "*", count=1000)}
-    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, "recurrences", *JOBS]:
+    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, *MOVES, "recurrences", *JOBS]:
         pipe = raw.pipeline()
         pipe.delete(*raw.keys(root + "*"))
         for key, value in dumped.items():
@@ -209,10 +219,12 @@ def test_a_key_of_the_wrong_type_stops_a_verb_before_it_writes_or_not_at_all(
             allowed = allowed or (verb in OF_RECURRENCES and name in OF_APP)
             allowed = allowed or (verb == "unpause" and name == "pauses")
             allowed = allowed or (verb in ("trigger", "backfill") and name in REQUESTS)
+            allowed = allowed or (verb in ("depart", "arrive", "vacate") and name in MOVES)
             assert allowed or (verb in OF_RECURRENCES - {"agenda"} and name == "recurrence:r"), name
         raw.delete(key)
         if kept is not None:
             raw.restore(key, 0, kept)
+        bring_back(send, store)
         run_all(send, store, name)
         after = state()
         places = {"schedule", "backlog", "backlog:g", "ready", "processing:w", "processing:v"} & set(after)
@@ -232,6 +244,12 @@ def refused(send: Send, call: Call[Any]) -> str:
     except JobMissing:
         pass
     return ""
+
+
+def bring_back(send: Send, store: Store) -> None:
+    """Put the batch that leaves the queue back on the schedule."""
+    if (batch := send(store.depart()).batch) is not None:
+        send(store.vacate(batch, Arrival(True, 0, [])))
 
 
 def run_all(send: Send, store: Store, name: str) -> None:

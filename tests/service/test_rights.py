@@ -91,7 +91,7 @@ async def test_each_part_works_under_its_own_user(own: EmbeddedRedis, queue: str
         job = await hang.enqueue()
         await whole.recorder.wait(events.Started, lambda event: job.id in event.ids)
         assert observer.send(Store(queue).explain(job.id)).holder == whole.workers[0].id
-        assert len(observer.send(Store(queue).survey())) == 1
+        assert len(observer.send(Store(queue).survey()).leases) == 1
         top = Top(url(own, "observer"), (queue,) if named else ())
         (status,) = (await top.look()).statuses
         assert [run.id for run in status.runs] == [job.id]

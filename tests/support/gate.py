@@ -56,6 +56,7 @@ class Gate:
     """The places of a queue and its limits; each method is a function of the Lua files."""
 
     schedule: dict[str, float] = field(default_factory=dict[str, float])
+    moving: dict[str, float] = field(default_factory=dict[str, float])
     backlog: dict[str, float] = field(default_factory=dict[str, float])
     ready: list[str] = field(default_factory=list[str])
     processing: dict[str, list[str]] = field(default_factory=dict[str, list[str]])

@@ -403,6 +403,38 @@ class Model(Gate):
         self.admit(0, now)
         return True
 
+    # Moves between shards.
+
+    def is_held(self, job: str) -> bool:
+        return any(job in held for held in self.processing.values())
+
+    def depart(self, jobs: list[str], now: float) -> set[str]:
+        if not self.moving:
+            for job in jobs:
+                record = self.jobs.get(job)
+                waits = self.schedule.get(job, 0.0) > now and record is not None and not record.finished
+                if waits and job not in self.dead and not self.waits(job) and not self.is_held(job):
+                    self.moving[job] = self.schedule.pop(job)
+        return set(self.moving)
+
+    def vacate(self, stay: set[str]) -> None:
+        for job, due in self.moving.items():
+            if job in stay:
+                self.schedule[job] = due
+            else:
+                del self.jobs[job]
+        self.moving = {}
+
+    def arrive(self, jobs: dict[str, tuple[Record, float]]) -> set[str]:
+        taken = {
+            job
+            for job in jobs
+            if job in self.schedule or job in self.dead or (job in self.jobs and not self.jobs[job].finished)
+        }
+        for job in jobs.keys() - taken:
+            self.jobs[job], self.schedule[job] = jobs[job]
+        return taken
+
     def revive(self, job: str, now: float) -> bool:
         if job not in self.dead:
             return False

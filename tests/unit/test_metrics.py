@@ -22,6 +22,7 @@ NOT_COUNTED = {
         events.DoctorStarted,
         events.ApiStarted,
         events.NotificationsMissing,
+        events.MoveFinished,
         events.NotificationsProven,
         events.ParentWaits,
         events.ParentWoken,

@@ -1,0 +1,136 @@
+"""The command that changes the number of shards of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from evsched.cli import output
+from evsched.cli.interruption import asked_to_end
+from evsched.cli.options import Url, client
+from evsched.cli.progress_bar import progress_bar
+from evsched.cli.usage import UsageError
+from evsched.client import reshard
+from evsched.client.reshard import CALM, Held, Lacking, Reshard
+from evsched.client.sync_client import SyncClient
+from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
+from evsched.keys import check_queue
+from evsched.shards import Shards, check_count
+from evsched.store import server
+from evsched.store.store import Store
+
+_NAMED: Final = 5
+"""Workers or shards that a message names."""
+
+_STAY: Final = {
+    "soon": f"are due within {CALM:g} s: they run where they are",
+    "recurrence": "are runs of recurrences, which live in the queue itself",
+    "ledger": "are jobs of the ledger, which live in the queue itself",
+    "taken": "stay because the shard that is their home has another job of their id",
+    "other": "stay because they also run, wait or are dead under the same id, or cannot run as they are",
+}
+
+
+def shard(
+    queue: Annotated[str, Parameter(help="The queue.")],
+    count: Annotated[int, Parameter(help="How many shards it is to have; 0 = none.")],
+    /,
+    *,
+    dry_run: Annotated[bool, Parameter(negative="", help="Count the jobs that would move, change nothing.")] = False,
+    url: Url = None,
+) -> int:
+    """Change the number of shards of a queue, and move the jobs on its schedules to where they belong then.
+
+    The queue goes on meanwhile; no job is lost, and none runs twice. Repeat the command after an interruption.
+
+    First deploy the workers and then the programs with the new number, `App(shards=12)`. Jobs that have left the
+    schedule are not moved, nor those that are due within a minute.
+
+    Exit code 1: workers run that do not know of the new shards, or shards that are to go still hold jobs.
+
+    Example: evsched queues shard mail 12
+    """
+    try:
+        check_count(check_queue(queue), count)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    with client(url) as redis:
+        counts = redis.send(server.shards())
+        if (whole := Shards(counts).whole(queue)) != queue:
+            raise UsageError(f"{queue} is a shard of queue {whole}: name that queue")
+        was = counts.get(queue, 0)
+        if not dry_run:
+            if count > was:
+                redis.send(server.set_shards(queue, count))
+            if not _is_ready(redis, queue, count):
+                return 1
+        return _move(redis, queue, count, was, dry_run)
+
+
+def _is_ready(redis: SyncClient, queue: str, count: int) -> bool:
+    """Return whether all shards are served; print what to do if not. Pause the new ones of a paused queue."""
+    if lacking := redis.run(reshard.lacking(Store, queue, count)):
+        workers = [_describe(one) for one in lacking]
+        output.note(
+            f"queue {queue} has {count} shards now, but not every worker serves them all: {_some(workers)}. Restart or "
+            "reload these workers, so that they learn of the shards, and repeat the command. No job was moved"
+        )
+        return False
+    try:
+        unknown = redis.run(reshard.undispatched(Store, queue, count))
+    except StoreRefused:  # a right is missing: `pubsub|numsub`
+        unknown = []
+    if unknown:
+        output.note(
+            f"queue {queue} has {count} shards now, but dispatchers that name the queue do not serve {_some(unknown)}. "
+            "Restart these dispatchers, so that they learn of the shards, and repeat the command. No job was moved"
+        )
+        return False
+    redis.run(reshard.pause_new(Store, queue, count))
+    return True
+
+
+def _move(redis: SyncClient, queue: str, count: int, was: int, dry_run: bool) -> int:
+    """Move the jobs, and retire shards; return the exit code."""
+    work = Reshard(Store, queue, count, was, only_count=dry_run)
+    stopped_by = 0
+    try:
+        with progress_bar("jobs examined") as show, asked_to_end() as asked:
+            while redis.run(work.step()) and not (stopped_by := asked()):
+                show(work.examined, work.total)
+    except EvschedError as error:
+        rest = ": the same command does the rest" if isinstance(error, StoreDown) else ""
+        output.note(f"{work.moved} moved before this failed{rest}")
+        raise
+    if dry_run:
+        print(f"{work.moved} of {work.total} jobs on the schedules would move, but for those that cannot")
+        return 128 + stopped_by if stopped_by else 0
+    print(f"{work.moved} moved" + (", then stopped: the same command does the rest" if stopped_by else ""))
+    for why, number in sorted(work.stay.items()):
+        print(f"{number} {_STAY[why]}")
+    if stopped_by:
+        return 128 + stopped_by
+    held = redis.run(reshard.retire(Store, queue, count, was))
+    has = redis.send(server.shards()).get(queue, 0)
+    print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now")
+    for one in held:
+        print(f"{one.shard} still holds jobs: {_places(one)}")
+    if held:
+        print("repeat the command when these jobs have run")
+    return 1 if held else 0
+
+
+def _places(held: Held) -> str:
+    return ", ".join(f"{number} in {place}" for place, number in held.places.items())
+
+
+def _describe(one: Lacking) -> str:
+    return f"{one.worker} lacks {_some(one.shards)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return some of the names, and how many more there are."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

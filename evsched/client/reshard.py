@@ -1,0 +1,275 @@
+"""Moves the waiting jobs of a queue to the shards that are their homes, a batch at a time.
+
+A batch is three calls: it leaves one queue, arrives at another, and what is left of it is deleted. Whoever meets a
+batch that another program has begun finishes it, so a program may end at any moment, and any number of them may do the
+same: a dispatcher, too, finishes what has been on its way for a minute. A job that is due soon stays, and runs where it
+is; so do occurrences of recurrences, jobs of the ledger, and jobs that do more than wait for their time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from evsched.client.operations import Operation, send
+from evsched.errors import ConfigError
+from evsched.shards import Shards
+from evsched.store import server
+from evsched.store.moves import Batch, Vacated
+from evsched.store.store import Store
+
+CALM: Final = 60.0
+"""Jobs that are due within so many seconds stay: an interrupted move makes no job late if it goes on in that time."""
+
+_SLICE: Final = 500
+"""Members of the schedule that a call reads: about 0.3 ms of Redis's time."""
+
+_BATCH: Final = 100
+"""Jobs that a call moves: about 2 ms of Redis's time."""
+
+
+_BYTES: Final = 262144
+"""Bytes of members in a call: BATCH_MOST of lua/depart.lua."""
+
+
+class _Inline(Struct, frozen=True):
+    id: str | None = None
+
+
+class Lacking(Struct, frozen=True):
+    """A worker, or a parent that stands by, and the shards that it does not serve."""
+
+    worker: str
+    shards: list[str]
+
+
+class Held(Struct, frozen=True):
+    """What a shard that is to be retired still holds: how many jobs, by place."""
+
+    shard: str
+    places: dict[str, int]
+
+
+class Reshard:
+    """One pass over the schedules of a queue and all its shards.
+
+    `count`: how many shards it is to have. `was`: how many it had, by Redis. `step` does a part; a pass may end after
+    any. `only_count`: nothing moves; then `moved` is how many jobs would, of which some may stay when it is done.
+    """
+
+    def __init__(
+        self, make: Callable[[str], Store], queue: str, count: int, was: int, *, only_count: bool = False
+    ) -> None:
+        self.moved = 0
+        self.examined = 0
+        self.total = 0
+        self._make = make
+        self._queue = queue
+        self._now = max(was, count)
+        """How many shards Redis says that there are, until the pass is over."""
+        self._homes = Shards({queue: count})
+        self._sources = Shards({queue: self._now}).all_of(queue)
+        self._only_count = only_count
+        self._pass: _Source | None = None
+        self._has_begun = False
+        self._stay = dict[tuple[str, bytes], str]()
+
+    @property
+    def stay(self) -> Counter[str]:
+        """How many jobs stay where they are though it is not their home, by the reason: see lua/depart.lua."""
+        return Counter(self._stay.values())
+
+    def step(self) -> Operation[bool]:
+        """Read a slice of a schedule, or move a batch; return whether there is more to do.
+
+        Raises:
+            ConfigError: somebody else has changed the number of shards.
+        """
+        if not self._sources:
+            return False
+        source = self._pass
+        if not self._has_begun:
+            yield from self._begin()
+        elif source is None:
+            self._pass = _Source(self._make(self._sources[0]))
+        elif to := source.next_batch():
+            yield from self._move(source, to)
+        elif not source.is_read:
+            yield from self._read(source)
+        else:
+            self._sources.pop(0)
+            self._pass = None
+        return bool(self._sources)
+
+    def _begin(self) -> Operation[None]:
+        """Finish the batches that another program has begun, so that their jobs are met wherever they go."""
+        for store in map(self._make, self._sources):
+            if not self._only_count and (batch := (yield from send(store.depart())).batch):
+                yield from self._finish(store, batch)
+        for store in map(self._make, self._sources):
+            self.total += (yield from send(store.queue_stats())).places["schedule"]
+        self._has_begun = True
+
+    def _read(self, source: _Source) -> Operation[None]:
+        source.cursor, members = yield from send(source.store.members(b"schedule", source.cursor, _SLICE))
+        source.is_read = source.cursor == 0
+        self.examined = min(self.total, self.examined + len(members))
+        for member in members:
+            home = self._homes.home(self._queue, id_of(member))
+            if home != source.store.queue and self._only_count:
+                source.seen.add(member)
+            elif home != source.store.queue:
+                source.waiting[home].append(member)
+        if self._only_count and source.is_read:
+            self.moved += len(source.seen)
+
+    def _move(self, source: _Source, to: str) -> Operation[None]:
+        """Move a batch, or finish the one that is on its way already."""
+        count = (yield from send(server.shards())).get(self._queue, 0)
+        if count != self._now:
+            raise ConfigError(f"queue {self._queue} has {count} shards now: somebody else has changed the number")
+        yield from send(self._make(to).has_room())
+        store, token, members = source.store, secrets.token_hex(8), source.batch(to)
+        left = yield from send(store.depart(to, token, members, above=source.above, calm=CALM))
+        batch = left.batch
+        if batch is not None and batch.token != token:
+            yield from self._finish(store, batch)
+            return
+        leaving = {member for member, _ in batch.jobs} if batch else set[bytes]()
+        done = leaving | {member for member, _ in left.stay}
+        del source.waiting[to][: len(members)]
+        source.waiting[to] += [member for member in members if member not in done]
+        self._note(store, ((member, why) for member, why in left.stay if why != "gone"))
+        if batch is None:
+            return
+        arrival = yield from send(self._make(to).arrive(store.queue, batch))
+        vacated = yield from send(store.vacate(batch, arrival))
+        if arrival.over and vacated.back:
+            # Redis's clock was set back, so the batch had too low a number.
+            source.above = arrival.last
+            source.waiting[to] += leaving
+            return
+        self.moved += len(leaving) - len(arrival.stay)
+        self._note(store, ((member, "taken") for member in arrival.stay))
+
+    def _finish(self, store: Store, batch: Batch) -> Operation[Vacated]:
+        """Finish a batch that another program has begun."""
+        arrival = yield from send(self._make(batch.to).arrive(store.queue, batch))
+        return (yield from send(store.vacate(batch, arrival)))
+
+    def _note(self, store: Store, stay: Iterable[tuple[bytes, str]]) -> None:
+        self._stay.update(((store.queue, member), why) for member, why in stay)
+
+
+class _Source:
+    """How far a pass over the schedule of one queue is."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.cursor = 0
+        self.is_read = False
+        self.waiting = defaultdict[str, list[bytes]](list)
+        """What is to be moved, by where it goes."""
+        self.seen = set[bytes]()
+        self.above = 0
+        """A batch needs a higher number than this."""
+
+    def batch(self, to: str) -> list[bytes]:
+        """Return the next members that are to be moved there; inline jobs may be long."""
+        found, size = list[bytes](), 0
+        for member in self.waiting[to][:_BATCH]:
+            size += len(member)
+            if found and size > _BYTES:
+                break
+            found.append(member)
+        return found
+
+    def next_batch(self) -> str | None:
+        """Return the queue to which a batch can be moved; when all is read, also a small one."""
+        least = 1 if self.is_read else _BATCH
+        return next((to for to, members in self.waiting.items() if len(members) >= least), None)
+
+
+def id_of(member: bytes) -> str:
+    """Return the id of the job that a member of a schedule stands for, or a text in its place if it can be no job."""
+    if not member.startswith(b"{"):
+        return member.decode(errors="replace")
+    try:
+        found = msgspec.json.decode(member, type=_Inline).id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = None  # it cannot run, and stays
+    return found or hashlib.sha1(member, usedforsecurity=False).hexdigest()
+
+
+def lacking(make: Callable[[str], Store], queue: str, count: int) -> Operation[list[Lacking]]:
+    """Return the live workers of a queue, and the parents that stand by, that do not serve all of its shards."""
+    shards = Shards({queue: count}).all_of(queue)[:-1]
+    missing = {name: list[str]() for name in (yield from _serving(make(queue)))}
+    for shard in shards if missing else ():
+        serving = yield from _serving(make(shard))
+        for name in missing.keys() - serving:
+            missing[name].append(shard)
+    return [Lacking(name, parts) for name, parts in sorted(missing.items()) if parts]
+
+
+def _serving(store: Store) -> Operation[set[str]]:
+    """Return the workers of a queue whose leases have not ended, and the parents that stand by."""
+    survey = yield from send(store.survey())
+    now = (yield from send(store.queue_stats())).now
+    parents = yield from send(store.parents())
+    alive = {lease.worker for lease in survey.leases if lease.left > 0}
+    return alive | {name for name, ends in parents if ends > now}
+
+
+def undispatched(make: Callable[[str], Store], queue: str, count: int) -> Operation[list[str]]:
+    """Return the shards that fewer dispatchers serve by name than the queue itself: these do not know of them."""
+    most = yield from send(server.gate_listeners(queue))
+    found = list[str]()
+    for shard in Shards({queue: count}).all_of(queue)[:-1] if most else ():
+        if (yield from send(server.gate_listeners(shard))) < most:
+            found.append(shard)
+    return found
+
+
+def pause_new(make: Callable[[str], Store], queue: str, count: int) -> Operation[bool]:
+    """Pause the shards of a paused queue, so that its jobs do not begin where they arrive. Return whether it is."""
+    if (yield from send(make(queue).queue_stats())).paused is None:
+        return False
+    for shard in Shards({queue: count}).all_of(queue)[:-1]:
+        left = 1
+        while left:
+            _, _, left = yield from send(make(shard).pause())
+    return True
+
+
+def retire(make: Callable[[str], Store], queue: str, count: int, was: int) -> Operation[list[Held]]:
+    """Lower the number of shards to `count`, or to the last one that still holds jobs. Return those that hold some."""
+    held = yield from _held(make, queue, range(count, was))
+    left = int(held[-1].shard.rpartition(":")[2]) + 1 if held else count
+    if left < was:
+        yield from send(server.set_shards(queue, left))
+        late = yield from _held(make, queue, range(left, was))
+        if late:  # a program that knows of the shards has used one meanwhile
+            left = int(late[-1].shard.rpartition(":")[2]) + 1
+            yield from send(server.declare_shards({queue: left}))
+            held += late
+    return held
+
+
+def _held(make: Callable[[str], Store], queue: str, numbers: Iterable[int]) -> Operation[list[Held]]:
+    """Return what the shards of these numbers hold, those that hold nothing left out."""
+    found = list[Held]()
+    for number in numbers:
+        store = make(f"{queue}:{number}")
+        stats = yield from send(store.queue_stats())
+        on_their_way = (yield from send(store.survey())).moving is not None
+        places = {place: jobs for place, jobs in stats.places.items() if jobs} | ({"moving": 1} if on_their_way else {})
+        if places:
+            found.append(Held(store.queue, places))
+    return found

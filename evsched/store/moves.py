@@ -1,0 +1,101 @@
+"""The calls that move waiting jobs between the shards of a queue: depart, arrive, vacate.
+
+The two queues are in different slots, perhaps on different nodes, so a move is three scripts. Between them each job of
+the batch is in the place `moving` of the queue that it leaves. Any step may be repeated, by anybody and after any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from evsched import keys
+from evsched.store.queue import Queue
+from evsched.transport.call import Call, raw, text
+
+
+class Batch(Struct, frozen=True):
+    """Jobs that are on their way from one queue to another."""
+
+    number: str
+    token: str
+    to: str
+    """The queue that they go to."""
+    jobs: list[tuple[bytes, bytes]]
+    """(member of the schedule, what `arrive` needs to know of it)."""
+
+
+class Departure(Struct, frozen=True):
+    """What `depart` did."""
+
+    batch: Batch | None
+    """The batch that is on its way, perhaps one that somebody else began; None = there is none."""
+    stay: list[tuple[bytes, str]]
+    """(member, why) of each job that stays: soon, recurrence, ledger, other, gone (see lua/depart.lua)."""
+
+
+class Arrival(Struct, frozen=True):
+    """What `arrive` did."""
+
+    over: bool
+    """A later batch had come from the same queue: so this one has been finished, or the clock was set back."""
+    last: int
+    """The number of the last batch that came from there."""
+    stay: list[bytes]
+    """The members that could not come, because their ids are taken."""
+
+
+class Vacated(Struct, frozen=True):
+    """What became of the jobs of a batch that was on its way: how many have left for good, how many are back."""
+
+    moved: int
+    back: int
+
+
+class Moves(Queue):
+    """The calls that move jobs between the shards of a queue; see `store.py`."""
+
+    def depart(
+        self,
+        to: str = "",
+        token: str = "",
+        members: Sequence[bytes] = (),
+        *,
+        above: int = 0,
+        calm: float = 60.0,
+        now: float | None = None,
+    ) -> Call[Departure]:
+        """Take jobs off the schedule, at most 250, to move them to another queue; without `members` only look.
+
+        If a batch is on its way already, nothing is taken, and the reply has that batch. `token`: a random name.
+        `above`: the number that the batch must exceed. `calm`: jobs that are due within so many seconds stay.
+        """
+
+        def read(reply: list[Any]) -> Departure:
+            number, found, where, jobs, stay = reply
+            pairs = [(jobs[i], jobs[i + 1]) for i in range(0, len(jobs), 2)]
+            batch = Batch(text(number), text(found), keys.check_queue(text(where)), pairs) if number else None
+            return Departure(batch, [(stay[i], text(stay[i + 1])) for i in range(0, len(stay), 2)])
+
+        return self._verb("depart", read, self._stamp(now), to, token, above, calm, *members)
+
+    def arrive(self, source: str, batch: Batch, *, now: float | None = None) -> Call[Arrival]:
+        """Put a batch that has left the queue `source` on the schedule of this one."""
+
+        def read(reply: list[Any]) -> Arrival:
+            over, last, stay = reply
+            return Arrival(over == b"1", int(last), stay)
+
+        words = [word for job in batch.jobs for word in job]
+        return self._verb("arrive", read, self._stamp(now), source, batch.number, batch.token, *words)
+
+    def vacate(self, batch: Batch, arrival: Arrival) -> Call[Vacated]:
+        """Delete what is left of a batch that has arrived, and put back on the schedule what could not."""
+        words = (batch.number, batch.token, "1" if arrival.over else "", *arrival.stay)
+        return self._verb("vacate", lambda reply: Vacated(*reply), *words)
+
+    def has_room(self) -> Call[Any]:
+        """Do nothing, unless the memory of this queue's Redis is full: then it refuses, as it would refuse a job."""
+        return self._call(("ZADD", keys.schedule(self.queue), "XX", 0, ""), raw)

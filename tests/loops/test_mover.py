@@ -1,0 +1,91 @@
+"""A dispatcher finishes a move between shards that nobody goes on with, and nothing else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from evsched import events
+from evsched.config import Config
+from evsched.dispatcher.janitor import Janitor
+from evsched.dispatcher.mover import ABANDONED
+from evsched.runtime.runtime import Runtime
+from evsched.store import server as redis_server
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+from tests.support.recorder import Recorder
+
+
+class Queues:
+    def __init__(self, *queues: str) -> None:
+        self.queues = list(queues)
+
+
+@pytest.fixture
+def runtime(server: EmbeddedRedis, sender: BatchingSender, recorder: Recorder) -> Runtime:
+    return Runtime(Config(url=server.url, heartbeat=0.05, lease=0.2), sender, recorder)
+
+
+async def depart(sender: BatchingSender, store: Store, ago: float, job: str = "a") -> None:
+    """Begin to move a job, and go away."""
+    now = await sender.send(redis_server.clock())
+    await sender.send(store.enqueue([New(job, b'{"task":"t"}', due=now + 5000)]))
+    left = await sender.send(store.depart(f"{store.queue}:1", "t", [job.encode()], now=now - ago))
+    assert left.batch is not None
+
+
+async def test_a_move_is_finished_when_it_has_been_abandoned(
+    runtime: Runtime, sender: BatchingSender, store: Store, recorder: Recorder
+) -> None:
+    await depart(sender, store, ABANDONED + 1)
+    janitor = asyncio.create_task(Janitor(runtime, Queues(store.queue)).run())
+    done = await recorder.wait(events.MoveFinished)
+    janitor.cancel()
+    assert (done.queue, done.to, done.moved, done.back) == (store.queue, f"{store.queue}:1", 1, 0)
+    assert await sender.send(Store(f"{store.queue}:1").front("schedule", 9)) != []
+    assert (await sender.send(store.survey())).moving is None
+
+
+async def test_a_move_that_has_just_begun_is_left_to_who_began_it_and_looked_at_in_time(
+    runtime: Runtime, sender: BatchingSender, store: Store
+) -> None:
+    await depart(sender, store, ABANDONED / 2)
+    rest = await Janitor(runtime, Queues(store.queue)).step(store.queue)
+    assert 0 < rest <= ABANDONED / 2
+    assert (await sender.send(store.depart())).batch is not None
+
+
+async def test_a_move_that_cannot_be_finished_is_reported_and_tried_again_and_holds_up_no_other(
+    runtime: Runtime, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
+) -> None:
+    hindered, other = Store(f"{store.queue}-hindered"), Store(f"{store.queue}-other")
+    key = f"evsched:{{{hindered.queue}:1}}:arrived"
+    raw.set(key, "wrong")
+    for part in (hindered, other):
+        await depart(sender, part, ABANDONED + 1)
+    janitor = asyncio.create_task(Janitor(runtime, Queues(hindered.queue, other.queue)).run())
+    refused = await recorder.wait(events.CallRefused)
+    assert (refused.who, refused.queue) == ("mover", hindered.queue)
+    await recorder.wait(events.MoveFinished, lambda event: event.queue == other.queue)
+    raw.delete(key)
+    await recorder.wait(events.MoveFinished, lambda event: event.queue == hindered.queue)
+    await recorder.wait(events.CallAccepted)
+    janitor.cancel()
+
+
+async def test_a_batch_that_was_finished_meanwhile_is_no_event(
+    runtime: Runtime, sender: BatchingSender, store: Store, recorder: Recorder
+) -> None:
+    await depart(sender, store, ABANDONED + 1)
+    first, second = Janitor(runtime, Queues(store.queue)), Janitor(runtime, Queues(store.queue))
+    both = [asyncio.create_task(janitor.run()) for janitor in (first, second)]
+    await recorder.wait(events.MoveFinished)
+    await depart(sender, store, ABANDONED + 1, "b")
+    await recorder.wait(events.MoveFinished, count=2)
+    for task in both:
+        task.cancel()
+    assert [event.moved for event in recorder.of(events.MoveFinished)] == [1, 1]

@@ -1,0 +1,305 @@
+"""The number of shards of a live queue changes, and the command is killed in the middle: each job runs exactly once."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from evsched import App, keys
+from evsched.client.sweep import Filter
+from evsched.client.sync_client import SyncClient
+from evsched.shards import Shards
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.cli import Cli, Log, terminate
+from tests.support.cluster import Cluster
+from tests.support.patience import PATIENCE
+from tests.support.topology import pause
+
+pytestmark = pytest.mark.timeout(240)
+
+TASKS = """
+from evsched import App
+
+app = App(queue="mail")
+
+@app.task
+async def note(name: str) -> None:
+    with open("ran", "a") as file:
+        print(name, file=file)
+"""
+JOBS = 1500
+FAR = 600.0
+
+
+@pytest.fixture(scope="module", params=["one server", "cluster"])
+def url(request: pytest.FixtureRequest, server: EmbeddedRedis) -> Generator[str]:
+    with ExitStack() as stack:
+        if request.param == "cluster":
+            yield stack.enter_context(Cluster(server.server)).url
+        else:
+            yield stack.enter_context(EmbeddedRedis(server.server, port=0)).url
+
+
+@pytest.fixture
+def raw(url: str) -> Generator[Any]:
+    """A foreign client of all of Redis."""
+    if url.startswith("redis+cluster"):
+        first = url.replace("redis+cluster", "redis").partition(",")[0]
+        client: Any = redis.RedisCluster.from_url(first, decode_responses=True)
+    else:
+        client = redis.Redis.from_url(url, decode_responses=True)
+    client.flushall()
+    yield client
+    client.flushall()
+    client.close()
+
+
+@pytest.fixture
+def cli(url: str, tmp_path: Path) -> Cli:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    return Cli(url, tmp_path)
+
+
+class Producer:
+    """A program that enqueues all the time: jobs that are due now, and jobs that are due much later."""
+
+    def __init__(self, url: str) -> None:
+        self.names = set[str]()
+        self.shards = 0
+        self._url = url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            shards = self.shards
+            app = App(self._url, queue="mail", shards=shards)
+            task = app.task(name="note")(_note)
+            with app.sync() as client:
+                while shards == self.shards and not self._stop.is_set():
+                    for kind, delay in (("near", 0.0), ("far", FAR)):
+                        name = f"{kind}-{number}"
+                        client.enqueue(task.using(delay=delay), name)
+                        self.names.add(name)
+                    number += 1
+                    pause()
+
+    def __enter__(self) -> Producer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+async def _note(name: str) -> None:
+    raise NotImplementedError
+
+
+class Service:
+    """A dispatcher, and a worker that can be restarted."""
+
+    def __init__(self, cli: Cli, stack: ExitStack) -> None:
+        self._cli, self._stack = cli, stack
+        self._start("dispatcher", "--metrics-port", "0", until="DispatcherStarted")
+        self._worker = self._start("worker", "tasks:app", until="WorkerStarted")
+        stack.callback(lambda: terminate(self._worker))
+
+    def _start(self, *words: str, until: str) -> subprocess.Popen[str]:
+        cli = self._cli
+        child = subprocess.Popen(
+            cli.command(*words), env=cli.environment, cwd=cli.folder, stderr=subprocess.PIPE, text=True
+        )
+        if words[0] != "worker":
+            self._stack.callback(terminate, child)
+        Log(child).until(until)
+        return child
+
+    def restart(self) -> None:
+        """Start a new worker, then end the old one, as a deploy does."""
+        old, self._worker = self._worker, self._start("worker", "tasks:app", until="WorkerStarted")
+        terminate(old)
+
+
+def on_schedules(raw: Any, parts: list[str]) -> int:
+    return sum(raw.zcard(keys.schedule(part)) for part in parts)
+
+
+def kill_in_the_middle(cli: Cli, raw: Any, count: int, leaving: list[str]) -> bool:
+    """Kill the command when it has moved some jobs; return whether it was still at work."""
+    before = on_schedules(raw, leaving)
+    child = subprocess.Popen(
+        cli.command("queues", "shard", "mail", str(count)),
+        env=cli.environment,
+        cwd=cli.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while child.poll() is None and on_schedules(raw, leaving) > before - 150:
+        pass
+    child.send_signal(signal.SIGKILL)
+    return child.wait() == -signal.SIGKILL
+
+
+def test_each_job_runs_once_while_the_number_of_shards_changes(cli: Cli, url: str, raw: Any) -> None:
+    killed, was = 0, 0
+    with ExitStack() as stack:
+        service = Service(cli, stack)
+        client = SyncClient(url)
+        stack.callback(client.close)
+        names = {f"old-{number}" for number in range(JOBS)}
+        client.enqueue("mail", [_job(name) for name in names])
+        with Producer(url) as producer:
+            for count in (3, 12, 5, 0):
+                if count > was:
+                    refused = cli.run("queues", "shard", "mail", str(count))
+                    assert refused.returncode == 1, refused.stdout
+                    assert "Restart or reload these workers" in refused.stderr
+                    service.restart()
+                producer.shards = count
+                ours = Shards({"mail": was}).all_of("mail")
+                stay = Shards({"mail": count}).all_of("mail")
+                leaving = [part for part in ours if count > was or part not in stay]
+                killed += sum(kill_in_the_middle(cli, raw, count, leaving) for _ in range(3))
+                until = time.monotonic() + PATIENCE
+                while (done := cli.run("queues", "shard", "mail", str(count))).returncode:
+                    # The worker has jobs of the shards that are to go.
+                    assert "still holds jobs" in done.stdout, done.stderr
+                    assert time.monotonic() < until
+                assert f"queue mail has {count or 'no'} shards now" in done.stdout
+                assert raw.zscore(keys.SHARDS, "mail") == (count or None)
+                was = count
+        assert killed >= 4
+        names |= producer.names
+        assert on_schedules(raw, [f"mail:{number}" for number in range(12)]) == 0
+        client.reschedule_matching("mail", Filter(task="note"))
+        ran = Counter[str]()
+        until = time.monotonic() + 2 * PATIENCE
+        while not ran.keys() >= names:
+            assert time.monotonic() < until, f"{len(names - ran.keys())} did not run"
+            pause()
+            ran = Counter((cli.folder / "ran").read_text().split())
+    assert Counter((cli.folder / "ran").read_text().split()) == Counter(names)
+    left = [key for key in raw.scan_iter(match="evsched:{mail*", count=1000) if key.endswith(":moving")]
+    assert not left
+
+
+def _job(name: str) -> New:
+    return New(name, b'{"task":"note","args":["%s"]}' % name.encode(), delay=FAR)
+
+
+def test_a_dispatcher_finishes_what_an_interrupted_command_has_begun(cli: Cli, url: str, raw: Any) -> None:
+    source, to = Store("mail"), Store("mail:1")
+    client = SyncClient(url)
+    client.enqueue("mail", [_job("a"), _job("b")])
+    now = client.now("mail")
+    batch = client.send(source.depart("mail:1", "t", [b"a", b"b"], now=now - 90.0)).batch
+    assert batch is not None
+    with ExitStack() as stack:
+        child = subprocess.Popen(
+            cli.command("dispatcher", "--metrics-port", "0"),
+            env=cli.environment,
+            cwd=cli.folder,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(terminate, child)
+        found = Log(child).until("MoveFinished")
+    assert (found["queue"], found["to"], found["moved"], found["back"]) == ("mail", to.queue, 2, 0)
+    assert raw.zrange(keys.schedule("mail:1"), 0, -1) == ["a", "b"]
+    assert not raw.exists("evsched:{mail}:moving")
+    client.close()
+
+
+def test_no_job_moves_to_a_shard_that_a_dispatcher_of_named_queues_does_not_know(cli: Cli, url: str, raw: Any) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job("a")])
+    client.close()
+    words = ("dispatcher", "--queue", "mail", "--metrics-port", "0")
+    with cli.running(*words, until="keyspace events arrive"):
+        refused = cli.run("queues", "shard", "mail", "2")
+    assert refused.returncode == 1
+    assert "dispatchers that name the queue do not serve mail:0, mail:1. Restart these dispatchers" in refused.stderr
+    assert raw.zcard(keys.schedule("mail")) == 1
+    with cli.running(*words, until="keyspace events arrive"):
+        assert cli.run("queues", "shard", "mail", "2").returncode == 0
+    assert raw.zcard(keys.schedule("mail")) == 0
+
+
+def test_the_command_ends_between_two_steps_when_it_is_asked_to(cli: Cli, url: str, raw: Any) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job(f"j{number}") for number in range(3000)])
+    child = subprocess.Popen(
+        cli.command("queues", "shard", "mail", "2"),
+        env=cli.environment,
+        cwd=cli.folder,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while raw.zcard(keys.schedule("mail")) > 2900:
+        pass
+    child.send_signal(signal.SIGINT)
+    printed, _ = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 130
+    moved = re.fullmatch(r"(\d+) moved, then stopped: the same command does the rest\n", printed)
+    assert moved, printed
+    left = raw.zcard(keys.schedule("mail"))
+    assert 0 < left == 3000 - int(moved[1])
+    assert not raw.exists("evsched:{mail}:moving")
+    assert cli.run("queues", "shard", "mail", "2").stdout == f"{left} moved\nqueue mail has 2 shards now\n"
+    client.close()
+
+
+def test_the_command_says_what_it_would_do_and_what_hinders_it(cli: Cli, url: str, raw: Any) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job(f"j{number}") for number in range(30)])
+    would = cli.run("queues", "shard", "mail", "3", "--dry-run")
+    assert (would.returncode, would.stdout) == (
+        0,
+        "30 of 30 jobs on the schedules would move, but for those that cannot\n",
+    )
+    assert raw.zscore(keys.SHARDS, "mail") is None
+    client.send(Store("mail").heartbeat("w", 60.0, fresh=True))
+    client.send(Store("mail:0").heartbeat("w", 60.0, fresh=True))
+    refused = cli.run("queues", "shard", "mail", "3")
+    assert refused.returncode == 1
+    assert "w lacks mail:1, mail:2. Restart or reload these workers" in refused.stderr
+    assert raw.zscore(keys.SHARDS, "mail") == 3
+    assert raw.zcard(keys.schedule("mail")) == 30
+    for shard in ("mail:1", "mail:2"):
+        client.send(Store(shard).heartbeat("w", 60.0, fresh=True))
+    client.send(Store("mail").pause())
+    done = cli.run("queues", "shard", "mail", "3")
+    assert (done.returncode, done.stdout) == (0, "30 moved\nqueue mail has 3 shards now\n")
+    assert all(raw.hexists(f"evsched:{{mail:{number}}}:limits", "paused") for number in range(3))
+    assert cli.run("queues", "shard", "mail:1", "3").stderr.startswith("evsched: mail:1 is a shard of queue mail")
+    assert cli.run("queues", "shard", "mail", "5000").returncode == 2
+    raw.zadd(keys.schedule("mail:2"), {"not an id": time.time() + 600})
+    fewer = cli.run("queues", "shard", "mail", "0")
+    assert fewer.returncode == 1
+    assert fewer.stdout.splitlines() == [
+        "30 moved",
+        "1 stay because they also run, wait or are dead under the same id, or cannot run as they are",
+        "queue mail has 3 shards now",
+        "mail:2 still holds jobs: 1 in schedule",
+        "repeat the command when these jobs have run",
+    ]
+    raw.delete(keys.schedule("mail:2"))
+    done = cli.run("queues", "shard", "mail", "0")
+    assert (done.returncode, done.stdout) == (0, "0 moved\nqueue mail has no shards now\n")
+    client.close()
