@@ -1,0 +1,169 @@
+"""Dispatchers and workers of one queue, which may have shards, and what its jobs cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from bench.figures import Failed, Figures
+from bench.oracle import VARIABLE, Oracle, oracle
+from bench.processes import Child, cpu
+from bench.scaling.site import Counts, Site, site, total
+from bench.server import evsched, until
+from bench.sparse import LATE, started
+from bench.tasks import SHARDS, stamped_job
+from evsched.client.client import Client
+from evsched.shards import Shards
+from evsched.store.clients import New
+
+QUEUE: Final = "default"
+
+_WARM: Final = 20
+"""Jobs for each shard that run before anything is measured."""
+
+_PACE: Final = 0.005
+"""Seconds between two groups of jobs that are enqueued for now."""
+
+
+class Fleet:
+    """The site, the processes and the oracle. Jobs have numbers from 1 on."""
+
+    def __init__(self, where: Site, cells: Oracle, shards: int) -> None:
+        self.site = where
+        self.dispatchers: list[Child] = []
+        self.workers: list[Child] = []
+        self._oracle = cells
+        self.shards = Shards({QUEUE: shards})
+        self._next = 1
+
+    def warm_up(self) -> None:
+        """Run jobs in each shard: afterwards the processes have done all that they do once."""
+        count = _WARM * len(self.shards.all_of(QUEUE))
+        if len(self._oracle.wait(self._schedule([0.0] * count), count, LATE)) < count:
+            raise Failed(f"the first {count} jobs did not run within {LATE:g} s")
+
+    def at_rate(self, rate: float, seconds: float) -> Figures:
+        """Measure jobs that were scheduled before, and are due one after the other."""
+        count = round(rate * seconds)
+        begin = time.time() + 1 + count / 10_000
+        dues = [begin + n / rate for n in range(count)]
+        first = self._schedule(dues)
+        time.sleep(max(0.0, begin - 0.1 - time.time()))
+        with self.counting(count) as figures:
+            late = started(self._oracle, dues, first)
+        return {**figures, **late}
+
+    def at_once(self, count: int) -> Figures:
+        """Measure jobs that are due at the same instant: as fast as these processes can."""
+        due = time.time() + 1 + count / 10_000
+        first = self._schedule([due] * count)
+        time.sleep(max(0.0, due - 0.05 - time.time()))
+        with self.counting(count) as figures:
+            times = self._oracle.wait(first, count, LATE)
+            if len(times) < count:
+                raise Failed(f"{len(times):,} of {count:,} jobs ran within {LATE:g} s")
+        seconds = max(times) - due
+        busiest = figures["main, busiest node, µs/job"] * count / 1e6
+        return {
+            **figures,
+            "jobs/s here": count / seconds,
+            "busiest node, % of a core": busiest / seconds * 100,
+            "jobs/s of a whole core, calculated": count / busiest,
+        }
+
+    def for_now(self, rate: float, seconds: float) -> Figures:
+        """Measure jobs that a program enqueues one by one, due at once. What it takes to enqueue them counts too."""
+        count = round(rate * seconds)
+        first = self._next
+        self._next += count
+        with self.counting(count) as figures:
+            dues = asyncio.run(self._enqueue(first, count, rate))
+            times = self._oracle.wait(first, count, LATE)
+        if len(times) < count:
+            raise Failed(f"{len(times):,} of {count:,} jobs ran within {LATE:g} s")
+        late = sorted(at - due for at, due in zip(times, dues, strict=True))
+        return {**figures, "p50, ms": late[count // 2] * 1e3, "p99, ms": late[count * 99 // 100] * 1e3}
+
+    @contextmanager
+    def counting(self, jobs: int) -> Generator[dict[str, float]]:
+        """Count what is done for so many jobs; at the end the dict has the figures of one job."""
+        figures = dict[str, float]()
+        groups = {"dispatcher": self.dispatchers, "worker": self.workers}
+        used = {name: cpu(*(child.pid for child in group)) for name, group in groups.items()}
+        before = self.site.counts()
+        yield figures
+        time.sleep(0.2)  # the last ends are written after their jobs ran
+        figures.update(_per_job(self.site.since(before), jobs))
+        for name, group in groups.items():
+            figures[f"{name} µs/job"] = (cpu(*(child.pid for child in group)) - used[name]) / jobs * 1e6
+
+    def _schedule(self, dues: Sequence[float]) -> int:
+        """Schedule jobs; return the number of the first."""
+        first = self._next
+        self._next += len(dues)
+        enqueue(self.site, self.shards, [stamped_job(number, due) for number, due in enumerate(dues, first)])
+        return first
+
+    async def _enqueue(self, first: int, count: int, rate: float) -> list[float]:
+        """Enqueue jobs one by one at a rate; return when each was enqueued."""
+        client, dues, begin = Client(self.site.url, self.shards), list[float](), time.time()
+        async with asyncio.TaskGroup() as group:
+            while len(dues) < count:
+                await asyncio.sleep(_PACE)
+                while len(dues) < min(count, (time.time() - begin) * rate):
+                    job = stamped_job(first + len(dues), 0.0)
+                    dues.append(time.time())
+                    group.create_task(client.enqueue(QUEUE, [job]))
+        await client.close()
+        return dues
+
+
+def _per_job(nodes: Sequence[Counts], jobs: int) -> dict[str, float]:
+    every = total(nodes)
+    return {
+        "Redis µs/job": every.cpu / jobs * 1e6,
+        "main, µs/job": every.main / jobs * 1e6,
+        "main, busiest node, µs/job": max(node.main for node in nodes) / jobs * 1e6,
+        "requests/job": every.requests / jobs,
+        "script calls/job": every.scripts / jobs,
+        "commands/job": every.executed / jobs,
+        "bytes/job": every.sent / jobs,
+    }
+
+
+def enqueue(where: Site, shards: Shards, jobs: list[New]) -> None:
+    """Put jobs on the schedule by the call for many."""
+
+    async def run() -> None:
+        client = Client(where.url, shards)
+        await client.enqueue(QUEUE, jobs)
+        await client.close()
+
+    asyncio.run(run())
+
+
+@contextmanager
+def fleet(
+    jobs: int, *, shards: int = 0, primaries: int = 0, dispatchers: int = 1, workers: int = 1
+) -> Generator[Fleet]:
+    """Start everything for so many jobs; end it."""
+    with site(primaries) as where, oracle(jobs + _WARM * (shards + 1) + 1) as cells, ExitStack() as stack:
+        made = Fleet(where, cells, shards)
+        environment = {VARIABLE: str(cells.path), SHARDS: str(shards)}
+        words = "worker", "bench.tasks:app"
+        made.workers += [
+            stack.enter_context(evsched(where.url, *words, environment=environment)) for _ in range(workers)
+        ]
+        made.dispatchers += [stack.enter_context(evsched(where.url, "dispatcher")) for _ in range(dispatchers)]
+        until(lambda: _serving(made, workers * (shards + 1)))
+        made.warm_up()
+        yield made
+
+
+def _serving(made: Fleet, leases: int) -> bool:
+    for child in (*made.workers, *made.dispatchers):
+        child.check()
+    return made.site.leases() >= leases
