@@ -13,13 +13,17 @@ from bench.oracle import VARIABLE, Oracle, oracle
 from bench.processes import Child, cpu
 from bench.scaling.site import Counts, Site, site, total
 from bench.server import evsched, until
-from bench.sparse import LATE, started
+from bench.sparse import LATE, lateness, started
 from bench.tasks import SHARDS, stamped_job
 from evsched.client.client import Client
-from evsched.shards import Shards
+from evsched.config import Config
+from evsched.shards import Shards, shard
 from evsched.store.clients import New
 
 QUEUE: Final = "default"
+
+BUSIEST: Final = "busiest node, µs/job"
+"""The column of the main thread of the node that had most to do."""
 
 _WARM: Final = 20
 """Jobs for each shard that run before anything is measured."""
@@ -54,7 +58,7 @@ class Fleet:
         time.sleep(max(0.0, begin - 0.1 - time.time()))
         with self.counting(count) as figures:
             late = started(self._oracle, dues, first)
-        return {**figures, **late}
+        return {**figures, "busiest node, % of a core": figures[BUSIEST] * rate / 1e4, **late}
 
     def at_once(self, count: int) -> Figures:
         """Measure jobs that are due at the same instant: as fast as these processes can."""
@@ -66,12 +70,12 @@ class Fleet:
             if len(times) < count:
                 raise Failed(f"{len(times):,} of {count:,} jobs ran within {LATE:g} s")
         seconds = max(times) - due
-        busiest = figures["main, busiest node, µs/job"] * count / 1e6
+        busiest = figures[BUSIEST] * count / 1e6
         return {
             **figures,
             "jobs/s here": count / seconds,
             "busiest node, % of a core": busiest / seconds * 100,
-            "jobs/s of a whole core, calculated": count / busiest,
+            "jobs/s of a whole core, calculated": 1e6 / figures[BUSIEST],
         }
 
     def for_now(self, rate: float, seconds: float) -> Figures:
@@ -84,8 +88,8 @@ class Fleet:
             times = self._oracle.wait(first, count, LATE)
         if len(times) < count:
             raise Failed(f"{len(times):,} of {count:,} jobs ran within {LATE:g} s")
-        late = sorted(at - due for at, due in zip(times, dues, strict=True))
-        return {**figures, "p50, ms": late[count // 2] * 1e3, "p99, ms": late[count * 99 // 100] * 1e3}
+        late = [at - due for at, due in zip(times, dues, strict=True)]
+        return {**figures, "busiest node, % of a core": figures[BUSIEST] * rate / 1e4, **lateness(late)}
 
     @contextmanager
     def counting(self, jobs: int) -> Generator[dict[str, float]]:
@@ -125,8 +129,7 @@ def _per_job(nodes: Sequence[Counts], jobs: int) -> dict[str, float]:
     every = total(nodes)
     return {
         "Redis µs/job": every.cpu / jobs * 1e6,
-        "main, µs/job": every.main / jobs * 1e6,
-        "main, busiest node, µs/job": max(node.main for node in nodes) / jobs * 1e6,
+        BUSIEST: max(node.main for node in nodes) / jobs * 1e6,
         "requests/job": every.requests / jobs,
         "script calls/job": every.scripts / jobs,
         "commands/job": every.executed / jobs,
@@ -147,18 +150,27 @@ def enqueue(where: Site, shards: Shards, jobs: list[New]) -> None:
 
 @contextmanager
 def fleet(
-    jobs: int, *, shards: int = 0, primaries: int = 0, dispatchers: int = 1, workers: int = 1
+    jobs: int,
+    *,
+    shards: int = 0,
+    primaries: int = 0,
+    dispatchers: int = 1,
+    workers: int = 1,
+    slots: int = Config().concurrency,
+    divided: bool = False,
 ) -> Generator[Fleet]:
-    """Start everything for so many jobs; end it."""
-    with site(primaries) as where, oracle(jobs + _WARM * (shards + 1) + 1) as cells, ExitStack() as stack:
+    """Start everything for so many jobs; end it. `divided`: each worker serves its part of the shards alone."""
+    warm = _WARM * (shards + 1)
+    with site(primaries) as where, oracle(jobs + warm + 1) as cells, ExitStack() as stack:
         made = Fleet(where, cells, shards)
         environment = {VARIABLE: str(cells.path), SHARDS: str(shards)}
-        words = "worker", "bench.tasks:app"
-        made.workers += [
-            stack.enter_context(evsched(where.url, *words, environment=environment)) for _ in range(workers)
-        ]
+        for number in range(workers):
+            queues = [f"--queue={shard(QUEUE, n)}:1" for n in range(number, shards, workers)] if divided else []
+            words = ["worker", "bench.tasks:app", f"--concurrency={slots}", *queues]
+            made.workers.append(stack.enter_context(evsched(where.url, *words, environment=environment)))
         made.dispatchers += [stack.enter_context(evsched(where.url, "dispatcher")) for _ in range(dispatchers)]
-        until(lambda: _serving(made, workers * (shards + 1)))
+        leases = shards if divided else workers * (shards + 1)
+        until(lambda: _serving(made, leases))
         made.warm_up()
         yield made
 
