@@ -29,6 +29,8 @@ _RATE: Final = (
     "Redis µs/job",
     "busiest node, % of a core",
     "script calls/job",
+    "commands/job",
+    "bytes/job",
     "dispatcher µs/job",
     "worker µs/job",
     "p50, ms",
