@@ -10,7 +10,7 @@ from math import ceil
 from statistics import linear_regression
 from typing import Final
 
-from bench.figures import grid, number
+from bench.figures import grid, number, spread
 from bench.readings import Tables, cell
 from bench.result import Result
 from bench.scaling.tables import CLUSTER, ONE, SHARDS, rates
@@ -37,6 +37,7 @@ _SHARDS: Final = 4
 _OTHERS: Final = 4
 """Connections of a worker to each primary besides those for its shards."""
 
+_COMPARED: Final = "Redis µs/job", "script calls/job", "commands/job", "bytes/job", "worker µs/job"
 _MEASURED: Final = "Redis µs/job", "script calls/job"
 
 Row = tuple[str, str]
@@ -57,6 +58,7 @@ def _read(tables: Tables, row: Row, column: str) -> float:
 def tables(result: Result) -> str:
     """Return the calculated tables in Markdown."""
     every = {
+        "A job against that of one queue: ratios of the same round": _ratios,
         "Redis µs/job, calculated from the script calls": _checked,
         "What 1,000 jobs/s need, calculated": _needs,
         "Any number of jobs/s, calculated": _plan,
@@ -69,6 +71,17 @@ def _grid(make: Callable[[Result], Sequence[Sequence[str]]], result: Result) -> 
         return grid(make(result))
     except _Missing as error:
         return f"Not measured: {error}"
+
+
+def _ratios(result: Result) -> list[list[str]]:
+    """Compare each case of `burst` with one queue, in each round."""
+    _read(result.tables, ("burst", ONE), _COMPARED[0])
+    cases = dict(result.tables["burst"].values)
+    one, lines = cases.pop(ONE), [["", *_COMPARED]]
+    for name, row in cases.items():
+        pairs = (zip(row[column], one[column], strict=False) for column in _COMPARED)
+        lines.append([name, *(spread([here / there for here, there in pair]) for pair in pairs)])
+    return lines
 
 
 def _at(name: str, rate: float) -> Row:

@@ -17,7 +17,7 @@ from bench.sparse import LATE, lateness, started
 from bench.tasks import SHARDS, stamped_job
 from evsched.client.client import Client
 from evsched.config import Config
-from evsched.shards import Shards, shard
+from evsched.shards import NONE, Shards, shard
 from evsched.store.clients import New
 
 QUEUE: Final = "default"
@@ -63,7 +63,9 @@ class Fleet:
     def at_once(self, count: int) -> Figures:
         """Measure jobs that are due at the same instant: as fast as these processes can."""
         due = time.time() + 1 + count / 10_000
-        first = self._schedule([due] * count)
+        return self._burst(self._schedule([due] * count), count, due)
+
+    def _burst(self, first: int, count: int, due: float) -> dict[str, float]:
         time.sleep(max(0.0, due - 0.05 - time.time()))
         with self.counting(count) as figures:
             times = self._oracle.wait(first, count, LATE)
@@ -77,6 +79,21 @@ class Fleet:
             "busiest node, % of a core": busiest / seconds * 100,
             "jobs/s of a whole core, calculated": 1e6 / figures[BUSIEST],
         }
+
+    def in_turn(self, count: int) -> Figures:
+        """Measure the same in the shards of one node after the other, so that the others do not take its cores."""
+        figures = list[dict[str, float]]()
+        part = count // len(self.site.nodes)
+        for node in self.site.nodes:
+            queues = [key.decode().split("{")[1].split("}")[0] for key in node.redis.keys("evsched:{*}:leases")]
+            due = time.time() + 1 + count / 10_000
+            first = self._next
+            self._next += part
+            jobs = [stamped_job(number, due) for number in range(first, self._next)]
+            for n, queue in enumerate(queues):
+                enqueue(self.site, NONE, jobs[n :: len(queues)], queue)
+            figures.append(self._burst(first, part, due))
+        return {name: sum(one[name] for one in figures) / len(figures) for name in figures[0]}
 
     def for_now(self, rate: float, seconds: float) -> Figures:
         """Measure jobs that a program enqueues one by one, due at once. What it takes to enqueue them counts too."""
@@ -137,12 +154,12 @@ def _per_job(nodes: Sequence[Counts], jobs: int) -> dict[str, float]:
     }
 
 
-def enqueue(where: Site, shards: Shards, jobs: list[New]) -> None:
+def enqueue(where: Site, shards: Shards, jobs: list[New], queue: str = QUEUE) -> None:
     """Put jobs on the schedule by the call for many."""
 
     async def run() -> None:
         client = Client(where.url, shards)
-        await client.enqueue(QUEUE, jobs)
+        await client.enqueue(queue, jobs)
         await client.close()
 
     asyncio.run(run())
