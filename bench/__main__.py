@@ -19,9 +19,9 @@ from bench.figures import Failed, Measured, markdown, measure, median, spread
 from bench.groups import COMPARED, Groups, expanded, groups
 from bench.result import Result, machine, read
 from bench.scale import QUICK, Scale, described
-from bench.scaling import capacity
+from bench.scaling import capacity, page
 
-_FROM_FILE: Final[Mapping[str, Callable[[Result], str]]] = {"targets": targets.table, "capacity": capacity.tables}
+_FROM_FILE: Final[Mapping[str, Callable[[Result], str]]] = {"targets": targets.table, "capacity": capacity.table}
 """What is calculated from the figures of a run."""
 
 
@@ -42,6 +42,7 @@ def _parser(every: Groups) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
     parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
     parser.add_argument("--json-file", type=Path, metavar="FILE", help="write them to this file, after each table")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="with capacity: write all tables into this page too")
     parser.add_argument("--plots", metavar="FOLDER", help="also draw plots, as SVG files in this folder")
     for name, (kind, words) in described().items():
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=words)
@@ -98,6 +99,8 @@ def main() -> None:
             parser.error(f"{name} needs --json-file")
         result = read(arguments.json_file)
         print(_FROM_FILE[name](result))
+        if arguments.page:
+            page.write(arguments.page, result)
         if arguments.plots:
             result.draw(arguments.plots)
         return

@@ -1,11 +1,11 @@
-"""What follows from the tables of a run: the needs of 1,000 jobs/s, a check of the model, and 10 billion jobs a day.
+"""What follows from the tables of a run: ratios, a check of the model, the needs of 1,000 jobs/s and of many more.
 
 The model: a job costs Redis a fixed time, and a part of the script calls that it shares with other jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from statistics import linear_regression
 from typing import Final
@@ -13,6 +13,7 @@ from typing import Final
 from bench.figures import grid, number, spread
 from bench.readings import Tables, cell
 from bench.result import Result
+from bench.scaling import placement
 from bench.scaling.tables import CLUSTER, ONE, SHARDS, rates
 from evsched.config import Config
 from evsched.jobs.tasks import DEFAULT_RETENTION
@@ -45,7 +46,7 @@ Row = tuple[str, str]
 
 
 class _Missing(Exception):
-    """The run has not measured what is needed."""
+    """The run has not measured a figure; the message says which."""
 
 
 def _read(tables: Tables, row: Row, column: str) -> float:
@@ -55,22 +56,20 @@ def _read(tables: Tables, row: Row, column: str) -> float:
     return found
 
 
-def tables(result: Result) -> str:
-    """Return the calculated tables in Markdown."""
-    every = {
-        "A job against that of one queue: ratios of the same round": _ratios,
-        "Redis µs/job, calculated from the script calls": _checked,
-        "What 1,000 jobs/s need, calculated": _needs,
-        "Any number of jobs/s, calculated": _plan,
-    }
-    return "\n\n".join(f"**{title}**\n\n{_grid(make, result)}" for title, make in every.items())
+def tables(result: Result) -> dict[str, str]:
+    """Return the calculated tables in Markdown, by their names; without those for which a figure is missing."""
+    found = dict[str, str]()
+    for name, (title, make) in _TABLES.items():
+        try:
+            found[name] = f"**{title}**\n\n{grid(make(result))}"
+        except _Missing:
+            pass
+    return found
 
 
-def _grid(make: Callable[[Result], Sequence[Sequence[str]]], result: Result) -> str:
-    try:
-        return grid(make(result))
-    except _Missing as error:
-        return f"Not measured: {error}"
+def table(result: Result) -> str:
+    """Return all of them."""
+    return "\n\n".join(tables(result).values())
 
 
 def _ratios(result: Result) -> list[list[str]]:
@@ -94,7 +93,7 @@ def _checked(result: Result) -> list[list[str]]:
     calls, costs = ([_read(result.tables, row, name) for row in of_one] for name in reversed(_MEASURED))
     slope, fixed = linear_regression(calls, costs)
     lines = [["", "script calls/job", "calculated", "measured", "measured / calculated"]]
-    others = [*(_at(name, rate) for name in (SHARDS, CLUSTER) for rate in rates(result.scale)[1:3])]
+    others = [*(_at(name, rate) for name in (SHARDS, CLUSTER) for rate in rates(result.scale)[1:])]
     for table, name in (*of_one, *others, ("burst", SHARDS), ("burst", CLUSTER)):
         cost, called = (_read(result.tables, (table, name), column) for column in _MEASURED)
         wanted = fixed + slope * called
@@ -106,7 +105,7 @@ def _checked(result: Result) -> list[list[str]]:
 
 def _needs(result: Result) -> list[list[str]]:
     """Return what a thousand jobs a second need, at the rates of one queue."""
-    read, (_, usual, high, _) = result.tables, rates(result.scale)
+    read, (_, usual, high) = result.tables, rates(result.scale)
     columns: Mapping[str, Row] = {
         f"at {usual:,.0f}/s on one Redis": _at(ONE, usual),
         f"at {high:,.0f}/s": _at(ONE, high),
@@ -186,3 +185,12 @@ def _need(result: Result, high: float, rate: float) -> dict[str, str]:
         "memory of jobs that wait for 10 minutes, GB in all": number(stored * 600),
         "memory of records of jobs that have ended, GB in all, at least": number(stored * _KEPT),
     }
+
+
+_TABLES: Final[Mapping[str, tuple[str, Callable[[Result], list[list[str]]]]]] = {
+    "ratios": ("A job against that of one queue, in the same round", _ratios),
+    "model": ("Redis µs/job, calculated from the script calls", _checked),
+    "needs": ("What 1,000 jobs/s need, calculated", _needs),
+    "placement": ("Shards of the busiest primary, if each has as many slots, calculated", lambda _: placement.lines()),
+    "plan": ("What larger rates need, calculated", _plan),
+}

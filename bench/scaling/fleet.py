@@ -16,7 +16,6 @@ from bench.server import evsched, until
 from bench.sparse import LATE, lateness, started
 from bench.tasks import SHARDS, stamped_job
 from evsched.client.client import Client
-from evsched.config import Config
 from evsched.shards import NONE, Shards, shard
 from evsched.store.clients import New
 
@@ -52,7 +51,7 @@ class Fleet:
     def at_rate(self, rate: float, seconds: float) -> Figures:
         """Measure jobs that were scheduled before, and are due one after the other."""
         count = round(rate * seconds)
-        begin = time.time() + 1 + count / 10_000
+        begin = _soon(count)
         dues = [begin + n / rate for n in range(count)]
         first = self._schedule(dues)
         time.sleep(max(0.0, begin - 0.1 - time.time()))
@@ -62,7 +61,7 @@ class Fleet:
 
     def at_once(self, count: int) -> Figures:
         """Measure jobs that are due at the same instant: as fast as these processes can."""
-        due = time.time() + 1 + count / 10_000
+        due = _soon(count)
         return self._burst(self._schedule([due] * count), count, due)
 
     def _burst(self, first: int, count: int, due: float) -> dict[str, float]:
@@ -86,7 +85,7 @@ class Fleet:
         part = count // len(self.site.nodes)
         for node in self.site.nodes:
             queues = [key.decode().split("{")[1].split("}")[0] for key in node.redis.keys("evsched:{*}:leases")]
-            due = time.time() + 1 + count / 10_000
+            due = _soon(count)
             first = self._next
             self._next += part
             jobs = [stamped_job(number, due) for number in range(first, self._next)]
@@ -142,6 +141,11 @@ class Fleet:
         return dues
 
 
+def _soon(jobs: int) -> float:
+    """Return a time at which so many jobs should have been scheduled."""
+    return time.time() + 1.5 + jobs / 8_000
+
+
 def _per_job(nodes: Sequence[Counts], jobs: int) -> dict[str, float]:
     every = total(nodes)
     return {
@@ -173,7 +177,6 @@ def fleet(
     primaries: int = 0,
     dispatchers: int = 1,
     workers: int = 1,
-    slots: int = Config().concurrency,
     divided: bool = False,
 ) -> Generator[Fleet]:
     """Start everything for so many jobs; end it. `divided`: each worker serves its part of the shards alone."""
@@ -183,7 +186,7 @@ def fleet(
         environment = {VARIABLE: str(cells.path), SHARDS: str(shards)}
         for number in range(workers):
             queues = [f"--queue={shard(QUEUE, n)}:1" for n in range(number, shards, workers)] if divided else []
-            words = ["worker", "bench.tasks:app", f"--concurrency={slots}", *queues]
+            words = ["worker", "bench.tasks:app", *queues]
             made.workers.append(stack.enter_context(evsched(where.url, *words, environment=environment)))
         made.dispatchers += [stack.enter_context(evsched(where.url, "dispatcher")) for _ in range(dispatchers)]
         leases = shards if divided else workers * (shards + 1)
