@@ -27,6 +27,12 @@ BUSIEST: Final = "busiest node, µs/job"
 _WARM: Final = 20
 """Jobs for each shard that run before anything is measured."""
 
+_PATIENCE: Final = 1.5, 4.0, 10.0
+"""Seconds that it may take to schedule jobs, at the first try and at the next ones; 10,000 of them one second more."""
+
+_BEFORE: Final = 0.5
+"""Seconds before the first job is due at which the count begins. To read the CPU time of 50 workers takes a part of them."""
+
 _PACE: Final = 0.005
 """Seconds between two groups of jobs that are enqueued for now."""
 
@@ -50,49 +56,35 @@ class Fleet:
 
     def at_rate(self, rate: float, seconds: float) -> Figures:
         """Measure jobs that were scheduled before, and are due one after the other."""
-        count = round(rate * seconds)
-        begin = _soon(count)
-        dues = [begin + n / rate for n in range(count)]
-        first = self._schedule(dues)
-        time.sleep(max(0.0, begin - 0.1 - time.time()))
-        with self.counting(count) as figures:
-            late = started(self._oracle, dues, first)
+        offsets = [n / rate for n in range(round(rate * seconds))]
+        first, begin = self._schedule_ahead(offsets)
+        time.sleep(max(0.0, begin - _BEFORE - time.time()))
+        with self.counting(len(offsets)) as figures:
+            late = started(self._oracle, [begin + offset for offset in offsets], first)
         return {**figures, "busiest node, % of a core": figures[BUSIEST] * rate / 1e4, **late}
 
-    def at_once(self, count: int) -> Figures:
-        """Measure jobs that are due at the same instant: as fast as these processes can."""
-        due = _soon(count)
-        return self._burst(self._schedule([due] * count), count, due)
-
-    def _burst(self, first: int, count: int, due: float) -> dict[str, float]:
-        time.sleep(max(0.0, due - 0.05 - time.time()))
+    def at_once(self, count: int, queues: Sequence[str] = ()) -> dict[str, float]:
+        """Measure jobs that are due at the same instant, in these shards or in all: as fast as these processes can."""
+        first, due = self._schedule_ahead([0.0] * count, queues)
+        time.sleep(max(0.0, due - _BEFORE - time.time()))
         with self.counting(count) as figures:
             times = self._oracle.wait(first, count, LATE)
             if len(times) < count:
                 raise Failed(f"{len(times):,} of {count:,} jobs ran within {LATE:g} s")
         seconds = max(times) - due
-        busiest = figures[BUSIEST] * count / 1e6
         return {
             **figures,
             "jobs/s here": count / seconds,
-            "busiest node, % of a core": busiest / seconds * 100,
+            "busiest node, % of a core": figures[BUSIEST] * count / seconds / 1e4,
             "jobs/s of a whole core, calculated": 1e6 / figures[BUSIEST],
         }
 
-    def in_turn(self, count: int) -> Figures:
+    def in_turn(self, count: int) -> dict[str, float]:
         """Measure the same in the shards of one node after the other, so that the others do not take its cores."""
-        figures = list[dict[str, float]]()
-        part = count // len(self.site.nodes)
-        for node in self.site.nodes:
-            queues = [key.decode().split("{")[1].split("}")[0] for key in node.redis.keys("evsched:{*}:leases")]
-            due = _soon(count)
-            first = self._next
-            self._next += part
-            jobs = [stamped_job(number, due) for number in range(first, self._next)]
-            for n, queue in enumerate(queues):
-                enqueue(self.site, NONE, jobs[n :: len(queues)], queue)
-            figures.append(self._burst(first, part, due))
-        return {name: sum(one[name] for one in figures) / len(figures) for name in figures[0]}
+        queues = [node.redis.keys("evsched:{*}:leases") for node in self.site.nodes]
+        names = [[key.decode().split("{")[1].split("}")[0] for key in found] for found in queues]
+        parts = [self.at_once(count // len(names), some) for some in names]
+        return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
 
     def for_now(self, rate: float, seconds: float) -> Figures:
         """Measure jobs that a program enqueues one by one, due at once. What it takes to enqueue them counts too."""
@@ -120,11 +112,25 @@ class Fleet:
         for name, group in groups.items():
             figures[f"{name} µs/job"] = (cpu(*(child.pid for child in group)) - used[name]) / jobs * 1e6
 
-    def _schedule(self, dues: Sequence[float]) -> int:
-        """Schedule jobs; return the number of the first."""
+    def _schedule_ahead(self, offsets: Sequence[float], queues: Sequence[str] = ()) -> tuple[int, float]:
+        """Schedule jobs before the first is due; return its number, and the time from which the offsets count."""
+        for patience in _PATIENCE:
+            begin = time.time() + patience + len(offsets) / 10_000
+            first = self._schedule([begin + offset for offset in offsets], queues)
+            if time.time() < begin - _BEFORE:
+                return first, begin
+            self._oracle.wait(first, len(offsets), LATE)  # the machine was too busy
+        raise Failed("the first jobs were due before all were scheduled")
+
+    def _schedule(self, dues: Sequence[float], queues: Sequence[str] = ()) -> int:
+        """Schedule jobs, in these shards in turn or in their homes; return the number of the first."""
         first = self._next
         self._next += len(dues)
-        enqueue(self.site, self.shards, [stamped_job(number, due) for number, due in enumerate(dues, first)])
+        jobs = [stamped_job(number, due) for number, due in enumerate(dues, first)]
+        for n, queue in enumerate(queues):
+            enqueue(self.site, NONE, jobs[n :: len(queues)], queue)
+        if not queues:
+            enqueue(self.site, self.shards, jobs)
         return first
 
     async def _enqueue(self, first: int, count: int, rate: float) -> list[float]:
@@ -139,11 +145,6 @@ class Fleet:
                     group.create_task(client.enqueue(QUEUE, [job]))
         await client.close()
         return dues
-
-
-def _soon(jobs: int) -> float:
-    """Return a time at which so many jobs should have been scheduled."""
-    return time.time() + 1.5 + jobs / 8_000
 
 
 def _per_job(nodes: Sequence[Counts], jobs: int) -> dict[str, float]:
@@ -181,7 +182,7 @@ def fleet(
 ) -> Generator[Fleet]:
     """Start everything for so many jobs; end it. `divided`: each worker serves its part of the shards alone."""
     warm = _WARM * (shards + 1)
-    with site(primaries) as where, oracle(jobs + warm + 1) as cells, ExitStack() as stack:
+    with site(primaries) as where, oracle(len(_PATIENCE) * jobs + warm + 1) as cells, ExitStack() as stack:
         made = Fleet(where, cells, shards)
         environment = {VARIABLE: str(cells.path), SHARDS: str(shards)}
         for number in range(workers):
