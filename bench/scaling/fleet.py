@@ -31,7 +31,10 @@ _PATIENCE: Final = 1.5, 4.0, 10.0
 """Seconds that it may take to schedule jobs, at the first try and at the next ones; 10,000 of them one second more."""
 
 _BEFORE: Final = 0.5
-"""Seconds before the first job is due at which the count begins. To read the CPU time of 50 workers takes a part of them."""
+"""Seconds before the first job is due at which the count begins.
+
+To read the CPU time of 50 workers takes a part of them.
+"""
 
 _PACE: Final = 0.005
 """Seconds between two groups of jobs that are enqueued for now."""
