@@ -16,6 +16,7 @@ from bench.server import evsched, until
 from bench.sparse import LATE, lateness, started
 from bench.tasks import SHARDS, stamped_job
 from evsched.client.client import Client
+from evsched.client.new_job import JobOptions, new_job
 from evsched.shards import NONE, Shards, shard
 from evsched.store.clients import New
 
@@ -35,6 +36,9 @@ _BEFORE: Final = 0.5
 
 To read the CPU time of 50 workers takes a part of them.
 """
+
+_FAR: Final = 2e9
+"""Unix seconds: a due time that no benchmark lives to see."""
 
 _PACE: Final = 0.005
 """Seconds between two groups of jobs that are enqueued for now."""
@@ -182,11 +186,18 @@ def fleet(
     dispatchers: int = 1,
     workers: int = 1,
     divided: bool = False,
+    idle: int = 0,
 ) -> Generator[Fleet]:
-    """Start everything for so many jobs; end it. `divided`: each worker serves its part of the shards alone."""
+    """Start everything for so many jobs; end it.
+
+    `divided`: each worker serves its part of the shards alone. `idle`: so many other queues have a job for a far time,
+    and no worker.
+    """
     warm = _WARM * (shards + 1)
     with site(primaries) as where, oracle(len(_PATIENCE) * jobs + warm + 1) as cells, ExitStack() as stack:
         made = Fleet(where, cells, shards)
+        far = New("far", new_job("noop", (), {}, JobOptions()).payload, due=_FAR)
+        where.nodes[0].fill_all((f"idle-{n}", [far]) for n in range(idle))
         environment = {VARIABLE: str(cells.path), SHARDS: str(shards)}
         for number in range(workers):
             queues = [f"--queue={shard(QUEUE, n)}:1" for n in range(number, shards, workers)] if divided else []

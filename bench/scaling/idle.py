@@ -18,14 +18,9 @@ from bench.processes import cpu
 from bench.scale import Scale
 from bench.scaling.fleet import Fleet, fleet
 from bench.scaling.site import Counts, total
-from evsched.client.new_job import JobOptions, new_job
-from evsched.store.clients import New
 
 _SETTLE: Final = 8.0
 """Seconds. What a process does once after its start is not idleness."""
-
-_FAR: Final = 2e9
-"""Unix seconds: a due time that no benchmark lives to see."""
 
 
 class Standing(Struct, frozen=True):
@@ -58,12 +53,15 @@ def _watch(scale: Scale) -> Mapping[str, Figures]:
 
 
 def _start(stack: ExitStack, standing: Standing) -> Fleet:
-    made = stack.enter_context(
-        fleet(0, shards=standing.shards, dispatchers=standing.dispatchers, workers=standing.workers)
+    return stack.enter_context(
+        fleet(
+            0,
+            shards=standing.shards,
+            dispatchers=standing.dispatchers,
+            workers=standing.workers,
+            idle=standing.queues,
+        )
     )
-    job = New("far", new_job("noop", (), {}, JobOptions()).payload, due=_FAR)
-    made.site.nodes[0].fill_all((f"idle-{n}", [job]) for n in range(standing.queues))
-    return made
 
 
 def _cpu(made: Fleet) -> list[float]:

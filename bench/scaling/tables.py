@@ -46,6 +46,7 @@ _CASES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 _GROWTH: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{f"beside {count:,} idle queues": {"idle": count} for count in (1_000, 10_000)},
     **{f"{count} dispatchers": {"dispatchers": count} for count in (2, 4)},
     **{f"{count} shards": {"shards": count} for count in (1, 4, 12, 48)},
     "10 workers": {"workers": 10},
