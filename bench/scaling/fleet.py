@@ -154,6 +154,11 @@ class Fleet:
         return dues
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number of things in words."""
+    return f"{count} {what}{'s' * (count > 1)}"
+
+
 def _per_job(nodes: Sequence[Counts], jobs: int) -> dict[str, float]:
     every = total(nodes)
     return {

@@ -16,7 +16,7 @@ from msgspec import Struct
 from bench.figures import Figures
 from bench.processes import cpu
 from bench.scale import Scale
-from bench.scaling.fleet import Fleet, fleet
+from bench.scaling.fleet import Fleet, counted, fleet
 from bench.scaling.site import Counts, total
 
 _SETTLE: Final = 8.0
@@ -36,9 +36,9 @@ def _sizes(scale: Scale) -> Mapping[str, Standing]:
     queues = [max(1, scale.idle_queues // 1000), max(1, scale.idle_queues // 10), scale.idle_queues]
     workers = [1, max(1, scale.idle_workers // 5), scale.idle_workers]
     rows = {f"{count:,} idle queues": Standing(queues=count) for count in queues}
-    rows |= {f"{count} workers": Standing(workers=count) for count in workers}
-    rows |= {f"{count} dispatchers": Standing(dispatchers=count) for count in (2, 4)}
-    rows |= {f"{count} shards": Standing(shards=count) for count in (1, 4, 12, 48)}
+    rows |= {counted(count, "worker"): Standing(workers=count) for count in workers}
+    rows |= {counted(count, "dispatcher"): Standing(dispatchers=count) for count in (2, 4)}
+    rows |= {counted(count, "shard"): Standing(shards=count) for count in (1, 4, 12, 48)}
     return rows | {"12 shards, 10 workers": Standing(shards=12, workers=10)}
 
 

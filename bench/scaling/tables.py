@@ -9,7 +9,7 @@ from typing import Any, Final
 from bench.figures import Figures, Table
 from bench.scale import Scale
 from bench.scaling import enqueue, idle
-from bench.scaling.fleet import fleet
+from bench.scaling.fleet import counted, fleet
 
 ONE: Final = "one queue"
 ONE_IN_CLUSTER: Final = "one queue, three primaries"
@@ -47,8 +47,8 @@ _CASES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 _GROWTH: Final[Mapping[str, Mapping[str, Any]]] = {
     **{f"beside {count:,} idle queues": {"idle": count} for count in (1_000, 10_000)},
-    **{f"{count} dispatchers": {"dispatchers": count} for count in (2, 4)},
-    **{f"{count} shards": {"shards": count} for count in (1, 4, 12, 48)},
+    **{counted(count, "dispatcher"): {"dispatchers": count} for count in (2, 4)},
+    **{counted(count, "shard"): {"shards": count} for count in (1, 4, 12, 48)},
     "10 workers": {"workers": 10},
     "12 shards, 4 workers": {"shards": 12, "workers": 4},
     "12 shards, 4 workers with 3 each": {"shards": 12, "workers": 4, "divided": True},
@@ -128,7 +128,7 @@ def tables(scale: Scale) -> dict[str, Table]:
         ),
         "racing": Table(
             f"Workers that wait for {_FEW:,.0f} jobs a second",
-            {f"{count} workers": partial(_racing, scale, count) for count in (1, 10, scale.idle_workers)},
+            {counted(count, "worker"): partial(_racing, scale, count) for count in (1, 10, scale.idle_workers)},
             few,
         ),
         "stored": Table(
