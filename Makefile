@@ -51,7 +51,7 @@ chaos: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)
 
-# Measures what docs/scaling.md says, in about seven minutes, and writes it into that page.
+# Measures what docs/scaling.md says, in about seven minutes, and writes it into that page: so never with --quick.
 SCALING ?= bench-scaling.json
 bench-scaling: $(READY)
 	@$(BIN)/python -m bench scaling --json-file $(SCALING) $(ARGS)
