@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # The tests start Python some hundred times: each would compile all the modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-cluster check chaos bench lock format clean
+.PHONY: demo test test-cluster check chaos bench bench-scaling lock format clean
 
 demo: $(READY)
 	@$(BIN)/evsched demo
@@ -51,6 +51,12 @@ chaos: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m bench $(ARGS)
 
+# Measures what docs/scaling.md says, in about seven minutes, and writes it into that page: so never with --quick.
+SCALING ?= bench-scaling.json
+bench-scaling: $(READY)
+	@$(BIN)/python -m bench scaling --json-file $(SCALING) $(ARGS)
+	@$(BIN)/python -m bench capacity --json-file $(SCALING) --page docs/scaling.md
+
 format: $(READY)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -64,7 +70,7 @@ lock:
 
 clean:
 	rm -rf .venv dist node_modules tests/service/node/node_modules tests/service/clients/.venv tests/house/typed/node_modules \
-		grafana/picture/node_modules bench/.envs .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+		grafana/picture/node_modules bench/.envs bench-scaling.json .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements.lock pyproject.toml

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from msgspec import structs
 
@@ -18,8 +19,10 @@ from bench.figures import Failed, Measured, markdown, measure, median, spread
 from bench.groups import COMPARED, Groups, expanded, groups
 from bench.result import Result, machine, read
 from bench.scale import QUICK, Scale, described
+from bench.scaling import capacity, page
 
-_TARGETS = "targets"
+_FROM_FILE: Final[Mapping[str, Callable[[Result], str]]] = {"targets": targets.table, "capacity": capacity.table}
+"""What is calculated from the figures of a run."""
 
 
 def _parser(every: Groups) -> argparse.ArgumentParser:
@@ -29,8 +32,9 @@ def _parser(every: Groups) -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"tables or groups; without one, compare and designs. {names}. Or {_TARGETS} alone: measure nothing, and "
-        "print the project's targets beside the figures of --json-file, of which --plots then draws",
+        help=f"tables or groups; without one, compare and designs. {names}. Or one of these alone, which measure "
+        "nothing: targets prints the project's targets beside the figures of --json-file, of which --plots then draws; "
+        "capacity calculates from those of scaling what larger rates need",
     )
     parser.add_argument(
         "--only", default="", metavar="A,B", help=f"compare these schedulers, of {', '.join(SCHEDULERS)}"
@@ -38,6 +42,7 @@ def _parser(every: Groups) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
     parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
     parser.add_argument("--json-file", type=Path, metavar="FILE", help="write them to this file, after each table")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="with capacity: write all tables into this page too")
     parser.add_argument("--plots", metavar="FOLDER", help="also draw plots, as SVG files in this folder")
     for name, (kind, words) in described().items():
         parser.add_argument(f"--{name}", type=kind, metavar="N", help=words)
@@ -88,11 +93,14 @@ def main() -> None:
     """Run what the command line names."""
     parser = _parser(every := groups(["evsched"], Scale()))
     arguments = parser.parse_args()
-    if arguments.names == [_TARGETS]:
+    if len(arguments.names) == 1 and arguments.names[0] in _FROM_FILE:
+        (name,) = arguments.names
         if arguments.json_file is None:
-            parser.error(f"{_TARGETS} needs --json-file")
+            parser.error(f"{name} needs --json-file")
         result = read(arguments.json_file)
-        print(targets.table(result))
+        print(_FROM_FILE[name](result))
+        if arguments.page:
+            page.write(arguments.page, result)
         if arguments.plots:
             result.draw(arguments.plots)
         return

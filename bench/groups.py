@@ -11,6 +11,7 @@ from bench.figures import Table
 from bench.growth import tables as growth
 from bench.own import commands, flood, killed, metrics, overtaking, policy, recurrences, restore
 from bench.scale import Scale
+from bench.scaling import tables as scaling
 
 Groups = Mapping[str, Mapping[str, Table]]
 """Tables by their groups and names."""
@@ -25,6 +26,7 @@ def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
         COMPARED: comparison.tables(schedulers, scale),
         "designs": {"alternatives": alternatives.table(scale)},
         "growth": growth.tables(scale),
+        "scaling": scaling.tables(scale),
         "own": {
             "flood": flood.table(),
             **policy.tables(),

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -28,15 +27,15 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def tree(pid: int) -> list[int]:
-    """Return a process and its descendants."""
+def tree(*pids: int) -> list[int]:
+    """Return processes and their descendants."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit() and (fields := _stat(int(path.name))):
             children.setdefault(int(fields[1]), []).append(int(path.name))
-    found = [pid]
+    found = list(dict.fromkeys(pids))
     for one in found:  # grows meanwhile
-        found += children.get(one, [])
+        found += [child for child in children.get(one, []) if child not in pids]
     return found
 
 
@@ -47,7 +46,7 @@ def cpu(*pids: int) -> float:
     exact. Of processes that have ended there are only ticks; threads that have ended count no longer.
     """
     seconds = 0.0
-    for one in set(chain.from_iterable(map(tree, pids))):
+    for one in tree(*pids):
         seconds += sum(map(int, _stat(one)[13:15])) / os.sysconf("SC_CLK_TCK")
         for thread in Path(f"/proc/{one}/task").glob("*/schedstat"):
             try:

@@ -23,6 +23,11 @@ class Scale(Struct, frozen=True, kw_only=True):
     dispatchers: Annotated[int, Meta(description="dispatchers")] = 50
     payload: Annotated[int, Meta(description="bytes of a large payload")] = 20_000
     recurrences: Annotated[int, Meta(description="recurrences of one minute, beside which other jobs are due")] = 10_000
+    rate: Annotated[float, Meta(description="jobs/s that one Redis and a cluster are measured with")] = 2_000.0
+    seconds: Annotated[float, Meta(description="seconds for which they are due at that rate")] = 3.0
+    idle_queues: Annotated[int, Meta(description="queues that nobody serves")] = 10_000
+    idle_workers: Annotated[int, Meta(description="workers that wait for few jobs, or none")] = 50
+    idle_seconds: Annotated[float, Meta(description="seconds for which those are watched")] = 45.0
     rows: Annotated[int, Meta(description="rows of the ledger whose jobs Redis loses")] = 1_000_000
     rounds: Annotated[int, Meta(description="rounds in which all rows take turns")] = 3
 
@@ -41,6 +46,11 @@ QUICK: Final = Scale(
     dispatchers=4,
     payload=2_000,
     recurrences=100,
+    rate=200.0,
+    seconds=1.0,
+    idle_queues=1_000,
+    idle_workers=2,
+    idle_seconds=3.0,
     rows=5_000,
     rounds=1,
 )

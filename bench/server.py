@@ -62,8 +62,7 @@ class Server:
     @contextmanager
     def evsched(self, *words: str, environment: Mapping[str, str] | None = None) -> Generator[Child]:
         """Run `evsched` with these words, and these variables besides our own."""
-        command = [str(Path(sys.executable).with_name("evsched")), *words, "--url", self.url, "--log-level", "ERROR"]
-        with running(command, environment or {}) as child:
+        with evsched(self.url, *words, environment=environment) as child:
             yield child
 
     @contextmanager
@@ -100,11 +99,7 @@ class Server:
 
     def until(self, condition: Callable[[], bool], limit: float = 120.0) -> None:
         """Wait for a condition, looking every 20 ms."""
-        end = time.monotonic() + limit
-        while not condition():
-            if time.monotonic() > end:
-                raise Failed(f"a condition of the benchmark was not met within {limit:g} s")
-            time.sleep(0.02)
+        until(condition, limit)
 
     def ended(self, queue: str, job_id: str) -> None:
         """Wait until the record of evsched's job says that it has ended."""
@@ -116,6 +111,23 @@ class Server:
         for job_id in ids:
             pipe.hmget(f"evsched:{{{queue}}}:job:{job_id}", *names)
         return [[float(value) for value in values] for values in pipe.execute()]
+
+
+def until(condition: Callable[[], bool], limit: float = 120.0) -> None:
+    """Wait for a condition, looking every 20 ms."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            raise Failed(f"a condition of the benchmark was not met within {limit:g} s")
+        time.sleep(0.02)
+
+
+@contextmanager
+def evsched(url: str, *words: str, environment: Mapping[str, str] | None = None) -> Generator[Child]:
+    """Run `evsched` with these words on the Redis of this URL, with these variables besides our own."""
+    command = [str(Path(sys.executable).with_name("evsched")), *words, "--url", url, "--log-level", "ERROR"]
+    with running(command, environment or {}) as child:
+        yield child
 
 
 @contextmanager

@@ -14,7 +14,10 @@ from evsched import App, current_job
 from evsched.client.new_job import JobOptions, new_job
 from evsched.store.clients import New
 
-app = App()
+SHARDS: Final = "BENCH_SHARDS"
+"""The environment variable with the number of shards of the app's queue."""
+
+app = App(shards=int(os.environ.get(SHARDS, "0")))
 
 _BATCH: Final = 50_000
 """Jobs of very many that are in our memory at once."""

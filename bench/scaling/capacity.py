@@ -1,0 +1,196 @@
+"""What follows from the tables of a run: ratios, a check of the model, the needs of 1,000 jobs/s and of many more.
+
+The model: a job costs Redis a fixed time, and a part of the script calls that it shares with other jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import ceil
+from statistics import linear_regression
+from typing import Final
+
+from bench.figures import grid, number, spread
+from bench.readings import Tables, cell
+from bench.result import Result
+from bench.scaling import placement
+from bench.scaling.tables import CLUSTER, ONE, SHARDS, rates
+from evsched.config import Config
+from evsched.jobs.tasks import DEFAULT_RETENTION
+
+_DAY: Final = 86_400
+_BILLIONS: Final = 10_000_000_000
+
+_WORKER: Final = 0.7
+"""The part of a core that a worker process uses at most: it needs some for what comes unevenly."""
+
+_DISPATCHER: Final = 0.5
+"""The same of a dispatcher, which is late when it has to wait."""
+
+_SLOTS: Final = Config().concurrency
+
+_KEPT: Final = DEFAULT_RETENTION
+"""Seconds for which the record of a job is kept that has ended."""
+
+_SHARDS: Final = 4
+"""Shards for each primary."""
+
+_OTHERS: Final = 4
+"""Connections of a worker to each primary besides those for its shards."""
+
+_COMPARED: Final = "Redis µs/job", "script calls/job", "commands/job", "bytes/job", "worker µs/job"
+_MEASURED: Final = "Redis µs/job", "script calls/job"
+
+Row = tuple[str, str]
+"""A table and a row of it."""
+
+
+class _Missing(Exception):
+    """The run has not measured a figure; the message says which."""
+
+
+def _read(tables: Tables, row: Row, column: str) -> float:
+    found = cell(row[0], row[1], column)(tables)
+    if found is None:
+        raise _Missing(f"{row[0]}: {row[1]}: {column}")
+    return found
+
+
+def tables(result: Result) -> dict[str, str]:
+    """Return the calculated tables in Markdown, by their names; without those for which a figure is missing."""
+    found = dict[str, str]()
+    for name, (title, make) in _TABLES.items():
+        try:
+            found[name] = f"**{title}**\n\n{grid(make(result))}"
+        except _Missing:
+            pass
+    return found
+
+
+def table(result: Result) -> str:
+    """Return all of them."""
+    return "\n\n".join(tables(result).values())
+
+
+def _ratios(result: Result) -> list[list[str]]:
+    """Compare each case of `burst` with one queue, in each round."""
+    _read(result.tables, ("burst", ONE), _COMPARED[0])
+    cases = dict(result.tables["burst"].values)
+    one, lines = cases.pop(ONE), [["", *_COMPARED]]
+    for name, row in cases.items():
+        pairs = (zip(row[column], one[column], strict=False) for column in _COMPARED)
+        lines.append([name, *(spread([here / there for here, there in pair]) for pair in pairs)])
+    return lines
+
+
+def _at(name: str, rate: float) -> Row:
+    return "rates", f"{name}, {rate:,.0f}/s"
+
+
+def _checked(result: Result) -> list[list[str]]:
+    """Fit the model to one queue on one server, and compare it with shards on one server and on three."""
+    of_one = [*(_at(ONE, rate) for rate in rates(result.scale)), ("burst", ONE)]
+    calls, costs = ([_read(result.tables, row, name) for row in of_one] for name in reversed(_MEASURED))
+    slope, fixed = linear_regression(calls, costs)
+    lines = [["", "script calls/job", "calculated", "measured", "measured / calculated"]]
+    others = [*(_at(name, rate) for name in (SHARDS, CLUSTER) for rate in rates(result.scale)[1:])]
+    for table, name in (*of_one, *others, ("burst", SHARDS), ("burst", CLUSTER)):
+        cost, called = (_read(result.tables, (table, name), column) for column in _MEASURED)
+        wanted = fixed + slope * called
+        where = name if table == "rates" else f"{name}, at once"
+        lines.append([where, number(called), number(wanted), number(cost), number(cost / wanted)])
+    lines.append([f"calculated: {number(fixed)} µs, and {number(slope)} µs for each script call", *[""] * 4])
+    return lines
+
+
+def _needs(result: Result) -> list[list[str]]:
+    """Return what a thousand jobs a second need, at the rates of one queue."""
+    read, (_, usual, high) = result.tables, rates(result.scale)
+    columns: Mapping[str, Row] = {
+        f"at {usual:,.0f}/s on one Redis": _at(ONE, usual),
+        f"at {high:,.0f}/s": _at(ONE, high),
+        "as fast as it can": ("burst", ONE),
+    }
+
+    def line(what: str, column: str, scale: float) -> list[str]:
+        return [what, *(number(_read(read, row, column) * scale) for row in columns.values())]
+
+    single, many = ("stored", "one by one"), ("stored", "1,000 at a time")
+    same = len(columns)
+    kept = 1_000 * _KEPT * _read(read, single, "memory, bytes/job") / 1e6
+    return [
+        ["for 1,000 jobs/s", *columns],
+        line("Redis, to dispatch, run and end: % of a core", "Redis µs/job", 0.1),
+        *(
+            [f"Redis, to schedule them {row[1]}: % of a core", *[number(_read(read, row, "Redis µs/job") / 10)] * same]
+            for row in (single, many)
+        ),
+        line("script calls/s", "script calls/job", 1000),
+        line("commands/s, those inside scripts included", "commands/job", 1000),
+        line("network of Redis, MB/s", "bytes/job", 1e-3),
+        ["the same, to schedule them one by one", *[number(_read(read, single, "bytes sent/job") / 1e3)] * same],
+        line("a dispatcher: % of a core", "dispatcher µs/job", 0.1),
+        line("workers, besides the handlers: % of a core", "worker µs/job", 0.1),
+        *(
+            [f"worker processes, if handlers compute for {ms:g} ms", *_processes(read, columns.values(), ms)]
+            for ms in (0.1, 1, 10)
+        ),
+        *(
+            [f"worker processes, if handlers wait for {ms:,} ms", *[number(ceil(ms / _SLOTS))] * same]
+            for ms in (100, 1_000, 10_000)
+        ),
+        [f"memory of records of {_KEPT:g} s, MB, at least", *[number(kept)] * same],
+    ]
+
+
+def _processes(read: Tables, rows: Iterable[Row], ms: float) -> list[str]:
+    return [number(ceil(1000 * (ms / 1e3 + _read(read, row, "worker µs/job") / 1e6) / _WORKER)) for row in rows]
+
+
+def _plan(result: Result) -> list[list[str]]:
+    """Return what larger rates need, if each primary has the load of one server with shards that was measured."""
+    high = rates(result.scale)[2]
+    needs = [_need(result, high, rate) for rate in (high, 3 * high, 50_000, ceil(_BILLIONS / _DAY))]
+    return [[name, *(need[name] for need in needs)] for name in needs[0]]
+
+
+def _need(result: Result, high: float, rate: float) -> dict[str, str]:
+    """Return what so many jobs a second need, by the names of the rows."""
+    row, single = _at(SHARDS, high), ("stored", "12 shards, one by one")
+
+    def run(column: str) -> float:
+        return _read(result.tables, row, column)
+
+    def scheduled(column: str) -> float:
+        return _read(result.tables, single, column)
+
+    primaries = ceil(rate / high)
+    each = rate / primaries
+    dispatchers = ceil(rate * run("dispatcher µs/job") / 1e6 / _DISPATCHER)
+    workers = ceil(rate * (run("worker µs/job") + 1000) / 1e6 / _WORKER)
+    stored = rate * scheduled("memory, bytes/job") / 1e9
+    return {
+        "jobs/s": f"{rate:,.0f}",
+        "jobs a day": f"{rate * _DAY / 1e9:.2f} billion",
+        f"primaries, for at most {high:,.0f} jobs/s each": number(primaries),
+        "main thread of each, scheduling included: % of a core": number(
+            (run("Redis µs/job") + scheduled("Redis µs/job")) * each / 1e4
+        ),
+        f"shards, {_SHARDS} for each primary": number(_SHARDS * primaries),
+        "dispatchers, which divide the shards": number(dispatchers),
+        "worker processes, if handlers compute for 1 ms": number(workers),
+        "connections of workers to each primary, if each serves all shards": number(workers * (_SHARDS + _OTHERS)),
+        "the same, if each serves the shards of one primary": number(ceil(workers / primaries) * (_SHARDS + _OTHERS)),
+        "network of each primary, MB/s": number((run("bytes/job") + scheduled("bytes sent/job")) * each / 1e6),
+        "memory of jobs that wait for 10 minutes, GB in all": number(stored * 600),
+        "memory of records of jobs that have ended, GB in all, at least": number(stored * _KEPT),
+    }
+
+
+_TABLES: Final[Mapping[str, tuple[str, Callable[[Result], list[list[str]]]]]] = {
+    "ratios": ("A job against that of one queue, in the same round", _ratios),
+    "model": ("Redis µs/job, calculated from the script calls", _checked),
+    "needs": ("What 1,000 jobs/s need, calculated", _needs),
+    "placement": ("Shards of the busiest primary, if each has as many slots, calculated", lambda _: placement.lines()),
+    "plan": ("What larger rates need, calculated", _plan),
+}
