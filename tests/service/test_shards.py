@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,27 +70,23 @@ def url(request: pytest.FixtureRequest, server: EmbeddedRedis) -> Generator[str]
 
 
 @pytest.fixture
-def cli(url: str, tmp_path: Path) -> Generator[Cli]:
+def cli(url: str, raw: Any, tmp_path: Path) -> Generator[Cli]:
     (tmp_path / "tasks.py").write_text(TASKS)
-    flush(url)
     yield Cli(url, tmp_path)
-    flush(url)
+    raw.flushall()
 
 
-def raw(url: str, queue: str) -> Any:
-    """Return a foreign client of the server that has a queue."""
-    if not url.startswith("redis+cluster"):
-        return redis.Redis.from_url(url, decode_responses=True)
-    return redis.RedisCluster.from_url(url.replace("redis+cluster", "redis").partition(",")[0], decode_responses=True)
+@pytest.fixture
+def raw(url: str) -> Generator[Any]:
+    """A foreign client."""
+    kind = redis.RedisCluster if url.startswith("redis+cluster") else redis.Redis
+    with closing(kind.from_url(url.replace("redis+cluster", "redis").partition(",")[0])) as client:
+        yield client
 
 
 def schedule(foreign: Any, queue: str, job_id: str, payload: str, due: float) -> None:
     foreign.hset(keys.job(queue, job_id), mapping={"payload": payload})
     foreign.zadd(keys.schedule(queue), {job_id: due})
-
-
-def flush(url: str) -> None:
-    raw(url, "").flushall()
 
 
 @contextmanager
@@ -174,14 +170,14 @@ async def test_a_limit_that_cannot_be_divided_is_a_message_at_the_start(cli: Cli
 
 
 async def test_a_job_runs_in_whichever_shard_a_client_chose_and_is_found_there(
-    cli: Cli, url: str, program: Program
+    cli: Cli, raw: Any, program: Program
 ) -> None:
     app, job_id = program.app, "order-1"
     home = Shards(COUNTS).home("mail", job_id)
     others = [name for name in Shards(COUNTS).all_of("mail") if name != home]
     job, missing = app.job(job_id), app.job("order-2")
     for queue in (others[0], "mail"):
-        schedule(raw(url, queue), queue, job_id, '{"task":"send","args":[1]}', 4e9)
+        schedule(raw, queue, job_id, '{"task":"send","args":[1]}', 4e9)
         assert (await job.status()).queue == queue
         await job.reschedule(delay=3600)
         assert await job.cancel() == "schedule"
@@ -190,7 +186,7 @@ async def test_a_job_runs_in_whichever_shard_a_client_chose_and_is_found_there(
     for act in (missing.status, missing.cancel, missing.reschedule, missing.result):
         with pytest.raises(JobMissing):
             await act()
-    schedule(raw(url, others[1]), others[1], "order-3", '{"task":"send","args":[2]}', 0)
+    schedule(raw, others[1], "order-3", '{"task":"send","args":[2]}', 0)
     with serving(cli):
         assert await app.job("order-3").result() == "mail"
 
@@ -218,17 +214,17 @@ async def test_shards_have_no_series_of_their_own(cli: Cli, program: Program) ->
         assert found("queue_workers", queue="mail") == 1
 
 
-async def test_a_dispatcher_that_names_a_queue_serves_its_shards(cli: Cli, url: str, program: Program) -> None:
+async def test_a_dispatcher_that_names_a_queue_serves_its_shards(cli: Cli, raw: Any, program: Program) -> None:
     cli.environment["EVSCHED_QUEUES"] = "mail"
-    raw(url, "").zadd(keys.SHARDS, {"mail": 12})
+    raw.zadd(keys.SHARDS, {"mail": 12})
     with serving(cli):
         for job in await enqueue(program.send, 60):
             assert await job.result() == "mail"
 
 
-async def test_a_queue_that_is_only_named_like_a_shard_is_a_queue(cli: Cli, url: str) -> None:
+async def test_a_queue_that_is_only_named_like_a_shard_is_a_queue(cli: Cli, url: str, raw: Any) -> None:
     app = App(url, queue="news:0")
     with serving(cli), cli.running("worker", "tasks:other", "--queue", "news:0:1", until="WorkerStarted"):
-        schedule(raw(url, "news:0"), "news:0", "a", '{"task":"plain"}', 0)
+        schedule(raw, "news:0", "a", '{"task":"plain"}', 0)
         assert await app.job("a").result() == "news:0"
     await app.close()
