@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 from cyclopts import Parameter
+from msgspec import structs
 
 from evsched.cli import output
 from evsched.cli.interruption import asked_to_end
@@ -119,7 +120,19 @@ def _move(redis: SyncClient, queue: str, count: int, was: int, dry_run: bool) ->
         print(f"{one.shard} still holds jobs: {_places(one)}")
     if held:
         print("repeat the command when these jobs have run")
+    if has != was and (by_hand := _limits_by_hand(redis, queue)):
+        output.note(f"limits set by hand are still divided among {was} shards: set them again: {_some(by_hand)}")
     return 1 if held else 0
+
+
+def _limits_by_hand(redis: SyncClient, queue: str) -> list[str]:
+    """Return the limits of a queue that no app declares so; those that apps declare follow when the workers start."""
+    store = Store(queue)
+    limits = structs.replace(redis.send(store.limits()), declared=redis.send(store.declared_limits()))
+    fields = limits.fields().items()
+    return [
+        name for name, value in fields if value is not None and (name not in limits.declared or limits.overruled(name))
+    ]
 
 
 def _places(held: Held) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 from evsched import events, keys
 from evsched.dispatcher.proof import Proof
@@ -25,6 +26,9 @@ from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.store import server
 from evsched.store.dispatchers import Step
+
+_TOGETHER: Final = 50
+"""Queues that are stepped in one round trip: about 5 ms of Redis's time, if each has a few jobs due."""
 
 
 class DispatchLoop:
@@ -130,13 +134,27 @@ class DispatchLoop:
                 min(timers, key=lambda timer: timer.pace.last_step).step_by(now, "safety")
             if looks := [timer for timer in timers if timer.next_look.at <= now < timer.next_step.at]:
                 await self._look(looks)
-            for timer in [timer for timer in timers if timer.next_step.at <= time.monotonic()]:
+            now = time.monotonic()
+            if steps := [timer for timer in timers if timer.next_step.at <= now]:
                 async with self._reconnect:
-                    await self._pass(timer)
+                    await self._step_some(steps)
             step = min(timer.next_step.at for timer in timers)
             look = min(self._proof.at(), *(timer.next_look.at for timer in timers))
             self.pulse.expect(max(0.0, min(step, look) - time.monotonic()))
             await self._wakeup.sleep(step, roughly=look)
+
+    async def _step_some(self, due: list[QueueTimer]) -> None:
+        """Step some of the queues that are due for it, in one round trip; those last that are only looked after.
+
+        Raises:
+            StoreDown, StoreRefused: the failure concerns all queues.
+        """
+        if len(due) > 1:
+            due.sort(key=lambda timer: (timer.next_step.reason == "safety", timer.next_step.at))
+        passes = [self._pass(timer) for timer in due[:_TOGETHER]]
+        for failure in await asyncio.gather(*passes, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     async def _pass(self, timer: QueueTimer) -> None:
         """Step a queue. If this queue alone fails, it is tried again later, and the others go on.

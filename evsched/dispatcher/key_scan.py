@@ -35,13 +35,15 @@ class KeyScan:
         self._queues = queues
         self._refused = Reconnects("finder", runtime.emit)
         self._cursor = 0
+        self._under_way = False
+        """A slice is being read."""
         self._wanted = 1
         """How many scans must still end; 2 = one that began before the last gap in the events, and one more."""
         self.at = 0.0
 
     def restart(self) -> None:
         """Scan all keys from now on: a scan that is under way has passed some of them."""
-        self._wanted = 2 if self._cursor else 1
+        self._wanted = 2 if self._cursor or self._under_way else 1
         self.at = 0.0
 
     def ensure(self) -> None:
@@ -55,7 +57,11 @@ class KeyScan:
         Raises:
             StoreDown, StoreRefused: the failure concerns all queues.
         """
-        found = await self._runtime.sender.send(server.scan(self._cursor))
+        self._under_way = True
+        try:
+            found = await self._runtime.sender.send(server.scan(self._cursor))
+        finally:
+            self._under_way = False
         self._cursor = found.next
         named = self._runtime.config.queues
         for queue in sorted(found.queues.intersection(named) if named else found.queues):

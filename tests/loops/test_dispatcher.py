@@ -8,7 +8,9 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
+from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.store.clients import New
+from evsched.store.dispatchers import Step
 from evsched.store.server import set_notification_flags
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
@@ -109,3 +111,26 @@ async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: Embedd
             await running.sender.send(job)
             await running.recorder.wait(events.Completed, lambda event: event.ids == [name])  # noqa: B023
             assert not timer.rivals.reserve
+
+
+async def test_queues_that_are_due_at_the_same_time_are_stepped_together(own: EmbeddedRedis, app: App) -> None:
+    queues = tuple(f"q{number}" for number in range(20))
+    together = list[int]()
+    async with system(Config(url=own.url, queues=queues), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        loop, running_steps = running.dispatcher._loop, 0  # pyright: ignore[reportPrivateUsage]
+        step = loop.step
+
+        async def counted(timer: QueueTimer) -> Step:
+            nonlocal running_steps
+            running_steps += 1
+            together.append(running_steps)
+            try:
+                return await step(timer)
+            finally:
+                running_steps -= 1
+
+        loop.step = counted  # type: ignore[method-assign]
+        loop.step_all("timer")
+        await running.recorder.wait(events.Woken, lambda event: event.reason == "timer", count=20)
+    assert max(together) == 20
