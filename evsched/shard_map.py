@@ -24,18 +24,22 @@ async def learn(runtime: Runtime) -> None:
         runtime.emit(events.RedisFailed(kind=error.kind))
 
 
-async def declare(runtime: Runtime, counts: Mapping[str, int]) -> None:
-    """Write that queues have at least so many shards, where Redis says less."""
-    more = {name: count for name, count in counts.items() if count > runtime.shards.counts.get(name, 0)}
-    if not more:
-        return
-    runtime.shards.grow(more)
+def more(runtime: Runtime, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return the queues that have fewer shards than these: how many they have, and how many they are to have."""
+    had = {name: runtime.shards.counts.get(name, 0) for name in counts}
+    return {name: (had[name], count) for name, count in counts.items() if count > had[name]}
+
+
+async def declare(runtime: Runtime, queue: str, count: int) -> bool:
+    """Write that a queue has at least so many shards; return whether it had fewer before."""
+    runtime.shards.grow({queue: count})
     try:
-        await runtime.sender.send(server.declare_shards(more))
+        return await runtime.sender.send(server.declare_shards(queue, count))
     except StoreError as error:
         if not server.set_may_wait(error):
             raise
         runtime.emit(events.RedisFailed(kind=error.kind))
+        return False
 
 
 def spread(runtime: Runtime, queues: Sequence[str]) -> Config:

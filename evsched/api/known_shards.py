@@ -26,10 +26,16 @@ class KnownShards:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._read_at = -_KEPT
+        self._known = False
+        """They were read, or Redis has refused to say them."""
         self._reading: asyncio.Future[None] | None = None
 
     async def refresh(self) -> None:
-        """Read the numbers, unless they were read just now. If Redis does not say them, those before hold."""
+        """Read the numbers, unless they were read just now. If Redis does not say them, those before hold.
+
+        Raises:
+            StoreDown: they were never read.
+        """
         if time.monotonic() - self._read_at < _KEPT:
             return
         if self._reading is None:
@@ -39,10 +45,11 @@ class KnownShards:
     async def _read(self) -> None:
         try:
             self._client.shards = Shards(await self._client.perform(Send(server.shards())))
-            self._read_at = time.monotonic()
+            self._read_at, self._known = time.monotonic(), True
         except StoreRefused:
-            self._read_at = time.monotonic()
+            self._read_at, self._known = time.monotonic(), True
         except StoreDown:
-            pass  # the request itself says so
+            if not self._known:
+                raise
         finally:
             self._reading = None

@@ -16,10 +16,12 @@ from evsched.cli.usage import UsageError
 from evsched.client.spread import read_shards
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
-from evsched.errors import ConfigError
+from evsched.errors import ConfigError, StoreDown
 from evsched.keys import check_queue
+from evsched.shards import NONE, Shards
 from evsched.telemetry.printable import escape
 from evsched.transport import address
+from evsched.transport.topology import topology
 
 Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
 UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
@@ -91,7 +93,18 @@ def client(url: str | None) -> Generator[SyncClient]:
     """Yield a client of the Redis that the command is about. It knows how many shards queues have."""
     found = SyncClient(settings(url).url)
     try:
-        found.shards = found.run(read_shards())
+        found.shards = _read_shards(found)
         yield found
     finally:
         found.close()
+
+
+def _read_shards(redis: SyncClient) -> Shards:
+    """Read how many shards queues have. In a cluster, a node that is away must not hide the queues of the others."""
+    try:
+        return redis.run(read_shards())
+    except StoreDown as error:
+        if topology(redis.url) is None:
+            raise
+        print(f"evsched: queues are shown without their shards, which cannot be read now: {error}", file=sys.stderr)
+        return NONE

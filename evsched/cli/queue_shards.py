@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 from cyclopts import Parameter
-from msgspec import structs
 
 from evsched.cli import output
 from evsched.cli.interruption import asked_to_end
 from evsched.cli.options import Url, client
 from evsched.cli.progress_bar import progress_bar
+from evsched.cli.unknown_queues import missing
 from evsched.cli.usage import UsageError
-from evsched.client import reshard
+from evsched.client import new_shards, reshard
+from evsched.client.new_shards import Gate
 from evsched.client.reshard import CALM, Held, Lacking, Reshard
 from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
@@ -40,6 +41,10 @@ def shard(
     /,
     *,
     dry_run: Annotated[bool, Parameter(negative="", help="Count the jobs that would move, change nothing.")] = False,
+    announce: Annotated[
+        bool,
+        Parameter(negative="", help="Only write the number, for workers whose code declares none: then restart them."),
+    ] = False,
     url: Url = None,
 ) -> int:
     """Change the number of shards of a queue, and move the jobs on its schedules to where they belong then.
@@ -63,22 +68,51 @@ def shard(
             raise UsageError(f"{queue} is a shard of queue {whole}: name that queue")
         was = counts.get(queue, 0)
         if not dry_run:
+            if unknown := missing(redis, queue):
+                raise EvschedError(unknown)
+            gate = _gate(redis, queue, was, count)
+            if not announce and not _is_worked(redis, queue, count):
+                return 1
             if count > was:
+                redis.run(new_shards.pause(Store, gate))
                 redis.send(server.set_shards(queue, count))
-            if not _is_ready(redis, queue, count):
+                redis.run(new_shards.limit(Store, gate))
+            if announce:
+                print(
+                    f"queue {queue} has {max(count, was)} shards now: restart the workers, and then repeat the command"
+                )
+                return 0
+            if not _is_dispatched(redis, queue, count):
                 return 1
         return _move(redis, queue, count, was, dry_run)
 
 
-def _is_ready(redis: SyncClient, queue: str, count: int) -> bool:
-    """Return whether all shards are served; print what to do if not. Pause the new ones of a paused queue."""
+def _gate(redis: SyncClient, queue: str, was: int, count: int) -> Gate:
+    """Return what holds for the queue, as it is to hold for its shards.
+
+    Raises:
+        EvschedError: a limit is too small to be divided among so many.
+    """
+    try:
+        return redis.run(new_shards.plan(Store, queue, was, count))
+    except ConfigError as error:
+        raise EvschedError(str(error)) from None
+
+
+def _is_worked(redis: SyncClient, queue: str, count: int) -> bool:
+    """Return whether each worker serves all shards; print what to do if not."""
     if lacking := redis.run(reshard.lacking(Store, queue, count)):
         workers = [_describe(one) for one in lacking]
         output.note(
-            f"queue {queue} has {count} shards now, but not every worker serves them all: {_some(workers)}. Restart or "
-            "reload these workers, so that they learn of the shards, and repeat the command. No job was moved"
+            f"not every worker of queue {queue} serves {count} shards: {_some(workers)}. Deploy the workers with "
+            f"App(shards={count}) first, or see --announce; and then repeat the command. Nothing was changed"
         )
         return False
+    return True
+
+
+def _is_dispatched(redis: SyncClient, queue: str, count: int) -> bool:
+    """Return whether each dispatcher serves all shards; print what to do if not."""
     try:
         unknown = redis.run(reshard.undispatched(Store, queue, count))
     except StoreRefused:  # a right is missing: `pubsub|numsub`
@@ -89,7 +123,6 @@ def _is_ready(redis: SyncClient, queue: str, count: int) -> bool:
             "Restart these dispatchers, so that they learn of the shards, and repeat the command. No job was moved"
         )
         return False
-    redis.run(reshard.pause_new(Store, queue, count))
     return True
 
 
@@ -106,7 +139,7 @@ def _move(redis: SyncClient, queue: str, count: int, was: int, dry_run: bool) ->
         output.note(f"{work.moved} moved before this failed{rest}")
         raise
     if dry_run:
-        print(f"{work.moved} of {work.total} jobs on the schedules would move, but for those that cannot")
+        print(f"{work.moved} of {work.total} jobs on the schedules are not in their homes, and would move if they can")
         return 128 + stopped_by if stopped_by else 0
     print(f"{work.moved} moved" + (", then stopped: the same command does the rest" if stopped_by else ""))
     for why, number in sorted(work.stay.items()):
@@ -115,24 +148,15 @@ def _move(redis: SyncClient, queue: str, count: int, was: int, dry_run: bool) ->
         return 128 + stopped_by
     held = redis.run(reshard.retire(Store, queue, count, was))
     has = redis.send(server.shards()).get(queue, 0)
-    print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now")
+    if has < was:
+        redis.run(new_shards.limit(Store, _gate(redis, queue, was, has)))
+    anew = ": restart the workers, which then divide the limits of their code anew" if has < was else ""
+    print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now{anew}")
     for one in held:
         print(f"{one.shard} still holds jobs: {_places(one)}")
     if held:
-        print("repeat the command when these jobs have run")
-    if has != was and (by_hand := _limits_by_hand(redis, queue)):
-        output.note(f"limits set by hand are still divided among {was} shards: set them again: {_some(by_hand)}")
+        print("repeat the command when these jobs have run, or when you have revived or dropped those that are dead")
     return 1 if held else 0
-
-
-def _limits_by_hand(redis: SyncClient, queue: str) -> list[str]:
-    """Return the limits of a queue that no app declares so; those that apps declare follow when the workers start."""
-    store = Store(queue)
-    limits = structs.replace(redis.send(store.limits()), declared=redis.send(store.declared_limits()))
-    fields = limits.fields().items()
-    return [
-        name for name, value in fields if value is not None and (name not in limits.declared or limits.overruled(name))
-    ]
 
 
 def _places(held: Held) -> str:

@@ -237,17 +237,6 @@ def undispatched(make: Callable[[str], Store], queue: str, count: int) -> Operat
     return found
 
 
-def pause_new(make: Callable[[str], Store], queue: str, count: int) -> Operation[bool]:
-    """Pause the shards of a paused queue, so that its jobs do not begin where they arrive. Return whether it is."""
-    if (yield from send(make(queue).queue_stats())).paused is None:
-        return False
-    for shard in Shards({queue: count}).all_of(queue)[:-1]:
-        left = 1
-        while left:
-            _, _, left = yield from send(make(shard).pause())
-    return True
-
-
 def retire(make: Callable[[str], Store], queue: str, count: int, was: int) -> Operation[list[Held]]:
     """Lower the number of shards to `count`, or to the last one that still holds jobs. Return those that hold some."""
     held = yield from _held(make, queue, range(count, was))
@@ -257,7 +246,7 @@ def retire(make: Callable[[str], Store], queue: str, count: int, was: int) -> Op
         late = yield from _held(make, queue, range(left, was))
         if late:  # a program that knows of the shards has used one meanwhile
             left = int(late[-1].shard.rpartition(":")[2]) + 1
-            yield from send(server.declare_shards({queue: left}))
+            yield from send(server.declare_shards(queue, left))
             held += late
     return held
 

@@ -33,14 +33,14 @@ class SyncClient:
     """For programs without an event loop. Any number of threads may share it. Raises as `Client` does."""
 
     def __init__(self, url: str, shards: Shards = NONE) -> None:
-        self._url = url
+        self.url = url
         self.shards = shards
         """How many shards queues have."""
         self._sender = SyncSender(url)
 
     @cached_property
     def _by(self) -> str:
-        return address.user(self._url)
+        return address.user(self.url)
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue, without its shards."""

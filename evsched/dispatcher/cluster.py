@@ -37,7 +37,8 @@ class _Node:
         self.slots = slots
         self.sender = BatchingSender(config.url, node=host)
         self._reports = _Reports(runtime.emit, host)
-        part = Part(host, lambda queue: slot_of(keys.root(queue)) in slots, _idle_queue(slots))
+        self.idle_queue = _idle_queue(slots)
+        part = Part(host, lambda queue: slot_of(keys.root(queue)) in slots, self.idle_queue)
         mine = structs.replace(
             runtime,
             config=structs.replace(config, queues=owned),
@@ -106,8 +107,9 @@ class ClusterDispatcher:
 
     @property
     def queues(self) -> list[str]:
-        """The queues that are dispatched."""
-        return sorted({queue for node in self._nodes.values() for queue in node.dispatcher.queues})
+        """The queues that are dispatched, without those that no one uses."""
+        nodes = self._nodes.values()
+        return sorted({queue for node in nodes for queue in node.dispatcher.queues if queue != node.idle_queue})
 
     @property
     def pulses(self) -> list[Pulse]:

@@ -14,13 +14,14 @@ from msgspec import structs
 import evsched
 from evsched import forks, shard_map
 from evsched.app import App
+from evsched.client import new_shards
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics.acl import Role
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
-from evsched.errors import CannotStart, ConfigError, LoopEnded, StoreDown, StoreRefused
-from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack
+from evsched.errors import CannotStart, ConfigError, LoopEnded, StoreDown, StoreError, StoreRefused
+from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack, RedisFailed
 from evsched.process.child_link import ChildLink
 from evsched.process.doctor_watch import DoctorWatch, OnChanges
 from evsched.process.first_check import check_server, unsafe_settings
@@ -31,6 +32,7 @@ from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import Shutdown
+from evsched.shards import Shards
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
 from evsched.transport import scripts
@@ -249,17 +251,50 @@ async def _dispatch_cluster(process: _Process, runtime: Runtime, cluster: Topolo
     await run_loops({"dispatcher": dispatcher.run()})
 
 
+def _check_limits(app: App, runtime: Runtime) -> None:
+    """Refuse limits of the code that cannot be divided among the shards, before these are written.
+
+    Raises:
+        CannotStart
+    """
+    shards = Shards(runtime.shards.counts)
+    shards.grow(app.shards.counts)
+    program = structs.replace(app.program, shards=shards)
+    try:
+        for queue in runtime.config.queues or app.queues:
+            for name in shards.all_of(queue):
+                program.limits_in(name)
+    except ConfigError as error:
+        raise CannotStart(str(error)) from None
+
+
+async def _declare_shards(process: _Process, app: App) -> None:
+    """Write how many shards the app declares, where that is more. The pause and the limits of the queue hold for them.
+
+    Raises:
+        CannotStart: a limit that was set by hand is too small to be divided among so many.
+    """
+    client, runtime = app.client, process.runtime
+    _check_limits(app, runtime)
+    for queue, (was, count) in shard_map.more(runtime, app.shards.counts).items():
+        try:
+            gate = await client.run(new_shards.plan(client.store, queue, was, count))
+            await client.run(new_shards.pause(client.store, gate))
+            if await shard_map.declare(runtime, queue, count):
+                await client.run(new_shards.limit(client.store, gate))
+        except ConfigError as error:
+            raise CannotStart(str(error)) from None
+        except StoreError as error:  # away, or a right is missing: the shards are served, and it is logged
+            runtime.shards.grow({queue: count})
+            runtime.emit(RedisFailed(kind=error.kind))
+
+
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
-    await shard_map.declare(process.runtime, app.shards.counts)
+    await _declare_shards(process, app)
     runtime = process.spread(config.queues or app.queues)
     queues, program = list(runtime.config.queues), structs.replace(app.program, shards=runtime.shards)
-    try:
-        for queue in queues:
-            program.limits_in(queue)
-    except ConfigError as error:
-        raise CannotStart(str(error)) from None
     isolated = None if app.origin is None else partial(start_isolated, app.origin)
     worker = Worker(runtime, program, queues, start_isolated=isolated, before=announced())
     process.telemetry.of_worker(worker)

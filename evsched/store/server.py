@@ -5,7 +5,7 @@ In a cluster, those without a key are answered by each node for itself: send the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -80,10 +80,9 @@ def shards() -> Call[dict[str, int]]:
     return Call(("ZRANGE", keys.SHARDS, 0, -1, "WITHSCORES"), read, near=keys.SHARDS)
 
 
-def declare_shards(counts: Mapping[str, int]) -> Call[Any]:
-    """Note that these queues have at least so many shards."""
-    pairs = [word for name, count in counts.items() for word in (count, name)]
-    return Call(("ZADD", keys.SHARDS, "GT", *pairs), raw, near=keys.SHARDS)
+def declare_shards(queue: str, count: int) -> Call[bool]:
+    """Note that a queue has at least so many shards; the reply is whether it had fewer before."""
+    return Call(("ZADD", keys.SHARDS, "GT", "CH", count, queue), bool, near=keys.SHARDS)
 
 
 def set_shards(queue: str, count: int) -> Call[Any]:

@@ -26,8 +26,8 @@ MOVED: Final = "moved"
 
 _CLUSTER_ERRORS: Final = {
     exceptions.MovedError: (MOVED, "another node of the cluster has it now"),
-    exceptions.AskError: (MOVING, "this queue moves to another node of the cluster"),
-    exceptions.TryAgainError: (MOVING, "this queue moves to another node of the cluster"),
+    exceptions.AskError: (MOVING, "its slot moves to another node of the cluster"),
+    exceptions.TryAgainError: (MOVING, "its slot moves to another node of the cluster"),
     exceptions.ClusterDownError: ("clusterdown", "the cluster is down"),
 }
 """Their kinds, and what they mean. redis-py removes the code from the message: only a slot and an address are left of
@@ -105,7 +105,7 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
         return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
     for name, (kind, meaning) in _CLUSTER_ERRORS.items():
         if isinstance(error, name):
-            return StoreDown(f"{what}: {meaning} ({message})", kind=kind)
+            return StoreDown(f"{what}{_about(call)}: {meaning} ({message})", kind=kind)
     if isinstance(error, exceptions.ClusterCrossSlotError) or code == "CROSSSLOT" or "cluster mode" in message:
         return StoreRefused(f"{what}: {NO_CLUSTER} ({type(error).__name__}: {message})", kind=_kind(error, code))
     if isinstance(error, _WAIT_ERRORS) or code in _WAIT_CODES:
@@ -115,6 +115,11 @@ def translate(error: Exception, call: Call[Any] | None = None) -> EvschedError:
     if code == "MOVING":  # of fail() in the scripts, too: a job is between two shards for a moment
         return StoreDown(f"{what}: {rest}", kind=MOVING)
     return StoreRefused(f"{what}: {message}", kind=_kind(error, code))
+
+
+def _about(call: Call[Any] | None) -> str:
+    """Return of which key a call is, for messages about its slot."""
+    return "" if call is None or call.near is None else f" of {call.near if isinstance(call.near, str) else 'a key'}"
 
 
 def _kind(error: Exception, code: str) -> str:

@@ -169,7 +169,9 @@ def test_each_job_runs_once_while_the_number_of_shards_changes(cli: Cli, url: st
                 if count > was:
                     refused = cli.run("queues", "shard", "mail", str(count))
                     assert refused.returncode == 1, refused.stdout
-                    assert "Restart or reload these workers" in refused.stderr
+                    assert "Nothing was changed" in refused.stderr
+                    assert raw.zscore(keys.SHARDS, "mail") == (was or None)
+                    assert cli.run("queues", "shard", "mail", str(count), "--announce").returncode == 0
                     service.restart()
                 producer.shards = count
                 ours = Shards({"mail": was}).all_of("mail")
@@ -271,15 +273,15 @@ def test_the_command_says_what_it_would_do_and_what_hinders_it(cli: Cli, url: st
     would = cli.run("queues", "shard", "mail", "3", "--dry-run")
     assert (would.returncode, would.stdout) == (
         0,
-        "30 of 30 jobs on the schedules would move, but for those that cannot\n",
+        "30 of 30 jobs on the schedules are not in their homes, and would move if they can\n",
     )
     assert raw.zscore(keys.SHARDS, "mail") is None
     client.send(Store("mail").heartbeat("w", 60.0, fresh=True))
     client.send(Store("mail:0").heartbeat("w", 60.0, fresh=True))
     refused = cli.run("queues", "shard", "mail", "3")
     assert refused.returncode == 1
-    assert "w lacks mail:1, mail:2. Restart or reload these workers" in refused.stderr
-    assert raw.zscore(keys.SHARDS, "mail") == 3
+    assert "w lacks mail:1, mail:2. Deploy the workers with App(shards=3) first" in refused.stderr
+    assert raw.zscore(keys.SHARDS, "mail") is None
     assert raw.zcard(keys.schedule("mail")) == 30
     for shard in ("mail:1", "mail:2"):
         client.send(Store(shard).heartbeat("w", 60.0, fresh=True))
@@ -297,9 +299,50 @@ def test_the_command_says_what_it_would_do_and_what_hinders_it(cli: Cli, url: st
         "1 stay because they also run, wait or are dead under the same id, or cannot run as they are",
         "queue mail has 3 shards now",
         "mail:2 still holds jobs: 1 in schedule",
-        "repeat the command when these jobs have run",
+        "repeat the command when these jobs have run, or when you have revived or dropped those that are dead",
     ]
     raw.delete(keys.schedule("mail:2"))
     done = cli.run("queues", "shard", "mail", "0")
-    assert (done.returncode, done.stdout) == (0, "0 moved\nqueue mail has no shards now\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "0 moved\nqueue mail has no shards now: restart the workers, which then divide the limits of their code anew\n",
+    )
+    client.close()
+
+
+@pytest.mark.parametrize("by", ["command", "worker"])
+def test_a_pause_and_the_limits_that_were_set_by_hand_hold_for_new_shards(
+    cli: Cli, url: str, raw: Any, by: str, tmp_path: Path
+) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job("a")])
+    assert cli.run("limit", "mail", "--concurrency", "11", "--rate", "8/s").returncode == 0
+    assert cli.run("pause", "mail").returncode == 0
+    (tmp_path / "grown.py").write_text('from evsched import App\napp = App(queue="mail", shards=3)\n')
+    if by == "command":
+        assert cli.run("queues", "shard", "mail", "3").returncode == 0
+    else:
+        with cli.running("worker", "grown:app", until="WorkerStarted"):
+            pass
+    found = [raw.hgetall(f"evsched:{{{name}}}:limits") for name in Shards({"mail": 3}).all_of("mail")]
+    assert [limits["concurrency"] for limits in found] == ["3", "3", "3", "2"]
+    assert {limits["rate"] for limits in found} == {"2"}
+    assert all("paused" in limits for limits in found)
+    client.close()
+
+
+def test_a_worker_that_is_refused_has_not_changed_the_number(cli: Cli, url: str, raw: Any, tmp_path: Path) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job("a")])
+    (tmp_path / "grown.py").write_text('from evsched import App\napp = App(queue="mail", shards=3)\n')
+    (tmp_path / "declares.py").write_text((tmp_path / "grown.py").read_text() + "app.limit(concurrency=3)\n")
+    assert cli.run("limit", "mail", "--concurrency", "3").returncode == 0
+    for app in ("grown:app", "declares:app"):
+        done = cli.process("worker", app)
+        assert done.returncode == 1
+        assert "limit concurrency of queue mail is 3: it is divided among 3 shards" in done.stderr
+    refused = cli.run("queues", "shard", "mail", "3")
+    assert (refused.returncode, "must be at least 4" in refused.stderr) == (1, True)
+    assert cli.run("queues", "shard", "unknown", "3").returncode == 1
+    assert raw.zcard(keys.SHARDS) == 0
     client.close()
