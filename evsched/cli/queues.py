@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cyclopts import App
-from msgspec import structs
 
 import evsched
 from evsched.cli import output
@@ -14,7 +13,7 @@ from evsched.cli.options import Json, Queues, Url, client
 from evsched.cli.queue_shards import shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
-from evsched.client import spread
+from evsched.client import new_shards, spread
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
@@ -60,9 +59,7 @@ def each(
 
 def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:
     """Read the limits of a queue and its shards, with those that apps declare."""
-    return [
-        structs.replace(redis.send(store.limits()), declared=redis.send(store.declared_limits())) for store in stores
-    ]
+    return [redis.run(new_shards.read_limits(store)) for store in stores]
 
 
 @app.default

@@ -5,17 +5,13 @@ Limits that the code declares are divided by the workers when they start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from msgspec import Struct, structs
 
 from evsched.client.operations import Operation, send
+from evsched.client.spread import MakeStore
 from evsched.shards import Shards
 from evsched.store.limits import Limits, merged
 from evsched.store.store import Store
-
-MakeStore = Callable[[str], Store]
-"""Returns the calls of a queue."""
 
 
 class Gate(Struct, frozen=True):
@@ -26,6 +22,12 @@ class Gate(Struct, frozen=True):
     paused: bool
 
 
+def read_limits(store: Store) -> Operation[Limits]:
+    """Return the limits of one queue, with those that apps declare."""
+    limits = yield from send(store.limits())
+    return structs.replace(limits, declared=(yield from send(store.declared_limits())))
+
+
 def plan(make: MakeStore, queue: str, was: int, count: int) -> Operation[Gate]:
     """Return what is to hold when a queue has `count` shards instead of `was`.
 
@@ -34,8 +36,7 @@ def plan(make: MakeStore, queue: str, was: int, count: int) -> Operation[Gate]:
     """
     found = list[Limits]()
     for name in Shards({queue: was}).all_of(queue):
-        limits = yield from send(make(name).limits())
-        found.append(structs.replace(limits, declared=(yield from send(make(name).declared_limits()))))
+        found.append((yield from read_limits(make(name))))
     whole, shards = merged(found), Shards({queue: count})
     by_hand = {
         field: value

@@ -11,15 +11,16 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from evsched.client.operations import Operation, send
+from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError
-from evsched.shards import Shards
+from evsched.shards import Shards, shard
 from evsched.store import server
 from evsched.store.moves import Batch, Vacated
 from evsched.store.store import Store
@@ -63,9 +64,7 @@ class Reshard:
     any. `only_count`: nothing moves; then `moved` is how many jobs would, of which some may stay when it is done.
     """
 
-    def __init__(
-        self, make: Callable[[str], Store], queue: str, count: int, was: int, *, only_count: bool = False
-    ) -> None:
+    def __init__(self, make: MakeStore, queue: str, count: int, was: int, *, only_count: bool = False) -> None:
         self.moved = 0
         self.examined = 0
         self.total = 0
@@ -207,14 +206,14 @@ def id_of(member: bytes) -> str:
     return found or hashlib.sha1(member, usedforsecurity=False).hexdigest()
 
 
-def lacking(make: Callable[[str], Store], queue: str, count: int) -> Operation[list[Lacking]]:
+def lacking(make: MakeStore, queue: str, count: int) -> Operation[list[Lacking]]:
     """Return the live workers of a queue, and the parents that stand by, that do not serve all of its shards."""
-    shards = Shards({queue: count}).all_of(queue)[:-1]
     missing = {name: list[str]() for name in (yield from _serving(make(queue)))}
-    for shard in shards if missing else ():
-        serving = yield from _serving(make(shard))
+    for number in range(count if missing else 0):
+        part = shard(queue, number)
+        serving = yield from _serving(make(part))
         for name in missing.keys() - serving:
-            missing[name].append(shard)
+            missing[name].append(part)
     return [Lacking(name, parts) for name, parts in sorted(missing.items()) if parts]
 
 
@@ -227,17 +226,18 @@ def _serving(store: Store) -> Operation[set[str]]:
     return alive | {name for name, ends in parents if ends > now}
 
 
-def undispatched(make: Callable[[str], Store], queue: str, count: int) -> Operation[list[str]]:
+def undispatched(make: MakeStore, queue: str, count: int) -> Operation[list[str]]:
     """Return the shards that fewer dispatchers serve by name than the queue itself: these do not know of them."""
     most = yield from send(server.gate_listeners(queue))
     found = list[str]()
-    for shard in Shards({queue: count}).all_of(queue)[:-1] if most else ():
-        if (yield from send(server.gate_listeners(shard))) < most:
-            found.append(shard)
+    for number in range(count if most else 0):
+        part = shard(queue, number)
+        if (yield from send(server.gate_listeners(part))) < most:
+            found.append(part)
     return found
 
 
-def retire(make: Callable[[str], Store], queue: str, count: int, was: int) -> Operation[list[Held]]:
+def retire(make: MakeStore, queue: str, count: int, was: int) -> Operation[list[Held]]:
     """Lower the number of shards to `count`, or to the last one that still holds jobs. Return those that hold some."""
     held = yield from _held(make, queue, range(count, was))
     left = int(held[-1].shard.rpartition(":")[2]) + 1 if held else count
@@ -251,11 +251,11 @@ def retire(make: Callable[[str], Store], queue: str, count: int, was: int) -> Op
     return held
 
 
-def _held(make: Callable[[str], Store], queue: str, numbers: Iterable[int]) -> Operation[list[Held]]:
+def _held(make: MakeStore, queue: str, numbers: Iterable[int]) -> Operation[list[Held]]:
     """Return what the shards of these numbers hold, those that hold nothing left out."""
     found = list[Held]()
     for number in numbers:
-        store = make(f"{queue}:{number}")
+        store = make(shard(queue, number))
         stats = yield from send(store.queue_stats())
         on_their_way = (yield from send(store.survey())).moving is not None
         places = {place: jobs for place, jobs in stats.places.items() if jobs} | ({"moving": 1} if on_their_way else {})

@@ -149,8 +149,10 @@ class DispatchLoop:
         Raises:
             StoreDown, StoreRefused: the failure concerns all queues.
         """
-        if len(due) > 1:
-            due.sort(key=lambda timer: (timer.next_step.reason == "safety", timer.next_step.at))
+        if len(due) == 1:  # the usual case, without an asyncio task of its own
+            await self._pass(due[0])
+            return
+        due.sort(key=lambda timer: (timer.next_step.reason == "safety", timer.next_step.at))
         passes = [self._pass(timer) for timer in due[:_TOGETHER]]
         for failure in await asyncio.gather(*passes, return_exceptions=True):
             if failure is not None:

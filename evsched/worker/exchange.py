@@ -55,8 +55,8 @@ class Exchange:
 
     def __init__(self, served: ServedQueue, shared: BatchingSender | None = None) -> None:
         self._served = served
-        self._shared = shared
-        self._direct = DirectSender(served.runtime.config.url, near=keys.root(served.queue))
+        self._shared = shared is not None
+        self._sender = shared or DirectSender(served.runtime.config.url, near=keys.root(served.queue))
         self._batch = Batch(served.runtime.config.batch)
         self._put_off = PutOff()
         self._sending = asyncio.Lock()
@@ -106,7 +106,8 @@ class Exchange:
 
     async def close(self) -> None:
         """Cut the connection, unless it is shared."""
-        await self._direct.close()
+        if not self._shared:
+            await self._sender.close()
 
     def _read(self, result: Exchanged, runs: list[Run], reply: Any) -> None:
         """Note in the result what became of the runs of one call."""
@@ -133,7 +134,7 @@ class Exchange:
 
     async def _attempt(self, calls: list[Call[Any]]) -> list[Any]:
         try:
-            return await (self._shared or self._direct).attempt_all(calls)
+            return await self._sender.attempt_all(calls)
         except (StoreError, asyncio.CancelledError) as error:
             failed: Any = error
             return [failed] * len(calls)

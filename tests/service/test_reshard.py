@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from evsched import App, keys
 from evsched.client.sweep import Filter
@@ -24,7 +23,7 @@ from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli, Log, terminate
-from tests.support.cluster import Cluster
+from tests.support.cluster import PLACES, foreign_client, started
 from tests.support.patience import PATIENCE
 from tests.support.topology import pause
 
@@ -44,28 +43,18 @@ JOBS = 1500
 FAR = 600.0
 
 
-@pytest.fixture(scope="module", params=["one server", "cluster"])
+@pytest.fixture(scope="module", params=PLACES)
 def url(request: pytest.FixtureRequest, server: EmbeddedRedis) -> Generator[str]:
-    with ExitStack() as stack:
-        if request.param == "cluster":
-            yield stack.enter_context(Cluster(server.server)).url
-        else:
-            yield stack.enter_context(EmbeddedRedis(server.server, port=0)).url
+    with started(request.param, server.server) as found:
+        yield found
 
 
 @pytest.fixture
 def raw(url: str) -> Generator[Any]:
-    """A foreign client of all of Redis."""
-    if url.startswith("redis+cluster"):
-        host, _, port = url.removeprefix("redis+cluster://").partition(",")[0].partition(":")
-        # Not `from_url`: the connections of such a client stay open after `close`.
-        client: Any = redis.RedisCluster(host=host, port=int(port), decode_responses=True)
-    else:
-        client = redis.Redis.from_url(url, decode_responses=True)
-    client.flushall()
-    yield client
-    client.flushall()
-    client.close()
+    with foreign_client(url) as client:
+        client.flushall()
+        yield client
+        client.flushall()
 
 
 @pytest.fixture

@@ -5,19 +5,18 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import redis
 
 from evsched import App, Job, JobMissing, keys
 from evsched.client.task_handle import AsyncTask
 from evsched.shards import Shards
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli, Log, terminate
-from tests.support.cluster import Cluster
+from tests.support.cluster import PLACES, foreign_client, started
 from tests.support.web import scrape
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -60,33 +59,24 @@ async def plain() -> str:
 COUNTS = {"mail": 12, "sms": 3}
 
 
-@pytest.fixture(scope="module", params=["one server", "cluster"])
+@pytest.fixture(scope="module", params=PLACES)
 def url(request: pytest.FixtureRequest, server: EmbeddedRedis) -> Generator[str]:
-    with ExitStack() as stack:
-        if request.param == "cluster":
-            yield stack.enter_context(Cluster(server.server)).url
-        else:
-            yield stack.enter_context(EmbeddedRedis(server.server, port=0)).url
-
-
-@pytest.fixture
-def cli(url: str, raw: Any, tmp_path: Path) -> Generator[Cli]:
-    (tmp_path / "tasks.py").write_text(TASKS)
-    yield Cli(url, tmp_path)
-    raw.flushall()
+    with started(request.param, server.server) as found:
+        yield found
 
 
 @pytest.fixture
 def raw(url: str) -> Generator[Any]:
-    """A foreign client."""
-    if url.startswith("redis+cluster"):
-        host, _, port = url.removeprefix("redis+cluster://").partition(",")[0].partition(":")
-        # Not `from_url`: the connections of such a client stay open after `close`.
-        client: Any = redis.RedisCluster(host=host, port=int(port))
-    else:
-        client = redis.Redis.from_url(url)
-    with closing(client):
+    with foreign_client(url) as client:
+        client.flushall()
         yield client
+        client.flushall()
+
+
+@pytest.fixture
+def cli(url: str, raw: Any, tmp_path: Path) -> Cli:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    return Cli(url, tmp_path)
 
 
 def schedule(foreign: Any, queue: str, job_id: str, payload: str, due: float) -> None:

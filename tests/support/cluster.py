@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 import redis
@@ -171,3 +172,27 @@ class ClusterOfOne(OwnConfig):
                 client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
             while "cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
                 pause()
+
+
+PLACES: Final = ("one server", "cluster")
+
+
+@contextmanager
+def started(place: str, server: Server) -> Generator[str]:
+    """Start one of PLACES, and yield its URL."""
+    with Cluster(server) if place == "cluster" else EmbeddedRedis(server, port=0) as found:
+        yield found.url
+
+
+@contextmanager
+def foreign_client(url: str) -> Generator[Any]:
+    """Yield a client, of another kind than ours, of all of a Redis or a cluster."""
+    client: Any
+    if url.startswith("redis+cluster"):
+        host, _, port = url.removeprefix("redis+cluster://").partition(",")[0].partition(":")
+        # Not `from_url`: the connections of such a client stay open after `close`.
+        client = redis.RedisCluster(host=host, port=int(port), decode_responses=True)
+    else:
+        client = redis.Redis.from_url(url, decode_responses=True)
+    with closing(client):
+        yield client
