@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 GRAFANA = Path(__file__).parents[2] / "grafana"
 PICTURE = os.environ.get("EVSCHED_TEST_PICTURE")
 SECONDS = 90 if PICTURE else 6
+WAVES = 16
+"""After so many waves of the load, jobs of each kind were enqueued."""
 
 TASKS = """
 import asyncio, random
@@ -87,7 +89,8 @@ def start(cli: Cli, *words: str, port: str = "0") -> tuple[subprocess.Popen[str]
 async def load(url: str, ledger: str, seconds: float) -> None:
     """Enqueue, in waves, jobs that succeed, jobs that fail and are retried, jobs that are dead, and rows.
 
-    The ids of some rows are taken in Redis, so they are refused.
+    The ids of some rows are taken in Redis, so they are refused. On a slow machine it takes longer: each kind of job is
+    enqueued, whatever a wave takes.
     """
     app = App(url)
 
@@ -102,7 +105,7 @@ async def load(url: str, ledger: str, seconds: float) -> None:
 
     until = time.monotonic() + seconds
     n = 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or n < WAVES:
         n += 1
         await send_mail.using(delay=0.1).enqueue_many([(i,) for i in range(20 + 15 * (n % 20 > 12))])
         await charge.using(delay=0.05).enqueue_many([(i,) for i in range(5)])
