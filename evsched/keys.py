@@ -65,6 +65,11 @@ def processing(queue: str, worker: str) -> str:
     return f"{root(queue)}processing:{worker}"
 
 
+def idle(queue: str, worker: str) -> str:
+    """Return the channel on which a worker that waits for a message is told that a job is ready."""
+    return f"{root(queue)}idle:{worker}"
+
+
 def starting(queue: str) -> str:
     """Return the key that exists while a parent without worker processes starts one, because jobs wait."""
     return root(queue) + "starting"

@@ -145,7 +145,7 @@ end
 -- A job that one of its groups lets go may be held back by the other, and the first then has room for another job. So
 -- groups are reopened until nothing is left to look at.
 -- USES keep_count, policy, RATE_LEAST, READY_AHEAD, in_flight, tokens, throttled, reopen, pass, LOOKS, payloads_read,
---      PAYLOADS_MOST, seconds, spend, REOPENED
+--      PAYLOADS_MOST, call_idle, seconds, spend, REOPENED
 local function open(asked, now)
   keep_count()
   if policy.paused then
@@ -169,6 +169,7 @@ local function open(asked, now)
       passed, looked = passed + went, looked + saw
       enough = looked >= LOOKS or payloads_read >= PAYLOADS_MOST
     until saw == 0 or passed >= room or enough
+    call_idle(passed - asked)
   end
   local again
   if by_group then

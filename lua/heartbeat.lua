@@ -11,10 +11,11 @@
 --        program   digest of the names of its tasks, '' = none
 -- REPLY  '1', or '0' when there was no lease to renew: it was lost, and other workers may have the jobs by now;
 --        how many jobs the worker's list holds; ids of those that are to stop; '1', or '0' when what it has
---        declared was lost, or is to be declared anew
+--        declared was lost, or is to be declared anew; '1' when it waits for a message, else '0'
 -- FAILS  none
 -- TWICE  the second call renews once more
--- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search
+-- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search,
+--        idle
 
 local now, worker, lease, fresh, owner, content, program = unpack(ARGV, 1, 7)
 now = clock(now)
@@ -36,4 +37,5 @@ local known = register_program(program, ends)
 register_member(worker, program, now, ends)
 end_search(program, now)
 local declared = known and is_declared(owner, content)
-return { kept and '1' or '0', #held, stops, declared and '1' or '0' }
+local waits = type(redis.pcall('ZSCORE', idle, worker)) == 'string'
+return { kept and '1' or '0', #held, stops, declared and '1' or '0', waits and '1' or '0' }

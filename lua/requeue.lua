@@ -15,7 +15,7 @@
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter,
---        return_to_backlog, admit, fields_of, keep_failure
+--        return_to_backlog, admit, fields_of, keep_failure, call_idle, decline
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -87,7 +87,7 @@ if all then
 end
 
 -- From the last to the first, each to the front: their order stays.
-local back, cancelled, nowhere = {}, {}, {}
+local back, cancelled, nowhere, listed = {}, {}, {}, 0
 for i = #ids, 1, -1 do
   local id = ids[i]
   -- If the record has the wrong type, there are no fields here, and `start` decides what becomes of the job.
@@ -107,6 +107,7 @@ for i = #ids, 1, -1 do
       table.insert(back, 1, id)
     else
       redis.call('LPUSH', ready, id)
+      listed = listed + 1
       if counting then
         enter(id)
       end
@@ -119,6 +120,7 @@ for i = #ids, 1, -1 do
   redis.call('LREM', list, -1, id)
 end
 return_to_backlog(back)
+call_idle(listed)
 admit(0, now)
 
 local put, ended = {}, {}
@@ -134,5 +136,6 @@ if redis.call('EXISTS', list) == 1 then
 end
 if all then
   redis.call('ZREM', leases, worker)
+  decline(worker)
 end
 return { 'all', put, ended }

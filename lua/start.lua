@@ -8,8 +8,10 @@
 --        lease     seconds: the worker holds jobs from here on, so its lease is the short one
 --        hold      how many jobs it may hold in all, under 1000
 --        cap       bytes that a payload may have; it may have been replaced since dispatch checked it
+--        wait      '1' = if it finds ready empty and may hold more, the worker waits for a message, '' = it does not
 -- ROWS   id        already in the worker's list: moved there by BLMOVE, or left there by a lost reply
--- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker had a lease, '0' when it was lost;
+-- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker waits for a message from here on, else '0'; '1'
+--        when it had a lease, '0' when it was lost;
 --        list of id, attempt, due, payload, planned of what is to run;
 --        list of id, reason of what went to dead;
 --        list of id, deaths, doubts, counted of the suspects among them: how many workers died that held the job, in
@@ -19,14 +21,14 @@
 --        not; `hold` bounds the rest
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, RETENTION, reuse, remove_waiting, counting, enter,
---        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure
+--        attempt_of, suspicion_of, acquit, fields_of, payload_size, size_of, with_failure, idle
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
 -- between BLMOVE and `start`. It then runs once, with the current record, because both due times came before that run
 -- began.
 
-local now, worker, lease, hold, cap = unpack(ARGV, 1, 5)
+local now, worker, lease, hold, cap, wait = unpack(ARGV, 1, 6)
 now, cap = clock(now), tonumber(cap)
 local list = processing(worker)
 
@@ -38,7 +40,7 @@ local SHARE_LEAST = 4
 local BEYOND = 0.25
 
 expect('LLEN', list)
-expect('ZCARD', dead, leases)
+expect('ZCARD', dead, leases, wait == '1' and idle or nil)
 expect_gate()
 
 -- How many of `most` jobs this worker may take now. If fewer wait than all workers could take, each has a right to an
@@ -74,7 +76,7 @@ local function add(id)
     redis.call('LREM', list, -1, id)
   end
 end
-for id in rows(6, 1) do
+for id in rows(7, 1) do
   if redis.call('LPOS', list, id) then
     add(id)
   end
@@ -181,4 +183,9 @@ if redis.call('LLEN', list) > 0 then
   -- A worker that holds nothing sends few heartbeats, and keeps its long lease.
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
 end
-return { moment, redis.call('LLEN', ready) > 0 and '1' or '0', leased and '1' or '0', started, buried, suspected }
+local left = redis.call('LLEN', ready) > 0
+local waits = wait == '1' and not left and redis.call('LLEN', list) < tonumber(hold)
+if waits then
+  redis.call('ZADD', idle, 'NX', moment, worker)
+end
+return { moment, left and '1' or '0', waits and '1' or '0', leased and '1' or '0', started, buried, suspected }

@@ -56,6 +56,7 @@ _TYPES: Final = {
     "ready": "list",
     "dead": "zset",
     "leases": "zset",
+    "idle": "zset",
     "limits": "hash",
     "in_flight": "hash",
     "throttled": "zset",

@@ -21,6 +21,8 @@ class Fetched(Struct, frozen=True):
     now: float
     more: bool
     """Ready holds more jobs: ask again when slots are free, without blocking."""
+    waits: bool
+    """The worker waits for a message from here on."""
     leased: bool
     """False: the worker's lease was gone, and what it held before belongs to others."""
     jobs: list[FetchedJob]
@@ -38,6 +40,8 @@ class Renewed(Struct, frozen=True):
     """Which of them are to stop."""
     declared: bool
     """False: Redis has lost what the worker's app declared, or it is to be declared anew."""
+    waits: bool
+    """The worker waits for a message that jobs are ready."""
 
 
 class LastRun(Struct, frozen=True):
@@ -76,15 +80,17 @@ class Workers(Queue):
         hold: int,
         lease: float,
         cap: int = 256 * 1024,
+        wait: bool = False,
         now: float | None = None,
     ) -> Call[Fetched]:
         """Count the attempts of the jobs that BLMOVE moved, move more until `hold` are held, and hand them all out.
 
         Jobs beyond the worker's share, and those whose payloads do not fit in one reply, are left for the next call.
+        `wait`: if it may hold more and ready is empty, the worker is told by a message when a job is ready.
         """
 
         def fetch(reply: list[Any]) -> Fetched:
-            moment, more, leased, flat, buried, suspects = reply
+            moment, more, waits, leased, flat, buried, suspects = reply
             jobs = [
                 FetchedJob(text(flat[i]), int(flat[i + 1]), float(flat[i + 2]), flat[i + 3], float(flat[i + 4]))
                 for i in range(0, len(flat), 5)
@@ -95,9 +101,13 @@ class Workers(Queue):
                     replace(job, deaths=of[0], doubts=of[1], counted=of[2]) if (of := suspicion.get(job.id)) else job
                     for job in jobs
                 ]
-            return Fetched(float(moment), more == b"1", leased == b"1", jobs, as_pairs(buried))
+            return Fetched(float(moment), more == b"1", waits == b"1", leased == b"1", jobs, as_pairs(buried))
 
-        return self._verb("start", fetch, self._stamp(now), worker, lease, hold, cap, *ids)
+        return self._verb("start", fetch, self._stamp(now), worker, lease, hold, cap, "1" if wait else "", *ids)
+
+    def decline(self, worker: str) -> Call[Any]:
+        """Wait no more for a message. If the worker was told of a job meanwhile, another one is told."""
+        return self._verb("decline", raw, worker)
 
     def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Mark]]) -> Call[list[str]]:
         """Mark runs that have begun, or are about to; the reply is the ids of those that were lost."""
@@ -118,7 +128,7 @@ class Workers(Queue):
         """Renew a lease, or begin one. `announced`: what the worker has written of its app."""
 
         def renewed(reply: list[Any]) -> Renewed:
-            return Renewed(as_bool(reply[0]), reply[1], texts(reply[2]), as_bool(reply[3]))
+            return Renewed(as_bool(reply[0]), reply[1], texts(reply[2]), as_bool(reply[3]), as_bool(reply[4]))
 
         words = announced.owner, announced.content, announced.program
         return self._verb("heartbeat", renewed, self._stamp(now), worker, lease, "1" if fresh else "", *words)

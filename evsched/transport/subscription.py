@@ -13,11 +13,15 @@ from evsched import forks
 from evsched.errors import StoreDown, StoreError
 from evsched.transport.address import Host, parse
 from evsched.transport.links import CONNECT, abort, descriptors, new_link, pack
-from evsched.transport.redis_errors import translate
+from evsched.transport.redis_errors import MOVED, translate
 from evsched.transport.routes import route
 
-_MESSAGES: Final = (b"pmessage", b"message")
+_MESSAGES: Final = (b"pmessage", b"message", b"smessage")
 """What the messages to a subscriber begin with. Those that begin otherwise confirm a subscription, or its end."""
+
+
+_SLOT_GONE: Final = b"sunsubscribe"
+"""What a node sends when a slot has moved away. Nobody here ends such a subscription alone."""
 
 
 def _ignore() -> None:
@@ -41,21 +45,24 @@ class Subscription:
         """Return the descriptor of its socket: a forked child that held it would keep the connection open."""
         return descriptors(self._connection)
 
-    async def open(self, patterns: Sequence[str], channels: Sequence[str]) -> None:
+    async def open(self, patterns: Sequence[str], channels: Sequence[str], shard_channels: Sequence[str] = ()) -> None:
         """Connect and subscribe; returns when Redis has confirmed every subscription.
 
-        Messages that come before the last confirmation are dropped: the user looks at Redis when this returns.
+        Messages that come before the last confirmation are dropped: the user looks at Redis when this returns. Messages
+        of `shard_channels` stay on the node of a cluster that owns their slot; elsewhere they are channels like others.
 
         Raises:
             StoreDown, StoreRefused
         """
-        link, left = self._connection, len(patterns) + len(channels)
+        link, left = self._connection, len(patterns) + len(channels) + len(shard_channels)
         try:
             async with asyncio.timeout(2 * CONNECT):
                 await self._route.connect(link)
                 for command, names in (("PSUBSCRIBE", patterns), ("SUBSCRIBE", channels)):
                     if names:
                         await link.send_command(command, *names, check_health=False)
+                for name in shard_channels:  # one each, because the channels of one command must be of one slot
+                    await link.send_command("SSUBSCRIBE", name, check_health=False)
                 while left:
                     message = cast(list[Any], await link.read_response())
                     left -= message[0] not in _MESSAGES
@@ -81,6 +88,10 @@ class Subscription:
         async for message in self._received():
             if message[0] in _MESSAGES:
                 yield message[-2], message[-1]
+            elif message[0] == _SLOT_GONE:
+                self._route.lost()
+                await self.close()
+                raise StoreDown("another node of the cluster has the slot of a channel now", kind=MOVED)
             else:
                 self._confirmations.popleft()()
             received += 1
@@ -126,6 +137,10 @@ class Subscription:
                 writer.write(pack(words))
                 self._confirmations.extend([_ignore] * (len(words) - 1))
         self._confirmations[-1] = confirmed
+
+    def ping(self, answered: Callable[[], None]) -> None:
+        """Test the connection: `messages` calls `answered()` when Redis answers."""
+        self._change((("PING", ""),), answered)
 
     def cut(self) -> None:
         """Close the socket while a reader waits, which then raises StoreDown."""

@@ -1,6 +1,6 @@
 """The consumer: a worker's part that serves one queue. It starts jobs, has them run, and writes their outcomes.
 
-Two loops. One blocks (`fetcher.py`). The other exchanges (`exchange.py`): in one round trip it writes the outcomes of
+Two loops. One blocks (`fetcher.py`; a shard has `idle_wait.py` instead). The other exchanges (`exchange.py`): in one
 the jobs that have ended and starts the next ones. So under load there is no blocking call at all, and one batch costs
 what one job does.
 
@@ -24,18 +24,19 @@ from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.store.store import Store
 from evsched.store.workers import Fetched
-from evsched.transport.senders import BatchingSender
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker import hand_back
 from evsched.worker.demand import WIDEST, Demand, FetchPause
 from evsched.worker.exchange import Exchange, Exchanged
 from evsched.worker.fetcher import Fetcher
 from evsched.worker.held_runs import HeldRuns
+from evsched.worker.idle_wait import IdleWait
 from evsched.worker.lost_replies import LostReplies
 from evsched.worker.outcomes import events_of
 from evsched.worker.progress_writer import ProgressWriter
 from evsched.worker.run_starter import RunStarter
 from evsched.worker.served_queue import ServedQueue
+from evsched.worker.shard_connections import ShardConnections
 from evsched.worker.shard_windows import ShardWindows
 from evsched.worker.slots import Slots
 
@@ -43,7 +44,7 @@ from evsched.worker.slots import Slots
 class QueueConsumer:
     """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none.
 
-    `shared`: the sender of the worker's exchanges for shards; None = the queue is no shard.
+    `shared`: the connections that the worker has for all shards; None = the queue is no shard.
     """
 
     def __init__(
@@ -54,15 +55,17 @@ class QueueConsumer:
         executor: Executor,
         slots: Slots,
         attend: Callable[[], None],
-        shared: BatchingSender | None = None,
+        shared: ShardConnections | None = None,
     ) -> None:
         self.served = ServedQueue(runtime, Store(queue), worker)
         self.held = HeldRuns()
         self._attend = attend
         share = slots.join(runtime.config.weights.get(queue, 1.0), self.wake)
         self._demand = Demand(share, executor)
-        self._exchange = Exchange(self.served, shared)
-        self._fetcher = Fetcher(self.served, share, self)
+        self._exchange = Exchange(self.served, shared and shared.sender)
+        self._fetcher = (
+            shared.notices.join(IdleWait(self.served, self)) if shared else Fetcher(self.served, share, self)
+        )
         self._progress = ProgressWriter(self.served, self.held.runs)
         self._starter = RunStarter(self.served, executor, self.held, self._demand, self._progress, self.wake)
         self._lost = LostReplies(self.served, self.held, share)
@@ -80,8 +83,8 @@ class QueueConsumer:
 
     @property
     def pulses(self) -> list[Pulse]:
-        """The pulses of its two loops."""
-        return [self._reconnect.pulse, self._fetcher.reconnect.pulse]
+        """The pulses of its loops."""
+        return [self._reconnect.pulse, *self._fetcher.pulses]
 
     @property
     def running(self) -> int:
@@ -100,7 +103,7 @@ class QueueConsumer:
 
     def problem(self) -> str | None:
         """Return why it cannot start and end jobs; None = it can."""
-        return self._reconnect.reason or self._fetcher.reconnect.reason
+        return self._reconnect.reason or self._fetcher.reason
 
     def wake(self) -> None:
         """Have the loop make an exchange, if there is anything to exchange."""
@@ -151,7 +154,7 @@ class QueueConsumer:
             self._demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
         room = self._demand.reserve(self._exchange.limit, len(fetched))
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
-        result = await self._exchange.send(ended, fetched, hold)
+        result = await self._exchange.send(ended, fetched, hold, wait=self._fetcher.asks(room))
         runs = self._take_over(result, fetched, room)
         if result.error is None and self._has_more():
             # The next exchange is sent first: Redis works on it while these runs begin.
@@ -163,6 +166,7 @@ class QueueConsumer:
         await self._windows.check()
         if result.error is not None:
             raise result.error
+        await self._fetcher.decline(room)
         self._fetcher.feed(hungry=self._demand.blocks)
 
     def _has_more(self) -> bool:
@@ -192,6 +196,7 @@ class QueueConsumer:
         if not reply.leased and self.held.runs:
             self.lose()
         self._demand.more = reply.more
+        self._fetcher.asked(waits=reply.waits)
         held_some = bool(self.held.runs)
         runs = self.held.add(reply.jobs, self._starter.delivery(reply, sent))
         if runs:
@@ -246,8 +251,9 @@ class QueueConsumer:
         """Stop a run, since its job was cancelled; return False if it does not run, or was stopped before."""
         return self.held.cancel(job_id)
 
-    def counted(self, count: int) -> None:
-        """Note how many jobs Redis has in the worker's list."""
+    def counted(self, count: int, *, waits: bool) -> None:
+        """Note how many jobs Redis has in the worker's list, and whether the worker waits for a message."""
+        self._fetcher.found(waits=waits)
         if self.held.is_surplus(count):
             self.on_unsure()
 

@@ -69,8 +69,10 @@ class Exchange:
         """The number of jobs that one script may end or start."""
         return self._batch.limit
 
-    async def send(self, ended: list[Run], fetched: list[str], hold: int) -> Exchanged:
+    async def send(self, ended: list[Run], fetched: list[str], hold: int, *, wait: bool) -> Exchanged:
         """Write these ends, start what was fetched, and take more until `hold` are held; 0 = start nothing.
+
+        `wait`: if ready is empty, the worker waits for a message.
 
         Raises nothing that Redis causes, nor a cancellation: `Exchanged.error` has it.
         """
@@ -78,7 +80,8 @@ class Exchange:
         writes = store.end_runs(worker, ended)
         calls: list[Call[Any]] = [call for call, _ in writes]
         if hold:
-            calls.append(store.start(worker, fetched, hold=hold, lease=config.lease, cap=config.payload_cap))
+            cap = config.payload_cap
+            calls.append(store.start(worker, fetched, hold=hold, lease=config.lease, cap=cap, wait=wait))
         result = Exchanged(time.monotonic(), [], [], [])
         if not calls:
             return result

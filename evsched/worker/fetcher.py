@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from evsched import events, keys
 from evsched.errors import StoreError
+from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
 from evsched.transport.senders import BlockingSender
@@ -54,12 +55,35 @@ class Fetcher:
         self._stopping = False
         self._ended = asyncio.Event()
 
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulse of its loop."""
+        return [self.reconnect.pulse]
+
+    @property
+    def reason(self) -> str | None:
+        """Why it cannot fetch; None = it can."""
+        return self.reconnect.reason
+
     def feed(self, *, hungry: bool) -> None:
         """Set whether to block for a job: if slots are free and ready was empty."""
         if hungry:
             self._hungry.set()
         else:
             self._hungry.clear()
+
+    def asks(self, _room: int) -> bool:
+        """Return whether `start` is to have the worker wait for a message: BLMOVE waits instead."""
+        return False
+
+    def asked(self, *, waits: bool) -> None:
+        """Do nothing; see `IdleWait`, as for the next two."""
+
+    def found(self, *, waits: bool) -> None:
+        """Do nothing."""
+
+    async def decline(self, _room: int) -> None:
+        """Do nothing."""
 
     async def run(self) -> None:
         """Fetch when hungry, until stopped."""

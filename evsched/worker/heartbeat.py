@@ -41,8 +41,8 @@ class HeartbeatListener(Protocol):
         """Note that what the worker's app declared there is to be declared again."""
         ...
 
-    def counted(self, queue: str, count: int) -> None:
-        """Note how many jobs the worker's list holds."""
+    def counted(self, queue: str, count: int, *, waits: bool) -> None:
+        """Note how many jobs the worker's list holds, and whether the worker waits for a message."""
         ...
 
     def cancelled(self, queue: str, ids: list[str]) -> None:
@@ -161,7 +161,7 @@ class Heartbeat(threading.Thread):
             self._sender.send(store.heartbeat(self._worker, lease, fresh=True))
         if not found.declared:
             self._listener.undeclared(store.queue)
-        self._listener.counted(store.queue, found.held)
+        self._listener.counted(store.queue, found.held, waits=found.waits)
         if found.stops:
             self._listener.cancelled(store.queue, found.stops)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 from evsched.events import Emit, Event
 from evsched.store.announced import Announced
@@ -66,9 +67,9 @@ class OnHeartbeat:
         """Declare again."""
         self._loop.call_soon_threadsafe(self._setup.declare_again, queue)
 
-    def counted(self, queue: str, count: int) -> None:
+    def counted(self, queue: str, count: int, *, waits: bool) -> None:
         """Compare the count with what is known."""
-        self._loop.call_soon_threadsafe(self._consumers[queue].counted, count)
+        self._loop.call_soon_threadsafe(partial(self._consumers[queue].counted, count, waits=waits))
 
     def cancelled(self, queue: str, ids: list[str]) -> None:
         """Stop these runs."""

@@ -23,13 +23,13 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.runtime import Runtime
 from evsched.store.announced import Announced
 from evsched.store.store import Store
-from evsched.transport.senders import BatchingSender
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.control import Control
 from evsched.worker.drain import Drain
 from evsched.worker.heartbeat import Heartbeat
 from evsched.worker.listeners import OnControl, OnHeartbeat
 from evsched.worker.queue_setup import QueueSetup
+from evsched.worker.shard_connections import ShardConnections
 from evsched.worker.slots import Slots
 from evsched.worker.startup import Startup
 from evsched.worker.status_reporter import StatusReporter
@@ -78,15 +78,15 @@ class Worker:
         self._drain = Drain(runtime, self.id, self.consumers, executor.handlers.running)
         self._on_heartbeat = OnHeartbeat(emit, self.consumers, self._setup, self._control, self._drain)
         self._heartbeat = Heartbeat(config, self.id, [Store(queue) for queue in queues], self._on_heartbeat)
-        shared, slots = (
+        counted, slots = (
             structs.replace(runtime, emit=Events(self._status.on_event, emit).emit),
             Slots(config.concurrency),
         )
-        self._of_shards = BatchingSender(config.url)
+        self._of_shards = ShardConnections(runtime)
         for queue in queues:
-            sender = self._of_shards if runtime.shards.counts.get(runtime.shards.whole(queue)) else None
+            of_shards = self._of_shards if runtime.shards.counts.get(runtime.shards.whole(queue)) else None
             self.consumers[queue] = QueueConsumer(
-                shared, queue, self.id, executor, slots, self._heartbeat.attend, sender
+                counted, queue, self.id, executor, slots, self._heartbeat.attend, of_shards
             )
         self._stop = asyncio.Event()
 
@@ -110,10 +110,16 @@ class Worker:
             asyncio.ensure_future(self._serve(consumer)) for consumer in self.consumers.values()
         ]
         control = asyncio.ensure_future(self._control.run())
+        notices = asyncio.ensure_future(self._of_shards.notices.run())
         setup = asyncio.ensure_future(self._setup.keep())
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
-            loops = {"heartbeat": self._on_heartbeat.failure, "control": control, "setup of queues": setup}
+            loops = {
+                "heartbeat": self._on_heartbeat.failure,
+                "control": control,
+                "notices": notices,
+                "setup of queues": setup,
+            }
             loops |= {f"queue {queue}": loop for queue, loop in zip(self.consumers, running, strict=True)}
             await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
             # A loop ends by itself only by an error of ours, except for a consumer that fetches no more.
@@ -129,7 +135,7 @@ class Worker:
         finally:
             await self._end_heartbeat()
             self._status.close()
-            tasks = stopping, control, setup, *running
+            tasks = stopping, control, notices, setup, *running
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -154,7 +160,8 @@ class Worker:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops, and of its heartbeat."""
-        return [self._heartbeat.pulse, *(pulse for consumer in self.consumers.values() for pulse in consumer.pulses)]
+        consumers = (pulse for consumer in self.consumers.values() for pulse in consumer.pulses)
+        return [self._heartbeat.pulse, *self._of_shards.notices.pulses, *consumers]
 
     def problem(self) -> str | None:
         """Return why none of its queues is served; None = one is, or none has been tried."""

@@ -253,10 +253,10 @@ def test_a_job_in_two_lists_runs_in_one(run: FetchedJob, send: Send, store: Stor
 
 
 def test_a_heartbeat_renews_a_lease_and_reports_when_there_is_none(send: Send, store: Store, state: State) -> None:
-    assert send(store.heartbeat("w", 15, now=NOW)) == Renewed(False, 0, [], True)
+    assert send(store.heartbeat("w", 15, now=NOW)) == Renewed(False, 0, [], True, False)
     assert state() == {}
-    assert send(store.heartbeat("w", 15, fresh=True, now=NOW)) == Renewed(True, 0, [], True)
-    assert send(store.heartbeat("w", 15, now=NOW + 5)) == Renewed(True, 0, [], True)
+    assert send(store.heartbeat("w", 15, fresh=True, now=NOW)) == Renewed(True, 0, [], True, False)
+    assert send(store.heartbeat("w", 15, now=NOW + 5)) == Renewed(True, 0, [], True, False)
     assert state() == {"leases": {"w": NOW + 20}}
 
 
@@ -290,7 +290,7 @@ def test_when_memory_is_full_work_goes_on_and_new_work_is_refused() -> None:
         assert sender.send(store.complete("w", [(a, DONE)])) == []
         assert sender.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []
         assert sender.send(store.bury("w", [(c, Buried("x", False))])) == []
-        assert sender.send(store.heartbeat("w", 15)) == Renewed(True, 1, [], True)
+        assert sender.send(store.heartbeat("w", 15)) == Renewed(True, 1, [], True, False)
         assert sender.send(store.requeue("w", "x")) == PutBack("all", ["d"], [])
         assert snapshot(raw, "full")["ready"] == ["d"]
         sender.close()

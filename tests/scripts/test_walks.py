@@ -54,10 +54,11 @@ WEIGHTS = {
     "end": 10,
     "begin": 3,
     "requeue": 2,
+    "decline": 0.5,
     "cancel": 2,
     "reschedule": 1,
     "revive_or_drop": 2,
-    "filter": 4,
+    "filter": 5,
     "move": 4,
     "limit": 3,
     "pause": 0.4,
@@ -165,8 +166,11 @@ class Walk:
         if self.pick.random() < 0.5:
             fetched = self.fetch(worker)
         hold = self.pick.choice([2, 5, 30])
-        fetch = self.send(self.store.start(worker, fetched, hold=hold, lease=15, now=self.now))
-        expected = self.model.start(worker, fetched, hold, self.now)
+        wait = self.pick.random() < 0.6
+        fetch = self.send(self.store.start(worker, fetched, hold=hold, lease=15, wait=wait, now=self.now))
+        expected = self.model.start(worker, fetched, hold, self.now, wait=wait)
+        assert not fetch.waits or worker in self.model.idle
+        self.done["an idle worker"] += fetch.waits
         assert [(job.id, job.attempt) for job in fetch.jobs] == expected
         records = [self.model.jobs[job.id] for job in fetch.jobs]
         assert [(job.deaths, job.doubts) for job in fetch.jobs] == [
@@ -245,6 +249,11 @@ class Walk:
         self.send(self.store.requeue(worker, "x", lease=lease, limit=limit, now=self.now))
         self.model.requeue(worker, limit, self.now, died=died)
         self.done["it died" if died else "it hands back"] += 1
+
+    def decline(self) -> None:
+        worker = self.pick.choice(WORKERS)
+        self.send(self.store.decline(worker))
+        self.model.decline(worker)
 
     def cancel(self) -> None:
         job = self.recent()
@@ -390,6 +399,7 @@ class Walk:
         for worker in WORKERS:
             assert state.get(f"processing:{worker}", []) == model.processing.get(worker, [])
         assert set(state.get("leases", {})) == model.leases
+        assert state.get("idle", {}) == model.idle
         assert state.get("throttled", {}) == model.throttled
         assert [job.decode() for job in self.raw.lrange(self.sent, 0, -1)] == model.sent
         turns = {f"passed:{p}": v for p, v in model.passed.items()}
@@ -444,6 +454,9 @@ class Walk:
             assert side
             assert self.model.count_in(group) or self.model.throttled[group] < math.inf or not self.model.limits
 
+    def no_job_waits_beside_an_idle_worker(self) -> None:
+        assert not (self.model.ready and self.model.idle)
+
     def no_job_waits_in_two_places(self) -> None:
         waiting = Counter([*self.model.backlog, *self.model.ready, *(j for s in self.model.sides.values() for j in s)])
         assert max(waiting.values(), default=1) == 1
@@ -467,6 +480,7 @@ class Walk:
         self.the_limits_hold()
         self.the_gate_does_not_strand_the_backlog()
         self.no_job_waits_in_two_places()
+        self.no_job_waits_beside_an_idle_worker()
         if self.done.total() % 4 == 0:  # it costs as much as all of the above
             self.the_audit_finds_nothing()
 
@@ -527,6 +541,7 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
         "it died",
         "it hands back",
         "a suspect is handed out",
+        "an idle worker",
         "cancel, processing",
         "cancel by filter",
         "reschedule by filter",

@@ -145,7 +145,8 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "snooze": lambda store, runs: store.snooze("w", [(runs[RUN], Snoozed("x", 1.0))], now=NOW),
     "stand_by": lambda store, runs: store.stand_by("p", Announced("app", "content", "d"), lease=9, claim=9, now=NOW),
     "settle": lambda store, runs: store.settle([Report("1-1", "dead", "7", "done", "", "9")]),
-    "start": lambda store, runs: store.start("w", [RUN], hold=5, lease=99, now=NOW),
+    "start": lambda store, runs: store.start("w", [RUN], hold=5, lease=99, wait=True, now=NOW),
+    "decline": lambda store, runs: store.decline("w"),
     "survey": lambda store, runs: store.survey(now=NOW),
     "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),
     "trigger": lambda store, runs: store.trigger("r", f"{NOW:.6f}", now=NOW),
@@ -161,7 +162,7 @@ BY_FILTER: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
 }
 """Jobs whose record is of another type do not match, so they stop no other."""
 
-WHOLE = ["schedule", "backlog", "ready", "processing:w", "dead", "leases", "limits", "in_flight", "throttled", "fair"]
+WHOLE = ["schedule", "backlog", "ready", "processing:w", "dead", "leases", "idle", "limits", "in_flight", "throttled", "fair"]
 NAMED = [
     "processing:v",
     "backlog:g",

@@ -61,6 +61,8 @@ class Gate:
     ready: list[str] = field(default_factory=list[str])
     processing: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     leases: set[str] = field(default_factory=set[str])
+    idle: dict[str, float] = field(default_factory=dict[str, float])
+    """Worker -> since when it waits for a message. Nobody receives any in a walk, so each in turn is told in vain."""
     dead: set[str] = field(default_factory=set[str])
     jobs: dict[str, Record] = field(default_factory=dict[str, Record])
     passed: dict[int, float] = field(default_factory=dict[int, float])
@@ -229,8 +231,13 @@ class Gate:
             passed += went
             if not saw or passed >= room:
                 break
+        self.call_idle(passed - asked)
         if rate and passed:
             self.spend("", rate, burst, passed, now)
+
+    def call_idle(self, jobs: int) -> None:
+        if jobs > 0:
+            self.idle.clear()
 
     def remove_waiting(self, job: str) -> str | None:
         record = self.jobs.get(job)

@@ -135,7 +135,9 @@ class Model(Gate):
         return min(most, max(part, SHARE_LEAST))
 
     @verb
-    def start(self, worker: str, fetched: list[str], hold: int, now: float) -> list[tuple[str, int]]:
+    def start(
+        self, worker: str, fetched: list[str], hold: int, now: float, *, wait: bool = False
+    ) -> list[tuple[str, int]]:
         held = self.processing.setdefault(worker, [])
         ids = [job for job in fetched if job in held]
         more = self.share(len(held), hold - len(held))
@@ -176,7 +178,14 @@ class Model(Gate):
             started.append((job, record.attempt))
         if held:
             self.leases.add(worker)
+        if wait and not self.ready and len(held) < hold:
+            self.idle.setdefault(worker, now)
         return started
+
+    @verb
+    def decline(self, worker: str) -> None:
+        if self.idle.pop(worker, None) is None and self.ready:
+            self.call_idle(1)
 
     def _own(self, worker: str, job: str, attempt: int) -> bool:
         record = self.jobs.get(job)
@@ -323,6 +332,7 @@ class Model(Gate):
     def requeue(self, worker: str, limit: int, now: float, *, died: bool) -> None:
         held = self.processing.get(worker, [])
         back: list[str] = []
+        listed = 0
         for job in reversed(held[-limit:]):
             record = self.jobs.get(job, Record())
             holder = None if record.finished else record.worker
@@ -336,15 +346,18 @@ class Model(Gate):
                     back.insert(0, job)
                 else:
                     self.ready.insert(0, job)
+                    listed += 1
                     self.enter(job)
                 if holder is not None:
                     self._cut_short(record, died=died)
                     record.again = self.schedule.pop(job, record.again)
             held.remove(job)
         self.return_to_backlog(back)
+        self.call_idle(listed)
         self.admit(0, now)
         if not held:
             self.leases.discard(worker)
+            self.decline(worker)
 
     @verb
     def cancel(self, job: str, now: float) -> str:

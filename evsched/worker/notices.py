@@ -1,0 +1,164 @@
+"""Notices: the messages that tell an idle worker of jobs that are ready. One connection for each server.
+
+A lost connection is noticed by a test after `probe_interval` seconds of silence. When it is back, and when the slot of
+a queue has moved to another node of a cluster, the worker asks for jobs in each of the queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from evsched import events
+from evsched.errors import StoreError
+from evsched.runtime.pulse import Pulse
+from evsched.runtime.reconnect import Losses, Reconnect
+from evsched.runtime.runtime import Runtime
+from evsched.transport.address import Host
+from evsched.transport.subscription import Subscription
+from evsched.transport.topology import topology
+from evsched.worker.idle_wait import IdleWait
+
+
+class _Link:
+    """The subscription to one server. `waits`: those that it serves, by channel."""
+
+    def __init__(self, runtime: Runtime, node: Host | None, waits: Mapping[bytes, IdleWait]) -> None:
+        self._runtime = runtime
+        self._node = node
+        self.waits = waits
+        self.reconnect = Reconnect("worker, notices", runtime.emit)
+        self._losses = Losses()
+        self._heard = 0.0
+        """When a message arrived last, by the monotonic clock."""
+        self.task: asyncio.Future[Any] = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            subscription = Subscription(self._runtime.config.url, node=self._node)
+            try:
+                async with self.reconnect:
+                    await subscription.open([], [], [channel.decode() for channel in self.waits])
+                if not self.reconnect.failures:
+                    await self._receive(subscription)
+            finally:
+                for wait in self.waits.values():
+                    wait.closed(self.reconnect.reason or "the subscription was lost")
+                await subscription.close()
+
+    async def _receive(self, subscription: Subscription) -> None:
+        """Receive until the connection is lost. If Redis is down, the next connection reports it."""
+        self._losses.opened()
+        self._heard = time.monotonic()
+        for wait in self.waits.values():
+            wait.opened()
+        probe = asyncio.ensure_future(self._probe(subscription))
+        try:
+            async for channel, _ in subscription.messages():
+                self._heard = time.monotonic()
+                await self.waits[channel].told()
+        except StoreError as error:
+            self._runtime.emit(events.RedisFailed(kind=error.kind))
+        finally:
+            probe.cancel()
+        await asyncio.sleep(self._losses.wait())
+
+    async def _probe(self, subscription: Subscription) -> None:
+        """Test a connection that is silent, and close it if it is dead."""
+        config = self._runtime.config
+        while True:
+            await asyncio.sleep(self._heard + config.probe_interval - time.monotonic())
+            if time.monotonic() - self._heard < config.probe_interval:
+                continue
+            answered = asyncio.Event()
+            subscription.ping(answered.set)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(config.reply_timeout):
+                    await answered.wait()
+            if not answered.is_set():
+                subscription.cut()
+                return
+            self._heard = time.monotonic()
+
+
+class Notices:
+    """The subscriptions of one worker."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._waits: list[IdleWait] = []
+        self._cluster = topology(runtime.config.url)
+        self._links: dict[Host | None, _Link] = {}
+        self._reconnect = Reconnect("worker, notices", runtime.emit)
+        self._changed = asyncio.Event()
+        """The topology may have changed, or a subscription has ended."""
+
+    def join(self, wait: IdleWait) -> IdleWait:
+        """Add the wait for the jobs of a queue; return it."""
+        self._waits.append(wait)
+        return wait
+
+    @property
+    def pulses(self) -> list[Pulse]:
+        """The pulses of its loops."""
+        return [self._reconnect.pulse, *(link.reconnect.pulse for link in self._links.values())]
+
+    async def run(self) -> None:
+        """Receive until cancelled, from the servers that have the queues.
+
+        Raises:
+            Exception: that a subscription has ended with; a fault of evsched.
+        """
+        loop = asyncio.get_running_loop()
+
+        def ring() -> None:
+            loop.call_soon_threadsafe(self._changed.set)
+
+        end = (lambda: None) if self._cluster is None else self._cluster.listen(ring)
+        try:
+            while True:
+                self._changed.clear()
+                async with self._reconnect:
+                    await self._adapt()
+                if not self._reconnect.failures:
+                    await self._changed.wait()
+                for link in self._links.values():
+                    if link.task.done():
+                        link.task.result()
+        finally:
+            end()
+            await self._stop(list(self._links))
+
+    async def _adapt(self) -> None:
+        """Subscribe at each server to the channels of its queues, as the slots of a cluster are now.
+
+        Raises:
+            StoreDown, StoreRefused: the servers cannot be found, or nobody owns the slot of a queue.
+        """
+        await self._runtime.sender.nodes()
+        wanted = defaultdict[Host | None, dict[bytes, IdleWait]](dict)
+        failed: StoreError | None = None
+        for wait in self._waits:
+            try:
+                node = await self._runtime.sender.node_of(wait.channel)
+            except StoreError as error:
+                failed = error
+            else:
+                wanted[node][wait.channel.encode()] = wait
+        await self._stop([node for node, link in self._links.items() if wanted.get(node) != link.waits])
+        for node, waits in wanted.items():
+            if node not in self._links:
+                link = self._links[node] = _Link(self._runtime, node, waits)
+                link.task.add_done_callback(lambda _: self._changed.set())
+        if failed is not None:
+            raise failed
+
+    async def _stop(self, nodes: list[Host | None]) -> None:
+        links = [self._links.pop(node) for node in nodes]
+        for link in links:
+            link.task.cancel()
+        await asyncio.gather(*(link.task for link in links), return_exceptions=True)
