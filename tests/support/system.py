@@ -30,7 +30,7 @@ class System:
         self.recorder = recorder
         self.events = Events(recorder)
         self.sender = BatchingSender(config.url)
-        self.runtime = Runtime(config, self.sender, self.events.emit)
+        self.runtime = Runtime(config, self.sender, self.events.emit, shards=app.shards)
         self.dispatcher = Dispatcher(self.runtime)
         self.janitor = Janitor(self.runtime, self.dispatcher)
         cluster = topology(config.url)

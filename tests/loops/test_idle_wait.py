@@ -1,0 +1,172 @@
+"""A worker of a queue with shards waits on one connection, and no job waits while a slot is free in any worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from evsched import App, current_job, events, keys
+from evsched.config import Config
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.patience import PATIENCE
+from tests.support.proxy import Proxy
+from tests.support.system import System, system
+
+COUNT = 3
+
+
+class Shards:
+    """A queue with shards, a dispatcher, and a task whose jobs may be held up."""
+
+    def __init__(self, server: EmbeddedRedis, raw: Any, queue: str) -> None:
+        self.raw = raw
+        self.queue = queue
+        self.queues = [*(f"{queue}:{n}" for n in range(COUNT)), queue]
+        self.gate = asyncio.Event()
+        self.config = Config(url=server.url, queues=tuple(self.queues), concurrency=1, shutdown_grace=PATIENCE)
+        self.app = app = App(queue=queue, shards=COUNT)
+
+        @app.task
+        async def hold() -> None:
+            await self.gate.wait()
+
+        @app.task
+        async def quick() -> str:
+            return current_job().queue
+
+    def schedule(self, queue: str, job: str, task: str = "quick") -> None:
+        self.raw.hset(keys.job(queue, job), "payload", f'{{"task":"{task}"}}')
+        self.raw.zadd(keys.schedule(queue), {job: 0})
+
+    def waiting(self, queue: str) -> list[str]:
+        return [worker.decode() for worker in self.raw.zrange(f"{keys.root(queue)}idle", 0, -1)]
+
+    async def all_wait(self, running: System) -> None:
+        """Wait until each worker waits in each shard."""
+        workers = {worker.id for worker in running.workers}
+        await until(lambda: all({*self.waiting(queue)} == workers for queue in self.queues))
+
+    def connections(self) -> list[dict[str, str]]:
+        """Return the connections to Redis that receive what idle workers are told."""
+        return [client for client in self.raw.client_list() if client["ssub"] != "0"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a state of Redis that no event announces."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def shards(own: EmbeddedRedis, client: Any, queue: str) -> AsyncGenerator[Shards]:
+    shards = Shards(own, client, queue)
+    yield shards
+    shards.gate.set()
+
+
+async def started(running: System, job: str) -> str:
+    """Return who starts a job."""
+    event = await running.recorder.wait(events.Started, lambda event: job in event.ids)
+    return event.worker
+
+
+async def test_one_connection_brings_the_jobs_of_all_shards(shards: Shards) -> None:
+    async with system(shards.config, shards.app) as running:
+        await shards.all_wait(running)
+        for n, queue in enumerate(shards.queues):
+            shards.schedule(queue, f"job-{n}")
+            await started(running, f"job-{n}")
+        await shards.all_wait(running)
+        (hears,) = shards.connections()
+        assert int(hears["ssub"]) == COUNT + 1
+        assert not [client for client in shards.raw.client_list() if client["cmd"] == "blmove"]
+
+
+async def test_a_worker_without_a_slot_passes_jobs_on_to_one_that_has_some(shards: Shards) -> None:
+    """The first to wait is told first. It is busy, so each shard's first job costs a message more, and no time."""
+    async with system(shards.config, shards.app, workers=1) as running:
+        await shards.all_wait(running)
+        shards.schedule(shards.queue, "long", "hold")
+        busy = await started(running, "long")
+        free = running.work()
+        await until(lambda: all(free.id in shards.waiting(queue) for queue in shards.queues))
+        for n, queue in enumerate(shards.queues):
+            shards.schedule(queue, f"job-{n}")
+            assert await started(running, f"job-{n}") == free.id != busy
+        shards.gate.set()
+
+
+async def test_what_no_worker_had_a_slot_for_runs_when_one_is_free(shards: Shards) -> None:
+    async with system(shards.config, shards.app) as running:
+        await shards.all_wait(running)
+        shards.schedule(shards.queue, "long", "hold")
+        await started(running, "long")
+        for n, queue in enumerate(shards.queues):
+            shards.schedule(queue, f"job-{n}")
+        await until(lambda: all(shards.raw.llen(keys.ready(queue)) == 1 for queue in shards.queues))
+        shards.gate.set()
+        for n in range(len(shards.queues)):
+            await started(running, f"job-{n}")
+
+
+async def test_a_worker_that_stops_waits_no_more(shards: Shards) -> None:
+    async with system(shards.config, shards.app, workers=2) as running:
+        await shards.all_wait(running)
+        shards.schedule(shards.queue, "long", "hold")
+        stopping = await started(running, "long")
+        (other,) = [worker for worker in running.workers if worker.id != stopping]
+        next(worker for worker in running.workers if worker.id == stopping).stop()
+        await until(lambda: all(shards.waiting(queue) == [other.id] for queue in shards.queues))
+        for n, queue in enumerate(shards.queues):
+            shards.schedule(queue, f"job-{n}")
+            assert await started(running, f"job-{n}") == other.id
+        shards.gate.set()
+
+
+async def test_a_lost_connection_loses_no_job(shards: Shards) -> None:
+    async with system(shards.config, shards.app) as running:
+        for n in range(5):
+            await shards.all_wait(running)
+            (hears,) = shards.connections()
+            # The job may be ready before the worker listens again, or after.
+            shards.raw.client_kill_filter(_id=hears["id"])
+            shards.schedule(shards.queues[n % COUNT], f"job-{n}")
+            await started(running, f"job-{n}")
+
+
+async def test_a_silent_connection_is_tested_and_replaced(own: EmbeddedRedis, client: Any, queue: str) -> None:
+    async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
+        shards = Shards(own, client, queue)
+        url = f"redis://{proxy.host}:{proxy.port}"
+        tested = {"probe_interval": 0.2, "reply_timeout": 0.2, "heartbeat": 0.1, "idle_heartbeat": 3600.0}
+        config = Config(url=url, queues=tuple(shards.queues), idle_lease=7300, **tested)
+        async with system(config, shards.app) as running:
+            await shards.all_wait(running)
+            (hears,) = shards.connections()
+            proxy.swallow("down")
+            await until(lambda: hears["id"] not in [client["id"] for client in shards.connections()])
+            proxy.heal()
+            await until(lambda: bool(shards.connections()))
+            await shards.all_wait(running)
+            shards.schedule(shards.queues[0], "job")
+            await started(running, "job")
+
+
+@pytest.mark.parametrize("lost", ["idle", "everything"])
+async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost: str) -> None:
+    config = Config(
+        url=shards.config.url, queues=shards.config.queues, heartbeat=0.1, idle_heartbeat=0.1, idle_lease=60
+    )
+    async with system(config, shards.app) as running:
+        await shards.all_wait(running)
+        if lost == "everything":
+            shards.raw.flushall()
+        else:
+            shards.raw.delete(*(f"{keys.root(queue)}idle" for queue in shards.queues))
+        await shards.all_wait(running)
+        shards.schedule(shards.queue, "job")
+        await started(running, "job")

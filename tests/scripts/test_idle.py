@@ -1,0 +1,188 @@
+"""Idle workers: who is told by a message that a job is ready, and that none is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from evsched import keys
+from evsched.jobs.job import Done
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from tests.scripts.conftest import NOW, Send, State
+from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
+
+
+class Ear:
+    """Hears what workers are told."""
+
+    def __init__(self, url: str, queue: str) -> None:
+        self._queue = queue
+        self._client = plain_client(url)
+        self._pubsub = self._client.pubsub()
+
+    def listen(self, *workers: str) -> None:
+        for worker in workers:
+            self._pubsub.ssubscribe(keys.idle(self._queue, worker))
+            assert self._pubsub.get_sharded_message(timeout=PATIENCE)["type"] == "ssubscribe"
+
+    def deafen(self, worker: str) -> None:
+        self._pubsub.sunsubscribe(keys.idle(self._queue, worker))
+        assert self._pubsub.get_sharded_message(timeout=PATIENCE)["type"] == "sunsubscribe"
+
+    def heard(self) -> list[str]:
+        """Return who was told, in order. A PING comes back after all messages that were sent before it."""
+        self._pubsub.ping()
+        told = list[str]()
+        while (message := self._pubsub.get_sharded_message(timeout=PATIENCE))["type"] != "pong":
+            told.append(message["channel"].decode().rpartition(":")[2])
+        return told
+
+    def close(self) -> None:
+        self._pubsub.close()
+        self._client.close()
+
+
+@pytest.fixture
+def store(queue: str) -> Store:
+    return Store(queue)
+
+
+@pytest.fixture
+def ear(server: EmbeddedRedis, queue: str) -> Generator[Ear]:
+    with closing(Ear(server.url, queue)) as ear:
+        yield ear
+
+
+def wait(send: Send, store: Store, *workers: str) -> None:
+    """Have workers wait, one second after the other."""
+    for n, worker in enumerate(workers):
+        found = send(store.start(worker, (), hold=5, lease=99, wait=True, now=NOW + n))
+        assert (found.waits, found.more, found.jobs) == (True, False, [])
+
+
+def dispatch(send: Send, store: Store, *jobs: str, **of: Any) -> None:
+    send(store.enqueue([New(job, b"{}", due=NOW, **of) for job in jobs], now=NOW))
+    send(store.dispatch(limit=100, cap=100, now=NOW + 9))
+
+
+def test_each_job_calls_one_worker_and_the_longest_waiting_first(
+    send: Send, store: Store, state: State, ear: Ear
+) -> None:
+    ear.listen("u", "v", "w")
+    wait(send, store, "v", "u", "w")
+    dispatch(send, store, "a")
+    assert ear.heard() == ["v"]
+    dispatch(send, store, "b", "c", "d")
+    assert ear.heard() == ["u", "w"]
+    assert "idle" not in state()
+    found = send(store.start("u", (), hold=5, lease=99, wait=True, now=NOW))
+    assert ([job.id for job in found.jobs], found.waits) == (["a", "b", "c", "d"], True)
+
+
+def test_a_worker_that_asks_again_keeps_its_place(send: Send, store: Store, ear: Ear) -> None:
+    ear.listen("u", "v")
+    wait(send, store, "u", "v")
+    send(store.start("u", (), hold=5, lease=99, wait=True, now=NOW + 8))
+    dispatch(send, store, "a")
+    assert ear.heard() == ["u"]
+
+
+def test_a_worker_that_is_gone_costs_no_job_its_call(send: Send, store: Store, ear: Ear) -> None:
+    ear.listen("u", "v", "w")
+    wait(send, store, "u", "v", "w")
+    ear.deafen("u")
+    dispatch(send, store, "a")
+    assert ear.heard() == ["v"]
+    ear.deafen("w")
+    dispatch(send, store, "b")
+    assert ear.heard() == []
+
+
+@pytest.mark.parametrize(("hold", "waits"), [(1, False), (2, True)])
+def test_a_worker_waits_only_if_it_may_hold_more(
+    send: Send, store: Store, state: State, hold: int, waits: bool
+) -> None:
+    dispatch(send, store, "a")
+    assert send(store.start("w", (), hold=hold, lease=99, wait=True, now=NOW)).waits is waits
+    assert ("idle" in state()) is waits
+
+
+def test_a_worker_does_not_wait_beside_jobs_in_ready_or_if_it_does_not_want_to(
+    send: Send, store: Store, state: State
+) -> None:
+    assert not send(store.start("u", (), hold=9, lease=99, now=NOW)).waits
+    dispatch(send, store, *(f"j{n}" for n in range(30)))
+    found = send(store.start("w", (), hold=9, lease=99, wait=True, now=NOW))
+    assert (found.more, found.waits) == (True, False)
+    assert "idle" not in state()
+
+
+def test_a_job_that_a_limit_held_back_calls_a_worker_when_it_passes(
+    send: Send, store: Store, ear: Ear, state: State
+) -> None:
+    ear.listen("v")
+    send(store.limit({"concurrency": 1}, now=NOW))
+    dispatch(send, store, "a", "b")
+    (run,) = send(store.start("u", (), hold=5, lease=99, now=NOW)).jobs
+    wait(send, store, "v")
+    assert ear.heard() == []
+    send(store.complete("u", [(run, Done(b"1", 1, False))], now=NOW))
+    assert ear.heard() == ["v"]
+    assert state()["ready"] == ["b"]
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_jobs_that_come_back_call_workers(send: Send, store: Store, ear: Ear, died: bool) -> None:
+    ear.listen("v", "w")
+    dispatch(send, store, "a", "b", "c")
+    assert len(send(store.start("u", (), hold=5, lease=1, now=NOW)).jobs) == 3
+    wait(send, store, "v", "w")
+    (lease,) = send(store.survey(now=NOW)).leases
+    send(store.requeue("u", "x", lease=lease.end if died else b"", now=NOW))
+    assert ear.heard() == ["v", "w"]
+
+
+def test_a_worker_that_dies_after_it_was_told_passes_the_call_on(send: Send, store: Store, ear: Ear) -> None:
+    ear.listen("v", "w")
+    send(store.heartbeat("v", 1, fresh=True, now=NOW))
+    wait(send, store, "v", "w")
+    dispatch(send, store, "a")
+    assert ear.heard() == ["v"]
+    (lease,) = send(store.survey(now=NOW)).leases
+    send(store.requeue("v", "x", lease=lease.end, now=NOW))
+    assert ear.heard() == ["w"]
+
+
+def test_a_worker_that_declines_passes_on_what_it_was_told_and_nothing_else(
+    send: Send, store: Store, ear: Ear, state: State
+) -> None:
+    ear.listen("u", "v", "w")
+    wait(send, store, "u", "v", "w")
+    send(store.decline("u"))
+    assert (ear.heard(), [*state()["idle"]]) == ([], ["v", "w"])
+    dispatch(send, store, "a")
+    assert ear.heard() == ["v"]
+    send(store.decline("v"))
+    assert ear.heard() == ["w"]
+    send(store.decline("w"))  # nobody else waits: it stays in ready
+    assert (ear.heard(), state()["ready"]) == ([], ["a"])
+
+
+def test_a_heartbeat_says_whether_the_worker_waits(send: Send, store: Store, raw: Any, queue: str) -> None:
+    assert not send(store.heartbeat("w", 9, fresh=True, now=NOW)).waits
+    wait(send, store, "w")
+    assert send(store.heartbeat("w", 9, now=NOW)).waits
+    raw.delete(f"evsched:{{{queue}}}:idle")
+    assert not send(store.heartbeat("w", 9, now=NOW)).waits
+
+
+def test_a_key_of_the_wrong_type_stops_no_dispatch(send: Send, store: Store, raw: Any, queue: str) -> None:
+    raw.set(f"evsched:{{{queue}}}:idle", "wrong")
+    dispatch(send, store, "a")
+    assert [job.id for job in send(store.start("w", (), hold=5, lease=99, now=NOW)).jobs] == ["a"]
