@@ -7,13 +7,16 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from evsched import App, current_job, events, keys
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 from tests.support.system import System, system
+from tests.support.topology import pause
 
 COUNT = 3
 
@@ -21,12 +24,12 @@ COUNT = 3
 class Shards:
     """A queue with shards, a dispatcher, and a task whose jobs may be held up."""
 
-    def __init__(self, server: EmbeddedRedis, raw: Any, queue: str) -> None:
+    def __init__(self, url: str, raw: Any, queue: str) -> None:
         self.raw = raw
         self.queue = queue
         self.queues = [*(f"{queue}:{n}" for n in range(COUNT)), queue]
         self.gate = asyncio.Event()
-        self.config = Config(url=server.url, queues=tuple(self.queues), concurrency=1, shutdown_grace=PATIENCE)
+        self.config = Config(url=url, queues=tuple(self.queues), concurrency=1, shutdown_grace=PATIENCE)
         self.app = app = App(queue=queue, shards=COUNT)
 
         @app.task
@@ -42,7 +45,8 @@ class Shards:
         self.raw.zadd(keys.schedule(queue), {job: 0})
 
     def waiting(self, queue: str) -> list[str]:
-        return [worker.decode() for worker in self.raw.zrange(f"{keys.root(queue)}idle", 0, -1)]
+        found = self.raw.zrange(f"{keys.root(queue)}idle", 0, -1)
+        return [worker if isinstance(worker, str) else worker.decode() for worker in found]
 
     async def all_wait(self, running: System) -> None:
         """Wait until each worker waits in each shard."""
@@ -57,13 +61,13 @@ class Shards:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a state of Redis that no event announces."""
     async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
+        while not await asyncio.to_thread(condition):
+            await asyncio.to_thread(pause)
 
 
 @pytest.fixture
 async def shards(own: EmbeddedRedis, client: Any, queue: str) -> AsyncGenerator[Shards]:
-    shards = Shards(own, client, queue)
+    shards = Shards(own.url, client, queue)
     yield shards
     shards.gate.set()
 
@@ -140,7 +144,7 @@ async def test_a_lost_connection_loses_no_job(shards: Shards) -> None:
 
 async def test_a_silent_connection_is_tested_and_replaced(own: EmbeddedRedis, client: Any, queue: str) -> None:
     async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
-        shards = Shards(own, client, queue)
+        shards = Shards(own.url, client, queue)
         url = f"redis://{proxy.host}:{proxy.port}"
         tested = {"probe_interval": 0.2, "reply_timeout": 0.2, "heartbeat": 0.1, "idle_heartbeat": 3600.0}
         config = Config(url=url, queues=tuple(shards.queues), idle_lease=7300, **tested)
@@ -170,3 +174,39 @@ async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost
         await shards.all_wait(running)
         shards.schedule(shards.queue, "job")
         await started(running, "job")
+
+
+@pytest.fixture
+async def spread(server: EmbeddedRedis, queue: str) -> AsyncGenerator[tuple[Cluster, Shards]]:
+    """A queue with shards on the primaries of a cluster. Heartbeats, which would find what was lost, are seldom."""
+    with Cluster(server.server, replicas=3) as cluster, cluster.foreign_client() as raw:
+        cluster.wait_for_replicas()
+        shards = Shards(cluster.url, raw, queue)
+        shards.config = structs.replace(shards.config, idle_heartbeat=3600.0, idle_lease=7300.0)
+        yield cluster, shards
+
+
+async def test_a_shard_whose_slot_moves_wakes_its_workers_from_the_new_node(spread: tuple[Cluster, Shards]) -> None:
+    cluster, shards = spread
+    async with system(shards.config, shards.app) as running:
+        await shards.all_wait(running)
+        for n, queue in enumerate(shards.queues):
+            to = next(node for node in cluster.nodes[:3] if node is not cluster.primary(queue))
+            await asyncio.to_thread(cluster.move, queue, to)
+            shards.schedule(queue, f"job-{n}")
+            await started(running, f"job-{n}")
+        await shards.all_wait(running)
+
+
+async def test_shards_of_a_primary_that_dies_wake_their_workers_from_the_replica(
+    spread: tuple[Cluster, Shards],
+) -> None:
+    cluster, shards = spread
+    async with system(shards.config, shards.app) as running:
+        await shards.all_wait(running)
+        old = cluster.primary(shards.queue)
+        old.kill()
+        await asyncio.to_thread(cluster.wait_for_failover, old, shards.queue)
+        for n, queue in enumerate(shards.queues):
+            shards.schedule(queue, f"job-{n}")
+            await started(running, f"job-{n}")

@@ -162,7 +162,19 @@ BY_FILTER: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
 }
 """Jobs whose record is of another type do not match, so they stop no other."""
 
-WHOLE = ["schedule", "backlog", "ready", "processing:w", "dead", "leases", "idle", "limits", "in_flight", "throttled", "fair"]
+WHOLE = [
+    "schedule",
+    "backlog",
+    "ready",
+    "processing:w",
+    "dead",
+    "leases",
+    "idle",
+    "limits",
+    "in_flight",
+    "throttled",
+    "fair",
+]
 NAMED = [
     "processing:v",
     "backlog:g",

@@ -125,15 +125,6 @@ async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_foun
     assert all(found[queue] == 1 for queue in queues), "the dispatcher of another node serves it too"
 
 
-def key_by_key(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
-    """Move a slot as `redis-cli --cluster reshard` does; it may have begun."""
-    source, slot = cluster.primary(queue), slot_of(queue)
-    cluster.begin_to_move(queue, to)
-    while names := cluster.client(source).execute_command("CLUSTER", "GETKEYSINSLOT", slot, 5):
-        cluster.move_keys(source, to, names)
-    cluster.end_move(queue, to)
-
-
 def atomically(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
     client, slot = cluster.client(cluster.primary(queue)), slot_of(queue)
     client.execute_command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", cluster.id_of(to))
@@ -141,7 +132,7 @@ def atomically(cluster: Cluster, queue: str, to: EmbeddedRedis) -> None:
 
 
 async def test_a_queue_whose_slot_moves_key_by_key_loses_no_job_and_runs_none_twice(cluster: Cluster) -> None:
-    await _move_to_and_fro(cluster, key_by_key)
+    await _move_to_and_fro(cluster, Cluster.move)
 
 
 async def test_a_foreign_client_may_follow_ask_with_its_hset_and_zadd(cluster: Cluster) -> None:
@@ -157,7 +148,7 @@ async def test_a_foreign_client_may_follow_ask_with_its_hset_and_zadd(cluster: C
                 foreign.zadd(keys.schedule(queue), {f"new{number}": 0})
                 cluster.move_keys(source, to, [keys.schedule(queue)])
         assert not scene.runs
-        await asyncio.to_thread(key_by_key, cluster, queue, to)
+        await asyncio.to_thread(cluster.move, queue, to)
         await scene.all_ran(queue, 3)
     assert max(scene.runs.values()) == 1
 
@@ -246,11 +237,11 @@ async def test_processes_that_start_while_a_slot_moves_serve_the_other_queues_an
     queues = beside, first, *others
     async with started(cluster.url, queues, () if all_queues else queues) as scene:
         await runs_of_all(scene, (first, *others), 0)
-        await asyncio.to_thread(key_by_key, cluster, beside, to)
+        await asyncio.to_thread(cluster.move, beside, to)
         await runs_of_all(scene, queues, 1)
         await runs_of_all(scene, (first, *others), 2)
     assert max(scene.runs.values()) == 1
-    await asyncio.to_thread(key_by_key, cluster, beside, source)
+    await asyncio.to_thread(cluster.move, beside, source)
 
 
 @pytest.mark.parametrize("all_queues", [False, True])

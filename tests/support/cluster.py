@@ -151,6 +151,14 @@ class Cluster(Servers):
             if self.is_primary(node):
                 self.client(node).execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
 
+    def move(self, queue: str, to: EmbeddedRedis) -> None:
+        """Move a slot key by key, as `redis-cli --cluster reshard` does; it may have begun."""
+        source, slot = self.primary(queue), slot_of(queue)
+        self.begin_to_move(queue, to)
+        while names := self.client(source).execute_command("CLUSTER", "GETKEYSINSLOT", slot, 5):
+            self.move_keys(source, to, names)
+        self.end_move(queue, to)
+
 
 def slot_of(queue: str) -> int:
     """Return the slot of a queue's keys."""
