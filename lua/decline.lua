@@ -3,7 +3,7 @@
 -- job meanwhile, another one is told.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   worker    who waits no more
+-- ARGV   worker    who waits no more; '' = one that was told, and did not come
 -- REPLY  ''
 -- FAILS  none
 -- TWICE  the second call may tell one more worker, which then finds nothing

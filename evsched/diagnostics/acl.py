@@ -11,7 +11,7 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 READS: Final = """
 EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
-HMGET job:x field · HSTRLEN job:x payload · LLEN ready · LPOS ready x · LRANGE ready 0 1 · MEMORY USAGE job:x
+HMGET job:x field · HSTRLEN job:x payload · LINDEX ready 0 · LLEN ready · LPOS ready x · LRANGE ready 0 1 · MEMORY USAGE job:x
 PTTL job:x · SISMEMBER program:x y · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x
 ZRANGE schedule 0 1 · ZRANK backlog x · ZSCAN schedule 0 · ZSCORE schedule x
 """

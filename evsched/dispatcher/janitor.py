@@ -1,4 +1,5 @@
-"""The janitor: puts back what dead workers hold, and has moves between shards finished that were interrupted.
+"""The janitor: puts back what dead workers hold, and has moves between shards finished that were interrupted. It also
+tells another idle worker of a job, if the one that was told did not come.
 
 It judges whether a worker lives, never how long a job takes. An expired lease means "perhaps dead". "Dead" means that
 the lease did not move for one heartbeat interval while the janitor watched, by this host's monotonic clock. So a jump
@@ -50,6 +51,8 @@ class Janitor:
         self._judged_dead: dict[tuple[str, str], float] = {}
         """Workers that were judged dead, each with the time until which its list is still watched. A worker that hangs
         may still have a BLMOVE waiting in Redis, which can move a job that was put back into that list again."""
+        self._beside: dict[str, str] = {}
+        """By queue: the first job in ready, beside workers that wait for a message, when it was looked at last."""
         self._at = 0.0
 
     def on_event(self, event: Event) -> None:
@@ -125,6 +128,11 @@ class Janitor:
             rest = min(rest, max(ABANDONED - survey.moving, self._runtime.config.heartbeat))
             if survey.moving >= ABANDONED:
                 self._mover.finish(queue)
+        if survey.beside is not None:
+            rest = min(rest, self._runtime.config.lease - self._runtime.config.heartbeat)
+            if self._beside.get(queue) == survey.beside:
+                await self._runtime.sender.send(store.decline())  # who was told of it has died, or hangs
+        self._note_beside(queue, survey.beside)
         for lease in survey.leases:
             key = queue, lease.worker
             seen = self._seen.get(key)
@@ -145,6 +153,12 @@ class Janitor:
             else:
                 rest = min(rest, self._runtime.config.heartbeat)
         return rest
+
+    def _note_beside(self, queue: str, job: str | None) -> None:
+        if job is None:
+            self._beside.pop(queue, None)
+        else:
+            self._beside[queue] = job
 
     def _wait(self, lease: Lease, unchanged: float) -> float:
         """Return the seconds after which to look at this lease again; 0 or less = the worker is dead."""

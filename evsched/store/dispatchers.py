@@ -52,6 +52,8 @@ class Survey(Struct, frozen=True):
     """The one that ends first first."""
     moving: float | None
     """Seconds since a batch of jobs began to move to another shard; None = none moves."""
+    beside: str | None = None
+    """The first job in ready, if workers wait for a message all the same."""
 
 
 class Agenda(Struct, frozen=True):
@@ -157,14 +159,14 @@ class Dispatchers(Queue):
         return self._verb("rewind", read, self._stamp(now), ahead, offset, limit)
 
     def survey(self, *, now: float | None = None) -> Call[Survey]:
-        """Read all leases of the queue, and whether jobs move to another shard."""
+        """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""
 
         def read(reply: list[Any]) -> Survey:
-            since, *flat = reply
+            since, beside, *flat = reply
             leases = [
                 Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3]) for i in range(0, len(flat), 4)
             ]
-            return Survey(leases, float(since) if since else None)
+            return Survey(leases, float(since) if since else None, text(beside) if beside else None)
 
         return self._verb("survey", read, self._stamp(now))
 

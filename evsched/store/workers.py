@@ -105,8 +105,11 @@ class Workers(Queue):
 
         return self._verb("start", fetch, self._stamp(now), worker, lease, hold, cap, "1" if wait else "", *ids)
 
-    def decline(self, worker: str) -> Call[Any]:
-        """Wait no more for a message. If the worker was told of a job meanwhile, another one is told."""
+    def decline(self, worker: str = "") -> Call[Any]:
+        """Wait no more for a message. If the worker was told of a job meanwhile, another one is told.
+
+        Without a worker: one that was told did not come.
+        """
         return self._verb("decline", raw, worker)
 
     def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Mark]]) -> Call[list[str]]:

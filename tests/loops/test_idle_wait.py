@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -174,6 +175,20 @@ async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost
         await shards.all_wait(running)
         shards.schedule(shards.queue, "job")
         await started(running, "job")
+
+
+async def test_a_job_of_which_a_worker_was_told_that_vanished_goes_to_another(shards: Shards) -> None:
+    """Redis does not know yet that its machine is gone."""
+    config = structs.replace(shards.config, lease=0.6, heartbeat=0.2)
+    with closing(shards.raw.pubsub()) as vanished:
+        vanished.ssubscribe(keys.idle(shards.queue, "vanished"))
+        assert vanished.get_sharded_message(timeout=PATIENCE)["type"] == "ssubscribe"
+        shards.raw.zadd(f"{keys.root(shards.queue)}idle", {"vanished": 0})
+        async with system(config, shards.app) as running:
+            await until(lambda: len(shards.waiting(shards.queue)) == 2)
+            shards.schedule(shards.queue, "job")
+            assert await started(running, "job") == running.workers[0].id
+        assert vanished.get_sharded_message(timeout=PATIENCE)["type"] == "smessage"
 
 
 @pytest.fixture
