@@ -35,8 +35,8 @@ _KEPT: Final = DEFAULT_RETENTION
 _SHARDS: Final = 4
 """Shards for each primary."""
 
-_OTHERS: Final = 4
-"""Connections of a worker to each primary besides those for its shards."""
+_CONNECTIONS: Final = 4
+"""Connections of a worker to each primary that has some of its shards, however many."""
 
 _COMPARED: Final = "Redis µs/job", "script calls/job", "commands/job", "bytes/job", "worker µs/job"
 _MEASURED: Final = "Redis µs/job", "script calls/job"
@@ -179,8 +179,8 @@ def _need(result: Result, high: float, rate: float) -> dict[str, str]:
         f"shards, {_SHARDS} for each primary": number(_SHARDS * primaries),
         "dispatchers, which divide the shards": number(dispatchers),
         "worker processes, if handlers compute for 1 ms": number(workers),
-        "connections of workers to each primary, if each serves all shards": number(workers * (_SHARDS + _OTHERS)),
-        "the same, if each serves the shards of one primary": number(ceil(workers / primaries) * (_SHARDS + _OTHERS)),
+        "connections of workers to each primary, if each serves all shards": number(workers * _CONNECTIONS),
+        "the same, if each serves the shards of one primary": number(ceil(workers / primaries) * _CONNECTIONS),
         "network of each primary, MB/s": number((run("bytes/job") + scheduled("bytes sent/job")) * each / 1e6),
         "memory of jobs that wait for 10 minutes, GB in all": number(stored * 600),
         "memory of records of jobs that have ended, GB in all, at least": number(stored * _KEPT),

@@ -11,8 +11,9 @@ ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 READS: Final = """
 EXISTS job:x · GET arrival · HEXISTS job:x field · HGET job:x field · HGETALL job:x · HKEYS job:x · HLEN limits
-HMGET job:x field · HSTRLEN job:x payload · LINDEX ready 0 · LLEN ready · LPOS ready x · LRANGE ready 0 1 · MEMORY USAGE job:x
-PTTL job:x · SISMEMBER program:x y · TYPE job:x · ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x
+HMGET job:x field · HSTRLEN job:x payload · LINDEX ready 0 · LLEN ready
+LPOS ready x · LRANGE ready 0 1 · MEMORY USAGE job:x · PTTL job:x · SISMEMBER program:x y · TYPE job:x
+ZCARD schedule · ZCOUNT schedule 0 1 · ZMSCORE schedule x
 ZRANGE schedule 0 1 · ZRANK backlog x · ZSCAN schedule 0 · ZSCORE schedule x
 """
 """The commands in the scripts that only read. A test compares these with lua/."""
@@ -60,9 +61,9 @@ _OWN: Final[dict[Role, str]] = {
         ZRANGE evsched:{}:shards 0 -1 WITHSCORES
     """,
     "worker": """
-        BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}status · SSUBSCRIBE {root}idle:x
-        INFO server · CLIENT ID · CLIENT UNBLOCK 1 · SADD evsched:{}:queues x · BLMOVE ready ready LEFT LEFT 1
-        SET starting 1 NX PX 1 · ZREM parents x
+        BLMOVE ready processing:x LEFT RIGHT 1 · SUBSCRIBE {root}control:x · SUBSCRIBE {root}status
+        SSUBSCRIBE {root}idle:x · INFO server · CLIENT ID · CLIENT UNBLOCK 1 · SADD evsched:{}:queues x
+        BLMOVE ready ready LEFT LEFT 1 · SET starting 1 NX PX 1 · ZREM parents x
     """,
     "dispatcher": """
         SCAN 0 · INFO server · CONFIG GET notify-keyspace-events · SADD evsched:{}:queues x · SMEMBERS evsched:{}:queues

@@ -1,5 +1,6 @@
-"""The janitor: puts back what dead workers hold, and has moves between shards finished that were interrupted. It also
-tells another idle worker of a job, if the one that was told did not come.
+"""The janitor: puts back what dead workers hold, and has moves between shards finished that were interrupted.
+
+It also tells another idle worker of a job if the one that was told did not come.
 
 It judges whether a worker lives, never how long a job takes. An expired lease means "perhaps dead". "Dead" means that
 the lease did not move for one heartbeat interval while the janitor watched, by this host's monotonic clock. So a jump

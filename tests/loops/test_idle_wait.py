@@ -146,9 +146,14 @@ async def test_a_lost_connection_loses_no_job(shards: Shards) -> None:
 async def test_a_silent_connection_is_tested_and_replaced(own: EmbeddedRedis, client: Any, queue: str) -> None:
     async with Proxy(("127.0.0.1", own.port or 0)) as proxy:
         shards = Shards(own.url, client, queue)
-        url = f"redis://{proxy.host}:{proxy.port}"
-        tested = {"probe_interval": 0.2, "reply_timeout": 0.2, "heartbeat": 0.1, "idle_heartbeat": 3600.0}
-        config = Config(url=url, queues=tuple(shards.queues), idle_lease=7300, **tested)
+        config = structs.replace(
+            shards.config,
+            url=f"redis://{proxy.host}:{proxy.port}",
+            probe_interval=0.2,
+            reply_timeout=0.2,
+            idle_heartbeat=3600.0,
+            idle_lease=7300.0,
+        )
         async with system(config, shards.app) as running:
             await shards.all_wait(running)
             (hears,) = shards.connections()
@@ -163,9 +168,7 @@ async def test_a_silent_connection_is_tested_and_replaced(own: EmbeddedRedis, cl
 
 @pytest.mark.parametrize("lost", ["idle", "everything"])
 async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost: str) -> None:
-    config = Config(
-        url=shards.config.url, queues=shards.config.queues, heartbeat=0.1, idle_heartbeat=0.1, idle_lease=60
-    )
+    config = structs.replace(shards.config, heartbeat=0.1, idle_heartbeat=0.1, idle_lease=60.0)
     async with system(config, shards.app) as running:
         await shards.all_wait(running)
         if lost == "everything":
