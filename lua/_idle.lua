@@ -1,12 +1,11 @@
--- Idle workers: those that wait for a message, and not in BLMOVE. A BLMOVE occupies a connection and reads one list, so a
--- worker of many shards would need a connection for each. The messages of all queues of a server arrive on one.
+-- Idle workers: those that wait for a message, and not in BLMOVE. A BLMOVE occupies a connection and reads one list,
+-- so a worker of many shards would need a connection for each. The messages of all queues of a server arrive on one.
 --
 -- idle  zset  worker -> since when it waits
 --
--- `start` adds a worker in the same call in which it finds ready empty. Whoever puts a job into ready takes the worker
--- out that has waited longest, and tells it on a channel of its own. So no worker is told in vain while jobs come one by
--- one, and no job waits in ready while a worker is in `idle`.
-
+-- `start` adds a worker in the same call in which it finds ready empty. Whoever puts a job into ready takes out the
+-- worker that has waited longest, and tells it on a channel of its own. So one job wakes one worker, and no job is put
+-- into ready while a worker stays in `idle`.
 local idle = root .. 'idle'
 
 -- Tell as many idle workers as jobs were put into ready. The connection of a worker that has died receives nothing: the

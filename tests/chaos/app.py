@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evsched import App, EndedJob, GiveUp, Retry, current_job
 
-app = App(queue="chaos")
+app = App(queue="chaos", shards=int(os.environ.get("SHARDS", "0")))
 
 
 def note(what: str) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from itertools import pairwise
+from functools import partial
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import pytest
 
+from evsched import keys
 from evsched.client.new_job import JobOptions, new_job
 from evsched.client.sync_client import SyncClient
+from evsched.shards import Shards
 from tests.chaos.conftest import Fleet
 
-ROOT = "evsched:{chaos}:"
 COMPUTED = 100
 WAITED = 4000
 LONGEST = 0.05
@@ -30,26 +32,32 @@ class Run(NamedTuple):
     pid: int
 
 
-def start(fleet: Fleet, raw: Any, *slots: int) -> dict[int, int]:
+def start(fleet: Fleet, raw: Any, *slots: int, shards: int = 0) -> dict[int, int]:
     """Start a worker with each of these numbers of slots; return the slots by process, when all serve the queue."""
     children = [
-        fleet.start("worker", "tests.chaos.app:app", "--queue", "chaos", "--concurrency", str(count)) for count in slots
+        fleet.start(
+            "worker", "tests.chaos.app:app", "--queue", "chaos", "--concurrency", str(count), SHARDS=str(shards)
+        )
+        for count in slots
     ]
     fleet.start("dispatcher")
     until = time.monotonic() + 30
-    while raw.zcard(f"{ROOT}leases") < len(slots):
+    queues = Shards({"chaos": shards}).all_of("chaos")
+    while any(raw.zcard(f"{keys.root(queue)}leases") < len(slots) for queue in queues):
         assert time.monotonic() < until
         time.sleep(0.05)
     return {child.pid: count for child, count in zip(children, slots, strict=True)}
 
 
-def runs_of(raw: Any, ids: list[str]) -> list[Run]:
+def runs_of(raw: Any, ids: list[str], shards: int = 0) -> list[Run]:
     """Wait until all jobs are done, and read their records."""
     until = time.monotonic() + 60
+    known = Shards({"chaos": shards})
     while True:
         with raw.pipeline(transaction=False) as pipe:
             for job_id in ids:
-                pipe.hmget(f"{ROOT}job:{job_id}", "outcome", "due", "started", "finished", "worker")
+                key = keys.job(known.home("chaos", job_id), job_id)
+                pipe.hmget(key, "outcome", "due", "started", "finished", "worker")
             records = pipe.execute()
         if all(record[0] == b"done" for record in records):
             return [
@@ -91,25 +99,26 @@ def test_two_workers_share_a_hundred_jobs_that_compute(fleet: Fleet, client: Syn
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("shards", [0, 12])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_job_waits_while_a_slot_is_free_in_a_large_or_a_small_worker(
-    fleet: Fleet, client: SyncClient, raw: Any, seed: int
+    fleet: Fleet, client: SyncClient, raw: Any, seed: int, shards: int
 ) -> None:
     """First many jobs at once, then about as many as the workers can run."""
     raw.flushdb()
     rng = random.Random(seed)
-    slots = start(fleet, raw, 256, 4)
+    slots, known = start(fleet, raw, 256, 4, shards=shards), Shards({"chaos": shards})
     ids = list[str]()
     while len(ids) < WAITED:
         count = rng.choice([1, 5, 20]) if ids else 600
         fresh = [f"w{len(ids) + n}" for n in range(count)]
-        client.enqueue(
-            "chaos",
-            [new_job("harmless", (rng.uniform(0.1, 0.7),), {}, JobOptions(id=one, retention=600)) for one in fresh],
-        )
+        seconds = rng.uniform(0.1, 0.7)
+        for queue, jobs in groupby(sorted(fresh, key=partial(known.home, "chaos")), key=partial(known.home, "chaos")):
+            options = [JobOptions(id=one, retention=600) for one in jobs]
+            client.enqueue(queue, [new_job("harmless", (seconds,), {}, one) for one in options])
         ids += fresh
         time.sleep(0 if len(ids) == 600 else count / 600)
-    runs = runs_of(raw, ids)
+    runs = runs_of(raw, ids, shards)
     waits, longest = [run.started - run.due for run in runs], longest_wait(runs, slots)
     share = Counter(run.pid for run in runs)
     print(
