@@ -196,7 +196,7 @@ class QueueConsumer:
         if not reply.leased and self.held.runs:
             self.lose()
         self._demand.more = reply.more
-        self._fetcher.asked(waits=reply.waits)
+        self._fetcher.asked(reply)
         held_some = bool(self.held.runs)
         runs = self.held.add(reply.jobs, self._starter.delivery(reply, sent))
         if runs:

@@ -11,6 +11,7 @@ from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
+from evsched.store.workers import Fetched
 from evsched.transport.senders import BlockingSender
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker.served_queue import ServedQueue
@@ -76,7 +77,7 @@ class Fetcher:
         """Return whether `start` is to have the worker wait for a message: BLMOVE waits instead."""
         return False
 
-    def asked(self, *, waits: bool) -> None:
+    def asked(self, _reply: Fetched) -> None:
         """Do nothing; see `IdleWait`, as for the next two."""
 
     def found(self, *, waits: bool) -> None:

@@ -14,6 +14,7 @@ import contextlib
 from evsched import keys
 from evsched.errors import StoreError
 from evsched.runtime.pulse import Pulse
+from evsched.store.workers import Fetched
 from evsched.transport.sync_sender import SyncSender
 from evsched.worker.fetcher import FetchListener
 from evsched.worker.served_queue import ServedQueue
@@ -35,12 +36,14 @@ class IdleWait:
         """The worker is in `idle`, as far as it knows."""
         self._told = False
         """A job is ready, and the worker has not asked for it yet."""
+        self._asked = False
+        """The question that was sent last asked to wait."""
         self._stopping = False
         self._stopped = asyncio.Event()
         self._open = False
         """Messages arrive."""
-        self.reason: str | None = "there is no subscription yet"
-        """Why none arrive; None = they do."""
+        self.reason: str | None = None
+        """Why none arrive; None = they do, or the subscription is being opened for the first time."""
         self.pulses: list[Pulse] = []
         """It has no loop of its own."""
 
@@ -57,11 +60,14 @@ class IdleWait:
         """Note that the worker asks for so many jobs; return whether it is to wait if it gets fewer."""
         if room:
             self._told = False
-        return self._open and not self._stopping
+        self._asked = room > 0 and self._open and not self._stopping
+        return self._asked
 
-    def asked(self, *, waits: bool) -> None:
+    def asked(self, reply: Fetched) -> None:
         """Note whether the worker waits from that question on, unless it was told meanwhile."""
-        self._waiting = waits and not self._told
+        self._waiting = reply.waits and not self._told
+        if self._asked and not (reply.waits or reply.jobs or reply.buried):
+            self._listener.on_unsure()  # by Redis's list it holds all that it may: there are jobs that it does not know
 
     async def decline(self, room: int) -> None:
         """Pass a job on of which the worker was told, if it had no room for it.

@@ -194,6 +194,18 @@ async def test_a_job_of_which_a_worker_was_told_that_vanished_goes_to_another(sh
         assert vanished.get_sharded_message(timeout=PATIENCE)["type"] == "smessage"
 
 
+async def test_jobs_that_a_lost_reply_has_put_into_the_list_are_found_without_a_heartbeat(shards: Shards) -> None:
+    """They fill the list, so the worker can neither fetch nor wait."""
+    config = structs.replace(shards.config, heartbeat=600.0, lease=3600.0, idle_heartbeat=3600.0, idle_lease=7300.0)
+    async with system(config, shards.app) as running:
+        await shards.all_wait(running)
+        worker = running.workers[0].id
+        shards.raw.hset(keys.job(shards.queue, "lost"), "payload", '{"task":"quick"}')
+        shards.raw.rpush(keys.processing(shards.queue, worker), "lost")
+        shards.schedule(shards.queue, "job")  # it wakes the worker
+        assert await started(running, "lost") == await started(running, "job") == worker
+
+
 @pytest.fixture
 async def spread(server: EmbeddedRedis, queue: str) -> AsyncGenerator[tuple[Cluster, Shards]]:
     """A queue with shards on the primaries of a cluster. Heartbeats, which would find what was lost, are seldom."""
