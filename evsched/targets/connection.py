@@ -52,9 +52,17 @@ class Connection(ABC):
         """Whether the server allows no request on it at the moment. It is not closed, and may allow some later."""
         return self.most == 0 and not self.running and not self.gone
 
+    @property
+    def window(self) -> int:
+        """How many bytes of bodies it takes at a time; of HTTP/1.1, any number of bytes of one body."""
+        return 0
+
     @abstractmethod
-    def has_room(self) -> bool:
-        """Return whether another request may be sent now. Close a connection that proves to be unusable."""
+    def has_room(self, size: int) -> bool:
+        """Return whether another request may be sent now. Close a connection that proves to be unusable.
+
+        `size`: the bytes of its body.
+        """
 
     @abstractmethod
     async def exchange(self, exchange: Exchange) -> Answer:
@@ -62,6 +70,7 @@ class Connection(ABC):
 
         Raises:
             Unsent: it can be sent again, on another connection.
+            Disturbed: it can be sent again, on a connection of its own.
             RetryLater: no answer came, or none that is valid.
         """
 

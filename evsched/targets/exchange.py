@@ -27,6 +27,14 @@ class Unsent(Exception):
     """The server has not looked at the request, and never will. It can be sent again at once."""
 
 
+class Disturbed(Exception):
+    """The connection ended before the answer began, perhaps by the fault of another request, or because it was old.
+
+    The request may have taken effect. Its Idempotency-Key makes it safe to send it again, on a connection of its own.
+    The message is that of a request that has failed.
+    """
+
+
 class Exchange:
     """One request and its answer.
 
@@ -34,13 +42,15 @@ class Exchange:
     exchange ends with that answer, its body cut.
     """
 
-    def __init__(self, request: Request, headers: Mapping[str, str]) -> None:
+    def __init__(self, request: Request, headers: Mapping[str, str], *, alone: bool = False) -> None:
         self.request = request
+        self.alone = alone
+        """No other request may be sent on its connection."""
         length = {"content-length": f"{len(request.content)}"} if request.has_body else {}
         self.headers: Mapping[str, str] = {**headers, **length}
         """All that are sent but the host."""
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        """Raises RetryLater or Unsent if there is none."""
+        """Raises RetryLater, Unsent or Disturbed if there is none."""
         self._parts = 0
         self._status = 0
         self._headers = list[tuple[str, str]]()
@@ -86,6 +96,15 @@ class Exchange:
     def fail(self, why: str) -> None:
         """End the exchange before the end of the answer. The request may have taken effect."""
         self._break_off(RetryLater(None, f"{self.request.target.origin} {why}"))
+
+    def reject(self, why: str) -> None:
+        """End the exchange: what has arrived is not valid, so it is no answer, not even its status."""
+        self._status = 0
+        self.fail(why)
+
+    def disturb(self, why: str) -> None:
+        """End the exchange with its connection, which other requests have used too."""
+        self._break_off(Disturbed(f"{self.request.target.origin} {why}"))
 
     def refuse(self) -> None:
         """End the exchange: the server says that it has not looked at the request."""

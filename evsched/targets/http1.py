@@ -28,6 +28,10 @@ class Http1(Connection):
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_MOST)
         self._current: Exchange | None = None
         self._used = False
+        self._reused = False
+        """The request under way is not the first one."""
+        self._answering = False
+        """Something has arrived since the request was sent."""
         self._otherwise = NOT_HTTP
         """Why a request fails if what has arrived is not valid."""
         self._arrivals = select.poll()
@@ -43,7 +47,7 @@ class Http1(Connection):
         """One, or none."""
         return int(self._current is not None)
 
-    def has_room(self) -> bool:
+    def has_room(self, size: int) -> bool:
         """Return whether it is idle. Close it if something has arrived: an end, or an answer that nobody asked for."""
         if self.gone or self._current is not None:
             return False
@@ -59,7 +63,8 @@ class Http1(Connection):
         """See `Connection`."""
         if self.gone:
             raise Unsent
-        self._current, self._used = exchange, True
+        self._current, self._reused, self._used = exchange, self._used, True
+        self._answering = False
         request = exchange.request
         head = h11.Request(
             method=request.method,
@@ -84,10 +89,17 @@ class Http1(Connection):
         super().received(data)
 
     def _keep(self, data: bytes) -> None:
+        self._answering = True
         self._h11.receive_data(data)
 
     def _lost(self, error: Exception | None) -> None:
-        """See `Connection`. A body without a length ends with the connection."""
+        """See `Connection`. A body without a length ends with the connection.
+
+        Many servers close a connection that was idle for a while. A request that crosses this was not looked at.
+        """
+        if self._current is not None and self._reused and not self._answering:
+            self._current.disturb(CLOSED)
+            self._leave()
         if self._current is not None and error is None:
             self._otherwise = CLOSED
             self._h11.receive_data(b"")

@@ -1,7 +1,8 @@
 """A connection of HTTP/2, for many requests at a time, on the library h2.
 
 A request is sent when the server has room for it (`has_room`); others wait in the pool, which can open another
-connection. A request that is left is taken back from the server (RST_STREAM), and the others go on.
+connection. A request that is left, and one whose answer is not valid, is taken back from the server (RST_STREAM), and
+the others go on. If the connection ends, those that are not to blame are disturbed: they can be sent again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Literal
 
-import h2.connection
 import h2.events
 from h2.config import H2Configuration
 from h2.errors import ErrorCodes
@@ -19,6 +19,8 @@ from h2.settings import SettingCodes, Settings
 from evsched.targets.answer import Answer
 from evsched.targets.connection import HEAD_MOST, Connection
 from evsched.targets.exchange import CLOSED, NOT_HTTP, TOO_LARGE, TOO_MANY, Exchange, Unsent
+from evsched.targets.http2_bodies import Bodies
+from evsched.targets.http2_streams import Streams, status
 
 STREAMS: Final = 100
 """Requests on one connection, if the server sets no lower limit. It need not set any (RFC 9113, 6.5.2)."""
@@ -32,6 +34,7 @@ on their way."""
 
 _DATA: Final = 0
 _GOAWAY: Final = 7
+_WINDOW_UPDATE: Final = 8
 _HEADER: Final = 9
 """Bytes of the header of a frame: 3 are its length, 1 its type (RFC 9113, 4.1)."""
 _FRAME_MOST: Final = 2**14
@@ -50,7 +53,7 @@ class Http2(Connection):
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
-        self._h2 = h2.connection.H2Connection(H2Configuration(client_side=True, validate_inbound_headers=False))
+        self._h2 = Streams(H2Configuration(client_side=True))
         self._h2.local_settings = Settings(
             client=True, initial_values={SettingCodes.ENABLE_PUSH: 0, SettingCodes.MAX_HEADER_LIST_SIZE: HEAD_MOST}
         )
@@ -60,8 +63,11 @@ class Http2(Connection):
         self._arrived = bytearray()
         """The beginning of a frame."""
         self._streams = dict[int, Exchange]()
-        self._bodies = dict[int, memoryview]()
-        """What is not sent yet of the bodies of requests."""
+        self._bodies = Bodies(self._h2)
+        self._requests = 0
+        """How many were begun."""
+        self._frame_of = 0
+        """The stream to which the frame belongs that is being read; 0 = to none."""
         self._settled = asyncio.Event()
         """The server's settings have come, with its limit."""
         self._strays = 0
@@ -84,9 +90,20 @@ class Http2(Connection):
         """How many requests are under way."""
         return len(self._streams)
 
-    def has_room(self) -> bool:
-        """Return whether another request may be sent now."""
-        return not (self.gone or self._leaving or self._doubtful) and len(self._streams) < self.most
+    @property
+    def window(self) -> int:
+        """See `Connection`."""
+        return self._bodies.window
+
+    def has_room(self, size: int) -> bool:
+        """See `Connection`."""
+        if self.gone or self._leaving or self._doubtful or self._alone or len(self._streams) >= self.most:
+            return False
+        return not size or self._bodies.has_room(size, unused=not self._streams)
+
+    @property
+    def _alone(self) -> bool:
+        return any(exchange.alone for exchange in self._streams.values())
 
     async def ready(self) -> None:
         """Wait for the server's settings: more requests than it allows would be refused."""
@@ -94,7 +111,7 @@ class Http2(Connection):
 
     async def exchange(self, exchange: Exchange) -> Answer:
         """See `Connection`."""
-        if not self.has_room():
+        if not self.has_room(0):
             raise Unsent
         stream = self._begin(exchange)
         try:
@@ -102,8 +119,6 @@ class Http2(Connection):
         finally:
             if stream in self._streams:  # left before the answer was there
                 self._doubtful = True
-                # The server took no more of its body, and need not take any of the next one.
-                self._leaving |= stream in self._bodies
                 self._h2.ping(bytes(8))
                 self._end(stream)
                 self._flush()
@@ -120,10 +135,12 @@ class Http2(Connection):
                 left -= self._count(frame)
                 if frame[3] == _GOAWAY:
                     self._leave(int.from_bytes(frame[_HEADER : _HEADER + 4]) & 0x7FFFFFFF)
-                    continue
-                for event in self._h2.receive_data(frame):
-                    self._take(event)
-            self._send_bodies()
+                elif frame[3] == _WINDOW_UPDATE and frame[_HEADER:] == bytes(4) and self._frame_of:
+                    self._reject(self._frame_of)  # h2 would end the connection
+                else:
+                    for event in self._h2.receive_data(frame):
+                        self._take(event)
+            self._bodies.send()
         except _TooManyStraysError:
             return self._break(TOO_MANY)
         except DenialOfServiceError:
@@ -136,7 +153,7 @@ class Http2(Connection):
 
     def _lost(self, error: Exception | None) -> None:
         """See `Connection`."""
-        self._fail(CLOSED)
+        self._fail(CLOSED, 0)
         super()._lost(error)
 
     def close(self) -> None:
@@ -158,33 +175,19 @@ class Http2(Connection):
         headers = [*named.items(), (":path", target.path), *exchange.headers.items()]
         self._h2.send_headers(stream, headers, end_stream=not request.content)
         self._streams[stream] = exchange
+        self._requests += 1
         self._strays = 0
         if request.content:
-            self._bodies[stream] = memoryview(request.content)
-            self._send_bodies()
+            self._bodies.begin(stream, request.content)
         self._flush()
         return stream
-
-    def _send_bodies(self) -> None:
-        """Send as much of the bodies as the server takes now."""
-        for stream, body in list(self._bodies.items()):
-            left = body
-            while left and (room := self._room(stream)) > 0:
-                self._h2.send_data(stream, bytes(left[:room]), end_stream=len(left) <= room)
-                left = left[room:]
-            if left:
-                self._bodies[stream] = left
-            else:
-                del self._bodies[stream]
-
-    def _room(self, stream: int) -> int:
-        return min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
 
     def _next_frame(self) -> bytes:
         """Return the next frame, or nothing if it has not arrived as a whole."""
         if len(self._arrived) < _HEADER:
             return b""
         length = int.from_bytes(self._arrived[:3])
+        self._frame_of = int.from_bytes(self._arrived[5:_HEADER]) & 0x7FFFFFFF
         if length > _FRAME_MOST:
             raise ProtocolError("a frame that is too long")
         end = _HEADER + length
@@ -201,7 +204,7 @@ class Http2(Connection):
             _TooManyStraysError: too many belong to none.
         """
         parts = 1 if frame[3] == _DATA else 1 + (len(frame) - _HEADER) // _PART
-        stream = int.from_bytes(frame[5:_HEADER]) & 0x7FFFFFFF
+        stream = self._frame_of
         if stream not in self._streams:
             self._strays += parts
             if self._strays > _STRAYS_MOST:
@@ -216,20 +219,23 @@ class Http2(Connection):
                 self._settled.set()
             case h2.events.ResponseReceived(stream_id=int(stream), headers=headers) if stream in self._streams:
                 found = [(bytes(name), bytes(value)) for name, value in headers or ()]
-                self._streams[stream].begin(_status(found), [one for one in found if one[0][:1] != b":"])
+                self._streams[stream].begin(status(found), [one for one in found if one[0][:1] != b":"])
             case h2.events.DataReceived(stream_id=int(stream), data=data, flow_controlled_length=length):
                 self._h2.acknowledge_received_data(length or 0, stream)
                 if stream in self._streams and not self._streams[stream].add(data or b""):
                     self._end(stream)
             case h2.events.StreamEnded(stream_id=int(stream)) if stream in self._streams:
                 self._streams[stream].end()
-                self._end(stream, reset=stream in self._bodies)  # an answer that did not wait for all of the body
+                # A body that the answer did not wait for is not sent to its end.
+                self._end(stream, reset=ErrorCodes.CANCEL if stream in self._bodies else None)
             case h2.events.StreamReset(stream_id=int(stream), error_code=code) if stream in self._streams:
-                if code == ErrorCodes.REFUSED_STREAM:
+                if not event.remote_reset:  # by h2, because of an answer that is not valid
+                    self._streams[stream].reject(NOT_HTTP)
+                elif code == ErrorCodes.REFUSED_STREAM:
                     self._streams[stream].refuse()
                 else:
                     self._streams[stream].fail(f"reset the request before it had answered: {_error(code)}")
-                self._end(stream, reset=False)
+                self._end(stream, reset=None)
             case _:
                 pass
 
@@ -241,16 +247,22 @@ class Http2(Connection):
         self._leaving = True
         for stream in [stream for stream in self._streams if stream > last]:
             self._streams[stream].refuse()
-            self._end(stream, reset=False)
+            self._end(stream, reset=None)
         if not self._streams:
             self.close()
 
-    def _end(self, stream: int, *, reset: bool = True) -> None:
-        """Forget a request. `reset`: tell the server that we do."""
+    def _reject(self, stream: int) -> None:
+        """End a request whose stream is not valid."""
+        if stream in self._streams:
+            self._streams[stream].reject(NOT_HTTP)
+            self._end(stream, reset=ErrorCodes.PROTOCOL_ERROR)
+
+    def _end(self, stream: int, *, reset: ErrorCodes | None = ErrorCodes.CANCEL) -> None:
+        """Forget a request. `reset`: tell the server that we do, and why."""
         del self._streams[stream]
-        self._bodies.pop(stream, None)
-        if reset and not self.gone:
-            self._h2.reset_stream(stream, ErrorCodes.CANCEL)
+        self._bodies.forget(stream)
+        if reset is not None and not self.gone:
+            self._h2.reset_stream(stream, reset)
         if not self._streams and (self._leaving or self._doubtful):
             self.close()
         self._rest()
@@ -258,16 +270,20 @@ class Http2(Connection):
     def _break(self, why: str) -> Literal[False]:
         """Close the connection, because of what has arrived on it. Return that nothing is left to read."""
         self._arrived.clear()
-        self._fail(why)
+        self._fail(why, self._frame_of)
         self._flush()
         self.close()
         return False
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, guilty: int) -> None:
+        """End all requests. `guilty`: the stream by whose fault; 0 = it is not known."""
         self._leaving = True
         self._settled.set()
-        for exchange in self._streams.values():
-            exchange.fail(why)
+        for stream, exchange in self._streams.items():
+            if stream == guilty or self._requests == 1:
+                exchange.fail(why)
+            else:
+                exchange.disturb(why)
         self._streams.clear()
         self._bodies.clear()
 
@@ -280,15 +296,3 @@ class Http2(Connection):
 def _error(code: ErrorCodes | int | None) -> str:
     """Return the name of an error of HTTP/2."""
     return code.name if isinstance(code, ErrorCodes) else f"error {code}"
-
-
-def _status(headers: list[tuple[bytes, bytes]]) -> int:
-    """Return the status of an answer.
-
-    Raises:
-        ProtocolError: there is none, or it is not valid.
-    """
-    found = dict(headers).get(b":status", b"")
-    if len(found) != 3 or not found.isdigit():
-        raise ProtocolError("a status that is not valid")
-    return int(found)

@@ -7,6 +7,7 @@ DNS server that answers differently the next time has no effect. TLS checks the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -21,6 +22,7 @@ from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.addresses import Address, Network, is_teredo, may_connect
 from evsched.targets.connection import Connection, Wire
 from evsched.targets.exchange import CLOSED, NOT_HTTP
+from evsched.targets.files import OutOfFiles
 from evsched.targets.http1 import Http1
 from evsched.targets.http2 import Http2
 from evsched.targets.names import Names, Resolve, resolve
@@ -31,6 +33,9 @@ _NEXT_AFTER: Final = 0.25
 
 _ADDRESSES: Final = 10
 """Addresses of a host that are tried. Whoever controls its name may give it thousands."""
+
+_NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
+"""Errors by which the system allows no more files."""
 
 _GOODBYE: Final = 1.0
 """Seconds for the server's part in the end of a TLS connection."""
@@ -136,6 +141,7 @@ async def _ready(connection: Connection, target: Target) -> Connection:
 async def _open(target: Target, addresses: Sequence[Address]) -> socket.socket:
     """Connect to the first address that answers. Each is tried a little after the one before, or when that failed."""
     left, running, why = list(addresses[:_ADDRESSES]), set[asyncio.Task[socket.socket]](), ""
+    failure = RetryLater
     try:
         while left or running:
             if left:
@@ -148,11 +154,12 @@ async def _open(target: Target, addresses: Sequence[Address]) -> socket.socket:
                 if error is None:
                     return task.result()
                 why = _why(error)
+                failure = OutOfFiles if isinstance(error, OSError) and error.errno in _NO_FILES else RetryLater
     finally:
         for task in running:
             task.cancel()
             task.add_done_callback(_close_opened)
-    raise RetryLater(None, f"{target.origin} cannot be connected to{why}")
+    raise failure(None, f"{target.origin} cannot be connected to{why}")
 
 
 def _close_opened(task: asyncio.Task[socket.socket]) -> None:

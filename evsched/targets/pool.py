@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -18,7 +19,8 @@ from evsched.jobs.steering import RetryLater
 from evsched.targets.addresses import Address
 from evsched.targets.answer import Answer
 from evsched.targets.connection import Connection
-from evsched.targets.exchange import Exchange, Progress, Unsent
+from evsched.targets.exchange import Disturbed, Exchange, Progress, Unsent
+from evsched.targets.files import Files
 from evsched.targets.http2 import STREAMS
 from evsched.targets.network import Connector
 from evsched.targets.request import Request
@@ -27,6 +29,9 @@ from evsched.transport.backoff import reconnect_delay
 
 _KEPT: Final = 4.0
 """Seconds for which an idle connection is kept. Node.js and uvicorn close theirs after 5 s, most others later."""
+
+_WINDOW: Final = 2**16 - 1
+"""Bytes of bodies that a connection takes at a time, unless its server allows more (RFC 9113, 6.9.2)."""
 
 _REFUSALS: Final = 10
 """How often a server may refuse a request in one attempt. The pauses in between grow, to 3.5 s in all, or less by the
@@ -39,17 +44,20 @@ _GOODBYE: Final = 2.0
 class _Server:
     """The connections to one server."""
 
-    def __init__(self, target: Target, connector: Connector) -> None:
+    def __init__(self, target: Target, connector: Connector, files: Files) -> None:
         self.requests = 0
         """How many are under way, or wait for a connection."""
         self.all = set[Connection]()
         """Those that are open, or being closed."""
         self._target = target
         self._connector = connector
+        self._files = files
         self._free = dict[Connection, None]()
         """Those that may have room for another request; the one that was used last is the last one."""
         self._most = STREAMS if target.scheme == "https" else 1
         """How many requests the next connection will take at a time, as far as it is known."""
+        self._window = _WINDOW
+        """How many bytes of their bodies it will take at a time, as far as it is known."""
         self._connecting = 0
         """Connections that are being opened, each for a request."""
         self._waiting = 0
@@ -57,18 +65,21 @@ class _Server:
         self._change = asyncio.Event()
         """Set when there may be room."""
 
-    async def take(self, progress: Progress) -> Connection:
-        """Return a connection for a request, which must be sent on it at once."""
-        if (free := self._take_free()) is not None:
+    async def take(self, progress: Progress, size: int, *, alone: bool) -> Connection:
+        """Return a connection for a request, which must be sent on it at once.
+
+        `size`: the bytes of its body. `alone`: on a new connection.
+        """
+        if not alone and (free := self._take_free(size)) is not None:
             return free
         progress.missing = f"the address of {self._target.host} was not found"
         addresses = await self._connector.addresses(self._target)
         progress.missing = f"{self._target.origin} did not accept a connection"
-        while (free := self._take_free()) is None:
+        while alone or (free := self._take_free(size)) is None:
             if any(connection.allows_none for connection in self.all):
                 progress.missing = f"{self._target.origin} allowed no request on its connection"
                 await self._wait()
-            elif self._waiting >= self._connecting * (self._most - 1):
+            elif alone or self._waiting >= self._connecting * (self._fitting(size) - 1):
                 connection = await self._connect(addresses)
                 if not connection.allows_none:
                     return connection
@@ -82,16 +93,27 @@ class _Server:
             if not connection.running and now - connection.idle_since > _KEPT:
                 connection.close()
 
-    def _take_free(self) -> Connection | None:
+    def _take_free(self, size: int) -> Connection | None:
         now = asyncio.get_running_loop().time()
-        while self._free:
-            connection = next(reversed(self._free))
-            if not connection.running and now - connection.idle_since > _KEPT:
-                connection.close()
-            elif connection.has_room():
-                return connection
-            self._free.pop(connection, None)
-        return None
+        passed = list[Connection]()
+        """Those that have room for a request, but not for so large a body."""
+        try:
+            while self._free:
+                connection = next(reversed(self._free))
+                if not connection.running and now - connection.idle_since > _KEPT:
+                    connection.close()
+                elif connection.has_room(size):
+                    return connection
+                elif connection.has_room(0):
+                    passed.append(connection)
+                self._free.pop(connection, None)
+            return None
+        finally:
+            self._free.update(dict.fromkeys(reversed(passed)))
+
+    def _fitting(self, size: int) -> int:
+        """Return how many requests with bodies of a size the next connection will take at a time."""
+        return max(1, min(self._most, self._window // size)) if size else self._most
 
     async def _wait(self) -> None:
         self._waiting += 1
@@ -103,11 +125,12 @@ class _Server:
     async def _connect(self, addresses: Sequence[Address]) -> Connection:
         self._connecting += 1
         try:
-            connection = await self._connector.connect(self._target, addresses)
+            connection = await self._files.open(partial(self._connector.connect, self._target, addresses))
         finally:
             self._connecting -= 1
             self._wake()
         self._most = max(1, connection.most)
+        self._window = connection.window
         self.all.add(connection)
         self._free[connection] = None
         connection.changed = self._look
@@ -115,6 +138,7 @@ class _Server:
 
     def _look(self, connection: Connection) -> None:
         """Take note that a connection may have room for another request, or has gone."""
+        self._files.note(connection)
         self._free.pop(connection, None)
         if not connection.gone:
             self._free[connection] = None
@@ -134,6 +158,7 @@ class Pool:
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
+        self._files = Files()
         self._servers = dict[str, _Server]()
         """By their origins."""
         self._sweeping: asyncio.Task[None] | None = None
@@ -164,22 +189,31 @@ class Pool:
         origin = request.target.origin
         server = self._servers.get(origin)
         if server is None:
-            server = self._servers[origin] = _Server(request.target, self._connector)
+            server = self._servers[origin] = _Server(request.target, self._connector, self._files)
         if self._sweeping is None or self._sweeping.done():
             self._sweeping = asyncio.ensure_future(self._sweep())
         server.requests += 1
         try:
-            for refusals in range(_REFUSALS):
-                if refusals:
+            refusals, alone = 0, False
+            while True:
+                connection = await server.take(progress, len(request.content), alone=alone)
+                progress.missing = f"{origin} did not answer"
+                progress.exchange = Exchange(request, headers, alone=alone)
+                try:
+                    return await connection.exchange(progress.exchange)
+                except Disturbed as error:
+                    if alone:
+                        raise RetryLater(None, str(error)) from None
+                    alone = True
+                    progress.exchange = None
+                except Unsent:
+                    progress.exchange = None
+                    refusals += 1
+                    if refusals == _REFUSALS:
+                        why = f"{origin} refused the request {_REFUSALS} times, and did not look at it"
+                        raise RetryLater(None, why) from None
                     progress.missing = f"{origin} did not take the request, which it refused {refusals} times,"
                     await asyncio.sleep(reconnect_delay(refusals - 1))
-                connection = await server.take(progress)
-                progress.missing = f"{origin} did not answer"
-                progress.exchange = Exchange(request, headers)
-                with suppress(Unsent):
-                    return await connection.exchange(progress.exchange)
-                progress.exchange = None
-            raise RetryLater(None, f"{origin} refused the request {_REFUSALS} times, and did not look at it")
         finally:
             server.requests -= 1
 

@@ -54,6 +54,7 @@ def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve |
     try:
         from evsched.targets import names
         from evsched.targets.allowed import read_allowed
+        from evsched.targets.files import raise_limit
         from evsched.targets.http import Sender
         from evsched.targets.network import Connector, check_authorities
         from evsched.targets.pool import Pool
@@ -65,6 +66,7 @@ def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve |
 
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Sender]:
+        raise_limit()
         async with Pool(Connector(allowed.networks, resolve or names.resolve)) as pool:
             yield Sender(allowed, secrets, pool)
 

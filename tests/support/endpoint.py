@@ -37,7 +37,8 @@ class Reply(Struct, frozen=True):
 
     `after_half`: what happens when half of the body is sent. On HTTP/2, breaking it off says that it was refused.
 
-    On HTTP/2: `leave`: take no requests on this connection after this one. `refuse`: refuse the request.
+    On HTTP/2: `leave`: take no requests on this connection after this one. `refuse`: refuse the request. `crash`: close
+    the connection. `frames`: the type, flags and content of frames that are sent in place of the answer.
     """
 
     status: int = 200
@@ -47,6 +48,8 @@ class Reply(Struct, frozen=True):
     after_half: Literal["go on", "break off", "stall"] = "go on"
     leave: bool = False
     refuse: bool = False
+    crash: bool = False
+    frames: tuple[tuple[int, int, bytes], ...] = ()
 
 
 Answer = Callable[[Received], Awaitable[Reply]]
@@ -101,6 +104,8 @@ class Endpoint:
         """On HTTP/2: give the client its window back, so that it can send more."""
         self.settled = asyncio.Semaphore(0)
         """Released when a client has received the settings of a connection of HTTP/2."""
+        self.resets = list[ErrorCodes | int | None]()
+        """The codes with which clients have reset requests of HTTP/2."""
         self.pings = asyncio.Semaphore(0)
         """Released after each ping that was answered."""
         self.port = port
@@ -267,7 +272,8 @@ class _Http2:
                 self._answer(stream, replies)
             case h2.events.WindowUpdated():
                 self._window.set()
-            case h2.events.StreamReset(stream_id=int(stream)) if stream in self._replies:
+            case h2.events.StreamReset(stream_id=int(stream), error_code=code) if stream in self._replies:
+                self._endpoint.resets.append(code)
                 self._replies[stream].cancel()
             case _:
                 pass
@@ -281,6 +287,14 @@ class _Http2:
         if reply.hang_up or reply.refuse:
             self._h2.reset_stream(stream, ErrorCodes.REFUSED_STREAM if reply.refuse else ErrorCodes.NO_ERROR)
             self._flush()
+            return
+        if reply.crash:
+            self._writer.transport.abort()
+            return
+        if reply.frames:
+            self._flush()
+            for kind, flags, content in reply.frames:
+                self._writer.write(len(content).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + content)
             return
         if reply.leave:
             self._flush()
