@@ -1,7 +1,7 @@
 """The library h2, except that an answer that is not valid ends its stream alone (RFC 9113, 8.1.1).
 
-h2 ends the connection, so one faulty endpoint would fail all requests to its host. What is wrong with the state that all
-streams share, such as the compression of headers, still ends the connection.
+h2 ends the connection, so one faulty endpoint would fail all requests to its host. What harms the state that all streams
+share, such as the compression of headers, still ends the connection.
 """
 
 from __future__ import annotations
@@ -73,13 +73,15 @@ class _Stream(H2Stream):
             raise self._reset() from None
 
     def _reset(self) -> StreamClosedError:
-        """Close the stream. Return the error for which h2 sends RST_STREAM, and gives back what a body has taken of the
-        window of the connection."""
+        """Close the stream, and return the error for which h2 resets it.
+
+        For this error, h2 also gives back the bytes that a body has taken of the window of the connection.
+        """
         self.state_machine.state = StreamState.CLOSED
         self.state_machine.stream_closed_by = StreamClosedBy.SEND_RST_STREAM
-        error = StreamClosedError(self.stream_id)
-        error.error_code = ErrorCodes.PROTOCOL_ERROR
-        error._events = [StreamReset(stream_id=self.stream_id, error_code=ErrorCodes.PROTOCOL_ERROR, remote_reset=False)]
+        error, code = StreamClosedError(self.stream_id), ErrorCodes.PROTOCOL_ERROR
+        error.error_code = code
+        error._events = [StreamReset(stream_id=self.stream_id, error_code=code, remote_reset=False)]
         return error
 
 

@@ -100,8 +100,10 @@ class Endpoint:
         """On HTTP/2: answer before the body has arrived, and read no more of it."""
         self.silent = False
         """On HTTP/2: do not answer a ping."""
-        self.takes_bodies = True
-        """On HTTP/2: give the client its window back, so that it can send more."""
+        self.unread = ""
+        """On HTTP/2: a path whose bodies are not read, so that the client does not get its window back."""
+        self.begun = asyncio.Semaphore(0)
+        """Released when the head of a request of HTTP/2 has arrived."""
         self.settled = asyncio.Semaphore(0)
         """Released when a client has received the settings of a connection of HTTP/2."""
         self.resets = list[ErrorCodes | int | None]()
@@ -253,6 +255,7 @@ class _Http2:
         match event:
             case h2.events.RequestReceived(stream_id=int(stream), headers=headers):
                 self._begun[stream] = ({str(name): str(value) for name, value in headers or []}, bytearray())
+                self._endpoint.begun.release()
                 if self._endpoint.early:
                     self._answer(stream, replies)
             case h2.events.SettingsAcknowledged():
@@ -266,7 +269,7 @@ class _Http2:
                 pass
             case h2.events.DataReceived(stream_id=int(stream), data=data, flow_controlled_length=length):
                 self._begun[stream][1].extend(data or b"")
-                if self._endpoint.takes_bodies:
+                if self._begun[stream][0][":path"] != self._endpoint.unread:
                     self._h2.acknowledge_received_data(length or 0, stream)
             case h2.events.StreamEnded(stream_id=int(stream)):
                 self._answer(stream, replies)

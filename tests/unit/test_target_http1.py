@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from evsched import RetryLater
 from evsched.targets import pool as pools
 from evsched.targets.exchange import Progress
 from evsched.targets.request import Method, read_request
+from tests.support.endpoint import Endpoint, Received, Reply
 from tests.support.outbound import Tls, new_pool, send
 from tests.support.patience import PATIENCE
 
@@ -39,6 +41,8 @@ class Talker:
             for part in said:
                 await reader.readuntil(b"\r\n\r\n")
                 for segment in part.split(b"PAUSE"):
+                    if segment == b"CLOSE":
+                        writer.transport.abort()
                     writer.write(segment)
                     await writer.drain()
             await reader.read()
@@ -101,6 +105,38 @@ async def test_a_connection_on_which_a_surplus_arrives_is_closed(monkeypatch: py
         server.writer.write(FINE)
         await asyncio.wait_for(server.ended.wait(), PATIENCE)
         assert await send(pool, server.url) == 404
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_a_request_that_crosses_the_end_of_its_connection_is_sent_again(tls: Tls, with_tls: bool) -> None:
+    """Many servers close a connection a little after the last answer. Nobody has looked at such a request."""
+    async with talker(FINE, b"CLOSE", tls=tls if with_tls else None) as server, new_pool() as pool:
+        assert await send(pool, server.url) == 200
+        assert await send(pool, server.url) == 404
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+async def test_a_request_is_sent_again_once_at_most(answers: int) -> None:
+    """And not at all after a connection that is closed before its first answer: the request is to blame."""
+
+    async def answer(received: Received) -> Reply:
+        return Reply(hang_up=len(endpoint.requests) > answers)
+
+    async with Endpoint(answer) as endpoint, new_pool() as pool:
+        for _ in range(answers):
+            assert await send(pool, endpoint.url) == 200
+        with pytest.raises(RetryLater, match="closed the connection before it had answered"):
+            await send(pool, endpoint.url)
+        assert len(endpoint.requests) == (3 if answers else 1)
+
+
+async def test_a_request_is_not_sent_again_when_its_answer_has_begun() -> None:
+    async with talker(FINE, b"HTTP/1.1 2PAUSECLOSE") as server, new_pool() as pool:
+        assert await send(pool, server.url) == 200
+        with pytest.raises(RetryLater, match="closed the connection before it had answered"):
+            await send(pool, server.url)
+        assert server.connections == 1
 
 
 async def test_an_answer_in_many_parts_is_one_answer() -> None:

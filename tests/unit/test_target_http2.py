@@ -168,7 +168,7 @@ async def test_a_connection_that_takes_no_more_of_a_body_is_not_used_again(tls: 
         return Reply()
 
     async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
-        endpoint.takes_bodies = False
+        endpoint.unread = "/"
         stays = asyncio.create_task(send(pool, endpoint.url))
         await asyncio.wait_for(begun.wait(), PATIENCE)
         with pytest.raises(TimeoutError):
@@ -188,6 +188,55 @@ async def test_a_server_that_answers_before_it_has_read_the_body(tls: Tls) -> No
         assert await send(pool, endpoint.url, "a" * 1_000_000) == 413
         assert await send(pool, endpoint.url) == 413
         assert endpoint.connections == 1
+
+
+async def test_a_body_that_cannot_be_sent_at_once_gets_a_connection_of_its_own(tls: Tls) -> None:
+    """It may fill the window of the connection, and then nothing could be sent beside it."""
+    async with Endpoint(tls=tls("h2")) as endpoint, new_pool() as pool:
+        for _ in range(2):
+            assert await asyncio.gather(*(send(pool, endpoint.url, "a" * 90_000) for _ in range(10))) == [200] * 10
+        assert endpoint.connections == 10
+    assert {len(received.body) for received in endpoint.requests} == {90_000}
+
+
+@pytest.mark.parametrize(("count", "size"), [(5, 200_000), (60, 1000)])
+async def test_bodies_that_are_not_read_do_not_delay_others(tls: Tls, count: int, size: int) -> None:
+    async with Endpoint(tls=tls("h2")) as endpoint, new_pool() as pool:
+        endpoint.unread = "/unread"
+        endpoint.answer = only_fine
+        stuck = [asyncio.create_task(send(pool, f"{endpoint.url}/unread", "a" * size)) for _ in range(count)]
+        for _ in stuck:
+            await asyncio.wait_for(endpoint.begun.acquire(), PATIENCE)
+        for _ in range(3):
+            sending = (send(pool, f"{endpoint.url}/fine", "a" * 6000) for _ in range(30))
+            assert await asyncio.gather(*sending) == [200] * 30
+        assert endpoint.connections <= 10 + len(stuck) * (size > 65_535)
+        for one in stuck:
+            one.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+
+
+async def only_fine(received: Received) -> Reply:
+    if received.path != "/fine":
+        await asyncio.Event().wait()
+    return Reply()
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+async def test_a_request_that_crosses_the_end_of_its_connection_is_sent_again(tls: Tls, lost: int) -> None:
+    """Unless it is the only one that this connection ever had."""
+
+    async def answer(received: Received) -> Reply:
+        return Reply(crash=2 <= len(endpoint.requests) <= lost)
+
+    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
+        assert await send(pool, endpoint.url) == 200
+        if lost == 2:
+            assert await send(pool, endpoint.url) == 200
+        else:
+            with pytest.raises(RetryLater, match="closed the connection before it had answered"):
+                await send(pool, endpoint.url)
+        assert (endpoint.connections, len(endpoint.requests)) == (2, 3)
 
 
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"

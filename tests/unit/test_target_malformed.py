@@ -1,4 +1,4 @@
-"""Answers of HTTP/2 that are not valid: each fails its own request, and what they do to the others on the connection."""
+"""Answers of HTTP/2 that are not valid: each fails its own request, and the others on the connection go on."""
 
 from __future__ import annotations
 
