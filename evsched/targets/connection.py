@@ -76,8 +76,9 @@ class Connection(ABC):
 
     def received(self, data: bytes) -> None:
         """Take what has arrived."""
-        self._keep(data)
-        self._read_on()
+        if not self.gone:
+            self._keep(data)
+            self._read_on()
 
     def lost(self, error: Exception | None) -> None:
         """Take note that it is closed. `error`: None if the server, or this side, has closed it in the regular way."""

@@ -29,8 +29,10 @@ _WINDOW: Final = 2**24
 """Bytes that may arrive for all requests before we confirm them. Each request may keep `answer.BODY_MOST` of them."""
 
 _STRAYS_MOST: Final = 10_000
-"""Parts that may arrive after the last request and belong to none. When a hundred answers are cut, each may have 64 KiB
-on their way."""
+"""Parts that may arrive and belong to no request. When a hundred answers are cut, each may have 64 KiB on their way."""
+
+_STRAYS_EACH: Final = 128
+"""Parts that each request makes up for: 64 KiB of its answer, in frames of 512 bytes."""
 
 _DATA: Final = 0
 _GOAWAY: Final = 7
@@ -71,7 +73,7 @@ class Http2(Connection):
         self._settled = asyncio.Event()
         """The server's settings have come, with its limit."""
         self._strays = 0
-        """Parts that have arrived since the last request and belong to none."""
+        """Parts that have arrived and belong to no request, as far as requests have not made up for them."""
         self._leaving = False
         """The requests that the server has are answered, and no others are sent."""
         self._doubtful = False
@@ -142,6 +144,7 @@ class Http2(Connection):
                         self._take(event)
             self._bodies.send()
         except _TooManyStraysError:
+            self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
             return self._break(TOO_MANY)
         except DenialOfServiceError:
             return self._break(TOO_LARGE)
@@ -176,7 +179,7 @@ class Http2(Connection):
         self._h2.send_headers(stream, headers, end_stream=not request.content)
         self._streams[stream] = exchange
         self._requests += 1
-        self._strays = 0
+        self._strays = max(0, self._strays - _STRAYS_EACH)
         if request.content:
             self._bodies.begin(stream, request.content)
         self._flush()
@@ -272,7 +275,7 @@ class Http2(Connection):
         self._arrived.clear()
         self._fail(why, self._frame_of)
         self._flush()
-        self.close()
+        self.abort()
         return False
 
     def _fail(self, why: str, guilty: int) -> None:

@@ -1,7 +1,7 @@
 """The library h2, except that an answer that is not valid ends its stream alone (RFC 9113, 8.1.1).
 
-h2 ends the connection, so one faulty endpoint would fail all requests to its host. What harms the state that all streams
-share, such as the compression of headers, still ends the connection.
+h2 ends the connection, so one faulty endpoint would fail all requests to its host. What harms the state that all
+streams share, such as the compression of headers, still ends the connection.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ async def test_a_body_that_cannot_be_sent_at_once_gets_a_connection_of_its_own(t
     assert {len(received.body) for received in endpoint.requests} == {90_000}
 
 
-@pytest.mark.parametrize(("count", "size"), [(5, 200_000), (60, 1000)])
+@pytest.mark.parametrize(("count", "size"), [(5, 200_000), (70, 1000)])
 async def test_bodies_that_are_not_read_do_not_delay_others(tls: Tls, count: int, size: int) -> None:
     async with Endpoint(tls=tls("h2")) as endpoint, new_pool() as pool:
         endpoint.unread = "/unread"

@@ -142,6 +142,19 @@ async def test_requests_whose_connection_another_one_has_ended_are_sent_again(tl
         assert Counter(received.path for received in endpoint.requests) == {"/fine": 40, "/bad": 1}
 
 
+async def test_answers_that_go_on_after_they_were_cut_cost_the_connection(tls: Tls) -> None:
+    """Each costs the worker time, even if requests are sent meanwhile."""
+    parts = ((HEADERS, HEAD, FINE), *((DATA, 0, b"") for _ in range(5000)))
+
+    async def answer(received: Received) -> Reply:
+        return Reply(frames=parts)
+
+    async with Endpoint(answer, tls=tls("h2")) as endpoint, new_pool() as pool:
+        for _ in range(30):
+            assert await send(pool, endpoint.url) == 200
+        assert endpoint.connections > 1
+
+
 async def test_a_request_that_ends_each_of_its_connections_is_sent_twice(tls: Tls) -> None:
     """Nobody knows by whose fault the server closed the connection, until each has one of its own."""
     together = asyncio.Barrier(3)
