@@ -139,8 +139,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     http_hosts: Annotated[
         tuple[str, ...],
         Setting(
-            "For evsched.targets: a host to which requests may be sent: HOST, HOST:PORT, *.example.com or *; repeat "
-            "the flag for several",
+            "For evsched.targets: a host to which requests may be sent: HOST, HOST:PORT, *.example.com, * or *:PORT; "
+            "repeat the flag for several",
             _WORKERS,
         ),
     ] = ()

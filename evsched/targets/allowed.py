@@ -12,7 +12,10 @@ from evsched.errors import ConfigError
 from evsched.targets.addresses import Network
 from evsched.targets.url import Target, read_authority
 
-_FORMS: Final = "write HOST, HOST:PORT, *.example.com for all hosts below it, or * for every public host"
+_FORMS: Final = (
+    "write HOST, HOST:PORT, *.example.com for all hosts below it, or * for every public host, on ports 80 and 443, or "
+    "with a port such as *:8443"
+)
 
 
 class HostRule(Struct, frozen=True):

@@ -73,16 +73,19 @@ class _Stream(H2Stream):
             raise self._reset() from None
 
     def _reset(self) -> StreamClosedError:
-        """Close the stream, and return the error for which h2 resets it.
-
-        For this error, h2 also gives back the bytes that a body has taken of the window of the connection.
-        """
+        """Close the stream, and return the error for which h2 resets it."""
         self.state_machine.state = StreamState.CLOSED
         self.state_machine.stream_closed_by = StreamClosedBy.SEND_RST_STREAM
-        error, code = StreamClosedError(self.stream_id), ErrorCodes.PROTOCOL_ERROR
-        error.error_code = code
-        error._events = [StreamReset(stream_id=self.stream_id, error_code=code, remote_reset=False)]
-        return error
+        return _MalformedError(self.stream_id)
+
+
+class _MalformedError(StreamClosedError):
+    """h2 resets the stream, and gives back the bytes that a body has taken of the window of the connection."""
+
+    def __init__(self, stream_id: int) -> None:
+        super().__init__(stream_id)
+        self.error_code = ErrorCodes.PROTOCOL_ERROR
+        self._events = [StreamReset(stream_id=stream_id, error_code=ErrorCodes.PROTOCOL_ERROR, remote_reset=False)]
 
 
 def status(headers: Iterable[Header]) -> int:

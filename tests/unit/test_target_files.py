@@ -46,6 +46,10 @@ async def test_a_connection_with_tls_makes_room_too(tls: Tls, monkeypatch: pytes
         await asyncio.wait_for(endpoint.ended.acquire(), PATIENCE)
 
 
+def no_delay(failures: int) -> float:
+    return 0.0
+
+
 async def test_when_the_system_allows_no_more_files_idle_connections_are_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -59,7 +63,7 @@ async def test_when_the_system_allows_no_more_files_idle_connections_are_closed(
         return await open_one(address, port)
 
     monkeypatch.setattr(network, "_open_one", open_sometimes)
-    monkeypatch.setattr(files, "reconnect_delay", lambda failures: 0.0)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(files, "reconnect_delay", no_delay)
     monkeypatch.setattr(pools, "_KEPT", 3600.0)
     async with Endpoint() as endpoint, new_pool() as pool:
         for n in range(3):
