@@ -305,6 +305,7 @@ async def test_each_hop_is_judged_anew(run: Run, location: str, words: str) -> N
         ({"http_hosts": ("a:0",)}, "EVSCHED_HTTP_HOSTS has 'a:0'"),
         ({"http_hosts": ("*a",)}, "EVSCHED_HTTP_HOSTS has '"),
         ({"http_hosts": ("",)}, "EVSCHED_HTTP_HOSTS has ''"),
+        ({"http_hosts": ("*:x",)}, "every public host, on ports 80 and 443, or with a port such as *:8443"),
         ({"http_hosts": ("a",), "http_networks": ("10.0.0.1/8",)}, "EVSCHED_HTTP_NETWORKS has '10.0.0.1/8'"),
     ],
 )

@@ -89,6 +89,18 @@ async def test_a_request_is_sent(cli: Cli, raw: Any, queue: str, endpoint: Endpo
     assert json.loads(raw.hget(record, "result"))["body"] == "hello"
 
 
+async def test_more_hosts_than_files(cli: Cli, raw: Any, queue: str) -> None:
+    cli.run_first("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))")
+    async with Endpoint(hosts=("0.0.0.0",)) as endpoint:  # noqa: S104 - all addresses of loopback
+        hosts = [f"127.0.1.{n}" for n in range(1, 251)]
+        records = [schedule(raw, queue, host, url=f"http://{host}:{endpoint.port}/") for host in hosts]
+        flags = ("--concurrency", "40", "--http-host", f"*:{endpoint.port}", "--http-network", "127.0.0.0/8")
+        done = await asyncio.to_thread(cli.run, "worker", APP, "--burst", *flags)
+    assert done.returncode == 0, done.stderr
+    assert {(raw.hget(record, "outcome"), raw.hget(record, "attempt")) for record in records} == {(b"done", b"1")}
+    assert len(endpoint.requests) == len(hosts)
+
+
 async def test_a_process_for_one_run_may_send_it_too(cli: Cli, raw: Any, queue: str, endpoint: Endpoint) -> None:
     record = schedule(raw, queue, url=endpoint.url, response=True)
     raw.hset(f"evsched:{{{queue}}}:suspects", "one", "2 0")  # two workers have died that held it
