@@ -91,8 +91,8 @@ async def test_a_request_is_sent(cli: Cli, raw: Any, queue: str, endpoint: Endpo
 
 async def test_more_hosts_than_files(cli: Cli, raw: Any, queue: str) -> None:
     cli.run_first("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))")
-    async with Endpoint(hosts=("0.0.0.0",)) as endpoint:  # noqa: S104 - all addresses of loopback
-        hosts = [f"127.0.1.{n}" for n in range(1, 251)]
+    hosts = tuple(f"127.0.1.{n}" for n in range(1, 251))
+    async with Endpoint(hosts=hosts) as endpoint:
         records = [schedule(raw, queue, host, url=f"http://{host}:{endpoint.port}/") for host in hosts]
         flags = ("--concurrency", "40", "--http-host", f"*:{endpoint.port}", "--http-network", "127.0.0.0/8")
         done = await asyncio.to_thread(cli.run, "worker", APP, "--burst", *flags)
