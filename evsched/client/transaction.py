@@ -30,7 +30,7 @@ VALUES (
 )
 ON CONFLICT (queue, id) DO UPDATE SET
     payload = excluded.payload, priority = excluded.priority, grp = excluded.grp, due = excluded.due,
-    critical = excluded.critical, state = 'open', reason = NULL, number = excluded.number, epoch = '', report = 0,
+    critical = excluded.critical, state = 'open', reason = NULL, number = DEFAULT, epoch = '', report = 0,
     created = excluded.created, scheduled_at = NULL, finished_at = NULL
 WHERE (evsched_job.state IN ('done', 'cancelled', 'dropped') OR (CAST({is_unique} AS boolean)
         AND evsched_job.state IN ('dead', 'expired')))

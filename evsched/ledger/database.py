@@ -30,17 +30,25 @@ _CONNECTION: Final = {
 _MOST_REASONS: Final = 10
 """Reasons that are reported while the database does not serve."""
 
+_COLLISIONS: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+"""Errors that say that another transaction was in the way: the same statements succeed when they are sent again."""
+
+_MOST_COLLISIONS: Final = 5
+"""Collisions in a row that are not reported."""
+
 _SCHEME: Final = re.compile(r"^postgres(ql)?(\+\w+)?://")
 _IS_PLAIN: Final = re.compile(r"^\w+ *=")
 """The other form that libpq takes: host=db dbname=shop."""
 _IS_PORT: Final = re.compile(r"[0-9,]*")
 
 _SESSION: Final = """
+SET default_transaction_isolation = 'read committed';
 SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
 SET idle_in_transaction_session_timeout = '60s'; SET lock_timeout = '5s'
 """
-"""So that the server frees the rows of a relay soon whose machine is gone, or which was suspended; and so that a relay
-that waits for a lock says so, instead of looking as if there was nothing to do."""
+"""The isolation, because relays read what was committed meanwhile, whatever the role has by default. The others so that
+the server frees the rows of a relay soon whose machine is gone, or which was suspended; and so that a relay that waits
+for a lock says so, instead of looking as if there was nothing to do."""
 
 
 _FORM: Final = (
@@ -93,7 +101,8 @@ class Database:
     """The connection of one loop. Put `async with` around each pass that uses it.
 
     It reports each error of the database once while it lasts, backs off, and swallows it, as `runtime/reconnect.py`
-    does for Redis. The connection is opened anew after each error.
+    does for Redis. The connection is opened anew after each error. A collision with another transaction is no outage:
+    the next pass follows on the same connection, and only several in a row are reported.
     """
 
     def __init__(self, url: str, who: str, emit: Emit, setup: str = "") -> None:
@@ -105,6 +114,8 @@ class Database:
         self._connection: AsyncConnection | None = None
         self._down_since: float | None = None
         self._failures = 0
+        self._collisions = 0
+        """In a row."""
         self._reported = set[str]()
         """The reasons that were reported since the database was last known to serve."""
         self.reason: str | None = None
@@ -134,6 +145,10 @@ class Database:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
         if error is None:
             self.passed()
+        elif isinstance(error, _COLLISIONS) and self._collisions < _MOST_COLLISIONS:
+            self._collisions += 1
+            await asyncio.sleep(reconnect_delay(self._collisions))
+            return True
         elif isinstance(error, psycopg.Error):
             await self.close()
             await asyncio.sleep(self._failed(error))
@@ -155,7 +170,7 @@ class Database:
         """Note that the database serves."""
         if self._down_since is not None:
             self._emit(events.LedgerUp(who=self._who, seconds=time.monotonic() - self._down_since))
-        self._failures, self._down_since, self.reason = 0, None, None
+        self._failures, self._collisions, self._down_since, self.reason = 0, 0, None, None
         self._reported.clear()
 
 

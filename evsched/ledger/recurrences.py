@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-import msgspec
 from psycopg import AsyncConnection
 
 from evsched.client.client import Client
 from evsched.errors import ConfigError, JobMissing
 from evsched.ledger.rows import Selection, storable
+from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.recurrence import Declared
 
 _MOST: Final = 50
@@ -108,7 +108,6 @@ def _declared(name: str, rule: str, zone: str, payload: str, options: dict[str, 
     words = {**options, "name": name, "rule": rule, "zone": zone, "payload": payload.encode()}
     if strange := words.keys() - set(Declared.__struct_fields__):
         raise ConfigError(f"recurrence {name}: its options have {', '.join(sorted(strange))}, which is no option")
-    try:
-        return msgspec.convert(words, Declared)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"recurrence {name}: {error}") from None
+    declared = Declared(**words)
+    check_declared(declared)
+    return declared

@@ -89,7 +89,8 @@ _JOBS: Final = Table(
             "state IN ('open', 'done', 'dead', 'expired', 'cancelled', 'dropped')",
         ),
         Column("reason", "text"),
-        Column("number", "bigint NOT NULL DEFAULT nextval('evsched_job_number')"),
+        # ALWAYS: PostgreSQL refuses a number of a program's own.
+        Column("number", "bigint NOT NULL GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME evsched_job_number)"),
         Column("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
         Column("report", "bigint NOT NULL DEFAULT 0"),
         Column("created", "timestamptz NOT NULL DEFAULT now()"),
@@ -165,11 +166,6 @@ def _trigger(name: str, when: str, table: str, what: str) -> Part:
 
 
 PARTS: Final = (
-    Part(
-        "sequence evsched_job_number",
-        "to_regclass('evsched_job_number') IS NOT NULL",
-        "CREATE SEQUENCE evsched_job_number",
-    ),
     *_of_table(_JOBS),
     _index("evsched_job_open", "evsched_job (epoch, critical DESC, due) WHERE state = 'open'"),
     *_of_table(_RECURRENCES),

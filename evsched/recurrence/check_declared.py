@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 
@@ -10,18 +10,16 @@ from evsched.errors import ConfigError
 from evsched.jobs import options as check
 from evsched.jobs.job import decode_payload
 from evsched.jobs.options import Check
-from evsched.recurrence.recurrence import Declared, Misfire, Overlap
+from evsched.recurrence.recurrence import CHOICES, Declared
 
 CHECKS: Final[dict[str, Check]] = {
+    **CHOICES,
     "zone": check.text,
     "priority": check.priority,
     "group": check.group,
     "count": check.count,
-    "misfire": check.one_of(*get_args(Misfire)),
     "most": check.count,
-    "overlap": check.one_of(*get_args(Overlap)),
     "window": check.text,
-    "after": check.one_of("end"),
     "skip": check.text,
     "pause_after": check.count,
 }

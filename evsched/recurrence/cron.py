@@ -151,7 +151,9 @@ def _place(cron: str, message: str) -> str:
     parts = cron.split()
     if len(parts) not in (5, 6):
         return (
-            f"it has {len(parts)} fields: five (minute hour day-of-month month day-of-week), or six with seconds first"
+            f"it has {len(parts)} field{'' if len(parts) == 1 else 's'}: give five (minute hour day-of-month month "
+            f"day-of-week), or six with seconds first, or a name such as @daily, or give the seconds of an interval, "
+            "such as every 90"
         )
     fields = _FIELDS[6 - len(parts) :]
     if message == "Bad day-of-month" and _parses([*parts[:-2], "*", parts[-1]]):

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha1
-from typing import Final, Literal, cast
+from typing import Final, Literal, cast, get_args
 
 import msgspec
 from msgspec import Struct
 
 from evsched.errors import ConfigError
 from evsched.jobs.job import decode_payload
+from evsched.jobs.options import Check, one_of
 from evsched.keys import NAME
 from evsched.recurrence.calendars import (
     CALENDAR_NAME,
@@ -33,6 +34,13 @@ Misfire = Literal["skip", "once", "all"]
 
 Overlap = Literal["allow", "skip", "wait"]
 """What happens to an occurrence that falls due before the one before it has ended."""
+
+CHOICES: Final[dict[str, Check]] = {
+    "misfire": one_of(*get_args(Misfire)),
+    "overlap": one_of(*get_args(Overlap)),
+    "after": one_of("end"),
+}
+"""The checks of the fields that have one of a few values."""
 
 _MISFIRE_GRACE: Final = 5.0
 """Seconds of lateness after which an occurrence counts as missed; half of the interval, if that is shorter."""
@@ -118,8 +126,18 @@ def read_declared(name: str, fields: dict[str, bytes]) -> Declared:
     try:
         found = msgspec.convert({**known, "name": name, "payload": ""}, Declared, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"recurrence {name}: {error}") from None
+        raise ConfigError(f"recurrence {name}: {_not_a_choice(known) or error}") from None
     return msgspec.structs.replace(found, payload=read_payload(name, fields))
+
+
+def _not_a_choice(known: Mapping[str, str]) -> ConfigError | None:
+    """Return the error of a field that has another value than those it may have; msgspec's does not list these."""
+    for field in CHOICES.keys() & known.keys():
+        try:
+            CHOICES[field](field, known[field])
+        except ConfigError as error:
+            return error
+    return None
 
 
 def read_payload(name: str, fields: dict[str, bytes]) -> bytes:

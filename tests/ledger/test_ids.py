@@ -62,7 +62,7 @@ async def test_redis_still_has_the_job_of_an_earlier_use_of_the_row(
     async with relaying() as recorder, system(config, app):
         await recorder.until(lambda: scheduled(recorder) == 1)
         payload = json.dumps({"task": "note", "args": ["second"]})
-        changes = "number = nextval('evsched_job_number'), payload = %s, due = now(), epoch = ''"
+        changes = "number = DEFAULT, payload = %s, due = now(), epoch = ''"
         execute(ledger_url, f"UPDATE evsched_job SET {changes}", payload)
         execute(ledger_url, "NOTIFY evsched_ledger")
         await recorder.until(lambda: ended(recorder) == 1)

@@ -75,7 +75,10 @@ async def test_rows_are_declared_changed_restored_and_removed(
     ("rule", "options", "reason"),
     [
         ("at noon", {}, "at noon"),
-        ("@daily", {"overlap": "maybe"}, "maybe"),
+        ("@daily", {"overlap": "maybe"}, "overlap is 'maybe': give 'allow' or 'skip' or 'wait'"),
+        ("@daily", {"misfire": 7}, "misfire is 7: give 'skip' or 'once' or 'all'"),
+        ("@daily", {"after": "start"}, "after is 'start': give 'end'"),
+        ("1s", {}, "every 90"),
         ("@daily", {"colour": 1}, "colour, which is no option"),
         ("@daily", {"zone": "Europe/Berlin", "rule": "@hourly"}, "rule, zone: write that into the column"),
         ("@daily", {"payload": "{}"}, "payload"),

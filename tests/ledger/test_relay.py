@@ -139,6 +139,24 @@ async def test_a_queue_that_redis_refuses_does_not_stop_the_others(
         await recorder.wait(events.RowsScheduled, lambda event: event.queue == f"{queue}-b")
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO evsched_job (queue, id, payload, number) VALUES ('q', 'b', '{\"task\":\"t\"}', 1)",
+        "UPDATE evsched_job SET number = 1",
+    ],
+)
+def test_a_program_cannot_set_the_number_of_a_row(ledger_url: str, queue: str, statement: str) -> None:
+    """Each job of a row needs a number of its own: the end of another one's would be taken for its end."""
+    insert(ledger_url, queue, "a")
+    with (
+        psycopg.connect(ledger_url, autocommit=True) as connection,
+        pytest.raises(psycopg.errors.GeneratedAlways, match='"number"'),
+    ):
+        connection.execute(statement.encode())
+    assert states(ledger_url) == {"a": "open"}
+
+
 async def test_five_relays_schedule_each_row_once(
     relaying: Running, queue: str, ledger_url: str, raw: Any, recorder: Recorder
 ) -> None:

@@ -140,7 +140,9 @@ def test_occurrences_on_the_days_of_a_clock_change(text: str, day: str, expected
         ("* * *", "it has 3 fields"),
         ("@often", "@hourly"),
         ("every 0.1", "the interval must be at least 1 s"),
-        ("every", "it has 1 fields"),
+        ("every", "or give the seconds of an interval, such as every 90"),
+        ("1s", "it has 1 field: give five (minute"),
+        ("1s", "or give the seconds of an interval, such as every 90"),
     ],
 )
 def test_an_invalid_rule_is_refused_and_the_error_names_the_wrong_part(text: str, words: str) -> None:
@@ -221,7 +223,11 @@ def test_the_id_of_an_occurrence_is_its_name_and_planned_time() -> None:
         ({"rule": b"@daily", "payload": b"{}"}, "its payload is no job: Object missing required field `task`"),
         ({"payload": JOB}, "rule"),
         ({"rule": b"@daily", "payload": JOB, "spread": b"wide"}, "spread"),
-        ({"rule": b"@daily", "payload": JOB, "overlap": b"maybe"}, "overlap"),
+        (
+            {"rule": b"@daily", "payload": JOB, "overlap": b"maybe"},
+            "overlap is 'maybe': give 'allow' or 'skip' or 'wait'",
+        ),
+        ({"rule": b"@daily", "payload": JOB, "misfire": b""}, "misfire is '': give 'skip' or 'once' or 'all'"),
         ({"rule": b"@daily", "payload": JOB, "zone": b"Mars"}, "zone 'Mars'"),
         ({"rule": b"@daily", "payload": JOB, "window": b"always open"}, "at 'always open'"),
         ({"rule": b"@daily", "payload": JOB, "count": b"0"}, "at least 1"),
