@@ -38,6 +38,7 @@ from evsched.events.ledger import (
     RowsDeclared,
     RowsRefused,
     RowsScheduled,
+    RowsSetAside,
 )
 from evsched.events.processes import (
     ApiStarted,
@@ -154,6 +155,7 @@ __all__ = [
     "RowsDeclared",
     "RowsRefused",
     "RowsScheduled",
+    "RowsSetAside",
     "RunLost",
     "Started",
     "Subscribed",

@@ -44,6 +44,15 @@ class RowsRefused(Event, frozen=True, kw_only=True):
     """The id and the reason of one of them."""
 
 
+class RowsSetAside(Event, frozen=True, kw_only=True):
+    """Redis does not take these rows though it takes others: they wait, and are tried again every minute."""
+
+    queue: str
+    count: int
+    first: str
+    """The id, or the name of a recurrence, and the reason of one of them."""
+
+
 class RowsDeclared(Event, frozen=True, kw_only=True):
     """Rows of recurrences were declared, or removed; or they got the reason why they cannot be."""
 

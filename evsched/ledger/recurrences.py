@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
+from msgspec import Struct
 from psycopg import AsyncConnection
 
 from evsched.client.client import Client
-from evsched.errors import ConfigError, JobMissing
+from evsched.errors import FULL, NO_ENTRY, ConfigError, JobMissing, StoreError
+from evsched.ledger.aside import Aside
+from evsched.ledger.delivery import cause, too_long
 from evsched.ledger.rows import Selection, storable
 from evsched.recurrence.check_declared import check_declared
 from evsched.recurrence.recurrence import Declared
+from evsched.runtime.runtime import Runtime
+from evsched.store.server import clock
 
 _MOST: Final = 50
 """Rows in one transaction: each takes some round trips."""
@@ -21,6 +26,7 @@ UPDATE evsched_recurrence SET epoch = %(epoch)s, reason = NULL
 WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM evsched_recurrence
     WHERE (epoch < %(epoch)s OR epoch > %(epoch)s) AND (reason IS NULL OR epoch = '') AND critical >= %(least)s
+        AND (queue, name) NOT IN (SELECT * FROM unnest(%(aside_queues)s::text[], %(aside_names)s::text[]))
     ORDER BY critical DESC LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 ))
 RETURNING queue, name, removed, octet_length(concat(rule, zone, payload, options)),
@@ -35,62 +41,118 @@ _COLUMNS: Final = ("queue", "name", "rule", "zone", "payload")
 
 _REASON: Final = "UPDATE evsched_recurrence SET reason = %s WHERE queue = %s AND name = %s"
 
+_WAITS: Final = "UPDATE evsched_recurrence SET epoch = '' WHERE queue = %s AND name = %s"
+
 _DELETE: Final = "DELETE FROM evsched_recurrence WHERE queue = %s AND name = %s"
+
+
+class _Row(Struct, frozen=True):
+    """A row that is locked."""
+
+    queue: str
+    name: str
+    removed: bool
+    size: int
+    """Of what it declares, in bytes."""
+    fields: dict[str, Any] | None
+    """What it declares; None = that is too long."""
+
+
+class _NotTakenError(Exception):
+    """Redis answers, and does not take one row."""
 
 
 class Recurrences:
     """Declares rows through a client: what it checks and writes is what `app.client.declare` does."""
 
-    def __init__(self, url: str, cap: int) -> None:
-        self._client = Client(url)
-        self._cap = cap
+    def __init__(self, runtime: Runtime) -> None:
+        self._client = Client(runtime.config.url)
+        self._sender = runtime.sender
+        self._cap = runtime.config.payload_cap
         """Bytes that a row may have; longer ones are not read."""
+        self.aside = Aside(runtime.emit)
+        """The rows, by queue and name, that Redis does not take at the moment."""
 
     async def step(self, connection: AsyncConnection, selection: Selection) -> dict[str, int]:
         """Declare a slice of the rows that are new, changed, or of another epoch; return how many, by queue.
 
         A row that cannot be declared gets the reason, and is tried again when it is changed. What the code declares
-        is neither changed nor removed.
+        is neither changed nor removed. A row that Redis does not take waits, and the next slices are without it.
 
         Raises:
             StoreDown, StoreRefused, psycopg.Error: the rows wait as before.
         """
         done = Counter[str]()
         async with connection.transaction():
-            cursor = await connection.execute(
-                _CLAIM.encode(),
-                {"epoch": selection.epoch, "least": selection.least, "limit": _MOST, "cap": self._cap},
-            )
-            for queue, name, removed, size, fields in await cursor.fetchall():
-                done[queue] += 1
-                if removed:
-                    await self._remove(queue, name)
-                    await connection.execute(_DELETE.encode(), [queue, name])
-                    continue
+            for row in await self._claim(connection, selection):
+                done[row.queue] += 1
                 try:
-                    if fields is None:
-                        raise ConfigError(f"recurrence {name}: the row has {size} bytes, more than {self._cap}")
-                    if (owner := await self._owner(queue, name)) is not None:
-                        raise ConfigError(f"recurrence {name}: the code of app {owner} declares it: use another name")
-                    await self._client.declare(queue, _declared(name, **fields))
-                except ConfigError as error:
-                    await connection.execute(_REASON.encode(), [storable(str(error)), queue, name])
+                    reason = await self._attempt(row)
+                except _NotTakenError as error:
+                    done[row.queue] -= 1
+                    self.aside.add(row.queue, {row.name: str(error)})
+                    await connection.execute(_WAITS.encode(), [row.queue, row.name])
+                    continue
+                if reason is not None:
+                    await connection.execute(_REASON.encode(), [storable(reason), row.queue, row.name])
+                elif row.removed:
+                    await connection.execute(_DELETE.encode(), [row.queue, row.name])
         return done
+
+    async def _claim(self, connection: AsyncConnection, selection: Selection) -> list[_Row]:
+        aside = self.aside.rows()
+        words = {
+            "epoch": selection.epoch,
+            "least": selection.least,
+            "limit": _MOST,
+            "cap": self._cap,
+            "aside_queues": [queue for queue, _ in aside],
+            "aside_names": [name for _, name in aside],
+        }
+        cursor = await connection.execute(_CLAIM.encode(), words)
+        return [_Row(*columns) for columns in await cursor.fetchall()]
+
+    async def _attempt(self, row: _Row) -> str | None:
+        """Declare or remove what a row says; return why that is not possible, None = it is done.
+
+        Raises:
+            _NotTakenError: Redis answers, and does not take this row.
+            StoreDown, StoreRefused: Redis takes no row at all.
+        """
+        try:
+            await (self._remove(row) if row.removed else self._declare(row))
+        except ConfigError as error:
+            return str(error)
+        except StoreError as error:  # the client has tried for some seconds
+            if error.kind in (FULL, *NO_ENTRY):
+                raise
+            await self._sender.send(clock())
+            raise _NotTakenError(cause(error, row.size)) from None
+        return None
+
+    async def _declare(self, row: _Row) -> None:
+        if row.fields is None:
+            raise ConfigError(f"recurrence {row.name}: the row has {row.size} bytes, more than {self._cap}")
+        if (reason := await too_long(self._sender, row.size)) is not None:
+            raise ConfigError(f"recurrence {row.name}: {reason}")
+        if (owner := await self._owner(row)) is not None:
+            raise ConfigError(f"recurrence {row.name}: the code of app {owner} declares it: use another name")
+        await self._client.declare(row.queue, _declared(row.name, **row.fields))
 
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
 
-    async def _owner(self, queue: str, name: str) -> str | None:
+    async def _owner(self, row: _Row) -> str | None:
         """Return the app whose code declares a recurrence of this name; None = none does, or no longer."""
-        fields = await self._client.send(self._client.store(queue).recurrence(name))
+        fields = await self._client.send(self._client.store(row.queue).recurrence(row.name))
         return None if "retired" in fields or "owner" not in fields else fields["owner"].decode(errors="replace")
 
-    async def _remove(self, queue: str, name: str) -> None:
-        if await self._owner(queue, name) is not None:
+    async def _remove(self, row: _Row) -> None:
+        if await self._owner(row) is not None:
             return
         try:
-            await self._client.remove(queue, name)
+            await self._client.remove(row.queue, row.name)
         except JobMissing:
             pass  # it was never declared in this epoch, or has been removed by a relay that did not commit
 
@@ -105,7 +167,7 @@ def _declared(name: str, rule: str, zone: str, payload: str, options: dict[str, 
         raise ConfigError(
             f"recurrence {name}: its options have {', '.join(columns)}: write that into the column of this name"
         )
-    words = {**options, "name": name, "rule": rule, "zone": zone, "payload": payload.encode()}
+    words: dict[str, Any] = {**options, "name": name, "rule": rule, "zone": zone, "payload": payload.encode()}
     if strange := words.keys() - set(Declared.__struct_fields__):
         raise ConfigError(f"recurrence {name}: its options have {', '.join(sorted(strange))}, which is no option")
     declared = Declared(**words)

@@ -8,7 +8,7 @@ lua/relay.lua.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import psycopg
@@ -17,7 +17,9 @@ from psycopg import AsyncConnection
 from evsched import events
 from evsched.errors import StoreError, StoreRefused
 from evsched.ledger import rows
+from evsched.ledger.aside import Aside
 from evsched.ledger.database import Database
+from evsched.ledger.delivery import deliver
 from evsched.ledger.epoch import read_epoch
 from evsched.ledger.identity import make_identity, note_epoch
 from evsched.ledger.presence import CONNECTED, Presence
@@ -27,16 +29,12 @@ from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
 from evsched.store.ledger import RowJob
-from evsched.store.store import Store
 
 _LOCKED: Final = 0.5
 """Seconds until the next look while rows are locked by another relay: if it dies, nobody is notified."""
 
 _REFUSED: Final = 5.0
 """Seconds for which a queue is left out that Redis refuses, so that the rows of other queues go on."""
-
-_BYTES: Final = 1_048_576
-"""Bytes of payloads in one call; a longer payload has a call of its own."""
 
 _LOOK: Final = 1.0
 """Seconds until the next look while another relay serves another Redis."""
@@ -55,13 +53,14 @@ class Relay:
         self.database = Database(url, "relay", runtime.emit, _SETUP)
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
-        self._recurrences = Recurrences(runtime.config.url, runtime.config.payload_cap)
+        self._recurrences = Recurrences(runtime)
         self._wakeup = Wakeup()
         self.epoch: str | None = None
         """The last one that Redis had; None = Redis has not been asked yet."""
         self._presence = Presence(runtime.emit)
         self._refused: dict[str, float] = {}
         """Queue -> until when it is left out."""
+        self._aside = Aside(runtime.emit)
         self.pulse = self._reconnect.pulse
 
     def ring(self) -> None:
@@ -109,11 +108,16 @@ class Relay:
             self.pulse.expect()
         while done := await self._recurrences.step(connection, selection):
             for queue, count in done.items():
-                self._runtime.emit(events.RowsDeclared(queue=queue, count=count))
+                if count:
+                    self._runtime.emit(events.RowsDeclared(queue=queue, count=count))
             self.pulse.expect()
         if await rows.any_waiting(connection, selection, others):
             return _LOCKED
-        return _REFUSED if selection.avoid else self._runtime.config.safety_cap
+        return (
+            _REFUSED
+            if selection.avoid or selection.aside or self._recurrences.aside.rows()
+            else self._runtime.config.safety_cap
+        )
 
     async def _select(self, connection: AsyncConnection) -> Selection | None:
         """Find out the present epoch, and what to take. None: nothing, because another relay serves another Redis.
@@ -137,10 +141,10 @@ class Relay:
         self._presence.works()
         now = time.monotonic()
         self._refused = {queue: until for queue, until in self._refused.items() if until > now}
-        return Selection(epoch, self._runtime.config.critical_only, list(self._refused))
+        return Selection(epoch, self._runtime.config.critical_only, list(self._refused), self._aside.rows())
 
     async def _slice(self, selection: Selection, other: str) -> int:
-        """Schedule rows of another epoch; return how many there were, also if Redis refused their queue."""
+        """Schedule rows of another epoch; return how many there were, also if Redis did not take them."""
         connection, config = await self.database.open(), self._runtime.config
         refused, accepted = dict[str, list[Refusal]](), True
         async with connection.transaction() as transaction:
@@ -159,17 +163,19 @@ class Relay:
         return sum(len(found.jobs) + len(found.refused) for found in claimed.values())
 
     async def _schedule(self, queue: str, jobs: Sequence[RowJob]) -> list[Refusal] | None:
-        """Put jobs on a queue's schedule; return which cannot be. None: Redis refuses this queue."""
-        reconnect, reasons = self._queues.of(queue), dict[str, str]()
+        """Put jobs on a queue's schedule; return which cannot be. None: Redis refuses this queue, or some of them."""
+        reconnect = self._queues.of(queue)
         try:
-            for some in _calls(jobs):
-                reasons |= await self._runtime.sender.send(Store(queue).relay(some))
+            done = await deliver(self._runtime.sender, queue, jobs)
         except StoreRefused as error:
             reconnect.refused(error)
             self._refused[queue] = time.monotonic() + _REFUSED
             return None
         reconnect.passed()
-        return [Refusal(job.id, job.row, reasons[job.id]) for job in jobs if job.id in reasons]
+        if done.failed:
+            self._aside.add(queue, done.failed)
+            return None
+        return [Refusal(job.id, job.row, done.refused[job.id]) for job in jobs if job.id in done.refused]
 
     def _report(self, queue: str, count: int, refused: Sequence[Refusal], again: bool) -> None:
         if count > len(refused):
@@ -177,16 +183,3 @@ class Relay:
         if refused:
             first = f"{refused[0].id}: {refused[0].reason}"
             self._runtime.emit(events.RowsRefused(queue=queue, count=len(refused), first=first))
-
-
-def _calls(jobs: Sequence[RowJob]) -> Iterator[list[RowJob]]:
-    """Split jobs by the bytes of their payloads, so that no call is long; each has one job at least."""
-    some, size = list[RowJob](), 0
-    for job in jobs:
-        if some and size + len(job.payload) > _BYTES:
-            yield some
-            some, size = [], 0
-        some.append(job)
-        size += len(job.payload)
-    if some:
-        yield some

@@ -32,6 +32,7 @@ SELECT epoch FROM known WHERE epoch <> %(epoch)s
 
 _WAITING: Final = """
 state = 'open' AND epoch = %(other)s AND critical >= %(least)s AND queue <> ALL (%(avoid)s)
+    AND (queue, id) NOT IN (SELECT * FROM unnest(%(aside_queues)s::text[], %(aside_ids)s::text[]))
 """
 
 _CLAIM: Final = f"""
@@ -132,10 +133,19 @@ class Selection(Struct, frozen=True):
     """Of `critical`."""
     avoid: Sequence[str]
     """Queues that Redis refuses at the moment."""
+    aside: Sequence[tuple[str, str]]
+    """Queues and ids of rows that Redis does not take at the moment."""
 
     def words(self, other: str) -> dict[str, Any]:
         """Return the parameters of a statement about the rows of another epoch."""
-        return {"epoch": self.epoch, "other": other, "least": self.least, "avoid": list(self.avoid)}
+        return {
+            "epoch": self.epoch,
+            "other": other,
+            "least": self.least,
+            "avoid": list(self.avoid),
+            "aside_queues": [queue for queue, _ in self.aside],
+            "aside_ids": [job_id for _, job_id in self.aside],
+        }
 
 
 async def other_epochs(connection: AsyncConnection, epoch: str) -> list[str]:

@@ -120,6 +120,10 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
         logging.ERROR,
         "queue {queue}: rows that cannot be scheduled, and are dead: {count}; one is {first}",
     ),
+    events.RowsSetAside: (
+        logging.ERROR,
+        "queue {queue}: rows that Redis does not take, and that are tried again every minute: {count}; one is {first}",
+    ),
     events.LedgerDown: (logging.ERROR, "the database of the ledger does not serve, as {who} found: {reason}"),
     events.LedgerUp: (logging.INFO, "the database of the ledger serves {who} again, after {seconds:.1f} s"),
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import psycopg
 import pytest
@@ -52,7 +53,7 @@ async def test_a_deadlock_is_retried_and_not_reported(ledger_url: str, queue: st
         # The other one waits for the row `a` when this one asks for `b`, and it does not look for deadlocks.
         await other.execute("SET deadlock_timeout = '1h'")
         await other.execute(UPDATE, ["b"])
-        waiting: asyncio.Future[object] | None = None
+        waiting: asyncio.Future[Any] | None = None
         async with database:
             async with first.transaction():
                 await first.execute(UPDATE, ["a"])
