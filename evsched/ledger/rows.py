@@ -201,7 +201,7 @@ async def any_waiting(connection: AsyncConnection, selection: Selection, others:
 
 async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[Report]) -> int:
     """Write what reports say, and return how many rows changed. What is not about a row is left out."""
-    last = {(one.id, one.row): one for one in reports if one.row.isdecimal() and one.outcome in (*ENDED, _OPEN)}
+    last = {(one.id, one.row): one for one in reports if one.is_of_row and one.outcome in (*ENDED, _OPEN)}
     found = list(last.values())
     if not found:
         return 0

@@ -6,6 +6,7 @@ in the stream until `settle`.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any, Final
@@ -19,6 +20,9 @@ from evsched.transport.call import Call, Word, raw, text
 
 _GROUP: Final = "ledger"
 """The consumer group of all relays."""
+
+_ROW: Final = re.compile(r"[0-9]{1,18}")
+"""The number of a row, as lua/_ledger.lua takes it: a bigint of PostgreSQL."""
 
 
 class RowJob(Struct, frozen=True):
@@ -46,6 +50,11 @@ class Report(Struct, frozen=True):
     reason: str
     retention: str
     """For `settle`."""
+
+    @property
+    def is_of_row(self) -> bool:
+        """Whether a script has written it. Anybody who may write to the stream may add entries of another form."""
+        return _ROW.fullmatch(self.row) is not None and self.order < 1 << 63
 
     @property
     def order(self) -> int:

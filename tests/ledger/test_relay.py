@@ -15,8 +15,10 @@ from evsched.store.ledger import RowJob
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 from tests.ledger.conftest import Running
+from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
+from tests.support.topology import pause
 
 
 def insert(url: str, queue: str, job_id: str, task: str = "note", due: str = "now()", **columns: Any) -> None:
@@ -69,6 +71,30 @@ async def test_a_row_becomes_a_job_and_its_end_comes_back(
     assert times == (True, True)
     assert raw.xlen(f"evsched:{{{queue}}}:ends") == 0
     assert 0 < raw.ttl(f"evsched:{{{queue}}}:job:a") <= 300
+
+
+async def test_entries_of_a_foreign_client_keep_no_end_from_its_row(
+    relaying: Running, config: Config, app: App, queue: str, ledger_url: str, ran: list[str], raw: Any
+) -> None:
+    stream = f"evsched:{{{queue}}}:ends"
+    rows = ["", "-1", "1.5", "1e3", "9" * 18, "9" * 19, "٣", "1\0", "x" * 5000]
+    async with relaying() as recorder, system(config, app):
+        await recorder.wait(events.EpochFound)
+        insert(ledger_url, queue, "a")
+        for row in rows:
+            raw.xadd(stream, {"id": "a", "row": row, "outcome": "done", "reason": "\0", "retention": "-inf"})
+        raw.xadd(stream, {"nonsense": b"\xff"})
+        insert(ledger_url, queue, "b")
+        await recorder.until(lambda: sum(one.count for one in recorder.of(events.EndsWritten)) == 2)
+        raw.xadd(stream, {"id": "a", "row": "1", "outcome": "done"}, id=f"{2**63}-1")
+        await recorder.until(lambda: recorder.of(events.EndsWritten)[-1].count == 0)
+        async with asyncio.timeout(PATIENCE):
+            while raw.xlen(stream):  # all are settled
+                await asyncio.to_thread(pause)
+    assert sorted(ran) == ["a", "b"]
+    assert states(ledger_url) == {"a": "done", "b": "done"}
+    assert not recorder.of(events.LedgerDown)
+    raw.delete(stream)  # Redis adds nothing behind the largest of its ids
 
 
 async def test_rows_that_are_rolled_back_never_become_jobs(
