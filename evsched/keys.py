@@ -29,7 +29,7 @@ QUEUES: Final = "evsched:{}:queues"
 no queue, but the key patterns of the ACL users include it."""
 
 SHARDS: Final = "evsched:{}:shards"
-"""The sorted set of the queues that have shards: queue -> how many."""
+"""The sorted set of the queues that have shards, or had some: queue -> how many."""
 
 EPOCH: Final = "evsched:{}:epoch"
 """A random key that the relays of the ledger make: if it is another one, Redis has lost its data."""

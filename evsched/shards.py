@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from evsched import keys
@@ -22,6 +22,13 @@ _DIGITS: Final = 5
 """Characters that a shard's name has more than the queue's."""
 
 _SHARD: Final = re.compile(r".+:(0|[1-9][0-9]{0,3})")
+
+
+class Share(NamedTuple):
+    """A part of a limit that is divided, and the whole of it."""
+
+    value: float
+    whole: float
 
 
 class Shards:
@@ -53,6 +60,21 @@ class Shards:
     def may_lack(self, queue: str) -> bool:
         """Return whether a queue has the name of a shard that is not known here."""
         return queue not in self._wholes and _SHARD.fullmatch(queue) is not None
+
+    def beyond(self, queue: str, names: Iterable[str]) -> list[str]:
+        """Return those of the names that shards of a queue would have that had more of them, by their numbers.
+
+        Nothing, if the queue never had shards: then these are names like any others.
+        """
+        if queue not in self.counts:
+            return []
+        start = len(queue) + 1
+        numbers = [
+            int(name[start:])
+            for name in names
+            if name.startswith(f"{queue}:") and _SHARD.fullmatch(name) and name[start:].isdecimal()
+        ]
+        return [shard(queue, number) for number in sorted(numbers) if self.counts[queue] <= number < MOST]
 
     def divide(self, limits: Mapping[str, float], queue: str) -> dict[str, float]:
         """Return the part of a queue's limits, by their fields, that holds in this queue: the whole, or one shard.

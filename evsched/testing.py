@@ -124,7 +124,7 @@ class Clock:
         for queue, declared in app.program.recurrences:
             self._sender.send(Store(queue).declare(declared, app.program.owner))
         for queue in {*app.queues, *(name for name, *_ in app.program.limits)}:
-            self._sender.send(Store(queue).limit(app.program.limits_in(queue)))
+            self._sender.send(Store(queue).limit(app.program.wholes_in(queue)))
 
     async def advance(
         self,

@@ -47,6 +47,11 @@ def join_weights(queues: Iterable[str], weights: Mapping[str, float]) -> list[st
     ]
 
 
+def as_flag(queue: str) -> str:
+    """Return the name of a queue as a worker, a dispatcher or the API takes it with --queue."""
+    return f"{queue}:1" if _ends_as_number(queue) else queue
+
+
 def _ends_as_number(text: str) -> bool:
     """Return whether a number of any form follows the last colon: -1, 1e3 and nan are numbers, but not weights."""
     _, colon, end = text.rpartition(":")

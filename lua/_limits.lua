@@ -3,8 +3,9 @@
 -- limits     hash  concurrency, rate, burst, paused; with `:<group>` behind the name those of a group, with `:*` those
 --                  of each group that has none of its own; weight:<group>; tasks, the names of the tasks that have a
 --                  concurrency or a rate, with a `}` between them
--- declared_limits  hash  the limits that apps declare in their code, by the same fields: the value, a space, the app. A
---                  limit was changed by hand if `limits` has another value
+-- declared_limits  hash  the limits that apps declare in their code, by the same fields: the value, a space, the app;
+--                  in a shard, also a space and the limit of the whole queue. A limit was changed by hand if `limits`
+--                  has another value
 -- throttled  zset  the groups whose own limits hold jobs back -> when to look at them again
 -- arrival    string  the state of the rate (GCRA); with `:<group>` behind the name that of a group's rate
 

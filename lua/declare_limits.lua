@@ -8,13 +8,15 @@
 --        revision  of what the app declares
 -- ROWS   field     as of `limit`
 --        value     a number
+--        whole     the limit of the whole queue, of which the value is the part of this shard; '' = it is not divided
 -- REPLY  what was set, as field, value, ...; '' = the limit was removed. False: the app has registered a newer
 --        revision, and nothing was written
 -- FAILS  none
 -- TWICE  the second call finds nothing to set
--- USES   clock, declared_limits, expect, expect_gate, is_older, rows, set_limit, admit_anew
+-- USES   clock, declared_limits, limits, expect, expect_gate, is_older, rows, set_limit, admit_anew
 --
--- A limit is written when its declaration is new, has changed or is gone. So a change by hand is kept until then.
+-- A limit is written when its declaration is new, has changed or is gone. So a change by hand is kept until then. It is
+-- also kept if only the part of this shard has changed, because the queue has another number of shards.
 
 local now, owner, revision = unpack(ARGV, 1, 3)
 now = clock(now)
@@ -31,16 +33,34 @@ local function change(field, value)
   changes[#changes + 1] = field
   changes[#changes + 1] = value
 end
-for field, value in rows(4, 2) do
-  declares[field] = value .. ' ' .. owner
-  if redis.call('HGET', declared_limits, field) ~= declares[field] then
+
+-- The value, the app and the whole of a declaration.
+local function parts_of(text)
+  local value, app, whole = (text or ''):match('^(%S+) (%S+) ?(%S*)$')
+  return value, app, whole ~= '' and whole or value
+end
+
+-- Is this the declaration of before, divided anew, of a limit that was changed by hand?
+local function is_kept(field, before, text)
+  local was, app, whole = parts_of(before)
+  local _, _, declared = parts_of(text)
+  return was and app == owner and whole == declared and redis.call('HGET', limits, field) ~= was
+end
+
+for field, value, whole in rows(4, 3) do
+  local before = redis.call('HGET', declared_limits, field)
+  declares[field] = value .. ' ' .. owner .. (whole ~= '' and ' ' .. whole or '')
+  if before ~= declares[field] then
     redis.call('HSET', declared_limits, field, declares[field])
-    change(field, value)
+    if not is_kept(field, before, declares[field]) then
+      change(field, value)
+    end
   end
 end
 local all = redis.call('HGETALL', declared_limits)
 for i = 1, #all, 2 do
-  if not declares[all[i]] and all[i + 1]:match(' (.*)$') == owner then
+  local _, app = parts_of(all[i + 1])
+  if not declares[all[i]] and app == owner then
     redis.call('HDEL', declared_limits, all[i])
     change(all[i], '')
   end

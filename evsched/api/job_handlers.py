@@ -89,8 +89,8 @@ async def reschedule(asked: Asked[Reschedule, None]) -> Reply:
 async def wait_for_end(asked: Asked[None, ResultQuery]) -> Reply:
     """Return how a job has ended; wait for it if the query says so."""
     seconds = asked.query.wait
-    stores = asked.client.stores_of(asked.queue, asked.job)
-    ending = asked.client.run(spread.of_job(stores, lambda store: operations.end(store, asked.job, seconds)))
+    parts = asked.client.parts_of(asked.queue, asked.job)
+    ending = asked.client.run(spread.of_job(parts, lambda store: operations.end(store, asked.job, seconds)))
     try:
         ended = await asked.waiters.wait(seconds, ending, asked.gone)
     except TimeoutError:

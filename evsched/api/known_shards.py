@@ -15,9 +15,9 @@ from evsched.errors import StoreDown, StoreRefused
 from evsched.shards import Shards
 from evsched.store import server
 
-_KEPT: Final = 5.0
-"""Seconds for which the numbers are used. A job runs in whichever shard it is scheduled, so old numbers do little harm:
-a job in a shard that is new may not be found for so long."""
+_KEPT: Final = 1.0
+"""Seconds for which the numbers are used. A job runs in whichever shard it is scheduled, and whoever misses one reads
+the numbers anew. So old numbers do little harm: an id may be scheduled twice, in its old home and in its new one."""
 
 
 class KnownShards:

@@ -8,15 +8,14 @@ from http import HTTPStatus
 from evsched.api.asked import Asked
 from evsched.api.replies import QueueCounts, Queues, Reply
 from evsched.api.requests import ListQuery
-from evsched.client.find_queues import find_queues
-from evsched.client.spread import queue_stats
+from evsched.client.spread import listed, queue_stats
 from evsched.store.operators import QueueStats
 
 
 async def list_queues(asked: Asked[None, ListQuery]) -> Reply:
     """List the queues with their counts."""
     limit, client = asked.limit(asked.query.limit), asked.client
-    names = sorted(asked.config.queues) or client.shards.wholes(await client.run(find_queues()))
+    names = sorted(asked.config.queues) or await client.run(listed(client.shards, client.store))
     stats = await asyncio.gather(*(client.run(queue_stats(client.stores(name))) for name in names[:limit]))
     found = [_counts(name, one) for name, one in zip(names, stats, strict=False)]
     return Reply(HTTPStatus.OK, Queues(found, len(names) <= limit))

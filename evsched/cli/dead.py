@@ -125,6 +125,6 @@ def drop(
 def _each(url: str | None, queue: str, ids: Sequence[str], change: spread.ChangeDead, done: str) -> int:
     """Handle the jobs that are named, and print how many; return the exit code."""
     with client_of(url, queue) as redis:
-        count = redis.run(spread.change_dead(partial(redis.stores_of, queue), ids, change))
+        count = redis.run(spread.change_dead(partial(redis.parts_of, queue), ids, change))
     print(f"{count} {done}")
     return 0

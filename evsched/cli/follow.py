@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
+from msgspec import structs
 
 from evsched import keys
 from evsched.cli import output, table
@@ -16,6 +17,7 @@ from evsched.cli.jobs import Id
 from evsched.cli.options import Json, Queue, Url, settings
 from evsched.cli.table import Moment
 from evsched.cli.unknown_queues import client_of
+from evsched.client import spread
 from evsched.client.client import Client
 from evsched.client.kept_recurrences import find_standing, read_record
 from evsched.client.sync_client import SyncClient
@@ -65,7 +67,7 @@ def show(
     if json:
         output.as_json(status)
         return
-    whole = redis.shards.whole(status.queue)
+    whole = redis.shards.whole(queue)
     fields: dict[str, Any] = {
         name: value
         for name, value in msgspec.to_builtins(status).items()
@@ -107,7 +109,7 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
         name = named_window(facts.status)
         window = None
         with contextlib.suppress(StoreRefused):  # the reason in the record says that the window cannot be read
-            window = redis.send(Store(redis.shards.whole(store.queue)).window(name)) if name else None
+            window = redis.send(Store(redis.shards.whole(queue)).window(name)) if name else None
         types = None
         if is_waiting(facts.status, facts.now):
             types = {name: redis.send(server.kind(keys.root(queue) + name)) for name in PLACES}
@@ -119,12 +121,14 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     if facts.status.place == "ready" and facts.counts.get("workers"):
         pauses = asyncio.run(_pauses(settings(url).url, store.queue))
     whole = redis.shards.whole(store.queue)
-    _print(job, explain_job(job, whole, facts, (), window, types, dispatchers, pauses), json)
+    answer = explain_job(job, whole, facts, (), window, types, dispatchers, pauses)
+    _print(job, _note_stray(redis, queue, store.queue, answer), json)
 
 
 def _find(redis: SyncClient, queue: str, job: str) -> tuple[Store, Facts]:
     """Return the queue, or the shard, that has a job, and the facts about it; the queue itself if none has it."""
-    home, *others = redis.stores_of(queue, job)
+    parts = redis.parts_of(queue, job)
+    home, *others = parts.stores
     facts = redis.send(home.explain(job))
     if facts.status is not None:
         return home, facts
@@ -132,7 +136,20 @@ def _find(redis: SyncClient, queue: str, job: str) -> tuple[Store, Facts]:
         found = redis.send(store.explain(job))
         if found.status is not None:
             return store, found
+    for store in redis.run(spread.unknown_parts(parts)):
+        found = redis.send(store.explain(job))
+        if found.status is not None:
+            return store, found
     return Store(queue), facts
+
+
+def _note_stray(redis: SyncClient, queue: str, shard: str, found: Explanation) -> Explanation:
+    """Add that a job is in a shard beyond the number of shards, if it is."""
+    if not redis.shards.beyond(queue, [shard]):
+        return found
+    count = redis.shards.counts[queue]
+    why = f"; queue {queue} has {count} shards, and {shard} is none of them: evsched queues shard {queue} {count}"
+    return structs.replace(found, sentence=found.sentence + why)
 
 
 def _print(name: str, answer: Explanation, json: bool) -> None:

@@ -163,7 +163,7 @@ def cancel(
         return change(url, queue, lambda store: cancelling(store, matching), "cancelled", bulk)
     assert job is not None
     with client_of(url, queue) as redis:
-        done = redis.run(spread.cancel(redis.stores_of(queue, job), job))
+        done = redis.run(spread.cancel(redis.parts_of(queue, job), job))
     if done.place == "processing":
         print(f"{job} is running: its worker was asked to stop it" + ("; its next run is cancelled" * done.next_too))
     else:

@@ -13,15 +13,18 @@ from evsched.cli.options import Url, client
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.unknown_queues import missing
 from evsched.cli.usage import UsageError
-from evsched.client import new_shards, reshard
-from evsched.client.new_shards import Gate
-from evsched.client.reshard import CALM, Held, Lacking, Reshard
+from evsched.client import new_shards, reshard, retired_shards
+from evsched.client.new_shards import Gates
+from evsched.client.reshard import CALM, Lacking, Reshard
+from evsched.client.retired_shards import Held
+from evsched.client.stray_shards import stray_shards
 from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreRefused
 from evsched.keys import check_queue
 from evsched.shards import Shards, check_count
 from evsched.store import server
 from evsched.store.store import Store
+from evsched.weights import as_flag
 
 _NAMED: Final = 5
 """Workers or shards that a message names."""
@@ -67,16 +70,17 @@ def shard(
         if (whole := Shards(counts).whole(queue)) != queue:
             raise UsageError(f"{queue} is a shard of queue {whole}: name that queue")
         was = counts.get(queue, 0)
+        if unknown := missing(redis, queue):
+            raise EvschedError(unknown)
+        strays = _strays(redis, queue, max(was, count))
         if not dry_run:
-            if unknown := missing(redis, queue):
-                raise EvschedError(unknown)
-            gate = _gate(redis, queue, was, count)
+            gates = _gates(redis, queue, was, count)
             if not announce and not _is_worked(redis, queue, count):
                 return 1
             if count > was:
-                redis.run(new_shards.pause(Store, gate))
+                redis.run(new_shards.open_new(Store, gates))
                 redis.send(server.set_shards(queue, count))
-                redis.run(new_shards.limit(Store, gate))
+                redis.run(new_shards.divide_anew(Store, gates))
             if announce:
                 print(
                     f"queue {queue} has {max(count, was)} shards now: restart the workers, and then repeat the command"
@@ -84,10 +88,21 @@ def shard(
                 return 0
             if not _is_dispatched(redis, queue, count):
                 return 1
-        return _move(redis, queue, count, was, dry_run)
+        return _move(redis, Reshard(Store, queue, count, was, strays, only_count=dry_run), was, strays)
 
 
-def _gate(redis: SyncClient, queue: str, was: int, count: int) -> Gate:
+def _strays(redis: SyncClient, queue: str, count: int) -> list[str]:
+    """Return the shards that a queue has beyond so many; none if it never had any, or this user may not look."""
+    if queue not in redis.shards.counts:
+        return []
+    try:
+        return redis.run(stray_shards(Store, Shards({queue: count}), queue))
+    except StoreRefused as error:
+        output.note(f"shards of queue {queue} beyond {count} are not looked for: {error}")
+        return []
+
+
+def _gates(redis: SyncClient, queue: str, was: int, count: int) -> Gates:
     """Return what holds for the queue, as it is to hold for its shards.
 
     Raises:
@@ -126,17 +141,17 @@ def _is_dispatched(redis: SyncClient, queue: str, count: int) -> bool:
     return True
 
 
-def _move(redis: SyncClient, queue: str, count: int, was: int, dry_run: bool) -> int:
+def _move(redis: SyncClient, work: Reshard, was: int, strays: Sequence[str]) -> int:
     """Move the jobs, and retire shards; return the exit code."""
-    work = Reshard(Store, queue, count, was, only_count=dry_run)
-    stopped_by = 0
+    queue, count, dry_run, stopped_by = work.queue, work.count, work.only_count, 0
     try:
         with progress_bar("jobs examined") as show, asked_to_end() as asked:
             while redis.run(work.step()) and not (stopped_by := asked()):
                 show(work.examined, work.total)
     except EvschedError as error:
-        rest = ": the same command does the rest" if isinstance(error, StoreDown) else ""
-        output.note(f"{work.moved} moved before this failed{rest}")
+        if not dry_run:
+            rest = ": the same command does the rest" if isinstance(error, StoreDown) else ""
+            output.note(f"{work.moved} moved before this failed{rest}")
         raise
     if dry_run:
         print(f"{work.moved} of {work.total} jobs on the schedules are not in their homes, and would move if they can")
@@ -146,14 +161,23 @@ def _move(redis: SyncClient, queue: str, count: int, was: int, dry_run: bool) ->
         print(f"{number} {_STAY[why]}")
     if stopped_by:
         return 128 + stopped_by
-    held = redis.run(reshard.retire(Store, queue, count, was))
+    return _retire(redis, queue, count, was, strays)
+
+
+def _retire(redis: SyncClient, queue: str, count: int, was: int, strays: Sequence[str]) -> int:
+    """Retire the shards that the queue is not to have any more; return the exit code."""
+    held = redis.run(retired_shards.retire(Store, queue, count, was, strays))
     has = redis.send(server.shards()).get(queue, 0)
     if has < was:
-        redis.run(new_shards.limit(Store, _gate(redis, queue, was, has)))
-    anew = ": restart the workers, which then divide the limits of their code anew" if has < was else ""
+        redis.run(new_shards.divide_anew(Store, _gates(redis, queue, was, has)))
+    gone = {*Shards({queue: has}).beyond(queue, Shards({queue: was}).all_of(queue)), *strays}
+    redis.run(retired_shards.close(Store, gone - {one.shard for one in held}))
+    anew = ": restart the workers, so that they serve no others" if has < was else ""
     print(f"queue {queue} has {f'{has} shards' if has else 'no shards'} now{anew}")
     for one in held:
         print(f"{one.shard} still holds jobs: {_places(one)}")
+        if one.shard in strays and not one.served:
+            print(f"no worker serves {one.shard}: start one: evsched worker MODULE:APP --queue {as_flag(one.shard)}")
     if held:
         print("repeat the command when these jobs have run, or when you have revived or dropped those that are dead")
     return 1 if held else 0

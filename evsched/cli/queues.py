@@ -14,7 +14,6 @@ from evsched.cli.queue_shards import shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.client import new_shards, spread
-from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.durations import format_duration
 from evsched.errors import StoreRefused
@@ -49,7 +48,7 @@ def each(
 ) -> list[tuple[str, T | StoreRefused]]:
     """Read each queue with its shards by itself: one that cannot be read does not hide the others."""
     found = list[tuple[str, T | StoreRefused]]()
-    for name in named or redis.shards.wholes(redis.run(find_queues())):
+    for name in named or redis.run(spread.listed(redis.shards, redis.store)):
         try:
             found.append((name, read(redis.stores(name))))
         except StoreRefused as error:

@@ -63,7 +63,7 @@ def _hint(redis: SyncClient, queue: str) -> str:
 def _others(redis: SyncClient, queue: str) -> list[str]:
     """Return the queues that there are, without this one, which may have keys such as limits."""
     try:
-        return [name for name in redis.shards.wholes(redis.run(find_queues())) if name != queue]
+        return [name for name in redis.run(spread.listed(redis.shards, redis.store)) if name != queue]
     except StoreRefused:  # the ACL user `client` may not look for queues
         return []
 

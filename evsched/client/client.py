@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from evsched.client import operations, recurrences, requested_runs, spread, sweep
 from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Send, Step
+from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import Sweeps
 from evsched.client.times import unix
@@ -51,9 +52,9 @@ class Client:
         """Return the calls of each shard of a queue and, last, of the queue itself."""
         return [self.store(name) for name in self.shards.all_of(queue)]
 
-    def stores_of(self, queue: str, job_id: str) -> list[Store]:
-        """Return the same, that of the job's home first."""
-        return spread.stores_of(self.shards, self.store, queue, job_id)
+    def parts_of(self, queue: str, job_id: str) -> Parts:
+        """Return where a job of a queue may be."""
+        return spread.parts_of(self.shards, self.store, queue, job_id)
 
     async def run(self, operation: Operation[T]) -> T:
         """Perform the steps of an operation, and return its result."""
@@ -132,7 +133,7 @@ class Client:
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says; None when there is no job of that id."""
-        return await self.run(spread.status(self.stores_of(queue, job_id), job_id))
+        return await self.run(spread.status(self.parts_of(queue, job_id), job_id))
 
     async def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it; return the place where it was.
@@ -140,7 +141,7 @@ class Client:
         Raises:
             JobMissing
         """
-        return (await self.run(spread.cancel(self.stores_of(queue, job_id), job_id))).place
+        return (await self.run(spread.cancel(self.parts_of(queue, job_id), job_id))).place
 
     async def reschedule(
         self,
@@ -157,7 +158,7 @@ class Client:
             ConfigError: the time is not valid.
         """
         return await self.run(
-            spread.of_job(self.stores_of(queue, job_id), lambda store: operations.reschedule(store, job_id, due, delay))
+            spread.of_job(self.parts_of(queue, job_id), lambda store: operations.reschedule(store, job_id, due, delay))
         )
 
     async def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
@@ -213,8 +214,8 @@ class Client:
             ConfigError: the timeout is not a duration.
         """
         # A relay schedules the rows of the ledger in the queue itself.
-        stores = self.stores_of(queue, job_id) if row is None else [self.store(queue)]
-        return await self.run(spread.of_job(stores, lambda store: operations.result(store, job_id, timeout, row)))
+        parts = self.parts_of(queue, job_id) if row is None else Parts(queue, self.store, [self.store(queue)])
+        return await self.run(spread.of_job(parts, lambda store: operations.result(store, job_id, timeout, row)))
 
     async def close(self) -> None:
         """Close the connection. A later call opens a new one."""

@@ -1,25 +1,33 @@
-"""What holds for a queue, and must hold for shards that it is given: its pause, and the limits that were set by hand.
+"""What holds for a queue with shards when their number changes: its pause, and its limits.
 
-Limits that the code declares are divided by the workers when they start.
+Each shard gets its part anew, of the limits that were set by hand and of those that the code declares. A new shard gets
+exactly this: it may have been a shard before, and have something else.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from msgspec import Struct, structs
 
 from evsched.client.operations import Operation, send
 from evsched.client.spread import MakeStore
+from evsched.errors import ConfigError
 from evsched.shards import Shards
-from evsched.store.limits import Limits, merged
+from evsched.store import server
+from evsched.store.limits import DeclaredLimit, Limits, merged, own
 from evsched.store.store import Store
 
 
-class Gate(Struct, frozen=True):
-    """What is to hold in each shard."""
+class Gates(Struct, frozen=True):
+    """What is to hold in each part of a queue, by its name."""
 
-    shares: dict[str, dict[str, float]]
-    """By queue: its part of each limit that was set by hand."""
-    paused: bool
+    queue: str
+    count: int
+    new: dict[str, Limits]
+    """Of the shards that it did not have before."""
+    old: dict[str, Limits]
+    """Of the others, whose pauses stay as they are."""
 
 
 def read_limits(store: Store) -> Operation[Limits]:
@@ -28,34 +36,103 @@ def read_limits(store: Store) -> Operation[Limits]:
     return structs.replace(limits, declared=(yield from send(store.declared_limits())))
 
 
-def plan(make: MakeStore, queue: str, was: int, count: int) -> Operation[Gate]:
+def plan(make: MakeStore, queue: str, was: int, count: int, redeclares: str | None = None) -> Operation[Gates]:
     """Return what is to hold when a queue has `count` shards instead of `was`.
+
+    `redeclares`: the app whose workers are about to declare its limits; what they were may be too small to be divided.
 
     Raises:
         ConfigError: a limit is too small to be divided among so many.
     """
-    found = list[Limits]()
+    before = dict[str, Limits]()
     for name in Shards({queue: was}).all_of(queue):
-        found.append((yield from read_limits(make(name))))
-    whole, shards = merged(found), Shards({queue: count})
-    by_hand = {
-        field: value
-        for field, value in whole.fields().items()
-        if value is not None and (field not in whole.declared or whole.overruled(field))
+        before[name] = yield from read_limits(make(name))
+    whole, shards = merged([*before.values()]), Shards({queue: count})
+    declared = {field: limit.value if limit.whole is None else limit.whole for field, limit in whole.declared.items()}
+    for field in [field for field, limit in whole.declared.items() if limit.app == redeclares]:
+        try:
+            shards.divide({field: declared[field]}, queue)
+        except ConfigError:
+            del declared[field]
+    found = Gates(queue, count, {}, {})
+    for name in shards.all_of(queue):
+        part = _part(whole, declared, shards, name)
+        if name in before:
+            found.old[name] = _with(part, before[name], whole)
+        else:
+            found.new[name] = structs.replace(part, paused=whole.paused)
+    return found
+
+
+def _part(whole: Limits, declared: Mapping[str, float], shards: Shards, name: str) -> Limits:
+    """Return the part of the limits of a queue that is to hold in one of its parts."""
+    shares = shards.divide(declared, name)
+    found = Limits(
+        declared={
+            field: DeclaredLimit(
+                share, whole.declared[field].app, None if share == declared[field] else declared[field]
+            )
+            for field, share in shares.items()
+        }
+    )
+    fields = whole.fields()
+    in_force = {
+        field: declared[field] if field in declared and not whole.overruled(field) else value
+        for field, value in fields.items()
+        if value is not None and (field in declared or field not in whole.declared or whole.overruled(field))
     }
-    return Gate({name: shards.divide(by_hand, name) for name in shards.all_of(queue)}, whole.paused is not None)
+    for field, share in shards.divide(in_force, name).items():
+        found.add(field, share)
+    return found
 
 
-def pause(make: MakeStore, gate: Gate) -> Operation[None]:
-    """Pause all shards if the queue is paused. It may be done any number of times."""
-    for name in gate.shares if gate.paused else ():
-        left = 1
-        while left:
-            _, _, left = yield from send(make(name).pause())
+def _with(part: Limits, before: Limits, whole: Limits) -> Limits:
+    """Add the limits that only this part has, and those that cannot be divided."""
+    alone = own(before, whole)
+    declared = {field: limit for field, limit in before.declared.items() if field not in part.declared}
+    found = structs.replace(part, paused=before.paused, declared=part.declared | declared)
+    kept = {field for field in declared if field in whole.declared and not whole.overruled(field)}
+    for field, value in before.fields().items():
+        if value is not None and (field in kept or field in alone.fields()):
+            found.add(field, value)
+    return found
 
 
-def limit(make: MakeStore, gate: Gate) -> Operation[None]:
-    """Set the limits."""
-    for name, shares in gate.shares.items():
-        if shares:
-            yield from send(make(name).limit(shares))
+def open_new(make: MakeStore, gates: Gates) -> Operation[None]:
+    """Have the pause and the limits hold for the new shards, before programs know of them.
+
+    It may be done any number of times; it ends when somebody else has written the number, and so has done it.
+    """
+    for name, limits in gates.new.items():
+        if (yield from send(server.shards())).get(gates.queue, 0) >= gates.count:
+            return
+        yield from hold(make(name), limits)
+
+
+def divide_anew(make: MakeStore, gates: Gates) -> Operation[None]:
+    """Have the limits hold in the shards that there were before."""
+    for name, limits in gates.old.items():
+        yield from hold(make(name), limits)
+
+
+def clear(store: Store) -> Operation[None]:
+    """Remove the pause and all limits of a shard that is gone."""
+    yield from hold(store, Limits())
+
+
+def hold(store: Store, limits: Limits) -> Operation[None]:
+    """Have a queue have this pause and these limits, and no others."""
+    present = yield from read_limits(store)
+    if gone := [field for field in present.declared if field not in limits.declared]:
+        yield from send(store.forget_declared(gone))
+    if limits.declared:
+        yield from send(store.note_declared(limits.declared))
+    fields = {field: value for field, value in limits.fields().items() if value is not None}
+    removed = {field: None for field, value in present.fields().items() if value is not None and field not in fields}
+    if fields or removed:
+        yield from send(store.limit(removed | fields))
+    if limits.paused is None and present.paused is not None:
+        yield from send(store.resume())
+    left = int(limits.paused is not None)
+    while left:
+        _, _, left = yield from send(store.pause(now=limits.paused))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -19,14 +19,18 @@ from msgspec import Struct
 
 from evsched.client.operations import Operation, send
 from evsched.client.spread import MakeStore
+from evsched.client.stray_shards import serving
+from evsched.client.unfinished_moves import finish, finish_moves
 from evsched.errors import ConfigError
 from evsched.shards import Shards, shard
 from evsched.store import server
-from evsched.store.moves import Batch, Vacated
 from evsched.store.store import Store
 
 CALM: Final = 60.0
 """Jobs that are due within so many seconds stay: an interrupted move makes no job late if it goes on in that time."""
+
+_NOT_CALM: Final = -1e12
+"""The same for a shard that nobody serves: there no job would run in time."""
 
 _SLICE: Final = 500
 """Members of the schedule that a call reads: about 0.3 ms of Redis's time."""
@@ -50,31 +54,36 @@ class Lacking(Struct, frozen=True):
     shards: list[str]
 
 
-class Held(Struct, frozen=True):
-    """What a shard that is to be retired still holds: how many jobs, by place."""
-
-    shard: str
-    places: dict[str, int]
-
-
 class Reshard:
     """One pass over the schedules of a queue and all its shards.
 
-    `count`: how many shards it is to have. `was`: how many it had, by Redis. `step` does a part; a pass may end after
-    any. `only_count`: nothing moves; then `moved` is how many jobs would, of which some may stay when it is done.
+    `count`: how many shards it is to have. `was`: how many it had, by Redis. `strays`: those that it has beyond both.
+    `step` does a part; a pass may end after any. `only_count`: nothing moves; then `moved` is how many jobs would, of
+    which some may stay when it is done.
     """
 
-    def __init__(self, make: MakeStore, queue: str, count: int, was: int, *, only_count: bool = False) -> None:
+    def __init__(
+        self,
+        make: MakeStore,
+        queue: str,
+        count: int,
+        was: int,
+        strays: Sequence[str] = (),
+        *,
+        only_count: bool = False,
+    ) -> None:
         self.moved = 0
         self.examined = 0
         self.total = 0
+        self.queue = queue
+        self.count = count
+        self.only_count = only_count
         self._make = make
-        self._queue = queue
         self._now = max(was, count)
         """How many shards Redis says that there are, until the pass is over."""
         self._homes = Shards({queue: count})
-        self._sources = Shards({queue: self._now}).all_of(queue)
-        self._only_count = only_count
+        self._strays = strays
+        self._sources = [*Shards({queue: self._now}).all_of(queue), *strays]
         self._pass: _Source | None = None
         self._has_begun = False
         self._stay = dict[tuple[str, bytes], str]()
@@ -96,7 +105,7 @@ class Reshard:
         if not self._has_begun:
             yield from self._begin()
         elif source is None:
-            self._pass = _Source(self._make(self._sources[0]))
+            yield from self._open(self._make(self._sources[0]))
         elif to := source.next_batch():
             yield from self._move(source, to)
         elif not source.is_read:
@@ -108,37 +117,42 @@ class Reshard:
 
     def _begin(self) -> Operation[None]:
         """Finish the batches that another program has begun, so that their jobs are met wherever they go."""
-        for store in map(self._make, self._sources):
-            if not self._only_count and (batch := (yield from send(store.depart())).batch):
-                yield from self._finish(store, batch)
+        if not self.only_count:
+            yield from finish_moves(self._make, [*map(self._make, self._sources)])
         for store in map(self._make, self._sources):
             self.total += (yield from send(store.queue_stats())).places["schedule"]
         self._has_begun = True
+
+    def _open(self, store: Store) -> Operation[None]:
+        """Begin with a queue."""
+        self._pass = _Source(store)
+        if store.queue in self._strays and not (yield from serving(store)):
+            self._pass.calm = _NOT_CALM
 
     def _read(self, source: _Source) -> Operation[None]:
         source.cursor, members = yield from send(source.store.members(b"schedule", source.cursor, _SLICE))
         source.is_read = source.cursor == 0
         self.examined = min(self.total, self.examined + len(members))
         for member in members:
-            home = self._homes.home(self._queue, id_of(member))
-            if home != source.store.queue and self._only_count:
+            home = self._homes.home(self.queue, id_of(member))
+            if home != source.store.queue and self.only_count:
                 source.seen.add(member)
             elif home != source.store.queue:
                 source.waiting[home].append(member)
-        if self._only_count and source.is_read:
+        if self.only_count and source.is_read:
             self.moved += len(source.seen)
 
     def _move(self, source: _Source, to: str) -> Operation[None]:
         """Move a batch, or finish the one that is on its way already."""
-        count = (yield from send(server.shards())).get(self._queue, 0)
+        count = (yield from send(server.shards())).get(self.queue, 0)
         if count != self._now:
-            raise ConfigError(f"queue {self._queue} has {count} shards now: somebody else has changed the number")
+            raise ConfigError(f"queue {self.queue} has {count} shards now: somebody else has changed the number")
         yield from send(self._make(to).has_room())
         store, token, members = source.store, secrets.token_hex(8), source.batch(to)
-        left = yield from send(store.depart(to, token, members, above=source.above, calm=CALM))
+        left = yield from send(store.depart(to, token, members, above=source.above, calm=source.calm))
         batch = left.batch
         if batch is not None and batch.token != token:
-            yield from self._finish(store, batch)
+            yield from finish(self._make, store, batch)
             return
         leaving = {member for member, _ in batch.jobs} if batch else set[bytes]()
         done = leaving | {member for member, _ in left.stay}
@@ -157,11 +171,6 @@ class Reshard:
         self.moved += len(leaving) - len(arrival.stay)
         self._note(store, ((member, "taken") for member in arrival.stay))
 
-    def _finish(self, store: Store, batch: Batch) -> Operation[Vacated]:
-        """Finish a batch that another program has begun."""
-        arrival = yield from send(self._make(batch.to).arrive(store.queue, batch))
-        return (yield from send(store.vacate(batch, arrival)))
-
     def _note(self, store: Store, stay: Iterable[tuple[bytes, str]]) -> None:
         self._stay.update(((store.queue, member), why) for member, why in stay)
 
@@ -178,6 +187,7 @@ class _Source:
         self.seen = set[bytes]()
         self.above = 0
         """A batch needs a higher number than this."""
+        self.calm = CALM
 
     def batch(self, to: str) -> list[bytes]:
         """Return the next members that are to be moved there; inline jobs may be long."""
@@ -208,22 +218,12 @@ def id_of(member: bytes) -> str:
 
 def lacking(make: MakeStore, queue: str, count: int) -> Operation[list[Lacking]]:
     """Return the live workers of a queue, and the parents that stand by, that do not serve all of its shards."""
-    missing = {name: list[str]() for name in (yield from _serving(make(queue)))}
+    missing = {name: list[str]() for name in (yield from serving(make(queue)))}
     for number in range(count if missing else 0):
         part = shard(queue, number)
-        serving = yield from _serving(make(part))
-        for name in missing.keys() - serving:
+        for name in missing.keys() - (yield from serving(make(part))):
             missing[name].append(part)
     return [Lacking(name, parts) for name, parts in sorted(missing.items()) if parts]
-
-
-def _serving(store: Store) -> Operation[set[str]]:
-    """Return the workers of a queue whose leases have not ended, and the parents that stand by."""
-    survey = yield from send(store.survey())
-    now = (yield from send(store.queue_stats())).now
-    parents = yield from send(store.parents())
-    alive = {lease.worker for lease in survey.leases if lease.left > 0}
-    return alive | {name for name, ends in parents if ends > now}
 
 
 def undispatched(make: MakeStore, queue: str, count: int) -> Operation[list[str]]:
@@ -234,31 +234,4 @@ def undispatched(make: MakeStore, queue: str, count: int) -> Operation[list[str]
         part = shard(queue, number)
         if (yield from send(server.gate_listeners(part))) < most:
             found.append(part)
-    return found
-
-
-def retire(make: MakeStore, queue: str, count: int, was: int) -> Operation[list[Held]]:
-    """Lower the number of shards to `count`, or to the last one that still holds jobs. Return those that hold some."""
-    held = yield from _held(make, queue, range(count, was))
-    left = int(held[-1].shard.rpartition(":")[2]) + 1 if held else count
-    if left < was:
-        yield from send(server.set_shards(queue, left))
-        late = yield from _held(make, queue, range(left, was))
-        if late:  # a program that knows of the shards has used one meanwhile
-            left = int(late[-1].shard.rpartition(":")[2]) + 1
-            yield from send(server.declare_shards(queue, left))
-            held += late
-    return held
-
-
-def _held(make: MakeStore, queue: str, numbers: Iterable[int]) -> Operation[list[Held]]:
-    """Return what the shards of these numbers hold, those that hold nothing left out."""
-    found = list[Held]()
-    for number in numbers:
-        store = make(shard(queue, number))
-        stats = yield from send(store.queue_stats())
-        on_their_way = (yield from send(store.survey())).moving is not None
-        places = {place: jobs for place, jobs in stats.places.items() if jobs} | ({"moving": 1} if on_their_way else {})
-        if places:
-            found.append(Held(store.queue, places))
     return found

@@ -7,12 +7,14 @@ of these operations does what it would do without this file, at no cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from evsched.client import operations, sweep
+from evsched.client.find_queues import find_queues
 from evsched.client.operations import Operation
 from evsched.client.sweep import Filter
 from evsched.client.unique import Unique
-from evsched.errors import JobMissing, StoreRefused
+from evsched.errors import JobMissing, StoreError, StoreRefused
 from evsched.jobs.job import JobStatus, OnConflict
 from evsched.shards import NONE, Shards
 from evsched.store import server
@@ -29,10 +31,19 @@ MakeStore = Callable[[str], Store]
 """Returns the calls of a queue."""
 
 
-def stores_of(shards: Shards, make: MakeStore, queue: str, job_id: str) -> list[Store]:
-    """Return the stores of a queue and its shards, that of the job's home first."""
+class Parts(NamedTuple):
+    """Where a job of a queue may be."""
+
+    queue: str
+    make: MakeStore
+    stores: list[Store]
+    """Those of the queue and its shards, as far as they are known here, that of the job's home first."""
+
+
+def parts_of(shards: Shards, make: MakeStore, queue: str, job_id: str) -> Parts:
+    """Return where a job may be."""
     home = shards.home(queue, job_id)
-    return [make(home), *(make(name) for name in shards.all_of(queue) if name != home)]
+    return Parts(queue, make, [make(home), *(make(name) for name in shards.all_of(queue) if name != home)])
 
 
 def enqueue(
@@ -56,20 +67,42 @@ def enqueue(
     return dues
 
 
-def of_job(stores: Sequence[Store], operation: Callable[[Store], Operation[T]]) -> Operation[T]:
+def of_job(parts: Parts, operation: Callable[[Store], Operation[T]]) -> Operation[T]:
     """Do an operation about a job where the job is, which is its home unless another client chose another shard.
 
     Raises:
         JobMissing: none of them has the job; what the home said.
     """
     missing: JobMissing | None = None
-    for store in _twice(stores):
+    for store in _twice(parts.stores):
         try:
             return (yield from operation(store))
         except JobMissing as error:
             missing = missing or error
+    for store in (yield from unknown_parts(parts)):
+        try:
+            return (yield from operation(store))
+        except JobMissing:
+            pass
     assert missing is not None
     raise missing
+
+
+def unknown_parts(parts: Parts) -> Operation[list[Store]]:
+    """Return the stores of a queue that are not known here, for a job that the others do not have.
+
+    The queue may have more shards by now, and there may be shards beyond their number: see `stray_shards.py`.
+    """
+    try:
+        shards = Shards((yield from operations.send(server.shards())))
+        if parts.queue not in shards.counts:
+            return []
+        names = yield from operations.send(server.queue_names())
+    except StoreError:
+        return []  # a right is missing, or the node of these keys is away
+    known = {store.queue for store in parts.stores}
+    found = [*shards.all_of(parts.queue), *shards.beyond(parts.queue, names)]
+    return [parts.make(name) for name in found if name not in known]
 
 
 def _twice(stores: Sequence[Store]) -> list[Store]:
@@ -80,17 +113,19 @@ def _twice(stores: Sequence[Store]) -> list[Store]:
     return [*stores, *stores] if len(stores) > 1 else [*stores]
 
 
-def status(stores: Sequence[Store], job_id: str) -> Operation[JobStatus | None]:
+def status(parts: Parts, job_id: str) -> Operation[JobStatus | None]:
     """Return where a job is and what its record says; None when there is no job of that id."""
     found: JobStatus | None = None
-    for store in _twice(stores):
+    for store in _twice(parts.stores):
+        found = found or (yield from operations.send(store.look(job_id)))
+    for store in () if found else (yield from unknown_parts(parts)):
         found = found or (yield from operations.send(store.look(job_id)))
     return found
 
 
-def cancel(stores: Sequence[Store], job_id: str) -> Operation[Cancelled]:
+def cancel(parts: Parts, job_id: str) -> Operation[Cancelled]:
     """Delete a waiting job, or have its worker stop it. Raises as `of_job`."""
-    return (yield from of_job(stores, lambda store: operations.send(store.cancel(job_id))))
+    return (yield from of_job(parts, lambda store: operations.send(store.cancel(job_id))))
 
 
 def find(stores: Sequence[Store], matching: Filter, place: sweep.Waiting | None) -> Operation[list[Match]]:
@@ -102,21 +137,21 @@ def find(stores: Sequence[Store], matching: Filter, place: sweep.Waiting | None)
 
 
 def change_dead(
-    stores_of: Callable[[str], Sequence[Store]],
+    parts_of: Callable[[str], Parts],
     ids: Sequence[str],
     change: ChangeDead,
 ) -> Operation[int]:
-    """Revive or drop dead jobs by their ids, wherever they are; return how many. `stores_of`: as above, by the id.
+    """Revive or drop dead jobs by their ids, wherever they are; return how many. `parts_of`: as above, by the id.
 
     Raises:
         JobMissing: one of the ids is not dead; then none was changed.
     """
     by_queue = dict[str, tuple[Store, list[str]]]()
     for job_id in ids:
-        stores = stores_of(job_id)
-        store = stores[0] if len(stores) == 1 else (yield from _with_dead(stores, job_id))
+        parts = parts_of(job_id)
+        store = parts.stores[0] if len(parts.stores) == 1 else (yield from _with_dead(parts, job_id))
         if store is None:  # the home says so; if the job has died meanwhile, it is changed
-            store = stores[0]
+            store = parts.stores[0]
             first = store.queue, by_queue.pop(store.queue, (store, list[str]()))
             by_queue = dict([first, *by_queue.items()])
         by_queue.setdefault(store.queue, (store, []))[1].append(job_id)
@@ -126,13 +161,20 @@ def change_dead(
     return changed
 
 
-def _with_dead(stores: Sequence[Store], job_id: str) -> Operation[Store | None]:
+def _with_dead(parts: Parts, job_id: str) -> Operation[Store | None]:
     """Return which of the stores has a dead job of this id."""
-    for store in stores:
-        found = yield from operations.send(store.look(job_id))
-        if found is not None and found.place == "dead":
+    for store in parts.stores:
+        if (yield from _has_dead(store, job_id)):
+            return store
+    for store in (yield from unknown_parts(parts)):
+        if (yield from _has_dead(store, job_id)):
             return store
     return None
+
+
+def _has_dead(store: Store, job_id: str) -> Operation[bool]:
+    found = yield from operations.send(store.look(job_id))
+    return found is not None and found.place == "dead"
 
 
 def queue_stats(stores: Sequence[Store]) -> Operation[QueueStats]:
@@ -141,6 +183,27 @@ def queue_stats(stores: Sequence[Store]) -> Operation[QueueStats]:
     for store in stores:
         parts.append((yield from operations.send(store.queue_stats())))
     return merged(parts)
+
+
+def listed(shards: Shards, make: MakeStore) -> Operation[list[str]]:
+    """Return the names of all queues, as a person sees them: sorted, with the queue in place of its shards.
+
+    A name that is that of a shard beyond their number is listed while it holds jobs.
+    """
+    names = shards.wholes((yield from find_queues()))
+    gone = set[str]()
+    for queue in shards.counts:
+        for name in shards.beyond(queue, names):
+            if (yield from _is_empty(make(name))):
+                gone.add(name)
+    return [name for name in names if name not in gone]
+
+
+def _is_empty(store: Store) -> Operation[bool]:
+    try:
+        return not any((yield from operations.send(store.queue_stats())).places.values())
+    except StoreRefused:
+        return False  # a key of the wrong type: who reads the queue says so
 
 
 def read_shards() -> Operation[Shards]:

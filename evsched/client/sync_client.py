@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from evsched import keys
 from evsched.client import operations, spread, sweep
 from evsched.client.operations import Nodes, Operation, Pause, Send, Step
+from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import Sweeps
 from evsched.client.unique import Unique
@@ -50,9 +51,9 @@ class SyncClient:
         """Return the calls of each shard of a queue and, last, of the queue itself."""
         return [self.store(name) for name in self.shards.all_of(queue)]
 
-    def stores_of(self, queue: str, job_id: str) -> list[Store]:
-        """Return the same, that of the job's home first."""
-        return spread.stores_of(self.shards, self.store, queue, job_id)
+    def parts_of(self, queue: str, job_id: str) -> Parts:
+        """Return where a job of a queue may be."""
+        return spread.parts_of(self.shards, self.store, queue, job_id)
 
     def run(self, operation: Operation[T]) -> T:
         """Perform the steps of an operation, and return its result."""
@@ -96,11 +97,11 @@ class SyncClient:
 
     def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return where a job is and what its record says, as `Client.status`."""
-        return self.run(spread.status(self.stores_of(queue, job_id), job_id))
+        return self.run(spread.status(self.parts_of(queue, job_id), job_id))
 
     def cancel(self, queue: str, job_id: str) -> Place:
         """Delete a waiting job, or have its worker stop it, as `Client.cancel`."""
-        return self.run(spread.cancel(self.stores_of(queue, job_id), job_id)).place
+        return self.run(spread.cancel(self.parts_of(queue, job_id), job_id)).place
 
     def reschedule(
         self,
@@ -112,7 +113,7 @@ class SyncClient:
     ) -> float:
         """Give a waiting job another due, as `Client.reschedule`."""
         return self.run(
-            spread.of_job(self.stores_of(queue, job_id), lambda store: operations.reschedule(store, job_id, due, delay))
+            spread.of_job(self.parts_of(queue, job_id), lambda store: operations.reschedule(store, job_id, due, delay))
         )
 
     def find(self, queue: str, matching: Filter, place: sweep.Waiting | None = None) -> list[Match]:
@@ -146,8 +147,8 @@ class SyncClient:
 
     def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result, as `Client.result`."""
-        stores = self.stores_of(queue, job_id)
-        return self.run(spread.of_job(stores, lambda store: operations.result(store, job_id, timeout)))
+        parts = self.parts_of(queue, job_id)
+        return self.run(spread.of_job(parts, lambda store: operations.result(store, job_id, timeout)))
 
     def now(self, queue: str = DEFAULT_QUEUE) -> float:
         """Return the clock of the Redis that has a queue, in Unix seconds."""

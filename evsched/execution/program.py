@@ -14,7 +14,7 @@ from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.tasks import Tasks
 from evsched.recurrence.recurrence import Declared
 from evsched.recurrence.revision import content_of
-from evsched.shards import NONE, Shards
+from evsched.shards import NONE, Shards, Share
 from evsched.store.limits import field
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -57,7 +57,7 @@ class Program(Struct, frozen=True):
         """Return the recurrences that it declares in a queue."""
         return [one for name, one in self.recurrences if name == queue]
 
-    def limits_in(self, queue: str) -> dict[str, float]:
+    def limits_in(self, queue: str) -> dict[str, float | Share]:
         """Return the limits that it declares in a queue, by their fields: those of its tasks hold in every queue.
 
         Those of a queue with shards are divided among it and its shards.
@@ -65,15 +65,20 @@ class Program(Struct, frozen=True):
         Raises:
             ConfigError: one is too small to be divided.
         """
+        wholes = self.wholes_in(queue)
+        parts = self.shards.divide(wholes, queue)
+        return {limit: part if part == wholes[limit] else Share(part, wholes[limit]) for limit, part in parts.items()}
+
+    def wholes_in(self, queue: str) -> dict[str, float]:
+        """Return the limits that it declares in a queue before they are divided."""
         whole = self.shards.whole(queue)
         found = {
             field("concurrency", groups.of_task(task.name), task.concurrency): float(task.concurrency)
             for task in self.tasks.values()
             if task.concurrency is not None and (not self.shards.counts.get(whole) or task.queue in (None, whole))
         }
-        found |= {limit: value for name, limit, value in self.limits if name == whole}
-        return self.shards.divide(found, queue)
+        return found | {limit: value for name, limit, value in self.limits if name == whole}
 
     def content_in(self, queue: str) -> str:
-        """Return the digest of all that it declares in a queue."""
-        return content_of(self.recurrences_in(queue), self.limits_in(queue))
+        """Return the digest of all that it declares in a queue: with another number of shards, it is the same."""
+        return content_of(self.recurrences_in(queue), self.wholes_in(queue))

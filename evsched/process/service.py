@@ -278,10 +278,10 @@ async def _declare_shards(process: _Process, app: App) -> None:
     _check_limits(app, runtime)
     for queue, (was, count) in shard_map.more(runtime, app.shards.counts).items():
         try:
-            gate = await client.run(new_shards.plan(client.store, queue, was, count))
-            await client.run(new_shards.pause(client.store, gate))
+            gates = await client.run(new_shards.plan(client.store, queue, was, count, app.program.owner))
+            await client.run(new_shards.open_new(client.store, gates))
             if await shard_map.declare(runtime, queue, count):
-                await client.run(new_shards.limit(client.store, gate))
+                await client.run(new_shards.divide_anew(client.store, gates))
         except ConfigError as error:
             raise CannotStart(str(error)) from None
         except StoreError as error:  # away, or a right is missing: the shards are served, and it is logged

@@ -34,6 +34,13 @@ class DeclaredLimit(Struct, frozen=True):
 
     value: float
     app: str
+    whole: float | None = None
+    """The limit of the whole queue, if this is the part of a shard; None = it is not divided."""
+
+    def as_text(self) -> str:
+        """Return it as the hash `declared_limits` has it."""
+        whole = "" if self.whole is None else f" {as_limit(self.whole)}"
+        return f"{as_limit(self.value)} {self.app}{whole}"
 
 
 class Limits(Struct, frozen=True):
@@ -91,7 +98,7 @@ def merged(parts: Sequence[Limits]) -> Limits:
         return parts[0]
     present = [{name: value for name, value in part.fields().items() if value is not None} for part in parts]
     declared = {
-        name: DeclaredLimit(_whole(name, [part.declared[name].value for part in parts]), first.app)
+        name: DeclaredLimit(_whole(name, [part.declared[name].value for part in parts]), first.app, first.whole)
         for name, first in parts[0].declared.items()
         if all(name in part.declared for part in parts)
     }
@@ -175,9 +182,10 @@ def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
     """Read the hash `declared_limits`. What is not a number and the name of an app is left out."""
     found = dict[str, DeclaredLimit]()
     for at in range(0, len(reply), 2):
-        value, _, app = text(reply[at + 1]).partition(" ")
+        value, _, rest = text(reply[at + 1]).partition(" ")
+        app, _, whole = rest.partition(" ")
         try:
-            found[text(reply[at])] = DeclaredLimit(float(value), app)
+            found[text(reply[at])] = DeclaredLimit(float(value), app, float(whole) if whole else None)
         except ValueError:
             continue
     return found

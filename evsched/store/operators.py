@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.jobs.untrusted import number
+from evsched.shards import Share
 from evsched.store.limits import DeclaredLimit, Limits, as_limit, read_declared, read_limits
 from evsched.store.queue import Queue, as_pairs, as_revision
 from evsched.transport.call import Call, Word, raw, text, texts
@@ -75,7 +76,7 @@ class Operators(Queue):
         return self._verb("limit", read_limits, *words)
 
     def declare_limits(
-        self, owner: str, revision: float | None, limits: Mapping[str, float], *, now: float | None = None
+        self, owner: str, revision: float | None, limits: Mapping[str, float | Share], *, now: float | None = None
     ) -> Call[dict[str, str] | None]:
         """Set the limits that an app declares, all that it does, where the declaration has changed.
 
@@ -86,12 +87,24 @@ class Operators(Queue):
         def read(reply: list[bytes] | None) -> dict[str, str] | None:
             return None if reply is None else dict(as_pairs(reply))
 
-        words = [word for name, value in limits.items() for word in (name, as_limit(value))]
+        words = list[Word]()
+        for name, value in limits.items():
+            part, whole = value if isinstance(value, Share) else (value, None)
+            words += (name, as_limit(part), "" if whole is None else as_limit(whole))
         return self._verb("declare_limits", read, self._stamp(now), owner, as_revision(revision), *words)
 
     def declared_limits(self) -> Call[dict[str, DeclaredLimit]]:
         """Read the limits that apps declare, by their fields."""
         return self._call(("HGETALL", self._root + "declared_limits"), read_declared)
+
+    def note_declared(self, limits: Mapping[str, DeclaredLimit]) -> Call[Any]:
+        """Note what apps declare of limits, besides what is noted: `limit` has set the limits accordingly."""
+        words = [word for name, limit in limits.items() for word in (name, limit.as_text())]
+        return self._call(("HSET", self._root + "declared_limits", *words), raw)
+
+    def forget_declared(self, names: Sequence[str]) -> Call[Any]:
+        """Forget what apps declare of limits."""
+        return self._call(("HDEL", self._root + "declared_limits", *names), raw)
 
     def limits(self) -> Call[Limits]:
         """Read all limits, without a script."""

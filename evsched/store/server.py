@@ -71,11 +71,11 @@ def queue_names() -> Call[list[str]]:
 
 
 def shards() -> Call[dict[str, int]]:
-    """Read how many shards queues have; a queue that is not there has none. Members that are not valid are left out."""
+    """Read how many shards queues have; a queue that is not there never had any. What is not valid is left out."""
 
     def read(reply: list[bytes]) -> dict[str, int]:
         pairs = zip(map(text, reply[::2]), map(float, reply[1::2]), strict=True)
-        return {name: int(count) for name, count in pairs if 1 <= count <= MOST and keys.NAME.fullmatch(name)}
+        return {name: int(count) for name, count in pairs if 0 <= count <= MOST and keys.NAME.fullmatch(name)}
 
     return Call(("ZRANGE", keys.SHARDS, 0, -1, "WITHSCORES"), read, near=keys.SHARDS)
 
@@ -86,9 +86,8 @@ def declare_shards(queue: str, count: int) -> Call[bool]:
 
 
 def set_shards(queue: str, count: int) -> Call[Any]:
-    """Set how many shards a queue has; 0 = none."""
-    words = ("ZADD", keys.SHARDS, count, queue) if count else ("ZREM", keys.SHARDS, queue)
-    return Call(words, raw, near=keys.SHARDS)
+    """Set how many shards a queue has; 0 = none any more."""
+    return Call(("ZADD", keys.SHARDS, count, queue), raw, near=keys.SHARDS)
 
 
 def size() -> Call[int]:
