@@ -21,7 +21,7 @@ from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
 from evsched.jobs import options as check
 from evsched.jobs.tasks import TaskOptions, Tasks, check_task_options, define
 from evsched.keys import check_queue
-from evsched.shards import Shards, check_count
+from evsched.shards import check_count, check_shards
 from evsched.store.limits import field
 from evsched.transport import scripts
 
@@ -65,7 +65,7 @@ class App:
         """The largest payload in bytes, EVSCHED_PAYLOAD_CAP: set it to the same value here and for dispatchers."""
         self.queue = check_queue(queue)
         counts = shards if isinstance(shards, Mapping) else {queue: shards}
-        self.shards = Shards({check_queue(name): check_count(name, count) for name, count in counts.items()})
+        self.shards = check_shards({check_queue(name): check_count(name, count) for name, count in counts.items()})
         """How many shards queues have."""
         if revision is not None:
             check.revision("revision", revision)

@@ -76,6 +76,10 @@ class Shards:
         ]
         return [shard(queue, number) for number in sorted(numbers) if self.counts[queue] <= number < MOST]
 
+    def is_beyond(self, name: str) -> bool:
+        """Return whether a queue has the name of a shard beyond the number of shards."""
+        return bool(self.beyond(name.rpartition(":")[0], [name]))
+
     def divide(self, limits: Mapping[str, float], queue: str) -> dict[str, float]:
         """Return the part of a queue's limits, by their fields, that holds in this queue: the whole, or one shard.
 
@@ -134,3 +138,16 @@ def check_count(queue: str, count: Any) -> int:
             f"queue {queue}: its name is too long for a queue with shards, which have its name and 5 more"
         )
     return count
+
+
+def check_shards(counts: Mapping[str, int]) -> Shards:
+    """Return the shards of queues, if none of these queues has the name of a shard of another one.
+
+    Raises:
+        ConfigError
+    """
+    for name, count in counts.items():
+        queue, _, number = name.rpartition(":")
+        if count and counts.get(queue) and number.isdecimal():
+            raise ConfigError(f"shards: {name} is the name of a shard of queue {queue}, so it cannot have shards")
+    return Shards(counts)

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import ics, output
-from evsched.cli.options import Json, Queue, Url, client
+from evsched.cli.options import Json, Queue, Url, client, whole
 from evsched.cli.table import Column, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
@@ -78,7 +78,8 @@ def set_calendar(
     /,
     *,
     years: Annotated[
-        int, Parameter(help=f"How many years ahead repeated events are written out, 1 to {_YEARS_MOST}.")
+        int,
+        Parameter(converter=whole, help=f"How many years ahead repeated events are written out, 1 to {_YEARS_MOST}."),
     ] = 10,
     queue: Queue = DEFAULT_QUEUE,
     url: Url = None,

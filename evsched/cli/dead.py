@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli import output
 from evsched.cli.bulk import Bulk, by_filter, change
-from evsched.cli.options import Ids, Json, Queue, Url, check_limit
+from evsched.cli.options import Ids, Json, Queue, Url, check_limit, whole
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.client import spread
@@ -34,7 +34,7 @@ All = Annotated[bool, Parameter(name="--all", negative="", help="All dead jobs o
 @app.command(name="list")
 def list_dead(
     *,
-    limit: Annotated[int, Parameter(help="How many jobs to list at most.")] = 50,
+    limit: Annotated[int, Parameter(converter=whole, help="How many jobs to list at most.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,

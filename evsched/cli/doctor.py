@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, check_queues, settings
+from evsched.cli.options import Json, Queues, Url, check_queues, settings, whole
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.usage import UsageError
 from evsched.config import Config
@@ -40,7 +40,7 @@ def doctor(
         str | None, Parameter(help="With --watch: how long to wait between two checks, such as 30s. Default: 5m.")
     ] = None,
     metrics_port: Annotated[
-        int | None, Parameter(help="With --watch: port of the pages /metrics, /healthz and /readyz.")
+        int | None, Parameter(converter=whole, help="With --watch: port of the pages /metrics, /healthz and /readyz.")
     ] = None,
     json: Json = False,
     url: Url = None,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show
-from evsched.cli.options import Json, Queue, Url, check_limit, client
+from evsched.cli.options import Json, Queue, Url, check_limit, client, whole
 from evsched.cli.time_args import parse_due, parse_length
 from evsched.cli.unknown_queues import client_of, not_served, note_if_unknown
 from evsched.cli.usage import UsageError
@@ -59,7 +59,7 @@ def enqueue(
     queue: Queue = DEFAULT_QUEUE,
     id: Annotated[str | None, Parameter(help="The id of the job. Default: a random id.")] = None,  # noqa: A002
     priority: Annotated[
-        int | None, Parameter(help="The priority of the job, 0 to 9; higher runs first. Default: 5.")
+        int | None, Parameter(converter=whole, help="The priority of the job, 0 to 9; higher runs first. Default: 5.")
     ] = None,
     group: Annotated[str | None, Parameter(help="The group of the job. Groups get equal shares of the queue.")] = None,
     window: Annotated[str | None, Parameter(help="When the job may start: a window, or the name of one.")] = None,
@@ -211,7 +211,7 @@ def jobs(
     *,
     place: Annotated[Waiting | None, Parameter(help="List only the jobs in this place.")] = None,
     only: Only = None,
-    limit: Annotated[int, Parameter(help="How many jobs of each place to list at most.")] = 50,
+    limit: Annotated[int, Parameter(converter=whole, help="How many jobs of each place to list at most.")] = 50,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,

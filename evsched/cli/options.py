@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, Final
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from evsched import environment
 from evsched.cli.usage import UsageError
@@ -23,6 +24,20 @@ from evsched.telemetry.printable import escape
 from evsched.transport import address
 from evsched.transport.topology import topology
 
+
+def whole(_: Any, tokens: Sequence[Token]) -> int:
+    """Read a whole number in decimal digits: cyclopts alone would take 2.5, 0x3 and 1_0.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = tokens[0].value
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(f"{text} is not a whole number, such as 12")
+    return int(text)
+
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
 UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
 Queue = Annotated[str, Parameter(help="The queue.")]

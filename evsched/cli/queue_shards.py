@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from evsched.cli import output
 from evsched.cli.interruption import asked_to_end
-from evsched.cli.options import Url, client
+from evsched.cli.options import Url, client, whole
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.unknown_queues import missing
 from evsched.cli.usage import UsageError
@@ -40,7 +40,7 @@ _STAY: Final = {
 
 def shard(
     queue: Annotated[str, Parameter(help="The queue.")],
-    count: Annotated[int, Parameter(help="How many shards it is to have; 0 = none.")],
+    count: Annotated[int, Parameter(converter=whole, help="How many shards it is to have; 0 = none.")],
     /,
     *,
     dry_run: Annotated[bool, Parameter(negative="", help="Count the jobs that would move, change nothing.")] = False,

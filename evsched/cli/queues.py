@@ -76,16 +76,18 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     rows = list[dict[str, Any]]()
     with client(url) as redis:
         for name, found in each(
-            redis, queue, lambda stores: (redis.run(spread.queue_stats(stores)), merged(read_limits(redis, stores)))
+            redis, queue, lambda stores: (redis.run(spread.queue_stats(stores)), read_limits(redis, stores))
         ):
             row: dict[str, Any] = {"queue": name, **dict.fromkeys(_FIELDS)}
             if isinstance(found, StoreRefused):
                 row["error"] = str(found)
             else:
-                queue_stats, limits = found
+                queue_stats, parts = found
+                limits = merged(parts)
                 row |= {**queue_stats.places, "workers": queue_stats.workers, "parents": queue_stats.parents}
                 row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
-                row["limits"] = sum(value is not None for value in limits.fields().values())
+                fields = {field for part in parts for field, value in part.fields().items() if value is not None}
+                row["limits"] = len(fields)  # also those that only some shards have
                 row["changed_by_hand"] = sum(limits.overruled(field) is not None for field in limits.declared)
             rows.append(row)
         unknown = note_unknown(redis, queue or ())

@@ -16,7 +16,7 @@ import evsched
 from evsched.cli import output
 from evsched.cli.deploys import prune, rollback
 from evsched.cli.jobs import argument
-from evsched.cli.options import Json, Queue, RecurrenceName, Url, client
+from evsched.cli.options import Json, Queue, RecurrenceName, Url, client, whole
 from evsched.cli.pauses import pause, resume
 from evsched.cli.recurrence_list import list_recurrences
 from evsched.cli.requested_runs import backfill, trigger
@@ -60,7 +60,9 @@ def next_times(
     name: RecurrenceName,
     /,
     *,
-    count: Annotated[int, Parameter(name=["--count", "-n"], help=f"How many times to list, 1 to {_NEXT_MOST}.")] = 5,
+    count: Annotated[
+        int, Parameter(converter=whole, name=["--count", "-n"], help=f"How many times to list, 1 to {_NEXT_MOST}.")
+    ] = 5,
     queue: Queue = DEFAULT_QUEUE,
     json: Json = False,
     url: Url = None,
@@ -122,7 +124,7 @@ def add(
     zone: Zone = None,
     start: Annotated[str | None, Parameter(help="No occurrence before this time.")] = None,
     end: Annotated[str | None, Parameter(help="No occurrence after this time.")] = None,
-    count: Annotated[int | None, Parameter(help="End after this many occurrences.")] = None,
+    count: Annotated[int | None, Parameter(converter=whole, help="End after this many occurrences.")] = None,
     spread: Annotated[
         float,
         Parameter(help="Delay each occurrence by up to this many seconds, to spread the load."),
@@ -142,9 +144,11 @@ def add(
         str | None,
         Parameter(help="The calendar on whose days it makes no jobs; several with commas: evsched calendars."),
     ] = None,
-    pause_after: Annotated[int | None, Parameter(help="Pause it after so many failures in a row.")] = None,
+    pause_after: Annotated[
+        int | None, Parameter(converter=whole, help="Pause it after so many failures in a row.")
+    ] = None,
     priority: Annotated[
-        int | None, Parameter(help="The priority of its jobs, 0 to 9; higher runs first. Default: 5.")
+        int | None, Parameter(converter=whole, help="The priority of its jobs, 0 to 9; higher runs first. Default: 5.")
     ] = None,
     group: Annotated[str | None, Parameter(help="The group of its jobs. Groups get equal shares of the queue.")] = None,
     queue: Queue = DEFAULT_QUEUE,

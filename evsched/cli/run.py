@@ -11,7 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched.cli.options import Url, UrlOrPrivate, settings
+from evsched.cli.options import Url, UrlOrPrivate, settings, whole
 from evsched.cli.settings import takes_settings
 from evsched.cli.usage import UsageError
 from evsched.config import Config, variable
@@ -129,7 +129,7 @@ def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
 
 def demo(
     *,
-    jobs: Annotated[int, Parameter(help="How many jobs to schedule.")] = 200,
+    jobs: Annotated[int, Parameter(converter=whole, help="How many jobs to schedule.")] = 200,
     seconds: Annotated[float, Parameter(help="How many seconds to spread their due times over.")] = 4.0,
     idle: Annotated[float, Parameter(help="How many seconds to count commands while nothing is due.")] = 20.0,
     url: UrlOrPrivate = None,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
-from evsched.cli.options import settings
+from evsched.cli.options import settings, whole
 from evsched.config import LISTS, SETTINGS, Config, variable
 
 R = TypeVar("R")
@@ -79,7 +79,7 @@ def _annotation(name: str) -> Any:
         negative="",
         show_default=False,
         group=_TUNING_PANEL if setting.tuning else _SETTINGS_PANEL,
-        converter=_upper if name == "log_level" else None,
+        converter=_upper if name == "log_level" else whole if kind in (int, int | None) else None,
     )
     return Annotated[kind | None, described]
 

@@ -15,6 +15,7 @@ from evsched.diagnostics.doctor import Doctor, queue_at
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.ledger_checks import ledger
 from evsched.diagnostics.standstill import Standstill
+from evsched.diagnostics.stray_jobs import stray_jobs
 from evsched.diagnostics.unknown_tasks import unknown_tasks
 from evsched.errors import StoreError, StoreRefused
 from evsched.shards import NONE, Shards
@@ -83,6 +84,7 @@ async def examine(
             with show() as report:
                 violations = await audit.run(repair=repair, on_progress=report)
             found += await Standstill(sender, audit.queues, shards).run()
+            found += await stray_jobs(sender, queues, shards, audit.met)
             found += await unknown_tasks(sender, audit.queues)
             found += await broken_recurrences(sender, audit.queues)
             unused = [name for name in sorted({*queues}) if {*shards.all_of(name)} <= {*audit.empty}]

@@ -32,7 +32,10 @@ class QueueStats(Struct, frozen=True):
 
 
 def merged(parts: Sequence[QueueStats]) -> QueueStats:
-    """Return the figures of several queues as those of one: of a queue and its shards, which the same workers serve."""
+    """Return the figures of several queues as those of one: of a queue and its shards, which the same workers serve.
+
+    It counts as paused if one of them is: `evsched limits` says which.
+    """
     if len(parts) == 1:
         return parts[0]
     nexts = [part.next_due for part in parts if part.next_due is not None]
@@ -43,7 +46,7 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
         due=sum(part.due for part in parts),
         workers=max(part.workers for part in parts),
         next_due=min(nexts, default=None),
-        paused=max(pauses) if len(pauses) == len(parts) else None,
+        paused=max(pauses, default=None),
         oldest=max(part.oldest for part in parts),
         parents=max(part.parents for part in parts),
     )

@@ -79,6 +79,8 @@ class Depths:
         metrics.gauges["redis_memory_used_ratio"].set(max(one.memory_used for one in servers))
         by_label = dict[str, list[QueueStats]]()
         for queue, queue_stats in zip(queues, found, strict=True):
+            if self._runtime.shards.is_beyond(queue) and not any(queue_stats.places.values()):
+                continue  # it was a shard
             by_label.setdefault(metrics.queue_label(queue), []).append(queue_stats)
         for label, of_label in by_label.items():
             self._set(label, merged(of_label))

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -109,8 +109,13 @@ class Top:
             rows={
                 queue: [part for part in self._shards.all_of(queue) if part in answers]
                 for queue in self._named or self._shards.wholes(answers)
+                if queue in self._named or not self._is_gone(queue, answers)
             },
         )
+
+    def _is_gone(self, queue: str, answers: Mapping[str, tuple[QueueStats, list[Lease], int]]) -> bool:
+        """Return whether this was a shard, and holds no jobs any more."""
+        return queue in answers and self._shards.is_beyond(queue) and not any(answers[queue][0].places.values())
 
     async def _ask(self) -> tuple[dict[str, tuple[QueueStats, list[Lease], int]], dict[str, str]]:
         """Return the stats, leases and expected replies of each queue, and why Redis refuses which queues."""

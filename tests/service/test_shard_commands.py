@@ -391,7 +391,8 @@ def test_a_pause_holds_for_all_shards(redis: SyncClient, cli: Cli) -> None:
     for shard in MAIL:
         put(redis, shard, "a")
     redis.send(Store("mail:0").pause())  # as if the command had failed after the first shard
-    assert cli.json("queues", "--queue", "mail")[0]["paused"] is None
+    assert cli.json("queues", "--queue", "mail")[0]["paused"] is not None
+    assert "mail:0 alone" in cli.run("limits").stdout
     assert cli.run("pause", "mail").returncode == 0
     assert all(redis.send(Store(shard).limits()).paused for shard in MAIL)
     assert cli.json("queues", "--queue", "mail")[0]["paused"] is not None
