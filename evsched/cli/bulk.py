@@ -18,6 +18,7 @@ from evsched.cli.usage import UsageError
 from evsched.client.sweep import Filter, Sweep
 from evsched.client.sweeps import Sweeps
 from evsched.client.sync_client import SyncClient
+from evsched.client.unfinished_moves import finish_moves
 from evsched.errors import ConfigError, EvschedError, StoreDown
 from evsched.store.matching import Match
 from evsched.store.store import Store
@@ -98,11 +99,13 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
     Return the exit code: 1 if nothing matched because there is no such queue.
     """
     with client_of(url, queue) as redis:
-        sweep = Sweeps(plan(store) for store in redis.stores(queue))
+        stores = redis.stores(queue)
+        sweep = Sweeps(map(plan, stores))
         if bulk is not None and bulk.dry_run:
             found = search(redis, sweep.without_change())
             _list(found, done, bulk.json)
             return note_if_unknown(redis, queue, found)
+        _finish_moves(redis, stores)
         try:
             stopped_by = _run(redis, sweep, done)
         except EvschedError as error:
@@ -111,13 +114,22 @@ def change(url: str | None, queue: str, plan: Callable[[Store], Sweep], done: st
             raise
         swept = sweep.swept
         code = note_if_unknown(redis, queue, swept.matched)
+        moved = _finish_moves(redis, stores)
     print(f"{swept.changed} {done}" + (", then stopped: the same command does the rest" if stopped_by else ""))
     if swept.left:
         them = "it had" if swept.left == 1 else "they had"
         print(f"{swept.left} left as found: {them} started, ended or changed before it was their turn")
     if swept.unknown:
         print(f"{swept.unknown} more may be {done}: Redis was away, and its answer was lost")
+    if moved:
+        output.note(f"{moved} jobs were on their way between shards, and may have been missed: repeat the command")
+        code = 1
     return 128 + stopped_by if stopped_by else code
+
+
+def _finish_moves(redis: SyncClient, stores: Sequence[Store]) -> int:
+    """Have the jobs arrive that are on their way between these shards: no sweep sees them. Return how many were."""
+    return redis.run(finish_moves(redis.store, stores)) if len(stores) > 1 else 0
 
 
 def search(redis: SyncClient, sweep: Sweeps) -> list[Match]:

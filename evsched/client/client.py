@@ -13,7 +13,7 @@ from evsched.client import operations, recurrences, requested_runs, spread, swee
 from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Send, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
-from evsched.client.sweeps import Sweeps
+from evsched.client.sweeps import sweep_all
 from evsched.client.times import unix
 from evsched.client.unique import Unique
 from evsched.jobs.job import JobStatus, OnConflict, Place
@@ -179,7 +179,9 @@ class Client:
         Raises:
             ConfigError: the filter has no condition.
         """
-        return await self.run(Sweeps(sweep.cancelling(store, matching) for store in self.stores(queue)).finish())
+        return await self.run(
+            sweep_all(self.store, self.stores(queue), lambda store: sweep.cancelling(store, matching))
+        )
 
     async def reschedule_matching(
         self,
@@ -191,16 +193,16 @@ class Client:
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `reschedule`. Works and raises as the above."""
         return await self.run(
-            Sweeps(sweep.rescheduling(store, matching, due, delay) for store in self.stores(queue)).finish()
+            sweep_all(self.store, self.stores(queue), lambda store: sweep.rescheduling(store, matching, due, delay))
         )
 
     async def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, due now, with all attempts. As the above."""
-        return await self.run(Sweeps(sweep.reviving(store, matching) for store in self.stores(queue)).finish())
+        return await self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.reviving(store, matching)))
 
     async def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter. As the above."""
-        return await self.run(Sweeps(sweep.dropping(store, matching) for store in self.stores(queue)).finish())
+        return await self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.dropping(store, matching)))
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.

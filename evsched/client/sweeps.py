@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from evsched.client.operations import Operation
+from evsched.client.spread import MakeStore
 from evsched.client.sweep import Sweep, Swept
+from evsched.client.unfinished_moves import finish_moves
 from evsched.store.matching import Match
+from evsched.store.store import Store
 
 
 class Sweeps:
@@ -64,3 +67,10 @@ class Sweeps:
         while (yield from self.step()):
             pass
         return self.swept
+
+
+def sweep_all(make: MakeStore, stores: Sequence[Store], plan: Callable[[Store], Sweep]) -> Operation[Swept]:
+    """Do a sweep of each of these queues, after what has left one of them has arrived at another one."""
+    if len(stores) > 1:
+        yield from finish_moves(make, stores)
+    return (yield from Sweeps(map(plan, stores)).finish())

@@ -13,7 +13,7 @@ from evsched.client import operations, spread, sweep
 from evsched.client.operations import Nodes, Operation, Pause, Send, Step
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
-from evsched.client.sweeps import Sweeps
+from evsched.client.sweeps import sweep_all
 from evsched.client.unique import Unique
 from evsched.config import DEFAULT_QUEUE
 from evsched.jobs.job import JobStatus, OnConflict, Place
@@ -122,7 +122,7 @@ class SyncClient:
 
     def cancel_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the waiting jobs that match a filter, as `Client.cancel_matching`."""
-        return self.run(Sweeps(sweep.cancelling(store, matching) for store in self.stores(queue)).finish())
+        return self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.cancelling(store, matching)))
 
     def reschedule_matching(
         self,
@@ -134,16 +134,16 @@ class SyncClient:
     ) -> Swept:
         """Give the waiting jobs that match a filter another due, as `Client.reschedule_matching`."""
         return self.run(
-            Sweeps(sweep.rescheduling(store, matching, due, delay) for store in self.stores(queue)).finish()
+            sweep_all(self.store, self.stores(queue), lambda store: sweep.rescheduling(store, matching, due, delay))
         )
 
     def revive_matching(self, queue: str, matching: Filter) -> Swept:
         """Schedule the dead jobs that match a filter again, as `Client.revive_matching`."""
-        return self.run(Sweeps(sweep.reviving(store, matching) for store in self.stores(queue)).finish())
+        return self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.reviving(store, matching)))
 
     def drop_matching(self, queue: str, matching: Filter) -> Swept:
         """Delete the dead jobs that match a filter, as `Client.drop_matching`."""
-        return self.run(Sweeps(sweep.dropping(store, matching) for store in self.stores(queue)).finish())
+        return self.run(sweep_all(self.store, self.stores(queue), lambda store: sweep.dropping(store, matching)))
 
     def result(self, queue: str, job_id: str, timeout: timedelta | float | None) -> Any:
         """Wait until a job has ended, and return its result, as `Client.result`."""

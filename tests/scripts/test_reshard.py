@@ -10,7 +10,7 @@ import pytest
 
 from evsched.client.operations import Operation, Send
 from evsched.client.reshard import Reshard, id_of
-from evsched.client.spread import of_job, status
+from evsched.client.spread import Parts, of_job, status
 from evsched.errors import ConfigError, EvschedError, JobExists, JobMissing, StoreDown
 from evsched.jobs.job import Buried, Deferred, Done, FetchedJob, Retried, Snoozed
 from evsched.shards import Shards
@@ -569,12 +569,13 @@ def test_who_looks_for_a_job_by_its_id_meets_it_though_it_moves_between_the_two_
         found = yield Send(part.reschedule("a", FAR + 1))
         return str(found)
 
+    parts = Parts(store.queue, Store, [other, store])
     # The home is asked first, then the queue that it has just left.
-    assert Run(send)(of_job([other, store], look)) == str(FAR + 1)
+    assert Run(send)(of_job(parts, look)) == str(FAR + 1)
     assert asked == [other.queue, store.queue, other.queue]
     with pytest.raises(JobMissing):
-        Run(send)(of_job([other, store], lambda part: _cancel(part, "nobody")))
-    found = Run(send)(status([store, other], "a"))
+        Run(send)(of_job(parts, lambda part: _cancel(part, "nobody")))
+    found = Run(send)(status(parts, "a"))
     assert found is not None
 
 

@@ -336,3 +336,97 @@ def test_a_worker_that_is_refused_has_not_changed_the_number(cli: Cli, url: str,
     assert cli.run("queues", "shard", "unknown", "3").returncode == 1
     assert raw.zcard(keys.SHARDS) == 0
     client.close()
+
+
+GROWN = """
+import os
+from evsched import App
+app = App(queue="mail", shards=int(os.environ["SHARDS"]), name="shop")
+app.limit(concurrency=26)
+"""
+
+
+def limits(raw: Any, count: int, field: str = "concurrency") -> list[str | None]:
+    return [raw.hget(f"evsched:{{{name}}}:limits", field) for name in Shards({"mail": count}).all_of("mail")]
+
+
+def deploy(cli: Cli, count: int) -> None:
+    cli.environment["SHARDS"] = str(count)
+    with cli.running("worker", "grown:app", until="WorkerStarted"):
+        pass
+
+
+def test_the_limits_of_the_code_are_whole_again_at_an_earlier_number(cli: Cli, url: str, raw: Any) -> None:
+    (cli.folder / "grown.py").write_text(GROWN)
+    for count in (3, 7, 3):
+        deploy(cli, count)
+        assert cli.run("queues", "shard", "mail", str(count)).returncode == 0
+        assert sum(int(limit or 0) for limit in limits(raw, count)) == 26, count
+    deploy(cli, 3)
+    assert limits(raw, 3) == ["7", "7", "6", "6"]
+    assert not any(limits(raw, 7)[3:-1])
+    assert not raw.exists("evsched:{mail:5}:declared_limits")
+
+
+def test_a_limit_that_was_changed_by_hand_is_kept_whatever_the_number(cli: Cli, url: str, raw: Any) -> None:
+    (cli.folder / "grown.py").write_text(GROWN)
+    deploy(cli, 3)
+    cli.run("limit", "mail", "--concurrency", "50")
+    for count in (7, 3):
+        deploy(cli, count)
+        assert cli.run("queues", "shard", "mail", str(count)).returncode == 0
+        deploy(cli, count)
+        assert sum(int(limit or 0) for limit in limits(raw, count)) == 50, count
+    (cli.folder / "grown.py").write_text(GROWN.replace("26", "30"))
+    deploy(cli, 3)
+    assert limits(raw, 3) == ["8", "8", "7", "7"]
+
+
+def test_a_shard_that_was_there_before_has_what_the_queue_has(cli: Cli, url: str, raw: Any) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job("a")])
+    assert cli.run("queues", "shard", "mail", "6").returncode == 0
+    cli.run("limit", "mail", "--concurrency", "60", "--rate", "1/m")
+    cli.run("pause", "mail")
+    assert cli.run("queues", "shard", "mail", "2").returncode == 0
+    assert limits(raw, 6)[2:-1] == [None] * 4
+    assert limits(raw, 6, "paused")[2:-1] == [None] * 4
+    assert limits(raw, 2) == ["20", "20", "20"]
+    # As if what the shard had was not removed.
+    client.send(Store("mail:4").limit({"rate": 0.001, "concurrency": 1}))
+    client.send(Store("mail:4").pause())
+    cli.run("resume", "mail")
+    cli.run("limit", "mail", "--rate", "none")
+    assert cli.run("queues", "shard", "mail", "6").returncode == 0
+    assert raw.hgetall("evsched:{mail:4}:limits").keys() == {"concurrency"}
+    assert sum(int(limit or 0) for limit in limits(raw, 6)) == 60
+    client.close()
+
+
+def test_a_new_shard_is_paused_since_the_queue_is(cli: Cli, url: str, raw: Any) -> None:
+    client = SyncClient(url)
+    client.enqueue("mail", [_job("a")])
+    client.send(Store("mail").pause(now=1e9))
+    assert cli.run("queues", "shard", "mail", "2").returncode == 0
+    assert {float(since or 0) for since in limits(raw, 2, "paused")} == {1e9}
+    client.close()
+
+
+@pytest.mark.parametrize("count", ["2.5", "0x3", "1_0", "two"])
+def test_what_is_no_whole_number_is_refused(cli: Cli, url: str, raw: Any, count: str) -> None:
+    refused = cli.run("queues", "shard", "mail", count)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert "whole number" in refused.stderr
+    assert cli.run("jobs", "--limit", count).returncode == 2
+
+
+def test_a_dry_run_that_is_refused_moves_nothing_and_says_so(cli: Cli, url: str, raw: Any) -> None:
+    refused = cli.run("queues", "shard", "unknown", "3", "--announce", "--dry-run")
+    assert (refused.returncode, "queue unknown has no jobs" in refused.stderr) == (1, True)
+    client = SyncClient(url)
+    client.enqueue("mail", [_job("a")])
+    raw.delete(keys.schedule("mail"))
+    raw.set(keys.schedule("mail"), "a string")
+    failed = cli.run("queues", "shard", "mail", "3", "--dry-run")
+    assert (failed.returncode, "moved before" in failed.stderr) == (1, False)
+    client.close()

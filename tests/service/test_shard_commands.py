@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from evsched import App, current_job, keys
-from evsched.cli import follow
+from evsched.cli import bulk, follow
+from evsched.client.sweep import Filter
 from evsched.client.sync_client import SyncClient
 from evsched.config import Config
 from evsched.diagnostics import standstill
@@ -160,7 +161,7 @@ def test_a_named_shard_is_that_shard_alone(redis: SyncClient, cli: Cli) -> None:
 
 def test_jobs_of_another_queue_are_not_taken_for_those_of_a_shard(redis: SyncClient, cli: Cli) -> None:
     put(redis, "post:1", "a")
-    put(redis, "mail:9", "a")  # mail has three shards, so this is a queue of its own
+    put(redis, "mail:9", "b")  # mail has three shards
     put(redis, "orders:1", "a")  # orders has none
     for queue in ("mail", "orders"):
         assert cli.run("cancel", "a", "--queue", queue).returncode == 1
@@ -475,3 +476,87 @@ def test_without_the_right_numbers_each_shard_is_a_queue(redis: SyncClient, cli:
     assert [row["queue"] for row in cli.json("top")["queues"]] == ["mail:1"]
     assert cli.run("cancel", "a", "--queue", "mail").returncode == 1
     assert cli.run("cancel", "a", "--queue", "mail:1").returncode == 0
+
+
+# Shards beyond the number of shards.
+
+
+def test_a_job_beyond_the_number_of_shards_is_found_reported_and_moved(
+    url: str, redis: SyncClient, cli: Cli, tmp_path: Path
+) -> None:
+    put(redis, "mail:7", "a", "b", "c")
+    inline(redis, "mail:8", 1.0, '{"task":"t","id":"late"}')  # nobody serves it, so it does not stay because it is due
+    assert cli.json("show", "a", "--queue", "mail")["queue"] == "mail:7"
+    assert "shard\tmail:7\n" in cli.run("show", "a", "--queue", "mail").stdout
+    assert "evsched queues shard mail 3" in cli.json("explain", "a", "--queue", "mail")["sentence"]
+    assert cli.run("cancel", "b", "--queue", "mail").returncode == 0
+    with App(url, queue="mail", shards=2).sync() as session:  # a program that names fewer
+        assert session.job("a").status().queue == "mail:7"
+    found = json.loads(cli.run("doctor", "--queue", "mail", "--json").stdout)
+    strays = {one["where"]: one for one in found if one["check"] == "stray-jobs"}
+    assert set(strays) == {"queue mail:7", "queue mail:8"}
+    assert strays["queue mail:7"]["mend"].endswith("evsched queues shard mail 3")
+    assert cli.run("queues", "shard", "mail", "3", "--dry-run").stdout.startswith("3 of 3 jobs")
+    assert cli.run("queues", "shard", "mail", "3").stdout == "3 moved\nqueue mail has 3 shards now\n"
+    assert [place(redis, SHARDS.home("mail", job), job) for job in ("a", "c")] == ["schedule"] * 2
+    assert [row["queue"] for row in cli.json("queues")] == ["mail"]
+
+
+def test_a_queue_that_others_serve_is_not_taken_for_a_shard(redis: SyncClient, cli: Cli) -> None:
+    put(redis, "mail:7", "a")
+    redis.send(Store("mail:7").heartbeat("w", 60, fresh=True))
+    assert cli.run("queues", "shard", "mail", "3").returncode == 0
+    assert place(redis, "mail:7", "a") == "schedule"
+
+
+def test_a_shard_that_is_gone_is_listed_while_it_holds_jobs(redis: SyncClient, cli: Cli) -> None:
+    put(redis, "mail", "a")
+    put(redis, "mail:7", "b")
+    redis.send(Store("mail:8").limit({"rate": 5}))
+    assert [row["queue"] for row in cli.json("queues")] == ["mail", "mail:7"]
+    assert {row["queue"] for row in cli.json("top")["queues"]} == {"mail", "mail:7"}
+    cli.run("cancel", "b", "--queue", "mail")
+    assert [row["queue"] for row in cli.json("queues")] == ["mail"]
+
+
+def test_limits_of_single_shards_are_counted(redis: SyncClient, cli: Cli) -> None:
+    put(redis, "mail", "a")
+    cli.run("limit", "mail:1", "--concurrency", "5", "--create")
+    assert [row["limits"] for row in cli.json("queues", "--queue", "mail")] == [1]
+
+
+def test_a_filter_sees_the_jobs_that_are_on_their_way(redis: SyncClient, cli: Cli) -> None:
+    put(redis, "mail", "a", "b", group="g")
+    assert redis.send(Store("mail").depart("mail:1", "t", [b"a", b"b"])).batch is not None
+    assert cli.run("cancel", "--group", "g", "--queue", "mail").stdout == "2 cancelled\n"
+    put(redis, "mail", "a", "b", group="g")
+    assert redis.send(Store("mail").depart("mail:1", "u", [b"a", b"b"])).batch is not None
+    assert redis.cancel_matching("mail", Filter(group="g")).changed == 2
+
+
+def test_jobs_that_leave_during_a_sweep_have_it_repeated(
+    redis: SyncClient, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(redis, "mail", "a", group="g")
+    run = bulk._run  # pyright: ignore[reportPrivateUsage]
+
+    def leave(*words: Any) -> int:
+        assert redis.send(Store("mail").depart("mail:1", "t", [b"a"])).batch is not None
+        return run(*words)
+
+    monkeypatch.setattr(bulk, "_run", leave)
+    done = cli.run("cancel", "--group", "g", "--queue", "mail")
+    assert (done.returncode, "1 jobs were on their way between shards" in done.stderr) == (1, True)
+    monkeypatch.undo()
+    assert cli.run("cancel", "--group", "g", "--queue", "mail").stdout == "1 cancelled\n"
+
+
+def test_the_remedy_for_a_queue_with_the_name_of_a_shard_is_read_back_as_that_queue(
+    redis: SyncClient, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standstill.Standstill.__init__, "__kwdefaults__", {"watch": 0.05})
+    put(redis, "orders:10", "a", due=0.0)
+    redis.send(Store("orders:10").dispatch(limit=1, cap=1000))
+    (finding,) = [one for one in json.loads(cli.run("doctor", "--json").stdout) if one["check"] == "no-worker"]
+    assert finding["mend"] == "start one: evsched worker MODULE:APP --queue orders:10:1"
+    assert "--queue orders:10:1`" in cli.json("explain", "a", "--queue", "orders:10")["sentence"]

@@ -77,3 +77,18 @@ def test_a_name_must_have_room_for_the_names_of_its_shards() -> None:
 def test_an_app_may_name_the_shards_of_several_queues() -> None:
     app = App(queue="mail", shards={"mail": 4, "sms": 2})
     assert app.shards.counts == {"mail": 4, "sms": 2}
+
+
+def test_a_name_that_is_that_of_a_shard_cannot_have_shards() -> None:
+    with pytest.raises(ConfigError, match="ord:1 is the name of a shard of queue ord"):
+        App(queue="ord", shards={"ord": 3, "ord:1": 2})
+    App(queue="ord", shards={"ord": 0, "ord:1": 2})
+
+
+def test_a_queue_that_had_shards_has_some_beyond_their_number() -> None:
+    shards = Shards({"mail": 3, "sms": 0})
+    names = ["mail:2", "mail:10", "mail:3", "mail:03", "mail:x", "mail", "mail:9999", "sms:0", "post:1"]
+    assert shards.beyond("mail", names) == ["mail:3", "mail:10"]
+    assert shards.beyond("sms", names) == ["sms:0"]
+    assert shards.beyond("post", names) == []
+    assert [name for name in names if shards.is_beyond(name)] == ["mail:10", "mail:3", "sms:0"]
