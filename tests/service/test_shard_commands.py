@@ -484,6 +484,7 @@ def test_without_the_right_numbers_each_shard_is_a_queue(redis: SyncClient, cli:
 def test_a_job_beyond_the_number_of_shards_is_found_reported_and_moved(
     url: str, redis: SyncClient, cli: Cli, tmp_path: Path
 ) -> None:
+    redis.send(about.add_queues(["mail:7", "mail:8"]))  # as a dispatcher does
     put(redis, "mail:7", "a", "b", "c")
     inline(redis, "mail:8", 1.0, '{"task":"t","id":"late"}')  # nobody serves it, so it does not stay because it is due
     assert cli.json("show", "a", "--queue", "mail")["queue"] == "mail:7"
@@ -512,6 +513,7 @@ def test_a_queue_that_others_serve_is_not_taken_for_a_shard(redis: SyncClient, c
 def test_a_shard_that_is_gone_is_listed_while_it_holds_jobs(redis: SyncClient, cli: Cli) -> None:
     put(redis, "mail", "a")
     put(redis, "mail:7", "b")
+    redis.send(about.add_queues(["mail:7", "mail:8"]))
     redis.send(Store("mail:8").limit({"rate": 5}))
     assert [row["queue"] for row in cli.json("queues")] == ["mail", "mail:7"]
     assert {row["queue"] for row in cli.json("top")["queues"]} == {"mail", "mail:7"}
