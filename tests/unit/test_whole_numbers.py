@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 from cyclopts import App, Parameter
@@ -12,8 +13,8 @@ from evsched.cli.options import whole
 from evsched.cli.root import build
 
 
-def _functions(app: App) -> list[object]:
-    found = [app.default_command] if app.default_command else []
+def _functions(app: App) -> list[Callable[..., Any]]:
+    found: list[Callable[..., Any]] = [app.default_command] if app.default_command else []
     for name in app:
         if not name.startswith("-"):
             found += _functions(app[name])
