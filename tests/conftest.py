@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, cast
 
 import pytest
@@ -15,7 +15,7 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import Kind, find_server
-from tests.support.cluster import ClusterOfOne
+from tests.support.cluster import Cluster, ClusterOfOne
 from tests.support.plain import plain_client
 from tests.support.postgres import Postgres, find_postgres
 from tests.support.recorder import Recorder
@@ -42,7 +42,12 @@ def sigint_is_not_ignored() -> None:
 def server() -> Generator[EmbeddedRedis]:
     """The server of this test process, booted from the redis.conf that ships."""
     program = find_server(cast("Kind | None", os.environ.get("EVSCHED_TEST_SERVER")))
-    with ClusterOfOne(program) if "EVSCHED_TEST_CLUSTER" in os.environ else EmbeddedRedis(program) as server:
+    kinds: dict[str, Callable[[], Any]] = {
+        "": lambda: EmbeddedRedis(program),
+        "one": lambda: ClusterOfOne(program),
+        "six": lambda: Cluster(program, replicas=3),
+    }
+    with kinds[os.environ.get("EVSCHED_TEST_CLUSTER", "")]() as server:
         yield server
 
 

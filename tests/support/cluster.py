@@ -33,6 +33,11 @@ class Cluster(Servers):
     def url(self) -> str:
         return self.url_of("")
 
+    @property
+    def server(self) -> Server:
+        """The program of the nodes."""
+        return self._server
+
     def url_of(self, user: str) -> str:
         """Return the URL for one of the users of redis.conf."""
         login = f"{user}:change-me@" if user else ""
