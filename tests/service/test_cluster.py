@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -16,12 +17,13 @@ from evsched import App, events, keys
 from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
-from evsched.errors import CannotStart
+from evsched.errors import CannotStart, ConfigError
 from evsched.process.first_check import check_server
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import find_server
 from tests.service.test_rights import USERS, words_of
+from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster, slot_of
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
@@ -110,6 +112,39 @@ async def test_the_queues_of_all_primaries_are_dispatched_and_worked(cluster: Cl
                 job = await scene.handle.using(queue=queue, delay=1000).enqueue(queue, 1)
                 assert client.cancel(queue, job.id) == "schedule"
     assert not scene.recorder.of(events.RedisFailed)
+
+
+async def test_tls_to_all_nodes(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "IP:127.0.0.1")
+    try:
+        cluster = Cluster(certificates=tmp_path).__enter__()
+    except ConfigError as error:
+        pytest.skip(f"this server has no TLS: {error}")
+    with ExitStack() as stack:
+        stack.push(cluster)
+        await all_are_served(cluster, cluster.tls_url)
+
+
+async def test_a_numbered_database_of_a_cluster_of_valkey() -> None:
+    """Valkey 9 has them: the same queue in another database is another queue."""
+    with Cluster(find_server("valkey"), cluster_databases="16") as cluster:
+        await all_are_served(cluster, f"{cluster.url}/3")
+        for node in cluster.nodes:
+            assert [name for name in cluster.client(node).info("keyspace") if name != "db3"] == []
+
+
+async def all_are_served(cluster: Cluster, url: str) -> None:
+    """Run a job in a queue of each primary, and cancel one."""
+    queues = queues_of_all(cluster)
+    async with serving(url, queues) as scene:
+        for queue in queues:
+            await scene.handle.using(queue=queue, delay=0.2).enqueue(queue, 0)
+        with closing(SyncClient(url)) as client:
+            for queue in queues:
+                await scene.all_ran(queue, 1)
+                job = await scene.handle.using(queue=queue, delay=1000).enqueue(queue, 1)
+                assert client.cancel(queue, job.id) == "schedule"
+        assert not scene.recorder.of(events.RedisFailed)
 
 
 async def test_a_queue_that_begins_while_a_dispatcher_of_all_queues_runs_is_found_on_its_node(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import redis
@@ -14,20 +15,36 @@ from evsched import keys
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
-from tests.support.topology import OwnConfig, Servers, free_port, pause
+from tests.support.topology import OwnConfig, Servers, free_port, pause, tls_settings
 
 SLOTS: Final = 16384
 
 
 class Cluster(Servers):
-    """Run one, as a context manager: primaries that share the slots evenly, and replicas, dealt to them in turn."""
+    """Run one, as a context manager: primaries that share the slots evenly, and replicas, dealt to them in turn.
 
-    def __init__(self, server: Server | None = None, *, primaries: int = 3, replicas: int = 0) -> None:
+    `certificates`: the folder of those with which the nodes serve TLS too, as `make_certificates` makes them. `settings`
+    of each node.
+    """
+
+    def __init__(
+        self,
+        server: Server | None = None,
+        *,
+        primaries: int = 3,
+        replicas: int = 0,
+        certificates: Path | None = None,
+        **settings: str,
+    ) -> None:
         self._server = server or find_server()
         self._counts = primaries, replicas
+        self._certificates = certificates
+        self._settings = settings
         super().__init__()
         self.nodes: list[EmbeddedRedis] = []
         """The primaries, then the replicas."""
+        self._ports: list[int] = []
+        """Of TLS, by node."""
 
     @property
     def url(self) -> str:
@@ -38,6 +55,12 @@ class Cluster(Servers):
         """The program of the nodes."""
         return self._server
 
+    @property
+    def tls_url(self) -> str:
+        """The URL for TLS. The certificates are for the address of the nodes, which name no host."""
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        return f"rediss+cluster://{hosts}?ssl_ca_certs={self._certificates}/ca.crt"
+
     def url_of(self, user: str) -> str:
         """Return the URL for one of the users of redis.conf."""
         login = f"{user}:change-me@" if user else ""
@@ -46,6 +69,7 @@ class Cluster(Servers):
     def _start(self) -> None:
         primaries, replicas = self._counts
         for _ in range(primaries + replicas):
+            tls = {} if self._certificates is None else {**tls_settings(self._certificates), "tls_cluster": "yes"}
             node = OwnConfig(
                 self._server,
                 port=0,
@@ -55,7 +79,10 @@ class Cluster(Servers):
                 cluster_replica_validity_factor="0",
                 cluster_require_full_coverage="no",
                 repl_diskless_sync_delay="0",
+                **self._settings,
+                **tls,
             )
+            self._ports.append(int(tls.get("tls_port", 0)))
             self.nodes.append(self._stack.enter_context(node))
         clients = [self.client(node) for node in self.nodes]
         share = -(-SLOTS // primaries)
@@ -108,7 +135,7 @@ class Cluster(Servers):
         slot = slot_of(queue)
         for first, last, (_, port, *_), *_ in self._slots(of):
             if first <= slot <= last:
-                return next(node for node in self.nodes if node.port == port)
+                return next(node for node, tls in zip(self.nodes, self._ports, strict=True) if port in (node.port, tls))
         raise AssertionError(f"nobody owns slot {slot}")
 
     def _slots(self, of: EmbeddedRedis | None) -> list[Any]:

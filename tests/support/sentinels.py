@@ -15,7 +15,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.links import new_sync_link
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
-from tests.support.topology import OwnConfig, Servers, free_port, pause
+from tests.support.topology import OwnConfig, Servers, free_port, pause, tls_settings
 
 NAME: Final = "mymaster"
 
@@ -86,13 +86,7 @@ class Sentinels(Servers):
         """Return the settings of a server, or a sentinel, for TLS."""
         if self._certificates is None:
             return {}
-        files = {"tls_ca_cert_file": "ca.crt", "tls_cert_file": "server.crt", "tls_key_file": "server.key"}
-        return {
-            "tls_port": str(free_port()),
-            "tls_replication": "yes",
-            "tls_auth_clients": "no",
-            **{name: str(self._certificates / file) for name, file in files.items()},
-        }
+        return {**tls_settings(self._certificates), "tls_replication": "yes"}
 
     def _start_sentinel(self, conf: Path) -> None:
         port, tls = free_port(), {name.replace("_", "-"): value for name, value in self._tls().items()}

@@ -7,6 +7,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -49,6 +50,16 @@ def free_port() -> int:
     """Return a port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
+
+
+def tls_settings(certificates: Path) -> dict[str, str]:
+    """Return the settings of a server for TLS, on a port of its own, with what `make_certificates` has made."""
+    files = {"tls_ca_cert_file": "ca.crt", "tls_cert_file": "server.crt", "tls_key_file": "server.key"}
+    return {
+        "tls_port": str(free_port()),
+        "tls_auth_clients": "no",
+        **{name: str(certificates / file) for name, file in files.items()},
+    }
 
 
 def pause() -> None:
