@@ -5,9 +5,9 @@ The model: a job costs Redis a fixed time, and a part of the script calls that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
-from statistics import linear_regression
+from operator import mul
 from typing import Final
 
 from bench.figures import grid, number, spread
@@ -91,7 +91,7 @@ def _checked(result: Result) -> list[list[str]]:
     """Fit the model to one queue on one server, and compare it with shards on one server and on three."""
     of_one = [*(_at(ONE, rate) for rate in rates(result.scale)), ("burst", ONE)]
     calls, costs = ([_read(result.tables, row, name) for row in of_one] for name in reversed(_MEASURED))
-    slope, fixed = linear_regression(calls, costs)
+    fixed, slope = _fitted(calls, costs)
     lines = [["", "script calls/job", "calculated", "measured", "measured / calculated"]]
     others = [*(_at(name, rate) for name in (SHARDS, CLUSTER) for rate in rates(result.scale)[1:])]
     for table, name in (*of_one, *others, ("burst", SHARDS), ("burst", CLUSTER)):
@@ -101,6 +101,21 @@ def _checked(result: Result) -> list[list[str]]:
         lines.append([where, number(called), number(wanted), number(cost), number(cost / wanted)])
     lines.append([f"calculated: {number(fixed)} µs, and {number(slope)} µs for each script call", *[""] * 4])
     return lines
+
+
+def _fitted(calls: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
+    """Return the fixed cost and the cost of a call with the least squares of the relative errors.
+
+    With absolute errors, the rows of low rates would decide alone, since a job costs ten times as much there.
+    """
+    weights = [1 / cost for cost in costs]
+    shares = [called / cost for called, cost in zip(calls, costs, strict=True)]
+    squares, products = sum(one * one for one in weights), sum(map(mul, weights, shares))
+    others = sum(one * one for one in shares)
+    scale = squares * others - products * products
+    fixed = (sum(weights) * others - sum(shares) * products) / scale
+    slope = (sum(shares) * squares - sum(weights) * products) / scale
+    return fixed, slope
 
 
 def _needs(result: Result) -> list[list[str]]:
