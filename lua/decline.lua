@@ -3,7 +3,7 @@
 -- a job meanwhile, another one is told.
 --
 -- KEYS   root      prefix of the queue's keys
--- ARGV   worker    who waits no more; '' = one that was told, and did not come
+-- ARGV   worker    who waits no more; '' = one that was told, and did not come: all others are told
 -- REPLY  ''
 -- FAILS  none
 -- TWICE  the second call may tell one more worker, which then finds nothing

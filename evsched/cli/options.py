@@ -37,7 +37,7 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
     return int(text)
 
 
-_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,4000}")
 Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
 UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
 Queue = Annotated[str, Parameter(help="The queue.")]

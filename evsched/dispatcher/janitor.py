@@ -1,6 +1,6 @@
 """The janitor: puts back what dead workers hold, and has moves between shards finished that were interrupted.
 
-It also tells another idle worker of a job if the one that was told did not come.
+It also tells all idle workers of a job if the one that was told did not come.
 
 It judges whether a worker lives, never how long a job takes. An expired lease means "perhaps dead". "Dead" means that
 the lease did not move for one heartbeat interval while the janitor watched, by this host's monotonic clock. So a jump
@@ -29,6 +29,10 @@ from evsched.store.store import Store
 
 _NO_LEASE: Final = b"none"
 """What `requeue` takes for the lease of a worker that has none."""
+
+
+_BESIDE: Final = 1.0
+"""Seconds after which a worker that was told of a job has come, unless it died or hangs."""
 
 
 class _Seen(Struct, frozen=True):
@@ -130,9 +134,9 @@ class Janitor:
             if survey.moving >= ABANDONED:
                 self._mover.finish(queue)
         if survey.beside is not None:
-            rest = min(rest, self._runtime.config.lease - self._runtime.config.heartbeat)
+            rest = min(rest, _BESIDE)
             if self._beside.get(queue) == survey.beside:
-                await self._runtime.sender.send(store.decline())  # who was told of it has died, or hangs
+                await self._runtime.sender.send(store.decline())
         self._note_beside(queue, survey.beside)
         for lease in survey.leases:
             key = queue, lease.worker

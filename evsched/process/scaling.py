@@ -5,6 +5,7 @@ If the lower bound is 0, the last process ends too when it is idle; `ready_watch
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -26,17 +27,17 @@ class Span(Struct, frozen=True):
     most: int
 
 
+_SPAN: Final = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+
+
 def read_span(text: str) -> Span:
     """Read `4` or `2:8`.
 
     Raises:
         ConfigError: it is neither.
     """
-    low, colon, high = text.partition(":")
-    try:
-        span = Span(int(low), int(high if colon else low))
-    except ValueError:
-        span = Span(0, 0)
+    found = _SPAN.fullmatch(text)
+    span = Span(int(found[1]), int(found[2] or found[1])) if found else Span(0, 0)
     if not 0 <= span.least <= span.most <= 256 or not span.most:
         raise ConfigError(f"processes {text!r}: a number such as 4, 1 to 256, or MIN:MAX such as 2:8 or 0:8")
     return span

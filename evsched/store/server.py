@@ -85,6 +85,11 @@ def declare_shards(queue: str, count: int) -> Call[bool]:
     return Call(("ZADD", keys.SHARDS, "GT", "CH", count, queue), bool, near=keys.SHARDS)
 
 
+def restore_shards(queue: str, count: int) -> Call[Any]:
+    """Note how many shards a queue has, if Redis has lost that."""
+    return Call(("ZADD", keys.SHARDS, "NX", count, queue), raw, near=keys.SHARDS)
+
+
 def set_shards(queue: str, count: int) -> Call[Any]:
     """Set how many shards a queue has; 0 = none any more."""
     return Call(("ZADD", keys.SHARDS, count, queue), raw, near=keys.SHARDS)

@@ -105,10 +105,18 @@ class Workers(Queue):
 
         return self._verb("start", fetch, self._stamp(now), worker, lease, hold, cap, "1" if wait else "", *ids)
 
+    def is_idle(self, worker: str) -> Call[bool]:
+        """Return whether the worker waits for a message."""
+
+        def is_there(reply: bytes | None) -> bool:
+            return reply is not None
+
+        return self._call(("ZSCORE", f"{self._root}idle", worker), is_there)
+
     def decline(self, worker: str = "") -> Call[Any]:
         """Wait no more for a message. If the worker was told of a job meanwhile, another one is told.
 
-        Without a worker: one that was told did not come.
+        Without a worker: one that was told did not come, so all others are told.
         """
         return self._verb("decline", raw, worker)
 

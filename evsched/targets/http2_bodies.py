@@ -30,10 +30,14 @@ class Bodies:
         return self._most
 
     def has_room(self, size: int, *, unused: bool) -> bool:
-        """Return whether a body may be begun. `unused`: no request is under way."""
-        if unused and self._h2.outbound_flow_control_window * 2 >= self.window:
+        """Return whether a body may be begun. `unused`: no request is under way.
+
+        One that fits into no window is begun on an unused connection, if the server has confirmed most of what it got.
+        """
+        window = self._h2.outbound_flow_control_window
+        if unused and size > self.window and window * 2 >= self.window:
             return True
-        return size <= self._h2.outbound_flow_control_window - sum(map(len, self._left.values()))
+        return size <= window - sum(map(len, self._left.values()))
 
     def begin(self, stream: int, body: bytes) -> None:
         """Send a body, as much of it as the server takes now."""

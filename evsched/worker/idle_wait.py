@@ -32,7 +32,7 @@ class IdleWait:
         """On which the worker is told."""
         self._listener = listener
         self._hungry = False
-        self._waiting = False
+        self.waiting = False
         """The worker is in `idle`, as far as it knows."""
         self._told = False
         """A job is ready, and the worker has not asked for it yet."""
@@ -53,7 +53,7 @@ class IdleWait:
         self._ask()
 
     def _ask(self) -> None:
-        if self._hungry and self._open and not self._waiting and not self._stopping:
+        if self._hungry and self._open and not self.waiting and not self._stopping:
             self._listener.on_more()
 
     def asks(self, room: int) -> bool:
@@ -65,7 +65,7 @@ class IdleWait:
 
     def asked(self, reply: Fetched) -> None:
         """Note whether the worker waits from that question on, unless it was told meanwhile."""
-        self._waiting = reply.waits and not self._told
+        self.waiting = reply.waits and not self._told
         if self._asked and not (reply.waits or reply.jobs or reply.buried):
             self._listener.on_unsure()  # by Redis's list it holds all that it may: there are jobs that it does not know
 
@@ -79,26 +79,34 @@ class IdleWait:
             self._told = False
             await self._served.runtime.sender.send(self._served.store.decline(self._served.worker))
 
+    async def is_kept(self) -> bool:
+        """Return False if Redis has lost that the worker waits.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        return await self._served.runtime.sender.send(self._served.store.is_idle(self._served.worker))
+
     def found(self, *, waits: bool) -> None:
-        """Compare what is known with what a heartbeat has found: Redis may have lost that the worker waits."""
-        if not waits and self._waiting:
-            self._waiting = False
+        """Compare what is known with what a heartbeat or a test has found: Redis may have lost that the worker waits."""
+        if not waits and self.waiting:
+            self.waiting = False
             self._ask()
 
     # Called for the subscription.
 
     def opened(self) -> None:
         """Note that messages arrive from now on. Earlier ones may have been lost."""
-        self._open, self.reason, self._waiting = True, None, False
+        self._open, self.reason, self.waiting = True, None, False
         self._ask()
 
     def closed(self, reason: str) -> None:
         """Note that no messages arrive."""
-        self._open, self.reason, self._waiting = False, reason, False
+        self._open, self.reason, self.waiting = False, reason, False
 
     async def told(self) -> None:
         """Ask for a job that is ready, or pass it on if the worker stops."""
-        self._told, self._waiting = True, False
+        self._told, self.waiting = True, False
         if self._stopping:
             with contextlib.suppress(StoreError):
                 await self.decline(0)

@@ -1,7 +1,8 @@
 """Notices: the messages that tell an idle worker of jobs that are ready. One connection for each server.
 
-A lost connection is noticed by a test after `probe_interval` seconds of silence. When it is back, and when the slot of
-a queue has moved to another node of a cluster, the worker asks for jobs in each of the queues.
+A connection that is silent for `probe_interval` seconds is tested, and whether Redis still knows that the worker waits:
+after a FLUSHALL it does not. Then, when a connection is back, and when the slot of a queue has moved to another node of
+a cluster, the worker asks for jobs in each of the queues.
 """
 
 from __future__ import annotations
@@ -83,6 +84,15 @@ class _Link:
                 subscription.cut()
                 return
             self._heard = time.monotonic()
+            with contextlib.suppress(StoreError):  # the consumers report it
+                await self._find_loss()
+
+    async def _find_loss(self) -> None:
+        """Ask for jobs in all queues if Redis has lost one of those that wait, as after a FLUSHALL."""
+        waiting = [wait for wait in self.waits.values() if wait.waiting]
+        if waiting and not await waiting[0].is_kept() and waiting[0].waiting:
+            for wait in waiting:
+                wait.found(waits=False)
 
 
 class Notices:

@@ -142,8 +142,16 @@ class QueueSetup:
             if self._done:
                 with contextlib.suppress(StoreError):  # the other loops report it
                     await self._try(server.add_queues(sorted(self._done)), server.set_may_wait)
+            with contextlib.suppress(StoreError):
+                await self._restore_shards()
             waits = [await self._declare_lost(queue) for queue in sorted(self._undeclared)]
             wait = min(filter(None, waits), default=seldom)
+
+    async def _restore_shards(self) -> None:
+        shards = self._runtime.shards
+        for whole in {shards.whole(queue) for queue in self._undeclared}:
+            if count := shards.counts.get(whole, 0):
+                await self._try(server.restore_shards(whole, count), server.set_may_wait)
 
     async def _declare_lost(self, queue: str) -> float:
         """Write again what the app declares in a queue; return 0, or the wait as `_set_up`."""

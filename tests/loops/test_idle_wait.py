@@ -166,9 +166,12 @@ async def test_a_silent_connection_is_tested_and_replaced(own: EmbeddedRedis, cl
             await started(running, "job")
 
 
+@pytest.mark.parametrize("found", ["by a heartbeat", "by a test of the connection"])
 @pytest.mark.parametrize("lost", ["idle", "everything"])
-async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost: str) -> None:
+async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost: str, found: str) -> None:
     config = structs.replace(shards.config, heartbeat=0.1, idle_heartbeat=0.1, idle_lease=60.0)
+    if found == "by a test of the connection":
+        config = structs.replace(shards.config, probe_interval=0.1, idle_heartbeat=3600.0, idle_lease=7300.0)
     async with system(config, shards.app) as running:
         await shards.all_wait(running)
         if lost == "everything":

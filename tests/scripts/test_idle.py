@@ -188,15 +188,15 @@ def test_a_key_of_the_wrong_type_stops_no_dispatch(send: Send, store: Store, raw
     assert [job.id for job in send(store.start("w", (), hold=5, lease=99, now=NOW)).jobs] == ["a"]
 
 
-def test_a_survey_names_a_job_beside_idle_workers_and_another_is_told(
+def test_a_survey_names_a_job_beside_idle_workers_and_all_others_are_told(
     send: Send, store: Store, ear: Ear, state: State
 ) -> None:
-    ear.listen("u", "v")
-    wait(send, store, "u", "v")
+    ear.listen("u", "v", "w")
+    wait(send, store, "u", "v", "w")
     assert send(store.survey(now=NOW)).beside is None
     dispatch(send, store, "a")
     assert send(store.survey(now=NOW)).beside == "a"
     send(store.decline())
-    assert ear.heard() == ["u", "v"]
+    assert ear.heard() == ["u", "v", "w"]
     assert send(store.survey(now=NOW)).beside is None
     assert state()["ready"] == ["a"]
