@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import Any, cast
 
 import pytest
 from hypothesis import settings
+from redis import RedisCluster
 
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import Kind, find_server
-from tests.support.cluster import Cluster, ClusterOfOne
+from tests.support.cluster import Cluster
 from tests.support.plain import plain_client
 from tests.support.postgres import Postgres, find_postgres
 from tests.support.recorder import Recorder
@@ -42,12 +43,8 @@ def sigint_is_not_ignored() -> None:
 def server() -> Generator[EmbeddedRedis]:
     """The server of this test process, booted from the redis.conf that ships."""
     program = find_server(cast("Kind | None", os.environ.get("EVSCHED_TEST_SERVER")))
-    kinds: dict[str, Callable[[], Any]] = {
-        "": lambda: EmbeddedRedis(program),
-        "one": lambda: ClusterOfOne(program),
-        "six": lambda: Cluster(program, replicas=3),
-    }
-    with kinds[os.environ.get("EVSCHED_TEST_CLUSTER", "")]() as server:
+    found: Any = Cluster(program, replicas=3) if "EVSCHED_TEST_CLUSTER" in os.environ else EmbeddedRedis(program)
+    with found as server:
         yield server
 
 
@@ -59,7 +56,7 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest) -> Generato
     yield
     if server is not None:
         client = plain_client(server.url)
-        client.flushall()
+        client.flushall(**({"target_nodes": "primaries"} if isinstance(client, RedisCluster) else {}))
         client.close()
 
 

@@ -88,7 +88,7 @@ class IdleWait:
         return await self._served.runtime.sender.send(self._served.store.is_idle(self._served.worker))
 
     def found(self, *, waits: bool) -> None:
-        """Compare what is known with what a heartbeat or a test has found: Redis may have lost that the worker waits."""
+        """Compare what is known with what was found: Redis may have lost that the worker waits."""
         if not waits and self.waiting:
             self.waiting = False
             self._ask()

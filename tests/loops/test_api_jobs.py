@@ -210,6 +210,7 @@ async def test_a_wait_has_a_limit(api: Caller, jobs: str, query: str) -> None:
     assert (await api.ask("GET", f"{jobs}/a/result?{query}")).status_code == 422
 
 
+@pytest.mark.one_server
 async def test_only_so_many_requests_wait(server: EmbeddedRedis, jobs: str, raw: Any) -> None:
     async with calling(server.url, api_waiting_cap=1) as api:
         await api.ask("POST", jobs, {"task": "t", "id": "a", "due": LATER})

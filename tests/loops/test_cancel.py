@@ -167,6 +167,7 @@ async def test_a_worker_learns_of_a_cancellation_by_a_message(config: Config, ap
             await running.recorder.wait(events.JobAborted, count=n + 1)
 
 
+@pytest.mark.one_server
 async def test_a_heartbeat_brings_a_cancellation_whose_message_was_lost(
     server: EmbeddedRedis, app: App, queue: str, raw: Any
 ) -> None:

@@ -24,6 +24,7 @@ def inline(queue: str, name: str, due: float = 0) -> tuple[str, float, str]:
     return f"evsched:{{{queue}}}:schedule", due, f'{{"task":"lateness","id":"{name}"}}'
 
 
+@pytest.mark.one_server
 async def test_a_cut_subscription_is_reopened_and_the_queues_are_checked(
     server: EmbeddedRedis, queue: str, app: App, raw: Any
 ) -> None:

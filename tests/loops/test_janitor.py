@@ -97,6 +97,7 @@ async def test_it_looks_often_while_jobs_wait_because_a_worker_may_fetch_them_at
     assert await janitor.step(store.queue) <= config.lease - HEARTBEAT
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize(("reason", "looks"), [("event", True), ("timer", True), ("safety", False)])
 async def test_it_looks_within_a_heartbeat_after_a_step_unless_the_safety_cap_caused_it(
     janitor: Janitor, store: Store, recorder: Recorder, raw: Any, reason: Any, looks: bool

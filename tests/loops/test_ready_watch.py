@@ -60,6 +60,7 @@ async def never(task: asyncio.Task[tuple[str, str]], seconds: float = 0.3) -> No
             await asyncio.shield(task)
 
 
+@pytest.mark.one_server
 async def test_a_job_of_any_of_its_queues_wakes_a_parent_and_stays_where_it_is(
     config: Config, sender: BatchingSender, queue: str, recorder: Recorder, raw: Any
 ) -> None:
@@ -71,6 +72,7 @@ async def test_a_job_of_any_of_its_queues_wakes_a_parent_and_stays_where_it_is(
     assert await sender.send(second.line(10)) == ["a"]
 
 
+@pytest.mark.one_server
 async def test_a_job_that_a_worker_fetches_wakes_no_parent(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
 ) -> None:
@@ -87,6 +89,7 @@ async def test_a_job_that_a_worker_fetches_wakes_no_parent(
     await sender.send(store.requeue("w", "test"))
 
 
+@pytest.mark.one_server
 async def test_one_job_starts_a_process_of_one_parent(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +108,7 @@ async def test_one_job_starts_a_process_of_one_parent(
     await sender.send(store.requeue("w", "test"))
 
 
+@pytest.mark.one_server
 async def test_a_claim_that_does_not_end_keeps_a_parent_only_for_a_while(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +118,7 @@ async def test_a_claim_that_does_not_end_keeps_a_parent_only_for_a_while(
     assert await asyncio.wait_for(watch(config, recorder, store.queue), PATIENCE) == (store.queue, "ready")
 
 
+@pytest.mark.one_server
 async def test_a_parent_whose_connections_are_cut_is_woken_all_the_same(
     own: EmbeddedRedis, client: Any, config: Config, queue: str, recorder: Recorder
 ) -> None:
@@ -128,6 +133,7 @@ async def test_a_parent_whose_connections_are_cut_is_woken_all_the_same(
     await sender.close()
 
 
+@pytest.mark.one_server
 async def test_a_parent_is_woken_although_the_memory_of_redis_is_full(
     own: EmbeddedRedis, client: Any, config: Config, queue: str, recorder: Recorder
 ) -> None:
@@ -146,6 +152,7 @@ async def announce(sender: BatchingSender, store: Store) -> None:
     await sender.send_all([store.register("app", "content"), store.set_program("digest", ["pay"])])
 
 
+@pytest.mark.one_server
 async def test_a_parent_is_woken_when_redis_has_lost_what_its_app_declares_and_one_of_several_declares_it(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +172,7 @@ async def test_a_parent_is_woken_when_redis_has_lost_what_its_app_declares_and_o
     await asyncio.gather(*others, return_exceptions=True)
 
 
+@pytest.mark.one_server
 async def test_a_task_that_workers_seek_wakes_a_parent_whose_app_has_it_when_a_job_of_it_is_offered_again(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any
 ) -> None:
@@ -186,6 +194,7 @@ async def test_a_task_that_workers_seek_wakes_a_parent_whose_app_has_it_when_a_j
     await sender.send(store.requeue("w", "test"))
 
 
+@pytest.mark.one_server
 async def test_a_parent_is_registered_while_it_waits(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:
@@ -197,6 +206,7 @@ async def test_a_parent_is_registered_while_it_waits(
     assert await sender.send(store.parents()) == []
 
 
+@pytest.mark.one_server
 async def test_the_claim_of_a_start_lasts_until_the_process_has_started(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder
 ) -> None:

@@ -125,6 +125,7 @@ async def subscribed(url: str, pattern: str) -> AsyncGenerator[AsyncIterator[tup
         await subscription.close()
 
 
+@pytest.mark.one_server
 async def test_only_a_well_formed_request_is_answered(config: Config, app: App, queue: str, raw: Any) -> None:
     status_requests, mine = keys.status_requests(queue), keys.status_replies(queue, "me")
     async with system(config, app) as running, looking(config.url, queue) as top:
@@ -224,6 +225,7 @@ async def test_a_connection_that_was_cut_is_reported_and_replaced(
                     break
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize(
     "lie",
     [

@@ -14,6 +14,7 @@ from tests.support.patience import PATIENCE
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.one_server
 async def test_messages_that_come_before_the_last_confirmation_do_not_end_a_subscription(
     server: EmbeddedRedis, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_client_without_an_event_loop_does_the_same(server: EmbeddedRedis, q
     client.close()
 
 
+@pytest.mark.one_server
 async def test_a_user_is_named_in_the_record_of_a_job(server: EmbeddedRedis, queue: str, raw: Any) -> None:
     raw.acl_setuser("billing", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all"])
     where, _, option = server.url.partition("?")

@@ -150,6 +150,7 @@ async def test_redis_is_read_once_a_second_however_many_scrape(config: Config, a
         assert {figure("queue_jobs", queue=queue, place="ready") for figure in figures} == {0}
 
 
+@pytest.mark.one_server
 async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, server: EmbeddedRedis, queue: str) -> None:
     async with Proxy(str(server.socket)) as proxy:
         behind = replace(config, url=f"redis://{proxy.host}:{proxy.port}/0")
@@ -175,6 +176,7 @@ async def test_metrics_show_an_outage_and_its_end(config: Config, app: App, serv
                     pass  # the loops notice it one after the other, and the scrape's own connection does too
 
 
+@pytest.mark.one_server
 async def test_a_scrape_and_a_probe_are_answered_within_a_second_when_redis_is_cut_off(
     config: Config, app: App, server: EmbeddedRedis, queue: str
 ) -> None:

@@ -9,6 +9,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from evsched import App
 from evsched.config import Config
 from evsched.transport.call import Call, raw
@@ -91,6 +93,7 @@ def test_a_sender_opens_no_more_connections_than_are_in_use_at_once(server: Embe
     wait_until_closed(raw, opened)
 
 
+@pytest.mark.one_server
 def test_a_connection_in_use_when_its_sender_is_closed_is_closed_after_its_call(
     server: EmbeddedRedis, raw: Any, queue: str
 ) -> None:

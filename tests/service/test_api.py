@@ -77,6 +77,7 @@ async def test_it_serves_until_it_is_asked_to_stop(cli: Cli, queue: str) -> None
     assert READ not in str(log.lines)
 
 
+@pytest.mark.one_server
 async def test_requests_that_wait_are_answered_when_it_stops(cli: Cli, queue: str, raw: Any) -> None:
     with serving(cli) as (url, child, log):
         async with caller(url) as http:

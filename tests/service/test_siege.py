@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support import hostile
 from tests.support.cli import Cli
 from tests.support.siege import siege
 
 
+@pytest.mark.one_server
 def test_each_known_attack_costs_one_job_only(server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any) -> None:
     with siege(Cli(server.url, tmp_path), queue, raw, server.url) as besieged:
         for write in hostile.WAYS.values():
             besieged.round(write(queue))
 
 
+@pytest.mark.one_server
 def test_what_any_producer_may_write_costs_one_job_only(
     server: EmbeddedRedis, tmp_path: Path, queue: str, raw: Any
 ) -> None:

@@ -112,6 +112,7 @@ async def until_waiting(raw: Any, workers: int) -> None:
             waiting = sum(one["cmd"] == "blmove" and "b" in one["flags"] for one in clients)
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("after", [0.0, 0.005])
 @pytest.mark.parametrize("slots", [8, 256])
 async def test_jobs_that_keep_the_event_loop_busy_are_shared(

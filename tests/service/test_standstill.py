@@ -205,6 +205,7 @@ async def watch(sender: BatchingSender, queue: str, seconds: float = 0.3) -> lis
     return await Standstill(sender, [queue], watch=seconds).run()
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize(("plant", "expected"), STATES, ids=lambda value: getattr(value, "__name__", None))
 async def test_each_kind_of_standstill_is_reported_with_its_remedy(
     sender: BatchingSender, queue: str, raw: Any, plant: Any, expected: list[tuple[str, str, str, str]]
@@ -229,6 +230,7 @@ async def test_a_recurrence_without_a_record_neither_stands_still_nor_hides_one_
     assert "recurrence r makes no jobs" in finding.what
 
 
+@pytest.mark.one_server
 async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_none(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:
@@ -240,6 +242,7 @@ async def test_a_dispatcher_that_serves_only_other_queues_is_not_mistaken_for_no
     assert "--queue includes this queue" in finding.mend
 
 
+@pytest.mark.one_server
 async def test_the_finding_about_recurrences_without_memory_does_not_blame_the_dispatcher(
     server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
 ) -> None:

@@ -80,6 +80,7 @@ async def ended(running: System, job_id: str) -> None:
     await running.recorder.wait(events.Completed, lambda event: job_id in event.ids)
 
 
+@pytest.mark.one_server
 async def test_one_zadd_schedules_a_job_that_runs_when_it_is_due(send: Send, running: System, queue: str) -> None:
     member = job(args=[])
     job_id = hashlib.sha1(member.encode()).hexdigest()
@@ -93,6 +94,7 @@ async def test_one_zadd_schedules_a_job_that_runs_when_it_is_due(send: Send, run
     assert float(found["started"]) >= float(found["due"]) == pytest.approx(due, abs=1e-5)
 
 
+@pytest.mark.one_server
 async def test_hset_and_zadd_schedule_a_job_whose_record_has_its_outcome(
     send: Send, running: System, queue: str
 ) -> None:
@@ -107,6 +109,7 @@ async def test_hset_and_zadd_schedule_a_job_whose_record_has_its_outcome(
     assert 0 <= float(found["result"]) < PATIENCE
 
 
+@pytest.mark.one_server
 async def test_zadd_xx_reschedules_a_job_and_zrem_cancels_it(send: Send, running: System, queue: str, raw: Any) -> None:
     schedule = f"evsched:{{{queue}}}:schedule"
     await send(
@@ -123,6 +126,7 @@ async def test_zadd_xx_reschedules_a_job_and_zrem_cancels_it(send: Send, running
     assert raw.zscore(schedule, "later") > time.time() + 3600
 
 
+@pytest.mark.one_server
 async def test_blpop_receives_the_outcome_of_a_job_with_a_reply(send: Send, running: System, queue: str) -> None:
     schedule = f"evsched:{{{queue}}}:schedule"
     *_, done, dead = await send(
@@ -139,6 +143,7 @@ async def test_blpop_receives_the_outcome_of_a_job_with_a_reply(send: Send, runn
     assert record(reply)["reason"] == "the account is closed"
 
 
+@pytest.mark.one_server
 async def test_hset_and_zadd_make_a_recurrence(send: Send, running: System, queue: str) -> None:
     name, root = "clock", f"evsched:{{{queue}}}:"
     payload = json.dumps({"task": "lateness", "retry": {"attempts": 1}})

@@ -23,8 +23,8 @@ SLOTS: Final = 16384
 class Cluster(Servers):
     """Run one, as a context manager: primaries that share the slots evenly, and replicas, dealt to them in turn.
 
-    `certificates`: the folder of those with which the nodes serve TLS too, as `make_certificates` makes them. `settings`
-    of each node.
+    `certificates`: the folder of those with which the nodes serve TLS too, as `make_certificates` makes them.
+    `settings`: of each node.
     """
 
     def __init__(
@@ -195,23 +195,6 @@ class Cluster(Servers):
 def slot_of(queue: str) -> int:
     """Return the slot of a queue's keys."""
     return key_slot(keys.root(queue).encode())
-
-
-class ClusterOfOne(OwnConfig):
-    """A cluster of one primary, which has all slots: what is shown on one server is shown on it as well."""
-
-    def __init__(self, server: Server | None = None) -> None:
-        super().__init__(server, port=0, cluster_enabled="yes", cluster_port=str(free_port()))
-
-    def start(self) -> None:
-        super().start()
-        self.url = f"redis+cluster://127.0.0.1:{self.port}"
-        client: Any
-        with redis.Redis(port=self.port or 0, decode_responses=True) as client:
-            if "cluster_slots_assigned:0" in client.execute_command("CLUSTER", "INFO"):
-                client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
-            while "cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):
-                pause()
 
 
 PLACES: Final = ("one server", "cluster")

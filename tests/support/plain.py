@@ -12,11 +12,10 @@ def plain_client(url: str, **options: Any) -> Any:
 
     redis-py gives up after 5 s by itself, even a BLPOP that is to wait longer, and then sends the command once more.
     """
-    if url.startswith("redis+cluster") and "," in url:
+    if url.startswith("redis+cluster"):
         host, _, port = url.removeprefix("redis+cluster://").partition(",")[0].partition(":")
         # Not `from_url`: the connections of such a client stay open after `close`.
         return redis.RedisCluster(host=host, port=int(port), protocol=2, **options)
-    url = url.replace("redis+cluster", "redis")  # of one node: it needs no client of a cluster
     return redis.Redis.from_url(
         url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None, **options
     )
