@@ -26,8 +26,8 @@ local function call_idle(jobs)
   end
 end
 
--- A worker waits no more. If it was told of a job, which it does not take, another one is told. Of a worker that did not
--- come, '', nobody knows how many others hang: all that wait are told.
+-- A worker waits no more. If it was told of a job, which it does not take, another one is told. Of a worker that did
+-- not come, '', nobody knows how many others hang: all that wait are told.
 -- USES idle, call_idle, size_of
 local function decline(worker)
   if redis.pcall('ZREM', idle, worker) ~= 1 and size_of('LLEN', ready) > 0 then
