@@ -45,7 +45,7 @@ class RowsRefused(Event, frozen=True, kw_only=True):
 
 
 class RowsSetAside(Event, frozen=True, kw_only=True):
-    """Redis does not take these rows though it takes others: they wait, and are tried again every minute."""
+    """Redis does not take these rows though it takes others: they wait, and are tried again later."""
 
     queue: str
     count: int

@@ -8,6 +8,7 @@ halved until single rows are left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -28,6 +29,24 @@ _TRIES: Final = 3
 _LIMIT: Final = "proto-max-bulk-len"
 
 
+class Lengths:
+    """The length of rows from which on Redis did not take them: one try of such a row is enough."""
+
+    def __init__(self) -> None:
+        self._shortest = math.inf
+
+    def tries(self, size: int) -> int:
+        """Return how often a row of so many bytes is sent at most."""
+        return 1 if size >= self._shortest else _TRIES
+
+    def note(self, size: int, taken: bool) -> None:
+        """Note whether Redis took a row of so many bytes."""
+        if taken and size >= self._shortest:
+            self._shortest = math.inf
+        elif not taken and size > _BYTES:
+            self._shortest = min(self._shortest, size)
+
+
 class Delivered(Struct, frozen=True):
     """What became of rows that are not on the schedule."""
 
@@ -37,7 +56,7 @@ class Delivered(Struct, frozen=True):
     """Why Redis did not take a job this time, by its id."""
 
 
-async def deliver(sender: BatchingSender, queue: str, jobs: Sequence[RowJob]) -> Delivered:
+async def deliver(sender: BatchingSender, queue: str, jobs: Sequence[RowJob], lengths: Lengths) -> Delivered:
     """Put jobs on a queue's schedule; return which are not there.
 
     Raises:
@@ -48,8 +67,12 @@ async def deliver(sender: BatchingSender, queue: str, jobs: Sequence[RowJob]) ->
     tries = dict[str, int]()
     while parts:
         part = parts.pop()
+        if len(part) == 1 and (reason := await too_long(sender, len(part[0].payload))) is not None:
+            done.refused[part[0].id] = reason
+            continue
         try:
             done.refused.update(await sender.send(store.relay(part)))
+            lengths.note(max(len(job.payload) for job in part), taken=True)
         except StoreError as error:
             await sender.send(store.relay([]))
             if len(part) > 1:
@@ -58,11 +81,10 @@ async def deliver(sender: BatchingSender, queue: str, jobs: Sequence[RowJob]) ->
                 continue
             (job,) = part
             tries[job.id] = tries.get(job.id, 0) + 1
-            if tries[job.id] < _TRIES:
+            if tries[job.id] < lengths.tries(len(job.payload)):
                 parts.append(part)
-            elif (reason := await too_long(sender, len(job.payload))) is not None:
-                done.refused[job.id] = reason
             else:
+                lengths.note(len(job.payload), taken=False)
                 done.failed[job.id] = cause(error, len(job.payload))
     return done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -82,9 +83,19 @@ class Recurrences:
         Raises:
             StoreDown, StoreRefused, psycopg.Error: the rows wait as before.
         """
+        if done := await self._declare_all(connection, selection, self.aside.rows()):
+            return done
+        if (again := self.aside.due()) is not None:
+            done = await self._declare_all(connection, selection, self.aside.rows(without=again))
+            self.aside.tried(again)
+        return done
+
+    async def _declare_all(
+        self, connection: AsyncConnection, selection: Selection, aside: Sequence[tuple[str, str]]
+    ) -> dict[str, int]:
         done = Counter[str]()
         async with connection.transaction():
-            for row in await self._claim(connection, selection):
+            for row in await self._claim(connection, selection, aside):
                 done[row.queue] += 1
                 try:
                     reason = await self._attempt(row)
@@ -99,8 +110,9 @@ class Recurrences:
                     await connection.execute(_DELETE.encode(), [row.queue, row.name])
         return done
 
-    async def _claim(self, connection: AsyncConnection, selection: Selection) -> list[_Row]:
-        aside = self.aside.rows()
+    async def _claim(
+        self, connection: AsyncConnection, selection: Selection, aside: Sequence[tuple[str, str]]
+    ) -> list[_Row]:
         words = {
             "epoch": selection.epoch,
             "least": selection.least,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import AsyncConnection
 
 from evsched import events
@@ -19,7 +20,7 @@ from evsched.errors import StoreError, StoreRefused
 from evsched.ledger import rows
 from evsched.ledger.aside import Aside
 from evsched.ledger.database import Database
-from evsched.ledger.delivery import deliver
+from evsched.ledger.delivery import Lengths, deliver
 from evsched.ledger.epoch import read_epoch
 from evsched.ledger.identity import make_identity, note_epoch
 from evsched.ledger.presence import CONNECTED, Presence
@@ -61,6 +62,8 @@ class Relay:
         self._refused: dict[str, float] = {}
         """Queue -> until when it is left out."""
         self._aside = Aside(runtime.emit)
+        self._lengths = Lengths()
+        self._limit = rows.Limit(runtime.config.batch)
         self.pulse = self._reconnect.pulse
 
     def ring(self) -> None:
@@ -111,6 +114,8 @@ class Relay:
                 if count:
                     self._runtime.emit(events.RowsDeclared(queue=queue, count=count))
             self.pulse.expect()
+        if await self._retry(selection, others):
+            return 0.0
         if await rows.any_waiting(connection, selection, others):
             return _LOCKED
         return (
@@ -118,6 +123,18 @@ class Relay:
             if selection.avoid or selection.aside or self._recurrences.aside.rows()
             else self._runtime.config.safety_cap
         )
+
+    async def _retry(self, selection: Selection, others: Sequence[str]) -> bool:
+        """Try one row again that was set aside, now that no other waits; return whether there was one to try.
+
+        If it fails, so does its slice: rows that were inserted meanwhile wait for the next step.
+        """
+        if (row := self._aside.due()) is None:
+            return False
+        for other in others:
+            await self._slice(replace(selection, aside=self._aside.rows(without=row)), other)
+        self._aside.tried(row)
+        return True
 
     async def _select(self, connection: AsyncConnection) -> Selection | None:
         """Find out the present epoch, and what to take. None: nothing, because another relay serves another Redis.
@@ -135,6 +152,8 @@ class Relay:
         if epoch != self.epoch or (noted.epoch != epoch and await self._presence.is_free(connection, noted.epoch)):
             self.epoch = epoch
             await note_epoch(connection, epoch, noted.epoch)
+            for aside in (self._aside, self._recurrences.aside):
+                aside.try_all()
             self._runtime.emit(events.EpochFound(epoch=epoch))
         elif noted.epoch != epoch:
             return None
@@ -148,7 +167,7 @@ class Relay:
         connection, config = await self.database.open(), self._runtime.config
         refused, accepted = dict[str, list[Refusal]](), True
         async with connection.transaction() as transaction:
-            claimed = await rows.claim(connection, selection, other, config.batch, config.payload_cap)
+            claimed = await rows.claim(connection, selection, other, self._limit, config.payload_cap)
             for queue, found in claimed.items():
                 if (refusals := await self._schedule(queue, found.jobs)) is None:
                     accepted = False
@@ -166,7 +185,7 @@ class Relay:
         """Put jobs on a queue's schedule; return which cannot be. None: Redis refuses this queue, or some of them."""
         reconnect = self._queues.of(queue)
         try:
-            done = await deliver(self._runtime.sender, queue, jobs)
+            done = await deliver(self._runtime.sender, queue, jobs, self._lengths)
         except StoreRefused as error:
             reconnect.refused(error)
             self._refused[queue] = time.monotonic() + _REFUSED

@@ -35,16 +35,27 @@ state = 'open' AND epoch = %(other)s AND critical >= %(least)s AND queue <> ALL 
     AND (queue, id) NOT IN (SELECT * FROM unnest(%(aside_queues)s::text[], %(aside_ids)s::text[]))
 """
 
+_BYTES: Final = 8_388_608
+"""Bytes of payloads in one claim; a longer payload has a claim of its own."""
+
 _CLAIM: Final = f"""
 UPDATE evsched_job SET epoch = %(epoch)s, scheduled_at = clock_timestamp(), report = 0
 WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM evsched_job WHERE {_WAITING}
-    ORDER BY critical DESC, due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    SELECT place FROM (
+        SELECT place, bytes, sum(bytes) OVER (ORDER BY critical DESC, due ROWS UNBOUNDED PRECEDING) AS total
+        FROM (
+            SELECT ctid AS place, critical, due,
+                CASE WHEN octet_length(payload::text) <= %(cap)s THEN octet_length(payload::text) ELSE 1 END AS bytes
+            FROM evsched_job WHERE {_WAITING}
+            ORDER BY critical DESC, due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+        ) AS locked
+    ) AS summed
+    WHERE total <= %(bytes)s OR total = bytes
 ))
 RETURNING queue, id, priority, grp, extract(epoch FROM due)::float8, number, octet_length(payload::text),
     CASE WHEN octet_length(payload::text) <= %(cap)s THEN payload::text END
 """  # noqa: S608 - the condition is a constant
-"""By ctid: the rows are locked, so nobody moves them."""
+"""By ctid: the rows are locked, so nobody moves them. Rows beyond the bytes stay as they are for the next claim."""
 
 _REFUSE: Final = """
 UPDATE evsched_job AS job SET state = 'dead', reason = refused.reason, finished_at = clock_timestamp()
@@ -161,15 +172,29 @@ class Claimed(Struct, frozen=True):
     """Those that are not sent to Redis."""
 
 
+class Limit:
+    """How many rows a claim locks: PostgreSQL reads all payloads of these, also those beyond the bytes of the claim."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.rows = most
+
+    def note(self, count: int, size: int) -> None:
+        """Note the rows of a claim, and the bytes of their payloads: long ones are locked a few at a time."""
+        if count:
+            self.rows = self._most if size <= _BYTES // 2 else min(self._most, 2 * count)
+
+
 async def claim(
-    connection: AsyncConnection, selection: Selection, other: str, limit: int, cap: int
+    connection: AsyncConnection, selection: Selection, other: str, limit: Limit, cap: int
 ) -> dict[str, Claimed]:
     """Lock rows of another epoch that no relay has locked, and give them the present one; return jobs by queue.
 
     The most critical first, then the earliest. Within a transaction, which the caller commits when Redis has the jobs.
     `cap`: bytes that a payload may have; longer ones are not read.
     """
-    cursor = await connection.execute(_CLAIM.encode(), {**selection.words(other), "limit": limit, "cap": cap})
+    words = {**selection.words(other), "limit": limit.rows, "cap": cap, "bytes": _BYTES}
+    cursor = await connection.execute(_CLAIM.encode(), words)
     found: dict[str, Claimed] = {}
     for queue, job_id, priority, group, due, number, size, payload in await cursor.fetchall():
         claimed = found.setdefault(queue, Claimed([], []))
@@ -178,6 +203,8 @@ async def claim(
             claimed.refused.append(Refusal(job_id, number, reason))
         else:
             claimed.jobs.append(RowJob(job_id, payload.encode(), priority, group, due, number))
+    jobs = [job for claimed in found.values() for job in claimed.jobs]
+    limit.note(len(jobs), sum(len(job.payload) for job in jobs))
     return found
 
 

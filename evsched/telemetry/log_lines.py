@@ -122,7 +122,7 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     ),
     events.RowsSetAside: (
         logging.ERROR,
-        "queue {queue}: rows that Redis does not take, and that are tried again every minute: {count}; one is {first}",
+        "queue {queue}: rows that Redis does not take, and that are tried again later: {count}; one is {first}",
     ),
     events.LedgerDown: (logging.ERROR, "the database of the ledger does not serve, as {who} found: {reason}"),
     events.LedgerUp: (logging.INFO, "the database of the ledger serves {who} again, after {seconds:.1f} s"),
