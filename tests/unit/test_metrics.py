@@ -56,7 +56,7 @@ NOT_COUNTED = {
         events.CallRefused,
         events.Recurred,
     },
-    "the rows that wait are counted": {events.RelayWaits},
+    "the rows that wait are counted": {events.RelayWaits, events.RowsSetAside},
     "it is for loops and tests": {
         events.EpochFound,
         events.RowsDeclared,
