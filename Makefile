@@ -39,7 +39,7 @@ SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 # One process for the faults: they are timed, and share the machine badly.
 # The tests of loops and services, on a cluster.
 test-cluster: $(READY)
-	@EVSCHED_TEST_CLUSTER=1 $(BIN)/pytest -m "not one_server" tests/loops tests/service
+	@EVSCHED_TEST_CLUSTER=1 $(BIN)/pytest -n 3 -m "not one_server" tests/loops tests/service
 
 chaos: $(READY)
 	@echo "exploring with SEED=$(SEED)"
