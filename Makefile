@@ -36,11 +36,11 @@ check: $(READY)
 # `make test` walks the same paths each time; here they are new, and one seed walks them again: make chaos SEED=...
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
-# One process for the faults: they are timed, and share the machine badly.
-# The tests of loops and services, on a cluster.
+# The tests of loops and services, on a cluster of three primaries and three replicas for each process.
 test-cluster: $(READY)
 	@EVSCHED_TEST_CLUSTER=1 $(BIN)/pytest -n 3 -m "not one_server" tests/loops tests/service
 
+# One process for the faults: they are timed, and share the machine badly.
 chaos: $(READY)
 	@echo "exploring with SEED=$(SEED)"
 	@EVSCHED_TEST_SEED=$(SEED) $(BIN)/pytest -m "hypothesis or seeded" --timeout 900 \
