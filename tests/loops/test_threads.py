@@ -80,6 +80,7 @@ def wait_until_closed(raw: Any, opened: set[str]) -> None:
         assert time.monotonic() < end
 
 
+@pytest.mark.one_server
 def test_a_sender_opens_no_more_connections_than_are_in_use_at_once(server: EmbeddedRedis, raw: Any) -> None:
     before = clients(raw)
     sender = SyncSender(server.url)

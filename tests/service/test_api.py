@@ -92,6 +92,7 @@ async def test_requests_that_wait_are_answered_when_it_stops(cli: Cli, queue: st
         assert [line for line in log.lines if line.get("level") != "info"] == []
 
 
+@pytest.mark.one_server
 async def test_a_request_whose_caller_has_gone_waits_no_longer(cli: Cli, queue: str, raw: Any) -> None:
     with serving(cli) as (url, _, _):
         async with caller(url) as http:
