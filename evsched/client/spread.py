@@ -1,7 +1,8 @@
 """What a client does with a queue that may have shards: it finds the shard that has a job, or asks all of them.
 
 `stores` are those of the queue and its shards (`Shards.all_of`), or the one store of a queue without shards: then each
-of these operations does what it would do without this file, at no cost.
+of these operations does what it would do without this file, at no cost. Only if there is no job of an id, it asks Redis
+whether the queue has shards after all.
 """
 
 from __future__ import annotations

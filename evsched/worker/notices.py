@@ -123,6 +123,8 @@ class Notices:
         Raises:
             Exception: that a subscription has ended with; a fault of evsched.
         """
+        if not self._waits:  # the worker serves no shard
+            await asyncio.Event().wait()
         loop = asyncio.get_running_loop()
 
         def ring() -> None:
