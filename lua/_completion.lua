@@ -31,7 +31,7 @@ local function completion(now, hook, task)
     else
       redis.call('HSET', key, 'outcome', 'done', 'result', result, 'finished', moment)
       if run[7] then
-        redis.call('HDEL', key, 'reason', 'traceback', 'failure') -- of an earlier run
+        redis.call('HDEL', key, 'reason', 'traceback', 'error', 'failure') -- of an earlier run
       end
       if not row then
         lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))

@@ -129,7 +129,7 @@ local function last_failure(id)
 end
 
 -- The reason of a job that is given up before its next run begins: it also says why the last attempt failed, whose
--- traceback is kept.
+-- traceback and class are kept.
 -- USES last_failure, size_of, record
 local function with_failure(id, reason)
   if size_of('HLEN', record(id)) == 0 then
@@ -137,10 +137,21 @@ local function with_failure(id, reason)
   end
   local failure = last_failure(id)
   if not failure then
-    redis.call('HDEL', record(id), 'traceback')
+    redis.call('HDEL', record(id), 'traceback', 'error')
     return reason
   end
   return reason .. '; before that: ' .. failure
+end
+
+-- Keep what the handler of a failed run raised: the traceback, '' = none, and the class, '' = it raised nothing.
+-- USES record
+local function note_raised(id, trace, error)
+  if trace ~= '' then
+    redis.call('HSET', record(id), 'traceback', trace)
+  end
+  if error ~= '' then
+    redis.call('HSET', record(id), 'error', error)
+  end
 end
 
 -- Put a job into the dead set; `outcome` is 'dead' or 'expired'. The caller then removes it from the place it was in.
@@ -266,7 +277,7 @@ local function reuse(id)
   redis.call('PERSIST', record(id))
   redis.call('HDEL', record(id), 'outcome', 'result', 'reason', 'finished', 'attempt', 'worker', 'started')
   redis.call('HDEL', record(id), 'reply', 'stop', 'progress', 'awaited', 'planned', 'begun', 'traceback', 'snoozes')
-  redis.call('HDEL', record(id), 'failure')
+  redis.call('HDEL', record(id), 'failure', 'error')
   drop_next(id)
   redis.call('ZREM', dead, id)
 end
@@ -277,7 +288,7 @@ end
 local function begin_anew(id, again)
   take_next(id)
   redis.call('HDEL', record(id), 'worker', 'attempt', 'started', 'again', 'reply', 'stop', 'progress', 'planned')
-  redis.call('HDEL', record(id), 'begun', 'traceback', 'snoozes', 'failure')
+  redis.call('HDEL', record(id), 'begun', 'traceback', 'snoozes', 'failure', 'error')
   acquit(id)
   if again then
     redis.call('ZADD', schedule, 'LT', again_of(again), id)
@@ -298,7 +309,7 @@ local function abort(id, reason, retention, reply, now)
     begin_anew(id, extra[2])
   else
     redis.call('HSET', record(id), 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
-    redis.call('HDEL', record(id), 'traceback', 'failure')
+    redis.call('HDEL', record(id), 'traceback', 'error', 'failure')
     if not kept then
       redis.call('PEXPIRE', record(id), milliseconds(retention))
     end

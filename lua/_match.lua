@@ -6,6 +6,8 @@
 -- task    the name of the job's task
 -- group   the job's group
 -- reason  occurs in the job's reason, of which A to Z are compared as a to z
+-- error   the class of what the handler raised in the last failed run: the whole name, or its last part
+-- after   Unix seconds: the job was created then or later; a dead job died then or later
 -- before  Unix seconds: the job was created then or earlier; a dead job died then or earlier
 
 -- Bytes of the longest payload or reason that is searched: four times the default cap of a payload.
@@ -62,25 +64,31 @@ end
 -- of a job that has ended again, the record says nothing of the new job but its payload and group.
 -- USES fields_of, record, group_of, moment_of, age_from
 local function recorded_job(id, place, score)
-  local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished')
+  local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error')
   if fields.err then
     return nil
   end
-  local group, created, by, due, finished = unpack(fields)
+  local group, created, by, due, finished, error = unpack(fields)
   local stale = finished and place ~= 'dead'
   created = not stale and created or nil
   return {
     group = group_of(group or nil) or '',
     created = moment_of(created),
     by = not stale and by or '',
+    error = not stale and error or '',
     since = age_from(place, score, created, due or nil),
     stale = stale,
   }
 end
 
+-- Is this the class of an error, `requests.exceptions.Timeout`, or its name alone, `Timeout`?
+local function is_class(error, name)
+  return error == name or error:sub(-#name - 1) == '.' .. name
+end
+
 -- The job of an id in a place, if it matches, else nil. Its payload is decoded only if it contains the task's name, or
 -- may contain it with escaped characters: to decode takes ten times as long as to search.
--- USES is_inline, inline_job, recorded_job, long_field, decoded
+-- USES is_inline, inline_job, recorded_job, is_class, long_field, decoded
 local function matching_job(id, place, score, filter)
   local job
   if is_inline(id) then
@@ -91,6 +99,10 @@ local function matching_job(id, place, score, filter)
   if not job or (filter.group and job.group ~= filter.group) then
     return nil
   elseif filter.before and (not job.since or job.since > filter.before) then
+    return nil
+  elseif filter.after and (not job.since or job.since < filter.after) then
+    return nil
+  elseif filter.error and not is_class(job.error or '', filter.error) then
     return nil
   end
   if filter.reason then

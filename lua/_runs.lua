@@ -113,7 +113,7 @@ local function send_back(id, run, scheduled, due, reason, now, failed)
   end
   redis.call('ZADD', schedule, again_of(due), id)
   if failed then
-    redis.call('HDEL', key, 'traceback', 'failure')
+    redis.call('HDEL', key, 'traceback', 'error', 'failure')
   else
     count_attempts(id, -1)
     keep_failure(id)

@@ -13,11 +13,12 @@
 --        outcome   'dead', or 'expired'
 --        how       'killed' = it killed the process in which it was isolated, 'never' = it did not begin, ''
 --        trace     the traceback of what the handler raised, '' = none
+--        error     its class, '' = the handler raised nothing
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
 -- USES   clock, expect, convict, count_attempts, abort, RETENTION, push_reply, call_hook, waiting_place, note_end,
---        record, begin_anew, bury, end_runs, with_failure
+--        record, begin_anew, bury, end_runs, with_failure, note_raised
 --
 -- When the same id was scheduled again meanwhile, the job is not dead: it runs again, with all its attempts.
 
@@ -25,7 +26,7 @@ local now, worker, hook, task = unpack(ARGV, 1, 4)
 now = clock(now)
 expect('ZCARD', dead)
 
-local function finish(id, run, scheduled, reason, reply, outcome, how, trace)
+local function finish(id, run, scheduled, reason, reply, outcome, how, trace, error)
   if how == 'killed' then
     convict(id)
   elseif how == 'never' then
@@ -47,11 +48,10 @@ local function finish(id, run, scheduled, reason, reply, outcome, how, trace)
     begin_anew(id, run[4])
   else
     bury(id, outcome, reason, now)
-    if trace ~= '' then
-      redis.call('HSET', record(id), 'traceback', trace)
-    elseif how ~= 'never' then
-      redis.call('HDEL', record(id), 'traceback') -- of an earlier run
+    if how ~= 'never' then
+      redis.call('HDEL', record(id), 'traceback', 'error') -- of an earlier run
+      note_raised(id, trace, error)
     end
   end
 end
-return end_runs(5, 7, worker, now, finish)
+return end_runs(5, 8, worker, now, finish)

@@ -8,7 +8,7 @@
 --        limit     how many jobs to examine, under 1000. It may be a few more
 -- ROWS   id        to examine instead of a slice; then the reply has the same cursor
 -- REPLY  the next cursor, '0' = this was the last slice; ids that are left, for the rows of the next call; and for each
---        job that matches: id; its score in the place, or ''; task, group, created, by, reason, each '' = none
+--        job that matches: id; its score in the place, or ''; task, group, created, by, reason, error, each '' = none
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   rows, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of
@@ -89,6 +89,7 @@ for i = 1, #members, 2 do
       local at = #found
       found[at + 1], found[at + 2], found[at + 3], found[at + 4] = id, score, job.task, job.group
       found[at + 5], found[at + 6], found[at + 7] = job.created or '', job.by or '', job.reason:sub(1, 2000)
+      found[at + 8] = job.error or ''
     end
   end
 end

@@ -57,7 +57,7 @@ local function cut_short(id, mark)
     if not begun then
       keep_failure(id)
     else
-      redis.call('HDEL', key, 'traceback', 'failure')
+      redis.call('HDEL', key, 'traceback', 'error', 'failure')
     end
     redis.call('HSET', key, 'reason', reason)
   else

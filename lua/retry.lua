@@ -10,10 +10,11 @@
 --        reason    why this attempt failed
 --        killed    '1' = it killed the process in which it was isolated, '' = it did not, and is no suspect any more
 --        trace     the traceback of what the handler raised, '' = none
+--        error     its class, '' = the handler raised nothing
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- USES   clock, convict, acquit, record, send_back, seconds, end_runs
+-- USES   clock, convict, acquit, send_back, seconds, end_runs, note_raised
 --
 -- If the same id was scheduled again meanwhile, that time is kept: the retry runs first, and then the new job. A job
 -- that was cancelled is not run again: it ends as cancelled.
@@ -21,14 +22,14 @@
 local now, worker = unpack(ARGV, 1, 2)
 now = clock(now)
 
-local function finish(id, run, scheduled, delay, reason, killed, trace)
+local function finish(id, run, scheduled, delay, reason, killed, trace, error)
   if killed == '1' then
     convict(id)
   else
     acquit(id)
   end
-  if send_back(id, run, scheduled, seconds(now + tonumber(delay)), reason, now, true) and trace ~= '' then
-    redis.call('HSET', record(id), 'traceback', trace)
+  if send_back(id, run, scheduled, seconds(now + tonumber(delay)), reason, now, true) then
+    note_raised(id, trace, error)
   end
 end
-return end_runs(3, 6, worker, now, finish)
+return end_runs(3, 7, worker, now, finish)

@@ -104,7 +104,8 @@ async def list_jobs(asked: Asked[None, JobsQuery]) -> Reply:
     """List the waiting and the dead jobs, the next to run first; with a filter, those that match."""
     query, limit = asked.query, asked.limit(asked.query.limit)
     places = get_args(Waiting) if query.place is None else (query.place,)
-    matching = Filter(task=query.task, group=query.group, reason=query.reason, older=query.older)
+    names = {"task": query.task, "group": query.group, "reason": query.reason, "error": query.error}
+    matching = Filter(**names, older=query.older, since=query.since, until=query.until)
     if not matching.is_empty:
         return Reply(HTTPStatus.OK, await _search(asked, matching, places, limit))
     found = list[Match]()

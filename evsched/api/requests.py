@@ -140,7 +140,12 @@ class JobsQuery(ListQuery, frozen=True, kw_only=True, forbid_unknown_fields=True
     task: Annotated[str, Meta(min_length=1, description="Only jobs of this task.")] | None = None
     group: Annotated[str, Meta(min_length=1, description="Only jobs of this group.")] | None = None
     reason: Annotated[str, Meta(min_length=1, description="Only jobs whose reason contains this text.")] | None = None
+    error: Annotated[str, Meta(min_length=1, description="Only jobs whose handler raised this class last.")] | None = (
+        None
+    )
     older: Age | None = None
+    since: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or later.")] | None = None
+    until: Annotated[Moment, Meta(description="Only jobs that were created, or died, then or earlier.")] | None = None
 
 
 class ResultQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

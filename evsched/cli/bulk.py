@@ -12,7 +12,7 @@ from evsched.cli import output
 from evsched.cli.interruption import asked_to_end
 from evsched.cli.progress_bar import progress_bar
 from evsched.cli.table import Column, Moment, table
-from evsched.cli.time_args import parse_length
+from evsched.cli.time_args import parse_length, parse_past
 from evsched.cli.unknown_queues import client_of, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client.sweep import Filter, Sweep
@@ -26,6 +26,8 @@ from evsched.store.store import Store
 _EXAMPLES: Final = 10
 """Jobs that --dry-run shows besides their number."""
 
+_FILTERS: Final = "--task, --group, --reason, --error, --older, --since, --until"
+
 
 @dataclass(frozen=True)
 class FilterFlags:
@@ -34,8 +36,23 @@ class FilterFlags:
     task: Annotated[str | None, Parameter(help="Only jobs of this task.")] = None
     group: Annotated[str | None, Parameter(help="Only jobs of this group.")] = None
     reason: Annotated[str | None, Parameter(help="Only jobs whose reason contains this text, in any case.")] = None
+    error: Annotated[
+        str | None,
+        Parameter(help="Only jobs whose handler raised this class last: Timeout, or requests.exceptions.Timeout."),
+    ] = None
     older: Annotated[
         str | None, Parameter(help="Only jobs that were created, or that died, longer ago than 30s, 5m, 1.5h or 7d.")
+    ] = None
+    since: Annotated[
+        str | None,
+        Parameter(
+            help="Only jobs that were created, or that died, then or later: 2h for two hours ago, 14:00 for the latest "
+            "14:00, 2030-01-31T09:00, or Unix seconds."
+        ),
+    ] = None
+    until: Annotated[
+        str | None,
+        Parameter(help="Only jobs that were created, or that died, then or earlier; a time as of --since."),
     ] = None
 
 
@@ -63,8 +80,10 @@ def read(flags: FilterFlags | None) -> Filter:
     """
     given = flags or FilterFlags()
     older = None if given.older is None else parse_length(given.older)
+    since, until = (None if text is None else parse_past(text) for text in (given.since, given.until))
+    names = {"task": given.task, "group": given.group, "reason": given.reason, "error": given.error}
     try:
-        return Filter(task=given.task, group=given.group, reason=given.reason, older=older)
+        return Filter(**names, older=older, since=since, until=until)
     except ConfigError as error:
         raise UsageError(f"--{error}") from None
 
@@ -82,10 +101,9 @@ def by_filter(command: str, named: object, bulk: BulkFlags | None, every: bool |
     if sum(map(bool, (named, not matching.is_empty, every))) > 1:
         raise UsageError(f"{command}: name jobs, or give a filter{', or --all' if also else ''}: one of them")
     if not named and not every and matching.is_empty:
-        ways = "an id, or a filter: --task, --group, --reason, --older"
-        raise UsageError(f"{command}: say which jobs: {ways}{also}")
+        raise UsageError(f"{command}: say which jobs: an id, or a filter: {_FILTERS}{also}")
     if bulk.dry_run and named:
-        raise UsageError(f"--dry-run needs a filter: --task, --group, --reason or --older{also}")
+        raise UsageError(f"--dry-run needs a filter: {_FILTERS}{also}")
     if bulk.json and not bulk.dry_run:
         raise UsageError("--json needs --dry-run")
     if every:
@@ -171,6 +189,7 @@ def describe(job: Match) -> dict[str, Any]:
         "created": job.created,
         "by": job.by,
         "reason": job.reason,
+        "error": job.error,
     }
 
 

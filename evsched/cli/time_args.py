@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime
+from datetime import datetime, time, timedelta
 
 from evsched.cli.usage import UsageError
 from evsched.recurrence.zones import find_zone
@@ -47,6 +47,33 @@ def parse_time(text: str, zone: str | None = None) -> float:
     if not math.isfinite(number):
         raise UsageError(f"{text!r} is not a time: write Unix seconds")
     return number
+
+
+def parse_past(text: str) -> float | timedelta:
+    """Return the Unix seconds of a time, or the length of "2h" or "90s", which is that long ago.
+
+    A time of day without a date, such as 14:00, is the latest one that has passed on this machine's clock.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    text = text.strip()
+    if re.fullmatch(r"[\d.]+\s*(ms|s|m|h|d)", text):
+        try:
+            return timedelta(seconds=parse_length(text))
+        except OverflowError:
+            raise UsageError(f"{text!r} is too long: write 2h for two hours ago, or a time such as 14:00") from None
+    if re.fullmatch(r"\d\d?:\d\d(:\d\d)?", text):
+        now = datetime.now()  # noqa: DTZ005 - this machine's zone, in which the time of day was written
+        try:
+            moment = datetime.combine(now, time.fromisoformat(text if text[2] == ":" else f"0{text}"))
+        except ValueError:
+            raise UsageError(f"{text!r} is not a time of day: write one such as 14:00 or 14:00:30") from None
+        return (moment if moment <= now else moment - timedelta(days=1)).timestamp()
+    try:
+        return parse_time(text)
+    except UsageError as error:
+        raise UsageError(f"{error}; or 14:00; or 2h for two hours ago") from None
 
 
 def parse_due(at: str | None, after: str | None) -> tuple[float | None, float | None]:

@@ -7,6 +7,7 @@ another one since it was found stays as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.client.operations import Operation, Send, send
-from evsched.client.times import due_and_delay, finite_seconds
+from evsched.client.times import due_and_delay, finite_seconds, unix
 from evsched.errors import ConfigError, StoreDown
 from evsched.jobs import options as check
 from evsched.store.matching import Match, Slice, condition
@@ -46,30 +47,55 @@ Change = Callable[[Sequence[str], bytes], Call[int]]
 class Filter(Struct, frozen=True, kw_only=True):
     """Which jobs. All conditions that are given must hold.
 
-    `task`, `group`: the exact name. `reason`: a part of the job's reason; A to Z count as a to z. `older`: a timedelta,
-    or seconds; for that long the job has been dead, or else has existed (docs/manage.md).
+    `task`, `group`: the exact name. `reason`: a part of the job's reason; A to Z count as a to z. `error`: the class
+    that the handler raised, such as `requests.exceptions.Timeout`, or `Timeout` for each class of that name. `older`: a
+    timedelta, or seconds; for that long the job has been dead, or else has existed (docs/manage.md). `since`, `until`:
+    it died, or else was created, within that span, both ends included; an aware datetime, Unix seconds, or a timedelta
+    before now.
     """
 
     task: str | None = None
     group: str | None = None
     reason: str | None = None
+    error: str | None = None
     older: timedelta | float | None = None
+    since: datetime | timedelta | float | None = None
+    until: datetime | timedelta | float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("task", "group", "reason"):
+        for name in ("task", "group", "reason", "error"):
             if (value := getattr(self, name)) is not None:
                 check.text(name, value)
         if self.older is not None and finite_seconds("older", self.older) < 0:
             raise check.invalid("older", self.older, "a length of time that is not negative")
+        for name, moment in (("since", self.since), ("until", self.until)):
+            if moment is not None and not isinstance(moment, timedelta) and math.isinf(unix(name, moment)):
+                raise check.invalid(name, moment, "a finite time")
 
     @property
     def is_empty(self) -> bool:
         return self == Filter()
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it depends on the time at which it is applied."""
+        return any(value is not None for value in (self.older, self.since, self.until))
+
     def condition(self, now: float) -> bytes:
         """Return the filter as the scripts take it. `now`: Redis's clock."""
-        before = None if self.older is None else now - finite_seconds("older", self.older)
-        return condition(task=self.task, group=self.group, reason=self.reason, before=before)
+        after = None if self.since is None else _moment("since", self.since, now)
+        before = None
+        if self.is_timed:
+            # Not after now: a due time stands in for an unknown time of creation only once it has passed.
+            until = now if self.until is None else _moment("until", self.until, now)
+            older = 0.0 if self.older is None else finite_seconds("older", self.older)
+            before = min(until, now - older)
+        names = {"task": self.task, "group": self.group, "reason": self.reason, "error": self.error}
+        return condition(**names, after=after, before=before)
+
+
+def _moment(name: str, moment: datetime | timedelta | float, now: float) -> float:
+    return now - moment.total_seconds() if isinstance(moment, timedelta) else unix(name, moment)
 
 
 class Swept(Struct, frozen=True):
@@ -164,7 +190,7 @@ class Sweep:
     def _begin(self) -> Operation[_Pass]:
         """Begin a pass."""
         if not self._condition:
-            now = (yield from send(clock(keys.root(self._store.queue)))) if self._filter.older is not None else 0.0
+            now = (yield from send(clock(keys.root(self._store.queue)))) if self._filter.is_timed else 0.0
             self._condition = self._filter.condition(now)
         stats = yield from send(self._store.queue_stats())
         self.total = sum(stats.places[place] for place in self._places)
@@ -246,12 +272,14 @@ def describe(store: Store, place: str, jobs: Sequence[tuple[str, float | None]])
         known.update((match.id, match) for match in part.found)
         left[:_SLICE] = part.left
     name = place.partition(":")[0]
-    return [known.get(job) or Match(name, job, score, None, None, None, None, None) for job, score in jobs]
+    return [known.get(job) or Match(name, job, score, None, None, None, None, None, None) for job, score in jobs]
 
 
 def _named(matching: Any) -> Filter:
     if not isinstance(matching, Filter):
         raise check.invalid("matching", matching, "a Filter, such as Filter(task='mail')")
     if matching.is_empty:
-        raise ConfigError("the filter has no condition, so every job would match: give it a task, group, reason or age")
+        raise ConfigError(
+            "the filter has no condition, so every job would match: give it a task, group, reason, error or time"
+        )
     return matching

@@ -17,6 +17,8 @@ from typing import Any, Final, cast
 
 from msgspec import Struct
 
+from evsched.jobs.retry import class_name
+
 TRACEBACK_MOST: Final = 4096
 """Bytes of a traceback that are kept: some twenty frames. Dead jobs are kept for months, and there may be many."""
 
@@ -55,6 +57,8 @@ class Failure(Struct, frozen=True):
     reason: str
     traceback: str = ""
     """At most `TRACEBACK_MOST` bytes of UTF-8; empty when no code but evsched's was running."""
+    error: str = ""
+    """The name of its class."""
 
 
 class Stack(Struct, frozen=True):
@@ -96,7 +100,7 @@ def _describe(error: BaseException, module: str) -> Failure:
     parts = [_LINKS[link][0] + _line(one, most) + where(one, module) for one, link in chain[:_CAUSES_MOST]]
     if len(chain) > _CAUSES_MOST:
         parts.append(f"; and {len(chain) - _CAUSES_MOST} more")
-    return Failure("".join(parts), _cut(_traceback(chain, module)))
+    return Failure("".join(parts), _cut(_traceback(chain, module)), class_name(error))
 
 
 def where(error: BaseException, module: str = "") -> str:

@@ -25,7 +25,7 @@ from evsched.execution.running_runs import RunningRuns
 from evsched.execution.verdict import Failed
 from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import Message, Snoozed, shorten
-from evsched.jobs.retry import kinds_of
+from evsched.jobs.retry import class_name, kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Task
 
@@ -142,7 +142,7 @@ def _in_thread(run: Run, task: Task, args: list[Any], kwargs: dict[str, Any]) ->
     except GeneratorExit as error:
         # It would close the coroutines that wait for the thread, where none of them could catch it.
         failure = failure_of(error, task.module)
-        return _Raised(HandlerFailed(failure.reason, failure.traceback, kinds_of(error)))
+        return _Raised(HandlerFailed(failure.reason, failure.traceback, kinds_of(error), failure.error))
     except BaseException as error:  # noqa: BLE001 - `_call` raises it
         return _Raised(error)
     finally:
@@ -156,9 +156,10 @@ def _ended(error: BaseException, prepared: Prepared) -> Failed | Snoozed:
         case asyncio.CancelledError():
             return _cancelled(error, prepared)
         case GiveUp():
-            return Failed(message(error), given_up=True, traceback=failure_of(error, module).traceback)
+            failure = failure_of(error, module)
+            return Failed(message(error), given_up=True, traceback=failure.traceback, error=failure.error)
         case RetryLater():
-            return Failed(message(error), delay=error.delay)
+            return Failed(message(error), delay=error.delay, error=class_name(error))
         case Snooze():
             return Snoozed(shorten(message(error)), error.delay or 0.0, error.until)
         case _:
@@ -172,14 +173,15 @@ def _cancelled(error: asyncio.CancelledError, prepared: Prepared) -> Failed:
     traceback = failure_of(error, module).traceback if place else ""
     refused = policy.refusal(kinds_of(error)) if policy.by_exception else ""
     reason = "the handler was cancelled from inside" + place
-    return Failed(reason, traceback=traceback, refused=refused, place=place)
+    return Failed(reason, traceback=traceback, error=class_name(error), refused=refused, place=place)
 
 
 def _raised(error: BaseException, prepared: Prepared) -> Failed:
     """Say what a handler raised, and where, and whether the policy allows another attempt after that."""
     module, policy, refused = prepared.task.module, prepared.policy, ""
     in_process = isinstance(error, HandlerFailed)
-    failure = Failure(str(error), error.traceback) if in_process else failure_of(error, module)
+    failure = Failure(str(error), error.traceback, error.error) if in_process else failure_of(error, module)
     if policy.by_exception and not isinstance(error, ProcessDied):
         refused = policy.refusal(error.kinds if in_process else kinds_of(error))
-    return Failed(failure.reason, traceback=failure.traceback, refused=refused, place=where(error, module))
+    place = where(error, module)
+    return Failed(failure.reason, traceback=failure.traceback, error=failure.error, refused=refused, place=place)

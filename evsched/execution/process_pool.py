@@ -38,9 +38,11 @@ R = TypeVar("R")
 class HandlerFailed(EvschedError):
     """The handler raised in its process; the message says what and where."""
 
-    def __init__(self, reason: str, traceback: str = "", kinds: frozenset[str] = frozenset()) -> None:
+    def __init__(self, reason: str, traceback: str = "", kinds: frozenset[str] = frozenset(), error: str = "") -> None:
         super().__init__(reason)
         self.traceback = traceback
+        self.error = error
+        """The class of what was raised."""
         self.kinds = kinds
         """What `retry.kinds_of` returned for what was raised."""
 
@@ -230,7 +232,7 @@ def _ended(error: BaseException, module: str) -> tuple[str, Any, Any]:
     if isinstance(error, GiveUp):
         return "give up", message(error), None
     failure = failure_of(error, module)
-    return "failed", failure.reason, (failure.traceback, kinds_of(error))
+    return "failed", failure.reason, (failure.traceback, kinds_of(error), failure.error)
 
 
 def _call_and_report(

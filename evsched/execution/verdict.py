@@ -46,6 +46,8 @@ class Failed(Struct, frozen=True):
     killed: bool = False
     """It killed the process in which it was isolated."""
     traceback: str = ""
+    error: str = ""
+    """The class of what the handler raised; empty = it raised nothing."""
     refused: str = ""
     """Why the policy allows no other attempt after what the handler raised; empty if it does."""
     place: str | None = None
@@ -71,7 +73,7 @@ def judge(
         return result
     if isinstance(result, Failed):
         if stop_reason == "timeout" and result.place is not None:
-            result = replace(result, reason=TIMED_OUT + result.place, refused="")
+            result = replace(result, reason=TIMED_OUT + result.place, refused="", error="")
         return _judge_failure(job, prepared, result)
     if stop_reason == "timeout":
         return _judge_failure(job, prepared, Failed(TIMED_OUT))
@@ -99,7 +101,7 @@ def not_now(now: float, reason: str, cause: DeferCause = "window") -> Deferred:
 def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retried | Buried:
     policy, reply = prepared.policy, prepared.payload.reply
     if failure.given_up:
-        return Buried(shorten(failure.reason), reply, traceback=failure.traceback)
+        return Buried(shorten(failure.reason), reply, traceback=failure.traceback, error=failure.error)
     # A job that kills its process now most likely killed those of its doubtful runs too, so they count as attempts. The
     # run of a job with one attempt is marked before it begins, so none of its doubtful runs has begun.
     killed = failure.killed and policy.attempts > 1
@@ -111,10 +113,10 @@ def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retr
     refused = f"; not run again: {failure.refused}" if failure.refused else ""
     reason = shorten(f"attempt {count}{_doubtful(job.counted + doubts)}: {failure.reason}{refused}")
     if attempt >= policy.attempts or refused:
-        return Buried(reason, reply, killed=killed, traceback=failure.traceback)
+        return Buried(reason, reply, killed=killed, traceback=failure.traceback, error=failure.error)
     # A handler may ask for NaN: max() then returns its first argument, the least delay.
     wait = policy.delay(attempt) if failure.delay is None else max(least_delay(attempt), failure.delay)
-    return Retried(wait, reason, killed=killed, traceback=failure.traceback)
+    return Retried(wait, reason, killed=killed, traceback=failure.traceback, error=failure.error)
 
 
 def _doubtful(counted: int) -> str:

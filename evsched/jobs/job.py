@@ -105,6 +105,8 @@ class Retried(Struct, frozen=True):
     killed: bool = False
     """The run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
+    error: str = ""
+    """The class of what the handler raised, see `retry.class_name`; empty = it raised nothing."""
 
 
 class Buried(Struct, frozen=True):
@@ -118,6 +120,8 @@ class Buried(Struct, frozen=True):
     killed: bool = False
     """The last run killed the process in which it was isolated, so the job's doubtful runs count as attempts."""
     traceback: str = ""
+    error: str = ""
+    """The class of what the handler raised, see `retry.class_name`; empty = it raised nothing."""
 
 
 class Forwarded(Done, frozen=True):
@@ -250,6 +254,8 @@ class JobStatus(Struct, frozen=True):
     """Why the last attempt failed, while `reason` says why the run after it did not begin, or that it was snoozed."""
     traceback: str | None = None
     """Of the last failed run, as long as `reason` or `failure` describes that run: at most 4 KiB."""
+    error: str | None = None
+    """The class of what the handler raised in that run, such as ValueError or requests.exceptions.Timeout."""
     result: Any = None
     payload: Any = None
     progress: Any = None
@@ -297,6 +303,7 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         reason=string("reason"),
         failure=string("failure"),
         traceback=string("traceback"),
+        error=string("error"),
         result=json("result"),
         payload=payload,
         progress=json("progress"),

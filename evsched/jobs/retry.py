@@ -13,6 +13,7 @@ ATTEMPTS_MOST: Final = 1000
 """Attempts of a job, at most: at a second each, a quarter of an hour."""
 
 _AT_ONCE: Final = 4
+_NAME_MOST: Final = 200
 """The last attempt after which a policy may let the next one begin at once."""
 
 
@@ -74,11 +75,11 @@ class Retry(Struct, frozen=True, kw_only=True):
         """Return why an exception of these `kinds_of` allows no other attempt; empty if it does."""
         for kind in self.give_up_on:
             if _name_of(kind) in kinds:
-                return f"give_up_on has {kind.__name__}"
+                return "give_up_on includes its class"
         if self.retry_on is None or any(_name_of(kind) in kinds for kind in self.retry_on):
             return ""
-        names = ", ".join(kind.__name__ for kind in self.retry_on)
-        return f"retry_on has only {names}" if names else "retry_on is empty"
+        # Without the classes of retry_on: a search for one of them must not find the jobs that raised another one.
+        return "retry_on does not include its class"
 
     def delay(self, attempt: int) -> float:
         """Return the seconds from the end of this attempt to the next one."""
@@ -108,6 +109,12 @@ def kinds_of(error: BaseException) -> frozenset[str]:
     Names, since an exception that was raised in another process has its class there.
     """
     return frozenset(_name_of(kind) for kind in type(error).__mro__)
+
+
+def class_name(error: BaseException) -> str:
+    """Return the name of an exception's class as tracebacks have it: with its module, unless it is a built-in one."""
+    name = _name_of(type(error)).removeprefix("builtins.")
+    return name.encode(errors="backslashreplace").decode()[:_NAME_MOST]
 
 
 def _name_of(kind: type) -> str:

@@ -124,7 +124,7 @@ async def _find_and_call(app: str, run: Run, link: ProcessEnd) -> Outcome:
     # The lifespan failed in this process, although not in the worker. So this run fails, and the worker continues.
     except Exception as error:  # noqa: BLE001
         failure = Failure(str(error)) if isinstance(error, ConfigError) else failure_of(error, app.partition(":")[0])
-        return judge(run.job, prepared, Failed(failure.reason, traceback=failure.traceback))
+        return judge(run.job, prepared, Failed(failure.reason, traceback=failure.traceback, error=failure.error))
 
 
 async def _call(handlers: Handlers, run: Run, prepared: Prepared) -> None:

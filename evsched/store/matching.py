@@ -14,14 +14,22 @@ from evsched.transport.call import Call, text
 
 
 def condition(
-    *, task: str | None = None, group: str | None = None, reason: str | None = None, before: float | None = None
+    *,
+    task: str | None = None,
+    group: str | None = None,
+    reason: str | None = None,
+    error: str | None = None,
+    after: float | None = None,
+    before: float | None = None,
 ) -> bytes:
-    """Return a filter as the scripts take it (lua/_match.lua). `before`: Unix seconds."""
+    """Return a filter as the scripts take it (lua/_match.lua). `after`, `before`: Unix seconds."""
     given = {
         "task": task,
         "group": group,
         # Lua lowers A to Z alone: so must this, or other letters would never be found.
         "reason": reason if reason is None else reason.encode().lower().decode(),
+        "error": error,
+        "after": after,
         "before": before,
     }
     return msgspec.json.encode({name: value for name, value in given.items() if value is not None})
@@ -40,6 +48,8 @@ class Match(Struct, frozen=True):
     created: float | None
     by: str | None
     reason: str | None
+    error: str | None
+    """The class of what the handler raised in the last failed run."""
 
 
 class Slice(Struct, frozen=True):
@@ -55,11 +65,12 @@ class Slice(Struct, frozen=True):
 def _read_slice(place: str, reply: list[Any]) -> Slice:
     cursor, left, flat = reply
     found = list[Match]()
-    for at in range(0, len(flat), 7):
+    for at in range(0, len(flat), 8):
         score = number(flat[at + 1]) if place in ("schedule", "dead") else None
-        task, group, created, by, reason = (text(value) or None for value in flat[at + 2 : at + 7])
+        task, group, created, by, reason, error = (text(value) or None for value in flat[at + 2 : at + 8])
         moment = None if created is None else number(created.encode())
-        found.append(Match(place.partition(":")[0], text(flat[at]), score, task, group, moment, by, reason))
+        job = text(flat[at])
+        found.append(Match(place.partition(":")[0], job, score, task, group, moment, by, reason, error))
     return Slice(text(cursor), left, found)
 
 

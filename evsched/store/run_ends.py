@@ -144,7 +144,7 @@ class RunEnds(Queue):
         words: list[Word] = [self._stamp(now), worker]
         for job, retried in runs:
             words += (job.id, job.attempt, f"{retried.delay:.6f}", retried.reason)
-            words += ("1" if retried.killed else "", retried.traceback)
+            words += ("1" if retried.killed else "", retried.traceback, retried.error)
         return self._verb("retry", texts, *words)
 
     def bury(
@@ -159,7 +159,8 @@ class RunEnds(Queue):
         words: list[Word] = [self._stamp(now), worker, *_words(hook)]
         for job, buried in runs:
             words += (job.id, job.attempt, buried.reason, "1" if buried.reply else "", buried.outcome)
-            words += ("killed" if buried.killed else "" if buried.began else "never", buried.traceback)
+            how = "killed" if buried.killed else "" if buried.began else "never"
+            words += (how, buried.traceback, buried.error)
         return self._verb("bury", texts, *words)
 
     def defer(

@@ -229,7 +229,10 @@ async def test_jobs_are_listed_by_place_and_by_a_filter(api: Caller, jobs: str, 
     batch = [{"task": f"t{n % 2}", "id": f"j{n}", "due": LATER + n, "group": f"g{n % 3}"} for n in range(12)]
     await api.ask("POST", f"/v1/queues/{queue}/batches", {"jobs": batch})
     raw.zadd(f"evsched:{{{queue}}}:dead", {"d": 5})
-    raw.hset(f"evsched:{{{queue}}}:job:d", mapping={"payload": '{"task":"t0"}', "reason": "ValueError: no"})
+    raw.hset(
+        f"evsched:{{{queue}}}:job:d",
+        mapping={"payload": '{"task":"t0"}', "reason": "ValueError: no", "error": "ValueError"},
+    )
 
     async def listed(query: str = "") -> tuple[list[str], bool]:
         found = (await api.ask("GET", f"{jobs}{query}", token=READ)).json()
@@ -245,6 +248,9 @@ async def test_jobs_are_listed_by_place_and_by_a_filter(api: Caller, jobs: str, 
     ids, complete = await listed("?task=t1&limit=2")
     assert (len(ids), complete) == (2, False)
     assert await listed("?older=1e9") == (["d"], True)
+    assert await listed("?until=1e9&since=2000-01-01T00:00:00Z") == ([], True)
+    assert await listed("?until=2001-01-01T00:00:00Z") == (["d"], True)
+    assert await listed("?error=ValueError") == (["d"], True)
     for query in ("?place=finished", "?limit=0", "?limit=x", "?task=", "?older=-1", "?name=x", "?task=a&task=b"):
         assert (await api.ask("GET", f"{jobs}{query}")).status_code == 422, query
 

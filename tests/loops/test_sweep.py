@@ -50,6 +50,7 @@ async def test_dead_jobs_are_revived_and_dropped(client: Client, queue: str, raw
     raw.delete(f"evsched:{{{queue}}}:schedule")
     assert await client.revive_matching(queue, Filter(task="pay", older=timedelta(hours=2))) == Swept(2, 2)
     assert await client.drop_matching(queue, Filter(older=60)) == Swept(2, 2)
+    assert await client.find(queue, Filter(since=timedelta(hours=1)), "dead") == []
     assert {match.id for match in await client.find(queue, Filter())} == {"j0", "j2"}
 
 

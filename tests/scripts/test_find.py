@@ -35,12 +35,12 @@ def found(send: Send, store: Store, matching: bytes, place: str = "schedule") ->
             return ids
 
 
-def bury(send: Send, store: Store, job: str, reason: str, now: float) -> None:
+def bury(send: Send, store: Store, job: str, reason: str, now: float, error: str = "") -> None:
     """Run a job that is due, and give it up."""
     send(store.dispatch(limit=9, cap=999, now=now))
     runs = send(store.start("w", (), hold=9, lease=15, now=now)).jobs
     assert [run.id for run in runs] == [job]
-    assert send(store.bury("w", [(runs[0], Buried(reason, False))], now=now)) == []
+    assert send(store.bury("w", [(runs[0], Buried(reason, False, error=error))], now=now)) == []
 
 
 def test_conditions_combine_with_and(send: Send, store: Store) -> None:
@@ -70,7 +70,7 @@ def test_a_match_says_what_is_known_of_the_job(send: Send, queue: str) -> None:
     send(store.enqueue([New("a", PAYLOAD, group="g", due=NOW + 9.5)], now=NOW))
     (match,) = send(store.find("schedule", condition())).found
     assert (match.place, match.id, match.at, match.task, match.group) == ("schedule", "a", NOW + 9.5, "pay", "g")
-    assert (match.created, match.by, match.reason) == (NOW, "billing", None)
+    assert (match.created, match.by, match.reason, match.error) == (NOW, "billing", None, None)
 
 
 def test_an_inline_job_is_found_by_its_member(send: Send, store: Store, raw: Any, root: str) -> None:
@@ -112,6 +112,48 @@ def test_a_reason_is_a_part_in_any_case_and_no_pattern(send: Send, store: Store)
     bury(send, store, "a", "ValueError: 100% of \u00c4", NOW)
     for part, there in (("valueerror", 1), ("VALUE", 1), ("100% OF", 1), ("value.*", 0), ("\u00c4", 1), ("\u00e4", 0)):
         assert found(send, store, condition(reason=part), "dead") == ({"a"} if there else set()), part
+
+
+def test_an_error_is_the_class_of_what_was_raised_and_no_other_text(send: Send, store: Store) -> None:
+    classes = {"a": "ConnectionError", "b": "requests.exceptions.ConnectionError", "c": "MyConnectionError", "d": ""}
+    for job, name in classes.items():
+        send(store.enqueue([New(job, PAYLOAD, due=NOW)], now=NOW))
+        bury(send, store, job, "ConnectionError: x", NOW, name)
+    wanted = {
+        "ConnectionError": {"a", "b"},
+        "requests.exceptions.ConnectionError": {"b"},
+        "exceptions.ConnectionError": {"b"},
+        "connectionerror": set[str](),
+        "Error": set[str](),
+        ".*Error": set[str](),
+    }
+    for name, ids in wanted.items():
+        assert found(send, store, condition(error=name), "dead") == ids, name
+    (match,) = send(store.find("dead", condition(error=classes["b"]))).found
+    assert match.error == classes["b"]
+    assert send(store.drop_matching(list(classes), condition(error="MyConnectionError"))) == 1
+    assert found(send, store, condition(), "dead") == {"a", "b", "d"}
+
+
+def test_the_error_of_an_ended_job_is_not_that_of_the_next_of_its_id(
+    send: Send, store: Store, raw: Any, root: str
+) -> None:
+    send(store.enqueue([New("a", PAYLOAD, due=NOW)], now=NOW))
+    bury(send, store, "a", "x", NOW, "E")
+    raw.zadd(f"{root}schedule", {"a": NOW + HOUR})
+    assert found(send, store, condition(error="E")) == set()
+    assert found(send, store, condition(error="E"), "dead") == {"a"}
+
+
+def test_a_span_of_time_includes_its_ends(send: Send, store: Store, raw: Any, root: str) -> None:
+    for n in range(4):
+        send(store.enqueue([New(f"w{n}", PAYLOAD, due=NOW + HOUR)], now=NOW + n))
+        raw.hset(f"{root}job:d{n}", "payload", PAYLOAD)
+        raw.zadd(f"{root}dead", {f"d{n}": NOW + n})
+    span = condition(after=NOW + 1, before=NOW + 2)
+    assert found(send, store, span) == {"w1", "w2"}
+    assert found(send, store, span, "dead") == {"d1", "d2"}
+    assert found(send, store, condition(after=NOW + 3), "dead") == {"d3"}
 
 
 @pytest.mark.parametrize("place", ["backlog", "backlog:g", "ready"])

@@ -1,4 +1,4 @@
-"""The traceback of a failure: it is kept in the record from the failed run until the next outcome."""
+"""The traceback and the class of a failure: they are kept in the record from the failed run until the next outcome."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def start(send: Send, store: Store) -> Callable[[], FetchedJob]:
 
 
 @pytest.fixture
-def traceback(send: Send, store: Store) -> Callable[[], str | None]:
-    def look() -> str | None:
-        return status_of(send, store, "a").traceback
+def raised(send: Send, store: Store) -> Callable[[], tuple[str | None, str | None]]:
+    def look() -> tuple[str | None, str | None]:
+        status = status_of(send, store, "a")
+        return status.traceback, status.error
 
     return look
 
 
 def fail(send: Send, store: Store, run: FetchedJob) -> None:
-    assert send(store.retry("w", [(run, Retried(0.0, "no luck", traceback=TRACE))], now=NOW)) == []
+    assert send(store.retry("w", [(run, Retried(0.0, "no luck", traceback=TRACE, error="E"))], now=NOW)) == []
 
 
 ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
@@ -51,15 +52,19 @@ ENDS: dict[str, Callable[[Store, FetchedJob], Any]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_that_ends_without_an_error_deletes_the_earlier_traceback(
-    send: Send, store: Store, start: Callable[[], FetchedJob], traceback: Callable[[], str | None], end: str
+    send: Send,
+    store: Store,
+    start: Callable[[], FetchedJob],
+    raised: Callable[[], tuple[str | None, str | None]],
+    end: str,
 ) -> None:
     fail(send, store, start())
-    assert traceback() == TRACE
+    assert raised() == (TRACE, "E")
     run = start()
-    assert traceback() == TRACE
+    assert raised() == (TRACE, "E")
     send(store.begin("w", [(run, "1")]))
     send(ENDS[end](store, run))
-    assert traceback() is None
+    assert raised() == (None, None)
 
 
 NOT_FAILED: dict[str, Callable[[Store, FetchedJob], Any]] = {
@@ -84,6 +89,7 @@ def test_a_job_given_up_before_its_retry_begins_keeps_why_the_last_attempt_faile
     status = status_of(send, store, "a")
     assert (status.place, status.attempt, status.outcome) == ("dead", 1, "expired")
     assert (status.reason, status.traceback, status.failure) == ("expired; before that: no luck", TRACE, None)
+    assert status.error == "E"
     reply = send(store.replied("a"))
     assert reply is not None
     assert decode(reply)["reason"] == "expired; before that: no luck"
@@ -107,6 +113,7 @@ def test_a_failure_is_forgotten_with_the_next_one_and_when_the_job_is_revived(
     assert send(store.retry("w", [(start(), Retried(0.0, "worse luck"))], now=NOW)) == []
     status = status_of(send, store, "a")
     assert (status.reason, status.failure, status.traceback) == ("worse luck", None, None)
+    assert status.error is None
     expire(send, store, start())
     send(store.revive(["a"], now=NOW))
     expire(send, store, start())
@@ -123,23 +130,27 @@ def test_a_retry_whose_payload_is_gone_keeps_why_its_attempt_failed(
     assert status.reason is not None
     assert status.reason.startswith("the payload has 2000 bytes")
     assert status.reason.endswith("; before that: no luck")
-    assert status.traceback == TRACE
+    assert (status.traceback, status.error) == (TRACE, "E")
 
 
 def test_a_dead_job_keeps_its_traceback_until_it_is_revived(
-    send: Send, store: Store, start: Callable[[], FetchedJob], traceback: Callable[[], str | None]
+    send: Send, store: Store, start: Callable[[], FetchedJob], raised: Callable[[], tuple[str | None, str | None]]
 ) -> None:
-    send(store.bury("w", [(start(), Buried("no luck", False, traceback=TRACE))], now=NOW))
-    assert traceback() == TRACE
+    send(store.bury("w", [(start(), Buried("no luck", False, traceback=TRACE, error="E"))], now=NOW))
+    assert raised() == (TRACE, "E")
     send(store.revive(["a"], now=NOW))
-    assert traceback() is None
+    assert raised() == (None, None)
 
 
 def test_an_id_that_is_scheduled_again_while_it_fails_runs_without_a_traceback(
-    send: Send, store: Store, start: Callable[[], FetchedJob], traceback: Callable[[], str | None], raw: Any
+    send: Send,
+    store: Store,
+    start: Callable[[], FetchedJob],
+    raised: Callable[[], tuple[str | None, str | None]],
+    raw: Any,
 ) -> None:
     run = start()
     raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW + 60})
-    send(store.bury("w", [(run, Buried("no luck", False, traceback=TRACE))], now=NOW))
-    assert traceback() is None
+    send(store.bury("w", [(run, Buried("no luck", False, traceback=TRACE, error="E"))], now=NOW))
+    assert raised() == (None, None)
     assert status_of(send, store, "a").place == "schedule"

@@ -59,6 +59,7 @@ def test_jobs_lists_those_that_match_the_next_to_run_first(cli: Cli, queue: str)
         "group": None,
         "by": "billing",
         "reason": None,
+        "error": None,
     }
     some = cli.run("jobs", *of, "--limit", "2")
     assert some.stdout.splitlines()[1].split("\t")[:2] == ["schedule", "j0"]
@@ -103,6 +104,23 @@ def test_reschedule_by_a_filter(cli: Cli, queue: str, schedule: Any) -> None:
     done = cli.run("reschedule", "--queue", queue, "--task", "pay", "--at", "1990000000")
     assert (done.returncode, done.stdout) == (0, "100 rescheduled\n")
     assert schedule() == {**before, **dict.fromkeys(PAY, 1.99e9)}
+
+
+def test_dead_jobs_of_a_span_by_what_they_raised(cli: Cli, queue: str, raw: Any) -> None:
+    root = f"evsched:{{{queue}}}:"
+    for n in range(4):
+        error = "ValueError" if n == 1 else "app.PayError"
+        raw.hset(f"{root}job:d{n}", mapping={"payload": '{"task":"t"}', "finished": "1", "error": error})
+        raw.zadd(f"{root}dead", {f"d{n}": 9e8 + n})
+    span = ("--since", "900000001", "--until", "1998-07-09T16:00:02Z")
+    rows = cli.json("jobs", "--queue", queue, "--error", "PayError", *span)
+    assert [(row["id"], row["error"]) for row in rows] == [("d2", "app.PayError")]
+    assert cli.run("dead", "revive", "--queue", queue, *span).stdout == "2 revived\n"
+    assert cli.run("dead", "drop", "--queue", queue, "--since", "2h").stdout == "0 dropped\n"
+    assert raw.zrange(f"{root}dead", 0, -1) == [b"d0", b"d3"]
+    wrong = cli.run("cancel", "--queue", queue, "--since", "soon")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "or 2h for two hours ago" in wrong.stderr
 
 
 @pytest.mark.parametrize("verb", ["revive", "drop"])

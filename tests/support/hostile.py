@@ -24,7 +24,7 @@ _RULES: Final = re.search(r"^# user producer (.*)$", CONF.read_text(encoding="ut
 
 FIELDS: Final = (
     b"payload priority group due attempt worker started reason outcome result finished planned again awaited parked "
-    b"stop recurrence misfire_grace reply progress member begun suspect traceback snoozes unknown"
+    b"stop recurrence misfire_grace reply progress member begun suspect traceback error snoozes unknown"
 ).split()
 """Every field that a script or a worker reads in a job's record, the contract's first."""
 

@@ -84,17 +84,27 @@ async def charge_card_in_loop(how: str) -> None:
 BY_EXCEPTION = [
     ("fail", Retry(), ""),
     ("fail", Retry(give_up_on=(Refused,)), ""),
-    ("fail", Retry(give_up_on=(LookupError, ValueError)), "give_up_on has ValueError"),
-    ("refused", Retry(give_up_on=(ValueError,)), "give_up_on has ValueError"),
+    ("fail", Retry(give_up_on=(LookupError, ValueError)), "give_up_on includes its class"),
+    ("refused", Retry(give_up_on=(ValueError,)), "give_up_on includes its class"),
     ("away", Retry(retry_on=(TimeoutError, ConnectionError)), ""),
-    ("fail", Retry(retry_on=(TimeoutError, ConnectionError)), "retry_on has only TimeoutError, ConnectionError"),
-    ("fail", Retry(retry_on=()), "retry_on is empty"),
+    ("fail", Retry(retry_on=(TimeoutError, ConnectionError)), "retry_on does not include its class"),
+    ("fail", Retry(retry_on=()), "retry_on does not include its class"),
     ("fail", Retry(retry_on=(ValueError,), give_up_on=(Refused,)), ""),
-    ("refused", Retry(retry_on=(ValueError,), give_up_on=(Refused,)), "give_up_on has Refused"),
-    ("odd", Retry(retry_on=(Exception,)), "retry_on has only Exception"),
-    ("exit", Retry(retry_on=(Exception,)), "retry_on has only Exception"),
+    ("refused", Retry(retry_on=(ValueError,), give_up_on=(Refused,)), "give_up_on includes its class"),
+    ("odd", Retry(retry_on=(Exception,)), "retry_on does not include its class"),
+    ("exit", Retry(retry_on=(Exception,)), "retry_on does not include its class"),
     ("exit", Retry(retry_on=(GeneratorExit,)), ""),
 ]
+
+
+CLASSES = {
+    "refused": f"{__name__}.Refused",
+    "fail": "ValueError",
+    "away": "ConnectionResetError",
+    "odd": f"{__name__}.Odd",
+    "exit": "GeneratorExit",
+}
+"""What the record says of the errors of `charge_card`."""
 
 
 @pytest.mark.parametrize(("how", "policy", "refused"), BY_EXCEPTION)
@@ -109,6 +119,7 @@ async def test_a_policy_retries_or_gives_up_by_what_the_handler_raised(
     assert outcome.reason.startswith("attempt 1 of 5: ")
     assert "in charge_card)" in outcome.reason
     assert outcome.reason.partition("; not run again: ")[2] == refused
+    assert outcome.error == CLASSES[how]
     assert "in charge_card" in outcome.traceback
 
 
@@ -126,16 +137,17 @@ async def test_a_policy_by_exception_does_not_decide_about_timeouts_and_what_a_h
     async def later() -> None:
         raise RetryLater(5)
 
-    assert isinstance(await run(wait, b'{"task":"t","timeout":0.01}', retry=policy), Retried)
-    assert isinstance(await run(wait_and_fail, b'{"task":"t","timeout":0.01}', retry=policy), Retried)
-    assert isinstance(await run(later, retry=policy), Retried)
+    for handler, error in ((wait, ""), (wait_and_fail, ""), (later, "evsched.jobs.steering.RetryLater")):
+        outcome = await run(handler, b'{"task":"t","timeout":0.01}', retry=policy)
+        assert isinstance(outcome, Retried)
+        assert outcome.error == error
 
 
 @pytest.mark.parametrize(
     ("policy", "refused"),
     [
-        (Retry(retry_on=(ConnectionError,)), "retry_on has only ConnectionError"),
-        (Retry(give_up_on=(asyncio.CancelledError,)), "give_up_on has CancelledError"),
+        (Retry(retry_on=(ConnectionError,)), "retry_on does not include its class"),
+        (Retry(give_up_on=(asyncio.CancelledError,)), "give_up_on includes its class"),
         (Retry(retry_on=(asyncio.CancelledError,)), ""),
     ],
 )
@@ -248,7 +260,9 @@ async def test_a_delay_that_a_handler_asks_for_is_clamped_to_what_redis_accepts(
     async def later() -> None:
         raise RetryLater(asked)
 
-    assert await run(later) == Retried(delay, "attempt 1 of 9: the handler asked for another attempt")
+    assert await run(later) == Retried(
+        delay, "attempt 1 of 9: the handler asked for another attempt", error="evsched.jobs.steering.RetryLater"
+    )
 
 
 def wait_for_file(how: str) -> None:

@@ -196,4 +196,4 @@ def test_an_error_from_the_package_itself_has_no_line_and_no_traceback() -> None
     with pytest.raises(TypeError) as caught:
         encode(object())
     caught.value.__traceback__ = None  # without the frame of this test
-    assert failure_of(caught.value) == Failure(f"TypeError: {caught.value}")
+    assert failure_of(caught.value) == Failure(f"TypeError: {caught.value}", error="TypeError")

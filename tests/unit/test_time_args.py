@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evsched.cli.time_args import parse_length, parse_time
+from evsched.cli.time_args import parse_length, parse_past, parse_time
 from evsched.cli.usage import UsageError
 
 
@@ -23,3 +23,20 @@ def test_lengths_and_times_as_people_write_them() -> None:
     for invalid in ("soon", "-1s", "10x", ""):
         with pytest.raises(UsageError):
             parse_length(invalid)
+
+
+def test_a_time_in_the_past_is_a_moment_or_a_length_before_now() -> None:
+    assert (parse_past("2h"), parse_past("1.5d")) == (timedelta(hours=2), timedelta(days=1.5))
+    assert (parse_past("1900000000"), parse_past("2030-01-31T09:00Z")) == (1900000000, 1896080400)
+    for invalid in ("soon", "25:00", "14:60", "-2h", "1.2.3h", "9" * 20 + "d"):
+        with pytest.raises(UsageError, match="write"):
+            parse_past(invalid)
+
+
+@pytest.mark.parametrize("text", ["00:00", "9:30", "23:59", "23:59:59"])
+def test_a_time_of_day_is_the_latest_that_has_passed(text: str) -> None:
+    before = datetime.now(UTC).timestamp()
+    found = parse_past(text)
+    assert isinstance(found, float)
+    assert before - 25 * 3600 - 1 <= found <= datetime.now(UTC).timestamp()  # a day has 25 hours when a summer ends
+    assert datetime.fromtimestamp(found).strftime("%H:%M:%S").startswith(text.zfill(5))  # noqa: DTZ006 - this machine's zone
