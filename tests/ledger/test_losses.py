@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import psycopg
@@ -17,6 +18,8 @@ from evsched.client.client import Client
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
+from tests.support.patience import PATIENCE
+from tests.support.plain import plain_client
 from tests.support.postgres import Postgres
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
@@ -44,6 +47,26 @@ def ran(app: App) -> list[str]:
 async def running(config: Config, app: App, ran: list[str]) -> AsyncGenerator[System]:
     async with system(config, app) as running:
         yield running
+
+
+@pytest.fixture
+def other() -> Generator[EmbeddedRedis]:
+    """A second Redis, to which data is copied and from which it is restored."""
+    with EmbeddedRedis(port=0) as server:
+        yield server
+
+
+def copy(source: EmbeddedRedis, target: EmbeddedRedis) -> None:
+    """Make a running Redis a replica of another one until it has its data, and then a primary again."""
+    client, origin = plain_client(target.url), plain_client(source.url)
+    origin.config_set("repl-diskless-sync-delay", 0)
+    client.replicaof("127.0.0.1", source.port)
+    limit = time.monotonic() + PATIENCE
+    while client.info("replication")["master_link_status"] != "up":
+        assert time.monotonic() < limit, "the replica has not been in sync"
+    client.replicaof("NO", "ONE")
+    client.close()
+    origin.close()
 
 
 def insert(url: str, queue: str, count: int, due: str = NEVER, critical: int = 0, prefix: str = "j") -> None:
@@ -94,6 +117,58 @@ async def test_a_restart_of_redis_that_loses_its_last_moments_is_noticed(
         await recorder.until(lambda: scheduled(recorder, again=True) == 10)
         assert client.get("evsched:{}:epoch") == key
         assert client.zcard(f"evsched:{{{queue}}}:schedule") == 10
+
+
+async def test_a_running_redis_that_gets_an_older_copy_of_its_data_is_noticed(
+    relaying: Running,
+    queue: str,
+    ledger_url: str,
+    own: EmbeddedRedis,
+    other: EmbeddedRedis,
+    client: Any,
+    recorder: Recorder,
+) -> None:
+    """A restore without a restart: the process stays the same, and connections that are not blocked stay open."""
+    insert(ledger_url, queue, 100)
+    async with relaying(recorder), relaying(recorder):
+        await recorder.until(lambda: scheduled(recorder) == 100)
+        await asyncio.to_thread(copy, own, other)
+        await recorder.wait(events.EpochFound)
+        insert(ledger_url, queue, 100, prefix="later")
+        await recorder.until(lambda: scheduled(recorder) >= 200)
+        run = client.info("server")["run_id"]
+        await asyncio.to_thread(copy, other, own)
+        assert client.info("server")["run_id"] == run
+        await recorder.until(lambda: client.zcard(f"evsched:{{{queue}}}:schedule") == 200)
+
+
+async def test_rows_that_another_redis_did_not_take_are_scheduled_when_the_first_is_back(
+    relaying: Running,
+    queue: str,
+    ledger_url: str,
+    own: EmbeddedRedis,
+    other: EmbeddedRedis,
+    client: Any,
+    recorder: Recorder,
+) -> None:
+    """A failover to a replica that lags behind, on which only critical rows are restored, and back."""
+    insert(ledger_url, queue, 100)
+    async with relaying(recorder):
+        await recorder.until(lambda: scheduled(recorder) == 100)
+    copy(own, other)
+    lagging = plain_client(other.url)
+    lost = [f"j{n}" for n in range(1, 51)]
+    lagging.zrem(f"evsched:{{{queue}}}:schedule", *lost)
+    lagging.delete(*(f"evsched:{{{queue}}}:job:{job_id}" for job_id in lost))
+    lagging.close()
+    insert(ledger_url, queue, 10, critical=1, prefix="critical")
+    async with relaying(recorder, url=other.url, critical_only=1):
+        await recorder.until(lambda: scheduled(recorder) == 110)
+    copy(other, own)
+    assert client.zcard(f"evsched:{{{queue}}}:schedule") == 60
+    async with relaying(recorder):
+        await recorder.until(lambda: scheduled(recorder, again=True) == 110)
+    assert client.zcard(f"evsched:{{{queue}}}:schedule") == 110
 
 
 async def test_critical_rows_come_back_first(
