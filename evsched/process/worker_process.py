@@ -127,6 +127,9 @@ class WorkerProcess:
                 environment[PUT_BACK] = msgspec.json.encode(self.put_back).decode()
                 self.put_back.clear()
             inherited = [int(value) for name, value in environment.items() if name in (LINK, METRICS, METRICS_TAKEN)]
+            # A child that is asked to end while Python starts gets the signal when it can handle it, in __main__.py. It
+            # inherits the mask: asyncio starts the process before it first waits.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
             try:
                 # A group of its own: so Ctrl-C on the terminal reaches the parent alone, which passes it on once.
                 process = self._process = await asyncio.create_subprocess_exec(
@@ -140,6 +143,8 @@ class WorkerProcess:
                 ours.close()
                 emit(ChildNotStarted(number=self.number, reason=str(error)))
                 return NOT_STARTED
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         emit(ChildStarted(number=self.number, pid=process.pid))
         if not self.wanted:
             self.terminate()

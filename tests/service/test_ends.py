@@ -67,6 +67,8 @@ def signalled() -> str:
 """
 
 SERVICES = [("dispatcher",), ("worker", "tasks:app"), ("dev", "tasks:app")]
+OTHERS = [("api",), ("ledger", "run"), ("doctor", "--watch")]
+"""They run until a signal, and have no jobs."""
 WORKERS = [("worker", "tasks:app"), ("worker", "tasks:app", "--burst"), ("dev", "tasks:app")]
 PARENT = ("worker", "tasks:app", "--processes", "1")
 
@@ -126,11 +128,11 @@ sys.meta_path.insert(0, Held())
 @pytest.mark.parametrize(
     ("words", "number", "code"),
     [
-        *((words, signal.SIGTERM, 0) for words in SERVICES),
+        *((words, signal.SIGTERM, 0) for words in (*SERVICES, *OTHERS)),
         (PARENT, signal.SIGINT, 0),
         (("queues",), signal.SIGINT, 130),
     ],
-    ids=["dispatcher", "worker", "dev", "SIGINT", "no service"],
+    ids=["dispatcher", "worker", "dev", "api", "ledger", "doctor", "SIGINT", "no service"],
 )
 def test_a_signal_during_the_import_ends_the_service_silently(
     cli: Cli, words: tuple[str, ...], number: signal.Signals, code: int
@@ -141,6 +143,22 @@ def test_a_signal_during_the_import_ends_the_service_silently(
         child.send_signal(number)
         assert child.communicate(timeout=20) == ("", "")
         assert child.returncode == code
+
+
+TERMINATED = """
+import os, signal
+if "_EVSCHED_LINK_FD" in os.environ:
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_child_that_is_asked_to_end_while_python_starts_ends_in_order(cli: Cli) -> None:
+    cli.run_first(TERMINATED)
+    with started(cli, *PARENT) as (child, log):
+        assert log.until("ChildEnded")["code"] == 0
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=PATIENCE)
+        assert child.returncode == 0
 
 
 @pytest.fixture
