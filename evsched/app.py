@@ -12,7 +12,6 @@ from evsched.client.client import Client
 from evsched.client.declared import RecurringOptions, check_recurring_options, declared
 from evsched.client.job_handle import Job
 from evsched.client.new_job import Sending
-from evsched.client.sync_client import SyncClient
 from evsched.client.sync_session import SyncSession
 from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle
 from evsched.config import DEFAULT_QUEUE
@@ -182,7 +181,7 @@ class App:
     @contextmanager
     def sync(self) -> Generator[SyncSession]:
         """Yield a client for a program without an event loop. All its threads may share it; see `SyncSession`."""
-        client = SyncClient(self.url, self.shards)
+        client = self.client.without_loop()
         try:
             yield SyncSession(client, self.queue)
         finally:

@@ -14,20 +14,23 @@
         await tasks.remind.using(delay=timedelta(hours=3)).enqueue("bob")
         assert await clock.advance(hours=2) == []
         (run,) = await clock.advance(hours=1)
-        assert run.outcome == Done(...)
+        assert run.outcome == "done"
 
 There is no dispatcher and no worker, and nothing waits: `advance` moves the clock from one due time to the next, and
 runs the due jobs one after the other, in this process and event loop. Recurrences that the app declares are scheduled
 too. The rest works as in production: the scripts, retries, limits, middleware, and the lifespan (around each
 `advance`). Only retention follows Redis's own clock.
+
+PYTEST_DONT_REWRITE: a conftest.py may import `Clock` before pytest loads this plugin.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Generator
-from datetime import datetime, timedelta
-from typing import Any, Final, cast
+from collections.abc import Callable, Generator, Iterable
+from datetime import date, datetime, timedelta
+from typing import Any, Final, Literal
 
 import pytest
 from msgspec import Struct
@@ -35,6 +38,7 @@ from msgspec import Struct
 from evsched import App
 from evsched.client.client import Client
 from evsched.client.find_queues import find_queues
+from evsched.client.kept_recurrences import kept
 from evsched.client.operations import Send, Step, nodes
 from evsched.client.sync_client import SyncClient
 from evsched.client.times import unix
@@ -43,14 +47,19 @@ from evsched.errors import ConfigError
 from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
 from evsched.execution.run_store import NoRunStore
-from evsched.jobs.job import Outcome
-from evsched.recurrence.calendars import just_before
-from evsched.recurrence.recurrence import read_declared, read_recurrence
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
+from evsched.recurrence.calendars import CALENDAR_NAME, just_before, names_of, parse_calendar
+from evsched.recurrence.recurrence import Plan, Recurrence, read_declared, read_recurrence, window_names
+from evsched.recurrence.windows import WINDOW_NAME, parse_window
+from evsched.store.dispatchers import Agenda
 from evsched.store.server import flush
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 
-__all__ = ["Clock", "Ran", "clock", "evsched_app", "evsched_server"]
+__all__ = ["Clock", "Ran", "RunOutcome", "clock", "evsched_app", "evsched_server"]
+
+RunOutcome = Literal["done", "retry", "snoozed", "dead", "expired", "cancelled"]
+"""What came of a run, in the words of the metrics."""
 
 _MOST: Final = 10_000
 """The most runs of one `advance`. More of them most likely mean a job that schedules itself for now."""
@@ -64,15 +73,33 @@ _SLICE: Final = 100
 _WORKER: Final = "test"
 
 
+_logger: Final = logging.getLogger("evsched")
+
+
 class Ran(Struct, frozen=True):
-    """A run of `advance`, and its outcome. `at` in Unix seconds."""
+    """A run of `advance`. `at` in Unix seconds."""
 
     id: str
     queue: str
     task: str
     attempt: int
     at: float
-    outcome: Outcome
+    outcome: RunOutcome
+    result: Any = None
+    """What a run that is done returned, as JSON has it."""
+    reason: str | None = None
+    """Why it is not done; None if it is done or cancelled."""
+
+
+class _SyncClient(SyncClient):
+    """The client of `app.sync()`, on the test's clock."""
+
+    def __init__(self, clock: Clock, url: str) -> None:
+        super().__init__(url)
+        self._clock = clock
+
+    def store(self, queue: str) -> Store:
+        return self._clock.store(queue)
 
 
 class _Client(Client):
@@ -84,7 +111,10 @@ class _Client(Client):
         self._sync = sender
 
     def store(self, queue: str) -> Store:
-        return Store(queue, lambda: self._clock.now)
+        return self._clock.store(queue)
+
+    def without_loop(self) -> SyncClient:
+        return _SyncClient(self._clock, self._url)
 
     async def perform(self, step: Step) -> Any:
         return self._sync.send(step.call) if isinstance(step, Send) else await super().perform(step)
@@ -113,18 +143,32 @@ class Clock:
 
     def __init__(self, app: App, url: str) -> None:
         self.now: float = float(int(time.time()))
-        """Unix seconds. Only `advance` moves it."""
+        """Unix seconds. Only `start` and `advance` move it."""
         self._config = Config(url=url)
         self._program = app.program
         self._sender = SyncClient(url)
         self._executor = Executor(app.program, 1, 1, _Windows(self._sender))
+        self._own_queues = {*app.queues, *(queue for queue, *_ in app.program.limits)}
+        self._used = False
+        self._runs = 0
+        """Runs of the `advance` that is under way, with those that did not begin."""
         app.move_to(url, _Client(self, self._sender, url))
         for node in self._sender.run(nodes()):
             self._sender.send(flush().at(node))
         for queue, declared in app.program.recurrences:
             self._sender.send(Store(queue).declare(declared, app.program.owner))
-        for queue in {*app.queues, *(name for name, *_ in app.program.limits)}:
+        for queue in self._own_queues:
             self._sender.send(Store(queue).limit(app.program.wholes_in(queue)))
+
+    def start(self, at: datetime | float) -> None:
+        """Set the clock to the moment at which the test begins: an aware datetime, or Unix seconds.
+
+        Raises:
+            ConfigError: the moment is not valid; or the test has enqueued something or moved the clock before.
+        """
+        if self._used:
+            raise ConfigError("clock.start comes first in a test, before it enqueues jobs and moves the clock")
+        self.now = _tick_from(unix("start", at))
 
     async def advance(
         self,
@@ -137,14 +181,20 @@ class Clock:
     ) -> list[Ran]:
         """Move the clock by a duration, or to a moment; run the jobs that become due, in order, and return the runs.
 
+        `until`: the moment, an aware datetime or Unix seconds. A job that waits for its window has not run yet.
+
         Raises:
-            ConfigError: the moment is not valid or in the past; or more than 10,000 runs were made.
+            ConfigError: the moment is not valid or in the past; or it is given with a duration; or more than 10,000
+                runs were made.
         """
+        self._used = True
         length = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+        if until is not None and length:
+            raise ConfigError("advance: give `until` or a duration, not both")
         end = _tick(self.now + length) if until is None else _tick_from(unix("until", until))
         if not end >= self.now:  # nor NaN
             raise ConfigError(f"the clock is at {self.now}, and cannot go back to {end}")
-        ran = list[Ran]()
+        ran, self._runs = list[Ran](), 0
         async with self._program.lifespan() as self._executor.handlers.state:
             while True:
                 rest = min([await self._run_due(queue, ran) for queue in self._queues()], default=float("inf"))
@@ -156,16 +206,63 @@ class Clock:
         self.now = end
         return ran
 
+    def set_calendar(self, name: str, days: str | Iterable[date], *, queue: str | None = None) -> None:
+        """Give the test a calendar, or change it, for the recurrences that skip its days.
+
+        `days`: dates, or a text such as "2030-01-01 2030-12-24..2030-12-26". `queue`: else all queues of the app.
+
+        Raises:
+            ConfigError: the name or a day is not valid.
+        """
+        text = days if isinstance(days, str) else " ".join(f"{day:%Y-%m-%d}" for day in days)
+        parse_calendar(text)
+        if not CALENDAR_NAME.fullmatch(name):
+            raise ConfigError(f"calendar name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
+        for store in self._stores(queue):
+            self._sender.send(store.set_calendar(name, text))
+            self._replan(store, lambda fields: name in names_of(fields.get("skip")))
+
+    def set_window(self, name: str, window: str, *, queue: str | None = None) -> None:
+        """Give the test a named window, or change it, such as "mon-fri 09:00-17:00 Europe/Berlin".
+
+        `queue`: else all queues of the app.
+
+        Raises:
+            ConfigError: the name or the window is not valid.
+        """
+        parse_window(window)
+        if not WINDOW_NAME.fullmatch(name):
+            raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
+        for store in self._stores(queue):
+            self._sender.send(store.set_window(name, window))
+            while self._sender.send(store.reopen(name))[1]:
+                pass
+            self._replan(store, lambda fields: name in window_names(fields.get("window"), fields.get("payload", b"")))
+
+    def store(self, queue: str) -> Store:
+        """Return the calls of a queue, on this clock."""
+        self._used = True
+        return Store(queue, lambda: self.now)
+
     def close(self) -> None:
         """Close the connection."""
         self._sender.close()
+
+    def _stores(self, queue: str | None) -> list[Store]:
+        queues = self._own_queues if queue is None else {queue}
+        return [Store(name, lambda: self.now) for name in queues]
+
+    def _replan(self, store: Store, concerns: Callable[[dict[str, bytes]], bool]) -> None:
+        for name, _, fields in self._sender.run(kept(store)):
+            if concerns(fields):
+                self._sender.send(store.replan(name))
 
     def _queues(self) -> list[str]:
         return self._sender.run(find_queues())
 
     async def _run_due(self, queue: str, ran: list[Ran]) -> float:
         """Run what is due now in a queue; return the seconds until more is due, at least a tick; 0 = look again."""
-        store, config = Store(queue, lambda: self.now), self._config
+        store, config = self.store(queue), self._config
         recurs = self._recur(store)
         step = self._sender.send(store.dispatch(limit=config.batch, cap=config.payload_cap))
         worked = bool(step.moved or step.buried or recurs <= 0)
@@ -174,10 +271,11 @@ class Clock:
             run = Run(job, Delivery(queue, self.now, time.monotonic()))
             await self._executor.run(run)
             self._end(store, run)
-            outcome = cast(Outcome, run.outcome)  # only a run that loses its lease has none
-            ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, outcome))
+            if run.outcome is not None and (words := _words_of(run.outcome)) is not None:
+                ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, *words))
             worked = True
-            if len(ran) > _MOST:
+            self._runs += 1
+            if self._runs > _MOST:
                 raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
         return 0.0 if worked else max(_TICK, min(step.sleep, recurs))
 
@@ -191,17 +289,54 @@ class Clock:
     def _recur(self, store: Store) -> float:
         """Put the occurrences that are due now on the schedule; return the seconds until more are due."""
         agenda = self._sender.send(store.agenda(0.0, _SLICE))
-        calendars = self._sender.send(store.calendars(agenda.calendars)) if agenda.calendars else {}
+        read = self._reader(store, agenda)
         for name, seen, fields in agenda.over:
-            recurrence = read_recurrence(read_declared(name, fields), calendars)
-            self._sender.send(store.unpause(name, seen, next(recurrence.walk(just_before(float(seen))), None)))
+            recurrence = read(name, fields)
+            next_ = 0.0 if recurrence is None else next(recurrence.walk(just_before(float(seen))), None)
+            self._sender.send(store.unpause(name, seen, next_))
         for name, seen, fields in agenda.rows:
-            plan = read_recurrence(read_declared(name, fields), calendars).plan(float(seen), self.now, 0.0)
+            recurrence = read(name, fields)
+            plan = Plan([], None, 0) if recurrence is None else recurrence.plan(float(seen), self.now, 0.0)
             self._sender.send(store.recur(name, seen, plan.put, next_=plan.next, missed=plan.missed))
         if agenda.rows or agenda.over:
             return 0.0
         nearest = [moment for moment in (agenda.beyond, agenda.pause_ends) if moment is not None]
         return min(nearest, default=float("inf")) - self.now
+
+    def _reader(self, store: Store, agenda: Agenda) -> Callable[[str, dict[str, bytes]], Recurrence | None]:
+        """Return a function that reads a recurrence; None if it stands still, which is logged with what to do."""
+        calendars = self._sender.send(store.calendars(agenda.calendars)) if agenda.calendars else {}
+        windows = self._sender.send(store.windows())
+
+        def read(name: str, fields: dict[str, bytes]) -> Recurrence | None:
+            try:
+                return read_recurrence(read_declared(name, fields), calendars, windows)
+            except ConfigError as error:
+                _logger.warning(
+                    "recurrence %s of queue %s makes no jobs: %s; in a test, clock.set_calendar(NAME, DAYS) or "
+                    "clock.set_window(NAME, WINDOW)",
+                    *(name, store.queue, error),
+                )
+                return None
+
+        return read
+
+
+def _words_of(outcome: Outcome) -> tuple[RunOutcome, Any, str | None] | None:
+    """Return the name of an outcome, its result, and its reason; None if the run did not begin and the job waits."""
+    match outcome:
+        case Done():
+            return "done", decode(outcome.result), None
+        case Retried():
+            return "retry", None, outcome.reason
+        case Buried():
+            return outcome.outcome, None, outcome.reason
+        case Aborted():
+            return "cancelled", None, None
+        case Snoozed():
+            return "snoozed", None, outcome.reason
+        case Deferred() | Requeued():
+            return None
 
 
 def _tick(moment: float) -> float:

@@ -14,6 +14,7 @@ from evsched.client.operations import REPLY_TIMEOUT, Nodes, Operation, Pause, Se
 from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Swept
 from evsched.client.sweeps import sweep_all
+from evsched.client.sync_client import SyncClient
 from evsched.client.times import unix
 from evsched.client.unique import Unique
 from evsched.jobs.job import JobStatus, OnConflict, Place
@@ -43,6 +44,10 @@ class Client:
     @cached_property
     def _by(self) -> str:
         return address.user(self._url)
+
+    def without_loop(self) -> SyncClient:
+        """Return a client of the same Redis for a program without an event loop."""
+        return SyncClient(self._url, self.shards)
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue, without its shards."""

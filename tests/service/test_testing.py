@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from evsched import App, ConfigError, EndedJob, JobExists, Retry, Snooze, Unique, current_job
-from evsched.jobs.job import Done, Forwarded, Message, Retried
+from evsched.client.new_job import new_job
+from evsched.jobs.job import Message
 from evsched.store.store import Store
-from evsched.testing import Clock, clock, evsched_app, evsched_server
+from evsched.testing import Clock, Ran, clock, evsched_app, evsched_server
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.plain import plain_client
 
@@ -80,7 +85,7 @@ async def test_due_jobs_run_in_order_without_waiting(clock: Clock) -> None:
         await late.result()
     (run,) = await clock.advance(hours=2)
     assert (run.id, run.task, run.queue, run.attempt) == (early.id, "remind", "tested", 1)
-    assert isinstance(run.outcome, Done)
+    assert (run.outcome, run.result, run.reason) == ("done", "early, shared", None)
     assert await early.result() == "early, shared"
     began = clock.now
     (run,) = await clock.advance(hours=1)
@@ -94,6 +99,8 @@ async def test_retries_run_when_they_are_due(clock: Clock) -> None:
     began = clock.now
     runs = await clock.advance(minutes=5)
     assert [run.at - began for run in runs] == [0, 60, 120]
+    assert [run.outcome for run in runs] == ["retry", "retry", "done"]
+    assert [run.reason is not None and "ValueError: no luck" in run.reason for run in runs] == [True, True, False]
     assert (await job.status()).attempt == 3
 
 
@@ -125,6 +132,109 @@ async def test_occurrences_that_are_spread_recur(evsched_server: EmbeddedRedis) 
     clock.close()
 
 
+@pytest.fixture
+def office(evsched_server: EmbeddedRedis) -> Generator[tuple[App, Clock]]:
+    """Give an app whose recurrences name a calendar and a window, and which has another task."""
+    office = App()
+
+    @office.recurring("0 9 * * *", skip="holidays")
+    @office.task
+    async def daily() -> None: ...  # pyright: ignore[reportUnusedFunction]
+
+    @office.recurring("0 * * * *", window="hours")
+    @office.task
+    async def hourly() -> None: ...  # pyright: ignore[reportUnusedFunction]
+
+    @office.task
+    async def other() -> None: ...  # pyright: ignore[reportUnusedFunction]
+
+    clock = Clock(office, evsched_server.url)
+    yield office, clock
+    clock.close()
+
+
+def tasks_of(runs: list[Ran]) -> list[str]:
+    return [f"{run.task} {datetime.fromtimestamp(run.at, UTC):%d %H}" for run in runs]
+
+
+async def test_a_recurrence_without_its_calendar_stands_still_and_the_log_says_what_to_do(
+    office: tuple[App, Clock], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, clock = office
+    clock.start(datetime(2030, 6, 1, 8, tzinfo=UTC))
+    await app.client.enqueue("default", [new_job("other", (), {}, {})])
+    assert tasks_of(await clock.advance(hours=3)) == ["other 01 08"]
+    assert await clock.advance(days=1) == []
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert any("recurrence daily of queue default makes no jobs" in line for line in said)
+    assert all("clock.set_calendar(NAME, DAYS)" in line for line in said)
+
+
+async def test_calendars_and_windows_are_given_and_changed(office: tuple[App, Clock]) -> None:
+    _, clock = office
+    clock.start(datetime(2030, 6, 1, 8, tzinfo=UTC))
+    clock.set_window("hours", "10:00-11:30 UTC")
+    assert tasks_of(await clock.advance(days=1)) == ["hourly 01 10", "hourly 01 11"]
+    clock.set_calendar("holidays", [date(2030, 6, 2)])
+    clock.set_window("hours", "not 2030-06-02; 10:00-10:30 UTC")
+    assert tasks_of(await clock.advance(days=2)) == ["daily 03 09", "hourly 03 10"]
+    clock.set_calendar("holidays", "2030-06-05..2030-06-06", queue="default")
+    runs = tasks_of(await clock.advance(days=4))
+    assert [run for run in runs if "daily" in run] == ["daily 04 09", "daily 07 09"]
+    for wrong in (
+        lambda: clock.set_calendar("holidays", "first of May"),
+        lambda: clock.set_calendar("my holidays", "2030-05-01"),
+        lambda: clock.set_window("hours", "always"),
+        lambda: clock.set_window("my hours", "10:00-11:00 UTC"),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+@pytest.mark.parametrize("year", [2020, 2040])
+async def test_a_test_starts_when_it_says(clock: Clock, year: int) -> None:
+    begin = datetime(year, 3, 31, 0, 59, 59, tzinfo=UTC)
+    clock.start(begin)
+    clock.start(begin)
+    await remind.using(delay=1).enqueue("bob")
+    with app.sync() as client:
+        assert client.enqueue(remind.using(delay=2), "eve").status().due == begin.timestamp() + 2
+    with pytest.raises(ConfigError, match="comes first"):
+        clock.start(begin)
+    runs = await clock.advance(until=begin + timedelta(seconds=2))
+    assert [run.at - begin.timestamp() for run in runs] == [1, 2]
+    with pytest.raises(ConfigError, match="comes first"):
+        clock.start(begin)
+
+
+@pytest.mark.parametrize("at", [datetime(2030, 1, 1), "tomorrow"])  # noqa: DTZ001 - it has no zone
+def test_a_start_that_is_no_moment_is_refused(clock: Clock, at: Any) -> None:
+    with pytest.raises(ConfigError, match="start"):
+        clock.start(at)
+
+
+async def test_a_limit_of_the_code_holds_in_the_past(evsched_server: EmbeddedRedis) -> None:
+    shop = App()
+    shop.limit(rate=1, burst=1)
+    send = shop.task(name="send")(remind.handler)
+    clock = Clock(shop, evsched_server.url)
+    clock.start(datetime(2020, 1, 1, tzinfo=UTC))
+    began = clock.now
+    await send.enqueue_many([(f"n{n}",) for n in range(3)])
+    assert [round(run.at - began, 3) for run in await clock.advance(minutes=1)] == [0, 1, 2]
+    clock.close()
+
+
+def test_a_conftest_may_import_the_clock(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('from evsched.testing import Clock\n\npytest_plugins = ["evsched.testing"]\n')
+    (tmp_path / "test_it.py").write_text("def test_it(clock) -> None:\n    assert clock.now\n")
+    words = sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", tmp_path
+    done = subprocess.run([*words, tmp_path], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
 async def test_calendars_pauses_and_intervals_after_the_end_follow_the_clock(evsched_server: EmbeddedRedis) -> None:
     calendar, store = App(), Store("default")
 
@@ -138,7 +248,7 @@ async def test_calendars_pauses_and_intervals_after_the_end_follow_the_clock(evs
 
     clock = Clock(calendar, evsched_server.url)
     closed = datetime.fromtimestamp(clock.now + 86400, UTC).date()
-    await calendar.client.send(store.set_calendar("holidays", f"{closed}"))
+    clock.set_calendar("holidays", [closed])
     await clock.advance(seconds=1)
     until = clock.now + 86400
     await calendar.client.send(store.hold("hourly", True, until=until))
@@ -172,6 +282,8 @@ async def test_advance_goes_to_a_moment(clock: Clock) -> None:
     assert [run.at for run in await clock.advance(until=due)] == [pytest.approx(due.timestamp(), abs=1e-5)]
     with pytest.raises(ConfigError, match="cannot go back"):
         await clock.advance(until=due - timedelta(1))
+    with pytest.raises(ConfigError, match="not both"):
+        await clock.advance(until=due + timedelta(1), hours=1)
 
 
 async def test_limits_are_enforced(clock: Clock) -> None:
@@ -221,9 +333,8 @@ async def test_a_job_may_snooze_and_its_hook_runs_when_it_has_ended(clock: Clock
         ("poll", 180),
         ("note", 180),
     ]
-    outcome = ran[-1].outcome
-    assert isinstance(outcome, Done)
-    assert outcome.result == b'"poll is done"'
+    assert [run.outcome for run in ran] == ["snoozed", "snoozed", "snoozed", "done", "done"]
+    assert ran[-1].result == "poll is done"
 
 
 async def test_the_clock_ends_the_time_in_which_a_job_is_unique(clock: Clock) -> None:
@@ -244,9 +355,9 @@ async def test_a_message_is_sent_when_its_job_ends_and_a_refused_one_is_tried_ag
     raw.set("news", "a string")
     await publish.enqueue("news")
     ran = await clock.advance(seconds=1)
-    assert [type(run.outcome) for run in ran] == [Retried]
+    assert [run.outcome for run in ran] == ["retry"]
     raw.delete("news")
     ran = await clock.advance(seconds=60)
-    assert [type(run.outcome) for run in ran] == [Forwarded]
+    assert [(run.outcome, run.result) for run in ran] == [("done", None)]
     assert raw.lrange("news", 0, -1) == [b"1"]
     raw.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from evsched import (
     Unique,
     current_job,
 )
-from evsched.testing import Clock, Ran
+from evsched.testing import Clock, Ran, RunOutcome
 
 
 @asynccontextmanager
@@ -170,6 +170,17 @@ def without_a_loop() -> None:
 async def tested(clock: Clock) -> None:
     (run,) = await clock.advance(hours=3)
     assert_type(run, Ran)
+    wanted: RunOutcome = "retry"
+    assert run.outcome in ("done", wanted)
+    assert_type(run.result, Any)
+    assert_type(run.reason, str | None)
+    clock.start(datetime.now(UTC))
+    clock.set_calendar("holidays", [date(2030, 1, 1)])
+    clock.set_calendar("holidays", "2030-01-01..2030-01-06", queue="typed")
+    clock.set_window("office", "mon-fri 09:00-17:00 Europe/Berlin")
+    clock.start("2030-01-01")  # refused
+    done = [one for one in await clock.advance() if one.outcome == "finished"]  # refused
+    assert not done
     await clock.advance(hours="3")  # refused
 
 
