@@ -53,7 +53,7 @@ class Connection:
         try:
             if is_cut(link):
                 await self.close()
-            if not link.is_connected:
+            if not link.is_connected or self._route.is_due():
                 async with asyncio.timeout(CONNECT + reply_timeout):
                     await self._route.connect(link)
             async with asyncio.timeout(reply_timeout):

@@ -2,15 +2,19 @@
 
 `Primary` is the one server of a URL, `ClusterRoute` the node of a cluster that owns a key's slot, or a given node.
 
-Without Sentinel it is where the URL says. With Sentinel it is looked up anew for each connection that is opened. When
-the primary has moved, all connections to the old one are cut. Otherwise an old primary that hangs, or whose machine is
-away, would hold them until they time out. A process notices the move when one of its connections finds another primary,
-or hears of it from the sentinels (`followed`).
+Without Sentinel it is where the URL says. With Sentinel it is looked up for each connection that is opened, and the
+server's role is checked. If that server is no primary, another sentinel is asked, because the first may be out of date.
+When the primary has moved, all connections to the old one are cut. Otherwise an old primary that hangs, or whose
+machine is gone, would hold them until they time out.
+
+After a planned failover the old primary accepts writes for some ten seconds, until the sentinels demote it, and these
+writes are lost. So services listen to the sentinels (`followed`), and other programs ask them again while they write.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -18,7 +22,7 @@ from typing import Any, Final, Protocol, cast
 
 from redis import exceptions
 
-from evsched.errors import StoreDown
+from evsched.errors import StoreDown, StoreError
 from evsched.transport.address import Address, Host, parse
 from evsched.transport.call import Word
 from evsched.transport.links import AsyncLink, SyncLink
@@ -29,22 +33,33 @@ from evsched.transport.topology import Topology, topology
 _HELLO: Final = ("HELLO", "2")
 """Its reply has the server's role. Every user may send it."""
 
+_CHECK_INTERVAL: Final = 1.0
+"""Seconds for which an open connection is used before the sentinels are asked again. What a program writes to an old
+primary meanwhile may be lost. An idle program asks nothing."""
+
+_CHECK_RETRY: Final = 10.0
+"""The same if no sentinel has answered. Each one whose machine is gone delays the program by a second."""
+
 
 class Route(Protocol):
     """Opens links to a server."""
 
+    def is_due(self) -> bool:
+        """Return whether `connect` has to check where an open link leads."""
+        ...
+
     async def connect(self, link: AsyncLink) -> None:
-        """Open a link.
+        """Open a link. If it is open, check where it leads.
 
         Raises:
-            StoreDown: the server cannot be found, or is no primary any more.
-            StoreRefused: those that are asked for it refuse.
+            StoreDown: the server cannot be found, or is no longer a primary.
+            StoreRefused: the servers that know where it is refuse to answer.
             RedisError, OSError: of redis-py.
         """
         ...
 
     def connect_sync(self, link: SyncLink) -> None:
-        """Open a link, unless it is open. Raises as `connect` does."""
+        """Open a link. If it is open, check where it leads when that is due. Raises as `connect` does."""
         ...
 
     def lost(self) -> None:
@@ -60,56 +75,96 @@ class Primary:
         self._at: Host | None = None
         """Where the primary was found last."""
         self._links = OpenLinks()
+        self._listeners = 0
+        """How many event loops listen to the sentinels."""
+        self._next_check = 0.0
+        """When open links are due to be checked, by the monotonic clock."""
+
+    def is_due(self) -> bool:
+        """See `Route`."""
+        return self._asker is not None and not self._listeners and time.monotonic() >= self._next_check
 
     async def connect(self, link: AsyncLink) -> None:
         """See `Route`."""
         if self._asker is None:
             await link.connect()
             return
-        at = await self._asker.ask()
-        self._links.add(link)
-        self._found(at)
-        _aim(link, at)
-        await link.connect()
-        try:
-            await link.send_command(*_HELLO, check_health=False)
-            reply = cast(Any, await link.read_response())
-        except exceptions.ResponseError:
-            reply = []  # renamed by an operator
-        self._check(at, reply)
+        if link.is_connected:
+            if await self._is_current(self._asker, link):
+                return
+            await link.disconnect(nowait=True)
+        before, refuted = self._at, dict[Host, Exception]()
+        while (answer := await self._asker.ask()).primary not in refuted:
+            try:
+                self._links.add(link)
+                _aim(link, answer.primary)
+                await link.connect()
+                self._confirm(answer.primary, await _hello(link), before)
+                return
+            except (exceptions.RedisError, OSError, StoreError) as error:
+                await link.disconnect(nowait=True)
+                refuted[answer.primary] = error
+            self._asker.ask_last(answer.sentinel)
+        raise refuted[answer.primary]
 
     def connect_sync(self, link: SyncLink) -> None:
         """See `Route`."""
         if self._asker is None:
             link.connect()
             return
-        any_link: Any = link
-        if any_link._sock is not None:
-            if (any_link.host, any_link.port) == self._at:
+        if cast(Any, link)._sock is not None:
+            if self._is_current_sync(self._asker, link):
                 return
             link.disconnect()
-        at = self._asker.ask_sync()
-        self._found(at)
-        _aim(link, at)
-        link.connect()
+        before, refuted = self._at, dict[Host, Exception]()
+        while (answer := self._asker.ask_sync()).primary not in refuted:
+            try:
+                _aim(link, answer.primary)
+                link.connect()
+                self._confirm(answer.primary, _hello_sync(link), before)
+                return
+            except (exceptions.RedisError, OSError, StoreError) as error:
+                link.disconnect()
+                refuted[answer.primary] = error
+            self._asker.ask_last(answer.sentinel)
+        raise refuted[answer.primary]
+
+    async def _is_current(self, asker: SentinelAsker, link: AsyncLink) -> bool:
+        """Return whether an open link leads to the primary, as the sentinels say if the check is due."""
+        if not self.is_due():
+            return True
+        self._next_check = time.monotonic() + _CHECK_INTERVAL  # first: other callers need not ask too
         try:
-            link.send_command(*_HELLO, check_health=False)
-            reply = cast(Any, link).read_response()
-        except exceptions.ResponseError:
-            reply = []
-        self._check(at, reply)
+            return (await asker.ask()).primary == _aimed(link)
+        except StoreError:
+            self._next_check = time.monotonic() + _CHECK_RETRY
+            return True
+
+    def _is_current_sync(self, asker: SentinelAsker, link: SyncLink) -> bool:
+        if _aimed(link) != self._at:
+            return False
+        if not self.is_due():
+            return True
+        self._next_check = time.monotonic() + _CHECK_INTERVAL
+        try:
+            return asker.ask_sync().primary == _aimed(link)
+        except StoreError:
+            self._next_check = time.monotonic() + _CHECK_RETRY
+            return True
 
     def lost(self) -> None:
-        """See `Route`. It is found anew for each link."""
+        """See `Route`. It is looked up for each link."""
 
     @asynccontextmanager
     async def followed(self) -> AsyncGenerator[None]:
         """Listen to the sentinels, in this event loop."""
         hosts = () if self._asker is None else self._asker.hosts
         listening = [asyncio.ensure_future(self._listen(host)) for host in hosts]
+        self._listeners += 1
         try:
             yield
         finally:
+            self._listeners -= 1
             for task in listening:
                 task.cancel()
             await asyncio.gather(*listening, return_exceptions=True)
@@ -117,25 +172,27 @@ class Primary:
     async def _listen(self, host: Host) -> None:
         assert self._asker is not None
         async for at in self._asker.moves(host):
-            self._found(at)
+            self._move(at)
 
-    def _found(self, at: Host) -> None:
+    def _move(self, at: Host) -> None:
         """Note where the primary is. If it has moved, cut the links to the old one."""
         before, self._at = self._at, at
         if before is not None and before != at:
             self._links.cut(before)
 
-    def _check(self, at: Host, reply: Any) -> None:
-        """Check the reply to HELLO, and that the primary has not moved meanwhile.
+    def _confirm(self, at: Host, hello: Any, before: Host | None) -> None:
+        """Note that a server is the primary, by its reply to HELLO. `before`: the primary when the search began.
 
         Raises:
-            StoreDown: the failover is not over.
+            StoreDown: it is a replica, or the primary has moved meanwhile.
         """
-        fields = dict(zip(reply[::2], reply[1::2], strict=False))
+        fields = dict(zip(hello[::2], hello[1::2], strict=False))
         if fields.get(b"role") == b"replica":
             raise StoreDown(f"{at[0]}:{at[1]} is a replica: the failover is not over", kind="readonly")
-        if at != self._at:
+        if self._at not in (before, at):
             raise StoreDown("the primary has moved meanwhile", kind="readonly")
+        self._next_check = time.monotonic() + _CHECK_INTERVAL
+        self._move(at)
 
 
 class ClusterRoute:
@@ -147,6 +204,10 @@ class ClusterRoute:
         self._node = node
         self._at = node
         """The node that the link was opened to last."""
+
+    def is_due(self) -> bool:
+        """See `Route`."""
+        return False
 
     async def connect(self, link: AsyncLink) -> None:
         """See `Route`."""
@@ -171,6 +232,26 @@ class ClusterRoute:
 
 def _aim(link: Any, at: Host) -> None:
     link.host, link.port = at
+
+
+def _aimed(link: Any) -> Host:
+    return link.host, link.port
+
+
+async def _hello(link: AsyncLink) -> Any:
+    try:
+        await link.send_command(*_HELLO, check_health=False)
+        return cast(Any, await link.read_response())
+    except exceptions.ResponseError:
+        return []  # renamed by an operator
+
+
+def _hello_sync(link: SyncLink) -> Any:
+    try:
+        link.send_command(*_HELLO, check_health=False)
+        return cast(Any, link).read_response()
+    except exceptions.ResponseError:
+        return []
 
 
 @cache

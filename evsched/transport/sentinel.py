@@ -1,14 +1,11 @@
-"""The sentinels: they are asked where the primary is, and tell when another server has become the primary.
-
-Nothing is polled: they are asked when a connection to Redis is opened.
-"""
+"""The sentinels: they say where the primary is, and publish when another server has become the primary."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from redis import exceptions
 
@@ -24,7 +21,13 @@ _AGAIN: Final = 10.0
 _LOGIN: Final = "name the login at the sentinels in the URL: ?sentinel_username=USER&sentinel_password=PASSWORD"
 
 
-class SentinelAsker(Asker[Host]):
+class Answer(NamedTuple):
+    sentinel: Host
+    """The sentinel that gave this answer."""
+    primary: Host
+
+
+class SentinelAsker(Asker[Answer]):
     """Asks for host and port of the primary, and listens for its moves."""
 
     def __init__(self, scheme: str, sentinels: Sentinels) -> None:
@@ -32,12 +35,16 @@ class SentinelAsker(Asker[Host]):
         words = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", sentinels.name)
         super().__init__("sentinel", scheme, sentinels.hosts, sentinels.options, words, self._primary)
 
-    def _primary(self, _: Host, reply: list[bytes] | None) -> Host:
+    def ask_last(self, sentinel: Host) -> None:
+        """Ask a sentinel only after the others from now on: its answer has not led to a primary."""
+        self.hosts = (*(host for host in self.hosts if host != sentinel), sentinel)
+
+    def _primary(self, sentinel: Host, reply: list[bytes] | None) -> Answer:
         if reply is None:
             raise StoreRefused(
                 f"it knows no primary {self._name!r}: `SENTINEL MASTERS` lists the names", kind="sentinel"
             )
-        return reply[0].decode(), int(reply[1])
+        return Answer(sentinel, (reply[0].decode(), int(reply[1])))
 
     def _summary(self, failures: dict[Host, StoreError]) -> StoreError:
         error = super()._summary(failures)

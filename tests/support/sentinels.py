@@ -113,6 +113,23 @@ class Sentinels(Servers):
         self.processes.append(process)
         self.ports.append(port)
 
+    def start_stale(self, server: EmbeddedRedis) -> int:
+        """Start a sentinel that names a server the primary and hears nothing of the others; return its port."""
+        conf, port = self.servers[0].folder / f"stale-{free_port()}.conf", free_port()
+        deaf = [f"sentinel rename-command {NAME} {word} nothing" for word in ("INFO", "PUBLISH", "SUBSCRIBE")]
+        named = f"sentinel monitor {NAME} 127.0.0.1 {server.port} 1"
+        conf.write_text("\n".join([f"port {port}", "bind 127.0.0.1", f"dir {conf.parent}", named, *deaf]) + "\n")
+        process = subprocess.Popen([self._server.path, str(conf), "--sentinel"], stdout=subprocess.DEVNULL)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        until = time.monotonic() + PATIENCE
+        while True:
+            with suppress(redis.ConnectionError):
+                self.ask(port, "PING")
+                return port
+            assert time.monotonic() < until, "it does not start"
+            pause()
+
     def _wait_until_known(self, sentinels: int, replicas: int) -> None:
         """Wait until each sentinel knows the others and all replicas: only then they can fail over."""
         until = time.monotonic() + PATIENCE
