@@ -155,6 +155,16 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     http_redirects: Annotated[
         int, Setting("For evsched.targets: how many redirects of a request are followed", _WORKERS, Range(0, 20))
     ] = 0
+    origin_concurrency: Annotated[
+        int | None,
+        Setting(
+            "For evsched.targets: how many jobs for one origin (scheme, host and port, or a server of messages) run at "
+            "the same time, over all workers of a queue; default a quarter of --concurrency",
+            _WORKERS,
+            Range(1, 1_000_000),
+        ),
+    ] = None
+    """So that an origin that does not answer leaves slots for the others."""
     forward_destinations: Annotated[
         tuple[str, ...],
         Setting(

@@ -106,9 +106,11 @@ NONE: Final = Shards()
 
 def _part(field: str, value: float, at: int, parts: int, queue: str) -> float:
     """Return one of the parts of a limit. The first ones get what cannot be divided."""
-    name = field.partition(":")[0]
+    name, _, group = field.partition(":")
     if name == "weight":
         return value
+    if name != "rate" and group.startswith("origin:"):
+        value = max(value, parts)  # it has a default, which must not keep a worker from starting
     if name == "rate":
         return value / parts
     if value < parts:

@@ -148,7 +148,7 @@ class Clock:
         self._program = app.program
         self._sender = SyncClient(url)
         self._executor = Executor(app.program, 1, 1, _Windows(self._sender))
-        self._own_queues = {*app.queues, *(queue for queue, *_ in app.program.limits)}
+        self._own_queues = {*app.queues, *(queue for queue, *_ in app.program.limits if queue)}
         self._used = False
         self._runs = 0
         """Runs of the `advance` that is under way, with those that did not begin."""

@@ -3,8 +3,8 @@
 -- in_flight  hash  id -> the groups in which it counts, with a `}` between them; `*` -> how many jobs;
 --                  `#<group>` -> how many of a group
 --
--- A job counts in its own group, '' if it has none. If its task has limits, it counts in the group `task:<task>` as
--- well, or in that alone if it has no group of its own.
+-- A job counts in its own group. If its task has limits, it counts in the group `task:<task>` as well, and if origins
+-- have limits, in the group `origin:<origin>`. If it has none of these, it counts in ''.
 
 local in_flight = root .. 'in_flight'
 
@@ -17,10 +17,10 @@ local TASK_WITHIN = 8388608
 -- How many bytes of payloads this call has read for that.
 local payloads_read = 0
 
--- The task of a job if that task has limits, else nil. Only a payload in which such a task is named, or may be named
--- with escaped characters, is decoded: that takes 1 us and more, the search a tenth of it.
+-- The payload of a job whose task or origin has limits, else nil. Only a payload in which such a task is named, or may
+-- be named with escaped characters, is decoded: that takes 1 us and more, the search a tenth of it.
 -- USES policy, record, payloads_read, TASK_WITHIN
-local function limited_task(id)
+local function limited_job(id)
   local size = redis.pcall('HSTRLEN', record(id), 'payload')
   if type(size) ~= 'number' or size == 0 or size > TASK_WITHIN then
     return nil
@@ -28,33 +28,67 @@ local function limited_task(id)
   local payload = redis.call('HGET', record(id), 'payload')
   payloads_read = payloads_read + size
   local named = payload:find('\\', 1, true)
-  for _, quoted in pairs(policy.tasks) do
+  for _, quoted in pairs(policy.named) do
     named = named or payload:find(quoted, 1, true)
   end
   local good, job = pcall(cjson.decode, named and payload or '')
-  local task = good and type(job) == 'table' and job.task
-  return task and policy.tasks[task] and task or nil
+  return good and type(job) == 'table' and type(job.task) == 'string' and job or nil
+end
+
+-- Where a job sends its request or message: scheme, host and port, or the name of a server. nil: nowhere, or the worker
+-- will refuse it. The end of a name that is too long for a group stands for all of it.
+-- USES ORIGIN_IN, ORIGIN_GROUP
+local function origin_of(job)
+  local argument = ORIGIN_IN[job.task]
+  if not argument then
+    return nil
+  end
+  local to = type(job.kwargs) == 'table' and job.kwargs[argument]
+  to = to or (type(job.args) == 'table' and job.args[1])
+  if type(to) ~= 'string' then
+    return nil
+  elseif argument == 'to' then
+    return to:match('^%l+@(%l[%l%d_]*):')
+  end
+  local scheme, authority = to:lower():match('^(https?)://([^/?#]*)')
+  if not authority or not authority:find('^[%w%.:_%[%]-]+$') then
+    return nil
+  end
+  authority = authority:gsub(scheme == 'http' and ':80$' or ':443$', '')
+  return (scheme .. '://' .. authority):sub(#ORIGIN_GROUP - 200)
 end
 
 -- The groups in which a job counts.
--- USES policy, group_of, field_of, limited_task, TASK_GROUP
+-- USES policy, group_of, field_of, limited_job, TASK_GROUP, origin_of, ORIGIN_GROUP
 local function groups_of(id)
   local own = group_of(field_of(id, 'group')) or ''
-  local task = policy.tasks and limited_task(id)
-  local group = task and TASK_GROUP .. task
-  if not group or group == own then
+  local job = policy.named and limited_job(id)
+  if not job then
     return own
   end
-  return own == '' and group or own .. '}' .. group
+  local groups = own ~= '' and { own } or {}
+  local function add(group)
+    if group ~= own then
+      groups[#groups + 1] = group
+    end
+  end
+  if policy.tasks[job.task] then
+    add(TASK_GROUP .. job.task)
+  end
+  local origin = policy.origins and origin_of(job)
+  if origin then
+    add(ORIGIN_GROUP .. origin)
+  end
+  return table.concat(groups, '}')
 end
 
--- The one or two groups in a text that `groups_of` has made.
+-- The groups in a text that `groups_of` has made.
 local function split_groups(groups)
-  local at = groups:find('}', 1, true)
-  if at then
-    return groups:sub(1, at - 1), groups:sub(at + 1)
+  local found = {}
+  for group in (groups .. '}'):gmatch('([^}]*)}') do
+    found[#found + 1] = group
   end
-  return groups
+  return unpack(found)
 end
 
 -- Count a job that has passed, unless it is counted already. `groups`: those in which it counts, if they are known.
@@ -145,9 +179,24 @@ local function note_task(task)
   end
 end
 
+-- Note whether origins have limits. With the first of them, the jobs in flight are counted anew.
+-- USES limits, ORIGIN_GROUP, in_flight, counting
+local function note_origins()
+  local ruled = false
+  for _, field in ipairs(redis.call('HKEYS', limits)) do
+    ruled = ruled or field:find('^%l+:' .. ORIGIN_GROUP) ~= nil
+  end
+  if not ruled then
+    redis.call('HDEL', limits, 'origins')
+  elseif redis.call('HSETNX', limits, 'origins', 1) == 1 then
+    redis.call('DEL', in_flight)
+    counting = false
+  end
+end
+
 -- Set a limit by its field, '' removes it. What it holds back is looked at again. `read_policy` and `admit` must
 -- follow.
--- USES limits, reopen_all, throttled, TASK_GROUP, note_task
+-- USES limits, reopen_all, throttled, TASK_GROUP, note_task, ORIGIN_GROUP, note_origins
 local function set_limit(field, value)
   if value == '' then
     redis.call('HDEL', limits, field)
@@ -155,12 +204,14 @@ local function set_limit(field, value)
     redis.call('HSET', limits, field, value)
   end
   local group = field:match('^%l+:(.*)$')
-  if group == '*' then
+  if group == '*' or group == ORIGIN_GROUP .. '*' then
     reopen_all()
   elseif group then
     redis.call('ZADD', throttled, 'XX', 0, group)
   end
   if group and group:sub(1, #TASK_GROUP) == TASK_GROUP then
     note_task(group:sub(#TASK_GROUP + 1))
+  elseif group and group:sub(1, #ORIGIN_GROUP) == ORIGIN_GROUP then
+    note_origins()
   end
 end

@@ -2,7 +2,7 @@
 --
 -- limits     hash  concurrency, rate, burst, paused; with `:<group>` behind the name those of a group, with `:*` those
 --                  of each group that has none of its own; weight:<group>; tasks, the names of the tasks that have a
---                  concurrency or a rate, with a `}` between them
+--                  concurrency or a rate, with a `}` between them; origins, if origins have one
 -- declared_limits  hash  the limits that apps declare in their code, by the same fields: the value, a space, the app;
 --                  in a shard, also a space and the limit of the whole queue. A limit was changed by hand if `limits`
 --                  has another value
@@ -23,6 +23,11 @@ local RECURRING = '@recurring'
 -- The limits of a task are those of the group with this before its name. All its jobs belong to that group, besides
 -- their own.
 local TASK_GROUP = 'task:'
+-- The limits of an origin, where a job sends its request or message, are those of the group with this before its name.
+-- All jobs for that origin belong to it, besides their other groups. With `*` for the name: each that has none.
+local ORIGIN_GROUP = 'origin:'
+-- The tasks whose jobs have an origin, as payloads name them, and the argument that says it.
+local ORIGIN_IN = { ['evsched.http'] = 'url', ['evsched.forward'] = 'to' }
 
 -- A limit as a number. A malformed value, written by hand and not by `limit`, means no limit.
 local function limit_of(text)
@@ -31,22 +36,26 @@ local function limit_of(text)
 end
 
 -- The limits that are set. This read refuses a key of the wrong type before the verb has written anything.
--- USES limits, limit_of
+-- USES limits, limit_of, ORIGIN_IN
 local policy
 local function read_policy()
   policy = {}
   local ruled = redis.call('HLEN', limits)
   if ruled > 0 then
-    local common = { 'paused', 'concurrency', 'rate', 'burst', 'concurrency:*', 'rate:*', 'burst:*', 'tasks' }
+    local common =
+      { 'paused', 'concurrency', 'rate', 'burst', 'concurrency:*', 'rate:*', 'burst:*', 'tasks', 'origins' }
     local fields = redis.call('HMGET', limits, unpack(common))
     policy.paused = fields[1]
     policy.concurrency, policy.rate, policy.burst = limit_of(fields[2]), limit_of(fields[3]), limit_of(fields[4])
     policy.each_group = { unpack(fields, 5, 7) }
-    if fields[8] then
-      policy.tasks = {}
-      for task in fields[8]:gmatch('[^}]+') do
-        policy.tasks[task] = '"' .. task .. '"' -- as a payload names it
-      end
+    -- The tasks for whose jobs the payload must be read, and how it names them.
+    policy.tasks, policy.origins, policy.named = {}, fields[9], (fields[8] or fields[9]) and {}
+    for task in (fields[8] or ''):gmatch('[^}]+') do
+      policy.tasks[task] = true
+      policy.named[task] = '"' .. task .. '"'
+    end
+    for task in pairs(policy.origins and ORIGIN_IN or {}) do
+      policy.named[task] = '"' .. task .. '"'
     end
     for i = 1, 4 do
       ruled = ruled - (fields[i] and 1 or 0)
@@ -95,11 +104,16 @@ end
 
 -- The concurrency, rate and burst of a group, as numbers or nil. A burst belongs to the rate that is set with it. The
 -- groups that evsched itself makes do not have those of each group.
--- USES limits, policy, limit_of, RECURRING, TASK_GROUP
+-- USES limits, policy, limit_of, RECURRING, TASK_GROUP, ORIGIN_GROUP
 local function limits_of(group)
   local own = redis.call('HMGET', limits, 'concurrency:' .. group, 'rate:' .. group, 'burst:' .. group)
-  local made = group == RECURRING or group:sub(1, #TASK_GROUP) == TASK_GROUP
-  local each = not made and policy.each_group or {}
+  local each = policy.each_group or {}
+  if group:sub(1, #ORIGIN_GROUP) == ORIGIN_GROUP then
+    local all = ORIGIN_GROUP .. '*'
+    each = redis.call('HMGET', limits, 'concurrency:' .. all, 'rate:' .. all, 'burst:' .. all)
+  elseif group == RECURRING or group:sub(1, #TASK_GROUP) == TASK_GROUP then
+    each = {}
+  end
   local rate = own[2] and own or { false, each[2], own[3] or each[3] }
   return limit_of(own[1] or each[1]), limit_of(rate[2]), limit_of(rate[3])
 end

@@ -77,7 +77,8 @@ def limit(
     group: Annotated[
         str | None,
         Parameter(
-            help="Limit this group instead of the whole queue. '*': each group that has no such limit of its own."
+            help="Limit this group instead of the whole queue. '*': each group that has no such limit of its own. "
+            "origin:https://api.example.com: the requests to one origin; 'origin:*': each origin."
         ),
     ] = None,
     task: Annotated[str | None, Parameter(help="Limit the jobs of this task, whatever their groups.")] = None,

@@ -43,7 +43,7 @@ class Program(Struct, frozen=True):
     recurrences: list[tuple[str, Declared]] = []
     """(queue, recurrence)."""
     limits: list[tuple[str, str, float]] = []
-    """(queue, field of the limit, value)."""
+    """(queue, field of the limit, value); "" = every queue."""
     shards: Shards = NONE
     """How many shards the queues have."""
 
@@ -77,7 +77,7 @@ class Program(Struct, frozen=True):
             for task in self.tasks.values()
             if task.concurrency is not None and (not self.shards.counts.get(whole) or task.queue in (None, whole))
         }
-        return found | {limit: value for name, limit, value in self.limits if name == whole}
+        return found | {limit: value for name, limit, value in self.limits if name in ("", whole)}
 
     def content_in(self, queue: str) -> str:
         """Return the digest of all that it declares in a queue: with another number of shards, it is the same."""

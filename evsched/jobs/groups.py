@@ -15,6 +15,13 @@ _RECURRING: Final = "@recurring"
 
 _TASK: Final = "task:"
 
+_ORIGIN: Final = "origin:"
+"""Before where a job sends its request or message: scheme, host and port, or the name of a server (lua/_in_flight.lua
+finds it in the payload)."""
+
+EACH_ORIGIN: Final = f"{_ORIGIN}{EACH}"
+"""Stands for each origin that has no limit of its own."""
+
 
 def of_task(task: str) -> str:
     """Return the group to which all jobs of a task belong, besides their own groups.
@@ -33,11 +40,24 @@ def of_task(task: str) -> str:
     return group
 
 
+def each_for(group: str) -> str | None:
+    """Return the group whose limits hold for a group that has none of its own; None = no group's do."""
+    if is_origin(group):
+        return EACH_ORIGIN
+    return None if is_made(group) else EACH
+
+
 def is_made(group: str) -> bool:
     """Return whether evsched itself puts jobs into a group. The limits of each group do not hold for it."""
-    return group == _RECURRING or group.startswith(_TASK)
+    return group == _RECURRING or group.startswith((_TASK, _ORIGIN))
+
+
+def is_origin(group: str) -> bool:
+    """Return whether a group is an origin, or stands for each."""
+    return group.startswith(_ORIGIN)
 
 
 def describe(group: str) -> str:
-    """Return what people call a group: "task slow" or "group alice"."""
-    return f"task {group.removeprefix(_TASK)}" if group.startswith(_TASK) else f"group {group}"
+    """Return what people call a group: "task slow", "origin https://api.example.com" or "group alice"."""
+    kind, colon, name = group.partition(":")
+    return f"{kind} {name}" if f"{kind}{colon}" in (_TASK, _ORIGIN) else f"group {group}"

@@ -1,7 +1,8 @@
 """The limits that an operator sets on a queue's gate.
 
 A limit holds for the queue, for one of its groups, or for each group that has none of its own (the group `*`). The
-limits of a task are those of the group `task:<task>`, to which all its jobs belong, besides their own groups.
+limits of a task are those of the group `task:<task>`, to which all its jobs belong, besides their own groups; those of
+an origin are those of `origin:<origin>`, or of each, `origin:*`.
 `concurrency` is how many jobs may be in flight, `rate` how many may start in a second, and `burst` how many may start
 at once after a pause. `weight` is a group's share in fair queueing, 1 by default.
 """
@@ -60,12 +61,11 @@ class Limits(Struct, frozen=True):
 
         By name, each with the field that it comes from.
         """
-        own, each = self.groups.get(group, {}), self.groups.get(groups.EACH, {})
+        own, each = self.groups.get(group, {}), groups.each_for(group)
         found = {name: (f"{name}:{group}", value) for name, value in own.items()}
-        if not groups.is_made(group):
-            for name, value in each.items():
-                if name != "burst" or "rate" not in own:  # a burst belongs to the rate that is set with it
-                    found.setdefault(name, (f"{name}:{groups.EACH}", value))
+        for name, value in self.groups.get(each or "", {}).items():
+            if name != "burst" or "rate" not in own:  # a burst belongs to the rate that is set with it
+                found.setdefault(name, (f"{name}:{each}", value))
         return found
 
     def add(self, field: str, value: float) -> None:

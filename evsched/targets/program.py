@@ -10,6 +10,8 @@ from evsched.app import App
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, no_lifespan
+from evsched.jobs import groups
+from evsched.store.limits import field
 from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder
 from evsched.transport.topology import topology
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 QUEUE: Final = "targets"
 """A queue of its own: workers of other apps do not know its tasks."""
+
+_ORIGINS: Final = 4
+"""How many origins must stop answering to hold all slots of a worker."""
 
 
 def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | None = None) -> App:
@@ -40,6 +45,9 @@ def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | 
             yield sender
 
     app = App(queue=QUEUE, name="evsched.targets", lifespan=lifespan)
+    # An origin that never answers holds its slots until the jobs time out: the gate leaves the rest to others.
+    at_once = config.origin_concurrency or max(1, config.concurrency // _ORIGINS)
+    app.program.limits.append(("", field("concurrency", groups.EACH_ORIGIN, at_once), float(at_once)))
     if sends:
         from evsched.targets.http import http
 

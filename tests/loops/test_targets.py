@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from standardwebhooks import Webhook
 
 from evsched import App, events
@@ -46,6 +47,29 @@ async def test_a_request_is_sent_as_the_payload_says(run: Run) -> None:
     assert received.headers["x-kind"] == "a b"
     assert received.headers["user-agent"].startswith("evsched/")
     assert "cookie" not in received.headers
+
+
+async def test_an_origin_that_does_not_answer_leaves_slots_to_the_others(config: Config, raw: Any, queue: str) -> None:
+    """What waits for it has no slot and no attempt, and goes on when it answers."""
+    released, asked = asyncio.Event(), asyncio.Event()
+
+    async def answer(received: Received) -> Reply:
+        if received.headers["host"].startswith("silent."):
+            asked.set()
+            await released.wait()
+        return Reply()
+
+    async with site(replace(config, concurrency=8), raw, answer) as shop:
+        silent = [shop.requests.schedule(f"silent-{n}", url=shop.url.replace("shop", "silent")) for n in range(20)]
+        await asked.wait()
+        for n in range(8):
+            await shop.requests.result(f"good-{n}", url=shop.url)
+        at_once = [name for name in silent if raw.hget(f"evsched:{{{queue}}}:job:{name}", "attempt")]
+        assert len(at_once) == 2
+        released.set()
+        for name in silent:
+            assert await shop.requests.end(name) is None
+    assert not shop.requests.recorder.of(events.Retrying)
 
 
 async def test_headers_may_be_an_empty_array(run: Run) -> None:

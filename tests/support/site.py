@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 
 from evsched import JobDead
 from evsched.config import Config
@@ -38,7 +39,10 @@ class Requests:
 
     async def result(self, job: str = "one", **kwargs: Any) -> Any:
         """Schedule a job, and return its result."""
-        self.schedule(job, **kwargs)
+        return await self.end(self.schedule(job, **kwargs))
+
+    async def end(self, job: str) -> Any:
+        """Return the result of a job that was scheduled."""
         return await self._app.job(job, queue=self._queue).result(PATIENCE)
 
     async def reason(self, job: str = "one", **kwargs: Any) -> str:
@@ -73,6 +77,8 @@ async def site(
     """Run an endpoint, and a system that may send requests to each host of the domain `test` on its port."""
     (queue,) = config.queues
     async with Endpoint(answer) as endpoint:
-        allowed = Config(http_hosts=(f"*.test:{endpoint.port}",), http_networks=(LOOPBACK,), http_redirects=redirects)
+        allowed = replace(
+            config, http_hosts=(f"*.test:{endpoint.port}",), http_networks=(LOOPBACK,), http_redirects=redirects
+        )
         async with system(config, make_app(allowed, secrets, on_loopback)) as running:
             yield Site(endpoint, Requests(running, raw, queue))

@@ -1,0 +1,117 @@
+"""The limits of origins: a job counts in the group of the place that its request or message is for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from evsched.diagnostics.explain import explain
+from evsched.jobs.job import Done
+from evsched.store.clients import New
+from evsched.store.store import Store
+from tests.scripts.conftest import NOW, Send, State
+
+DONE = Done(b"null", 60, False)
+EACH = "concurrency:origin:*"
+
+
+def request(url: Any, **more: Any) -> bytes:
+    return json.dumps({"task": "evsched.http", "kwargs": {"url": url}, **more}).encode()
+
+
+def due(send: Send, store: Store, jobs: dict[str, bytes], **options: Any) -> None:
+    send(store.enqueue([New(name, text, due=NOW, **options) for name, text in jobs.items()]))
+    send(store.dispatch(limit=999, cap=300_000, now=NOW))
+
+
+def start(send: Send, store: Store) -> dict[str, Any]:
+    return {job.id: job for job in send(store.start("w", (), hold=999, lease=15, now=NOW)).jobs}
+
+
+def test_each_origin_has_its_own_room_and_each_end_lets_its_next_job_pass(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.limit({EACH: 2}, now=NOW))
+    due(send, store, {f"dead{n:02}": request("http://dead.test/") for n in range(50)})
+    due(send, store, {f"good{n}": request("http://good.test/") for n in range(2)})
+    jobs = start(send, store)
+    assert sorted(jobs) == ["dead00", "dead01", "good0", "good1"]
+    assert explain("dead02", store.queue, send(store.explain("dead02", now=NOW))).sentence == (
+        "the gate is closed to origin http://dead.test by the concurrency limit: 2 of 2"
+    )
+    assert send(store.complete("w", [(jobs["good0"], DONE), (jobs["dead01"], DONE)], now=NOW)) == []
+    assert list(start(send, store)) == ["dead02"]
+    assert send(store.recount()) == []
+    assert state()["in_flight"]["#origin:http://dead.test"] == "2"
+    send(store.limit({EACH: None}, now=NOW))
+    assert len(start(send, store)) == 47
+    assert not {"limits", "throttled", "in_flight", "backlog:origin:http://dead.test"} & state().keys()
+
+
+def test_an_origin_may_have_a_limit_of_its_own(send: Send, store: Store) -> None:
+    send(store.limit({EACH: 1, "concurrency:origin:https://big.test": 3}, now=NOW))
+    due(send, store, {f"{host}{n}": request(f"https://{host}.test/{n}") for n in range(4) for host in ("big", "small")})
+    assert sorted(start(send, store)) == ["big0", "big1", "big2", "small0"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "origin"),
+    [
+        (request("HTTP://Shop.test:80?x"), "http://shop.test"),
+        (request("https://shop.test:443/a"), "https://shop.test"),
+        (request("https://shop.test:80#a"), "https://shop.test:80"),
+        (request("http://[2001:db8::1]:8080/"), "http://[2001:db8::1]:8080"),
+        (b'{"task":"evsched.http","args":["http://a.test/"]}', "http://a.test"),
+        (b'{"task":"evsched\\u002ehttp","args":["http://a.test/"]}', "http://a.test"),
+        (request(f"http://{'a.' * 120}test/"), f"http://{'a.' * 120}test"[-193:]),
+        (b'{"task":"evsched.forward","args":["queue@rabbit:orders", 1]}', "rabbit"),
+        (b'{"task":"evsched.forward","kwargs":{"to":"stream@b_2:x"}}', "b_2"),
+        (b'{"task":"evsched.forward","args":["stream:orders", 1]}', None),
+        (request("http://user@shop.test/"), None),
+        (request("http://a}b/"), None),
+        (request("ftp://a/"), None),
+        (request(7), None),
+        (request(None), None),
+        (b'{"task":"evsched.http","kwargs":null,"args":null}', None),
+        (b'{"task":"evsched.http","kwargs":"x","args":{"1":2}}', None),
+        (b'{"task":"other","kwargs":{"url":"http://a.test/"},"meta":"evsched.http"}', None),
+        (b'{"task":["evsched.http"]}', None),
+        (b'"evsched.http"', None),
+        (b'{"task":"evsched.http"', None),
+    ],
+)
+def test_the_origin_of_a_payload(send: Send, store: Store, state: State, payload: bytes, origin: str | None) -> None:
+    send(store.limit({EACH: 1}, now=NOW))
+    due(send, store, {"one": payload, "two": payload})
+    counts = {name: count for name, count in state()["in_flight"].items() if name.startswith("#")}
+    assert counts == ({"#": "2"} if origin is None else {f"#origin:{origin}": "1"})
+    assert [*state().get("throttled", ())] == ([] if origin is None else [f"origin:{origin}"])
+    assert send(store.recount()) == []
+
+
+def test_a_job_counts_in_its_own_group_that_of_its_task_and_that_of_its_origin(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.limit({EACH: 9, "concurrency:*": 9, "concurrency:task:evsched.http": 1}, now=NOW))
+    due(send, store, {f"job{n}": request("http://a.test") for n in range(2)}, group="alice")
+    (job,) = start(send, store).values()
+    groups = ("alice", "task:evsched.http", "origin:http://a.test")
+    assert {name: state()["in_flight"][f"#{name}"] for name in groups} == dict.fromkeys(groups, "1")
+    send(store.complete("w", [(job, DONE)], now=NOW))
+    assert list(start(send, store)) == ["job1"]
+    assert send(store.recount()) == []
+
+
+def test_jobs_in_flight_are_counted_when_the_limit_is_set(send: Send, store: Store, state: State) -> None:
+    send(store.limit({"concurrency": 99}, now=NOW))
+    due(send, store, {f"job{n}": request("http://a.test") for n in range(3)})
+    start(send, store)
+    send(store.limit({EACH: 2}, now=NOW))
+    assert state()["in_flight"]["#origin:http://a.test"] == "3"
+    send(store.limit({"rate:origin:http://a.test": 1}, now=NOW))
+    send(store.limit({EACH: None}, now=NOW))
+    assert state()["limits"]["origins"] == "1"
+    send(store.limit({"rate:origin:http://a.test": None}, now=NOW))
+    assert state()["limits"] == {"concurrency": "99"}
