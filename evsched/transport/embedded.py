@@ -186,7 +186,8 @@ class EmbeddedRedis:
 
     def _command(self) -> list[str]:
         """Build the server's command line: redis.conf, then what differs here, then the caller's settings."""
-        words = [self.server.path, str(config_file())]
+        # A copy: CONFIG REWRITE, and sentinels by it, change the file that a server was started with.
+        words = [self.server.path, str(shutil.copyfile(config_file(), self.folder / "redis.conf"))]
         settings = {
             "port": str(self.port or 0),
             "unixsocket": str(self.socket),
