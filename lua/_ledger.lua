@@ -8,6 +8,8 @@
 -- again only after its job has ended. So the number in a record says which of two jobs of an id is the current one. If
 -- a row's job must wait for a run of an earlier use, its number is in the field `next_ledger` meanwhile.
 --
+-- A job of a row that a client has replaced, or that was revived, has the field `renewed`: `withdraw` leaves it alone.
+--
 -- ends  stream  id, row, outcome, reason, and retention: seconds that the record is kept from then on, '0' = not at all
 
 local ledger_ends = root .. 'ends'

@@ -17,8 +17,8 @@
 -- FAILS  MOVING    a job of one of the ids is on its way to another shard; then no row is written
 -- TWICE  the second call writes the same, with a `delay` that much later. With a `key` it writes nothing and returns
 --        the reply of the first
--- USES   clock, rows, seconds, expect, expect_gate, admit, field_of, place_of, known_due, still_taken, take, supplant,
---        row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING
+-- USES   clock, rows, seconds, expect, expect_gate, admit, record, field_of, place_of, known_due, still_taken, take,
+--        supplant, row_of, first_reply, keep_dues, fail, moving_due, IS_MOVING
 --
 -- Clients that wait for the job's end get that of the new one. A job that runs goes on running, with its retries; the
 -- new one runs afterwards, and its attempts begin anew. While the id of a unique job is taken, a job that runs or has
@@ -66,6 +66,9 @@ for id, payload, priority, group in rows(6, 6) do
   if not kept[id] then
     local row = not field_of(id, 'finished') and row_of(field_of(id, 'ledger')) or ''
     supplant(id, payload, priority, group, now, by, row, row_of(field_of(id, 'next_ledger')) or '')
+    if row ~= '' then
+      redis.call('HSET', record(id), 'renewed', '1')
+    end
     if within ~= '' and not taken[id] then
       take(id, tonumber(within), now)
     end

@@ -24,6 +24,7 @@ for _, id in ipairs(ids) do
     reuse(id)
     local row = row_of(field_of(id, 'ledger'))
     if row then
+      redis.call('HSET', record(id), 'renewed', '1')
       report_end(id, row, 'open', '', '')
     end
   end

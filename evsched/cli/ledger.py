@@ -79,6 +79,8 @@ def status(*, json: Json = False, ledger_url: LedgerUrl = None, url: Url = None)
     rows.append(("relays", f"{now.relays or 'none is connected: evsched ledger run'}{redises}"))
     rows += [(f"ends not written yet, queue {queue}", count) for queue, count in now.unwritten.items()]
     if now.away is None:
+        if now.epoch:
+            rows.append(("jobs of ended rows removed from Redis", "yes" if now.compared else "not yet"))
         rows.append(("epoch", now.epoch or "none: no relay has seen this Redis, or its data is lost"))
     else:
         rows.append(

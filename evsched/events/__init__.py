@@ -31,6 +31,7 @@ from evsched.events.event import Emit, Event, Events, Subscriber
 from evsched.events.ledger import (
     EndsWritten,
     EpochFound,
+    JobsWithdrawn,
     LedgerDown,
     LedgerStarted,
     LedgerUp,
@@ -120,6 +121,7 @@ __all__ = [
     "JobSnoozed",
     "JobsPutBack",
     "JobsRequeued",
+    "JobsWithdrawn",
     "LeaseLost",
     "LedgerDown",
     "LedgerStarted",

@@ -67,6 +67,13 @@ class EndsWritten(Event, frozen=True, kw_only=True):
     count: int
 
 
+class JobsWithdrawn(Event, frozen=True, kw_only=True):
+    """Redis had jobs again that have ended, as their rows say: they were removed from a place, or told to stop."""
+
+    queue: str
+    count: int
+
+
 class LedgerDown(Event, frozen=True, kw_only=True):
     """The database does not serve. Each loop emits it at the first failure, and again for each other reason."""
 

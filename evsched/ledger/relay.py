@@ -47,10 +47,14 @@ _SETUP: Final = f"SET synchronous_commit = off; {CONNECTED}"
 class Relay:
     """One relay of a process. `ring` has it look now; else it looks after `safety_cap` seconds."""
 
-    def __init__(self, runtime: Runtime, url: str, follow: Callable[[Sequence[str]], object]) -> None:
+    def __init__(
+        self, runtime: Runtime, url: str, follow: Callable[[Sequence[str]], object], check: Callable[[], object]
+    ) -> None:
         self._runtime = runtime
         self._follow = follow
         """Gets the queues that have rows."""
+        self._check = check
+        """Called when an epoch was found: the jobs that Redis has are to be compared with their rows."""
         self.database = Database(url, "relay", runtime.emit, _SETUP)
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
@@ -155,6 +159,7 @@ class Relay:
             for aside in (self._aside, self._recurrences.aside):
                 aside.try_all()
             self._runtime.emit(events.EpochFound(epoch=epoch))
+            self._check()
         elif noted.epoch != epoch:
             return None
         self._presence.works()

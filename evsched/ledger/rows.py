@@ -75,6 +75,8 @@ WHERE job.queue = %(queue)s AND job.id = ended.id AND job.number = ended.number 
     AND job.state IN ('open', 'dead', 'expired')
 """
 
+_ENDED: Final = "SELECT id, number FROM evsched_job WHERE queue = %(queue)s AND id = ANY (%(ids)s) AND state <> 'open'"
+
 _QUEUES: Final = """
 WITH RECURSIVE of_jobs (queue) AS (
     (SELECT queue FROM evsched_job ORDER BY queue LIMIT 1)
@@ -245,6 +247,11 @@ async def write_ends(connection: AsyncConnection, queue: str, reports: Iterable[
         },
     )
     return cursor.rowcount
+
+
+async def ended(connection: AsyncConnection, queue: str, ids: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the ids and numbers of those rows, among some ids, whose jobs have ended."""
+    return await _rows(connection, _ENDED, {"queue": queue, "ids": list(ids)}) if ids else []
 
 
 async def backlog(connection: AsyncConnection, epoch: str | None, most: int | None) -> Backlog:

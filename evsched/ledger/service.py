@@ -18,6 +18,7 @@ from evsched.ledger.epoch import OTHER, check_owner
 from evsched.ledger.identity import make_identity
 from evsched.ledger.listener import Listener
 from evsched.ledger.relay import Relay
+from evsched.ledger.withdrawals import Withdrawals
 from evsched.runtime.loops import run_loops
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
@@ -45,7 +46,8 @@ class Service:
         self._clear_at = -math.inf
         """When no row waited, by the monotonic clock."""
         self._ends = Ends(runtime, self._url)
-        self._relay = Relay(runtime, self._url, self._ends.follow)
+        self._withdrawals = Withdrawals(runtime, self._url)
+        self._relay = Relay(runtime, self._url, self._ends.follow, self._withdrawals.ring)
         self._ends.on_loss = self._relay.ring
         self._listener = Listener(runtime, self._url, self._relay.ring)
 
@@ -68,15 +70,16 @@ class Service:
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of the loops."""
-        return [self._relay.pulse, self._ends.pulse]
+        return [self._relay.pulse, self._ends.pulse, self._withdrawals.pulse]
 
     def problem(self) -> str | None:
         """Return why Redis failed the last pass of a loop; None = it failed none."""
-        return self._relay.problem() or self._ends.problem()
+        return self._relay.problem() or self._ends.problem() or self._withdrawals.problem()
 
     def database_problem(self) -> str | None:
         """Return why the database failed the last pass of a loop, or keeps the relay from its work; None = neither."""
-        for database in (self._start, self._listener.database, self._relay.database, self._ends.database):
+        loops = self._listener, self._relay, self._ends, self._withdrawals
+        for database in (self._start, *(loop.database for loop in loops)):
             if database.reason is not None:
                 return f"the database of the ledger does not serve: {database.reason}"
         return self._relay.waits if self._started else "the database of the ledger has not answered yet"
@@ -88,7 +91,8 @@ class Service:
             CannotStart: PostgreSQL is too old, or Redis belongs to the ledger of another database.
         """
         self._runtime.emit(events.LedgerStarted(server=server, database=await self._find_database()))
-        await run_loops({"listener": self._listener.run(), "relay": self._relay.run(), "ends": self._ends.run()})
+        loops = {"listener": self._listener, "relay": self._relay, "ends": self._ends, "withdrawals": self._withdrawals}
+        await run_loops({name: loop.run() for name, loop in loops.items()})
 
     async def _find_database(self) -> str:
         """Wait until the database and Redis serve; return which database it is."""

@@ -24,6 +24,8 @@ class Status(Struct, frozen=True):
 
     epoch: str
     """The present one; empty = no relay has seen this Redis, or its data is lost, or it is away."""
+    compared: bool
+    """Whether relays have removed, in this epoch, the jobs whose rows have ended."""
     away: str | None
     """Why Redis does not answer, or is not the one of this ledger; None = it answers."""
     foreign: bool
@@ -56,9 +58,11 @@ async def read_status(database: str | None, redis: str) -> Status:
     sender = BatchingSender(redis)
     try:
         async with await connect(check_url(database)) as connection:
-            epoch, unwritten, away, foreign = "", dict[str, int](), None, False
+            epoch, compared, unwritten, away, foreign = "", False, dict[str, int](), None, False
             try:
-                epoch = await known_epoch(sender, (await read_identity(connection)).text)
+                noted = await read_identity(connection)
+                epoch = await known_epoch(sender, noted.text)
+                compared = epoch == noted.checked
                 unwritten = await _unwritten(sender, await rows.queues(connection))
             except (StoreDown, StoreRefused) as error:
                 foreign = error.kind == OTHER
@@ -66,14 +70,15 @@ async def read_status(database: str | None, redis: str) -> Status:
                     raise
                 away = str(error).removeprefix("Redis: ")
             present = await read_present(connection)
-            compared = None if away else epoch or rows.NO_EPOCH
+            present_epoch = None if away else epoch or rows.NO_EPOCH
             return Status(
                 epoch,
+                compared,
                 away,
                 foreign,
                 await rows.states(connection),
-                await rows.backlog(connection, compared, None),
-                *(await rows.recurrences(connection, compared)),
+                await rows.backlog(connection, present_epoch, None),
+                *(await rows.recurrences(connection, present_epoch)),
                 len(present.relays),
                 present.redises,
                 unwritten,

@@ -12,7 +12,7 @@ A row of `evsched_recurrence` is a recurrence. Relays write its last two columns
 and the reason why it could not be: then it waits until it is changed.
 
 `evsched_ledger` has one row, which relays use: who this database is (epoch.py), and the epoch that was found last, with
-the time when a relay found it.
+the time when a relay found it, and the last one in which jobs were compared with their rows (withdrawals.py).
 
 Rows are found by the index `evsched_job_open`: those of one epoch, in the order in which they are restored. A row
 leaves it when its job ends.
@@ -125,6 +125,7 @@ _LEDGER: Final = Table(
         Column("identity", f"text NOT NULL DEFAULT {_SOME_ID}"),
         Column("epoch", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
         Column("found", "timestamptz"),
+        Column("checked", "text COLLATE \"C\" NOT NULL DEFAULT ''"),
     ),
 )
 

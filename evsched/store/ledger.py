@@ -182,6 +182,10 @@ class Ledger(Queue):
         words = [word for one in reports for word in (one.entry, one.id, one.row, one.retention)]
         return self._verb("settle", int, _GROUP, *words)
 
+    def withdraw(self, ended: Sequence[tuple[str, int]], *, now: float | None = None) -> Call[int]:
+        """Remove jobs of rows that have ended, given as ids and numbers; the reply is how many there were."""
+        return self._verb("withdraw", int, self._stamp(now), *(word for one in ended for word in one))
+
     def mark(self, job_id: str) -> Call[Mark]:
         """Read from a record which row the job has, and when it ended."""
 

@@ -115,6 +115,10 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     ),
     events.LedgerStarted: (logging.INFO, "relay started on {server} and {database}"),
     events.EpochFound: (logging.INFO, "epoch {epoch}: rows that were scheduled in another one are scheduled again"),
+    events.JobsWithdrawn: (
+        logging.WARNING,
+        "queue {queue}: Redis had jobs again that have ended, as their rows say: {count} were removed",
+    ),
     events.RelayWaits: (logging.ERROR, "{reason}"),
     events.RowsRefused: (
         logging.ERROR,

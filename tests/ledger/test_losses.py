@@ -16,6 +16,7 @@ from evsched import App, events
 from evsched.client import operations
 from evsched.client.client import Client
 from evsched.config import Config
+from evsched.store.clients import New
 from evsched.transport.embedded import EmbeddedRedis
 from tests.ledger.conftest import Running
 from tests.support.patience import PATIENCE
@@ -25,6 +26,7 @@ from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
 NEVER = "infinity"
+LATER = 4e9
 
 
 @pytest.fixture
@@ -81,6 +83,10 @@ def insert(url: str, queue: str, count: int, due: str = NEVER, critical: int = 0
 
 def scheduled(recorder: Recorder, *, again: bool = False) -> int:
     return sum(one.count for one in recorder.of(events.RowsScheduled) if one.again == again)
+
+
+def withdrawn(recorder: Recorder) -> int:
+    return sum(one.count for one in recorder.of(events.JobsWithdrawn))
 
 
 def ended(recorder: Recorder) -> int:
@@ -169,6 +175,43 @@ async def test_rows_that_another_redis_did_not_take_are_scheduled_when_the_first
     async with relaying(recorder):
         await recorder.until(lambda: scheduled(recorder, again=True) == 110)
     assert client.zcard(f"evsched:{{{queue}}}:schedule") == 110
+
+
+async def test_jobs_whose_rows_have_ended_do_not_come_back_with_older_data(
+    relaying: Running,
+    running: System,
+    queue: str,
+    ledger_url: str,
+    own: EmbeddedRedis,
+    other: EmbeddedRedis,
+    client: Any,
+    recorder: Recorder,
+    ran: list[str],
+) -> None:
+    """Except those that a client has replaced in the older data, or enqueued there itself."""
+    insert(ledger_url, queue, 55)
+    program, schedule = Client(own.url), f"evsched:{{{queue}}}:schedule"
+    async with relaying(recorder):
+        await recorder.until(lambda: scheduled(recorder) == 55)
+        await asyncio.to_thread(copy, own, other)
+        for n in range(1, 51):
+            await (program.reschedule(queue, f"j{n}") if n > 5 else program.cancel(queue, f"j{n}"))
+        await recorder.until(lambda: ended(recorder) == 50)
+        insert(ledger_url, queue, 50, prefix="later")
+        await recorder.until(lambda: scheduled(recorder) >= 105)
+    await program.close()
+    older = plain_client(other.url)
+    older.delete(f"evsched:{{{queue}}}:job:j6")
+    older.zrem(schedule, "j6")
+    older.close()
+    outside = Client(other.url)
+    await outside.enqueue(queue, [New("j6", b'{"task":"note"}', due=LATER)])
+    await outside.enqueue(queue, [New("j7", b'{"task":"note"}', due=LATER)], "replace")
+    await outside.close()
+    await asyncio.to_thread(copy, other, own)
+    async with relaying(recorder), relaying(recorder):
+        await recorder.until(lambda: withdrawn(recorder) == 48 and client.zcard(schedule) == 57)
+    assert sorted(ran) == sorted(f"j{n}" for n in range(6, 51))
 
 
 async def test_critical_rows_come_back_first(

@@ -286,3 +286,91 @@ def test_what_one_relay_has_read_another_takes_over(send: Send, store: Store) ->
     send(store.forget_consumer("r1"))
     send(store.settle(reports))
     assert {one.name: one.pending for one in send(store.consumers())} == {"r2": 0}
+
+
+def scene(send: Send, store: Store, raw: Any, place: str) -> None:
+    """Have the job of row 7 in a place."""
+    enqueue(send, store, 7)
+    if place == "backlog":
+        send(store.pause(now=NOW))
+    if place != "schedule":
+        send(store.dispatch(limit=100, cap=1000, now=NOW))
+    if place == "fetched":
+        raw.lmove(f"evsched:{{{store.queue}}}:ready", f"evsched:{{{store.queue}}}:processing:w", "LEFT", "RIGHT")
+        raw.zadd(f"evsched:{{{store.queue}}}:leases", {"w": NOW + 9})
+    if place == "processing":
+        send(store.start("w", (), hold=9, lease=15, now=NOW))
+
+
+@pytest.mark.parametrize("row", [7, 8])
+@pytest.mark.parametrize("place", ["schedule", "backlog", "ready"])
+def test_a_waiting_job_whose_row_has_ended_is_withdrawn(
+    send: Send, store: Store, state: State, raw: Any, place: str, row: int
+) -> None:
+    empty = state()
+    scene(send, store, raw, place)
+    assert send(store.withdraw([("a", row)], now=NOW)) == 1
+    assert send(store.withdraw([("a", row)], now=NOW)) == 0
+    send(store.resume(now=NOW))
+    assert state() == empty
+    assert read(send, store) == []
+
+
+@pytest.mark.parametrize("place", ["fetched", "processing"])
+def test_a_run_whose_row_has_ended_is_told_to_stop_and_not_reported(
+    send: Send, store: Store, raw: Any, place: str
+) -> None:
+    scene(send, store, raw, place)
+    hears = raw.pubsub()
+    hears.subscribe(f"evsched:{{{store.queue}}}:control:w")
+    assert hears.get_message(timeout=5)["type"] == "subscribe"
+    assert send(store.withdraw([("a", 7)], now=NOW)) == 1
+    assert hears.get_message(timeout=5)["data"] == b"a"
+    hears.close()
+    send(store.requeue("w", "x", now=NOW))
+    assert send(store.start("v", (), hold=9, lease=15, now=NOW)).jobs == []
+    status = send(store.look("a", now=NOW))
+    assert status is not None
+    assert status.place == "finished"
+    assert read(send, store) == []
+
+
+@pytest.mark.parametrize("row", [None, 8])
+@pytest.mark.parametrize("place", ["schedule", "fetched"])
+def test_a_job_of_no_row_or_of_a_later_one_is_not_withdrawn(
+    send: Send, store: Store, state: State, raw: Any, place: str, row: int | None
+) -> None:
+    enqueue(send, store, row)
+    if place == "fetched":
+        start(send, store)
+    before = state()
+    assert send(store.withdraw([("a", 7)], now=NOW)) == 0
+    assert state() == before
+
+
+@pytest.mark.parametrize("how", ["ended", "used again", "dead", "revived", "replaced", "runs again", "runs after"])
+def test_a_job_that_has_ended_or_is_wanted_again_is_not_withdrawn(
+    send: Send, store: Store, state: State, raw: Any, how: str
+) -> None:
+    enqueue(send, store, 7)
+    if how == "replaced":
+        send(store.replace([New("a", OTHER, due=NOW)], now=NOW))
+    else:
+        run = start(send, store)
+        if how in ("ended", "used again"):
+            send(store.complete("w", [(run, DONE)], now=NOW))
+        if how in ("dead", "revived"):
+            send(store.bury("w", [(run, Buried("x", False))], now=NOW))
+        if how == "revived":
+            send(store.revive(["a"], now=NOW))
+        if how in ("used again", "runs again"):
+            raw.zadd(f"evsched:{{{store.queue}}}:schedule", {"a": NOW})
+        if how == "runs after":
+            send(store.replace([New("a", OTHER, due=NOW)], now=NOW))
+    before = state()
+    assert send(store.withdraw([("a", 7)], now=NOW)) == 0
+    assert state() == before
+    send(store.dispatch(limit=100, cap=1000, now=NOW))
+    before = state()
+    assert send(store.withdraw([("a", 7)], now=NOW)) == 0
+    assert state() == before

@@ -150,6 +150,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "survey": lambda store, runs: store.survey(now=NOW),
     "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),
     "trigger": lambda store, runs: store.trigger("r", f"{NOW:.6f}", now=NOW),
+    "withdraw": lambda store, runs: store.withdraw([("dead", 7)], now=NOW),
 }
 WAITING = ["scheduled", "r4", "g1", "g2", "running", "r@1"]
 BY_FILTER: dict[str, Callable[[Store, Seeded], Call[Any]]] = {

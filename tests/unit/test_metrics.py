@@ -57,6 +57,7 @@ NOT_COUNTED = {
         events.Recurred,
     },
     "the rows that wait are counted": {events.RelayWaits, events.RowsSetAside},
+    "it is part of what a loss of Redis takes": {events.JobsWithdrawn},
     "it is for loops and tests": {
         events.EpochFound,
         events.RowsDeclared,
