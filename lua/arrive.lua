@@ -12,7 +12,7 @@
 --        was set back, '' = the jobs are here; the number of the last batch that came; the members that did not come,
 --        because a job of that id is here
 -- FAILS  none
--- TWICE  the second call writes nothing and returns the same, however much later it comes
+-- TWICE  the second call changes nothing and returns the same, however much later it comes
 -- USES   clock, rows, expect, expect_gate, record, arrived, place_of, field_of, is_inline, decode, digest, MEMBER_MOST,
 --        mark_suspect, unique, note_deferred
 --
@@ -29,6 +29,8 @@ expect_gate()
 local text = redis.call('HGET', arrived, from)
 local last = text and cjson.decode(text)
 if last and last.number == number and last.token == token then
+  -- The same value again: WAIT on this connection waits for a write, and this one comes behind that of the batch.
+  redis.call('HSET', arrived, from, text)
   return { '', number, last.stay }
 elseif last and tonumber(last.number) >= tonumber(number) then
   return { '1', last.number, {} }

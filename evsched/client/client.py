@@ -68,7 +68,8 @@ class Client:
     async def perform(self, step: Step) -> Any:
         """Perform one step."""
         if isinstance(step, Send):
-            return await self._sender.send(step.call)
+            send = self._sender
+            return await (send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call))
         if isinstance(step, Nodes):
             return await self._sender.nodes()
         if isinstance(step, Pause):

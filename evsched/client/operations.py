@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -44,9 +44,10 @@ REPLY_TIMEOUT: Final = 1.5
 
 
 class Send(Struct, frozen=True):
-    """Send a call; returns its value."""
+    """Send a call; returns its value. With `wait`, a call that waits for its write, a pair: see `send_and_wait`."""
 
     call: Call[Any]
+    wait: Call[Any] | None = None
 
 
 class Nodes(Struct, frozen=True):
@@ -66,6 +67,7 @@ class Pause(Struct, frozen=True):
     seconds: float
 
 
+W = TypeVar("W")
 Step = Send | Nodes | Wait | Pause
 Operation = Generator[Step, Any, T]
 
@@ -92,6 +94,14 @@ def send(call: Call[T]) -> Operation[T]:
         StoreDown: Redis stayed away for 5 s; the call may have been done all the same.
     """
     return (yield from _perform(Send(call)))
+
+
+def send_and_wait(call: Call[T], wait: Call[W]) -> Operation[tuple[T, W | EvschedError]]:
+    """Send a call and, on the same connection, one that waits for its write; an error of the second is returned.
+
+    Raises as `send` does.
+    """
+    return (yield from _perform(Send(call, wait)))
 
 
 def nodes() -> Operation[list[Host | None]]:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from evsched.client.operations import Operation, send
 from evsched.client.spread import MakeStore
 from evsched.client.stray_shards import serving
-from evsched.client.unfinished_moves import finish, finish_moves
+from evsched.client.unfinished_moves import finish, finish_moves, send_safely
 from evsched.errors import ConfigError
 from evsched.shards import Shards, shard
 from evsched.store import server
@@ -147,9 +147,13 @@ class Reshard:
         count = (yield from send(server.shards())).get(self.queue, 0)
         if count != self._now:
             raise ConfigError(f"queue {self.queue} has {count} shards now: somebody else has changed the number")
-        yield from send(self._make(to).has_room())
         store, token, members = source.store, secrets.token_hex(8), source.batch(to)
-        left = yield from send(store.depart(to, token, members, above=source.above, calm=source.calm))
+        # Nothing leaves while a replica does not answer: a batch that is on its way runs nowhere.
+        yield from send_safely(self._make(to).has_room(), self._make(to), store, on_disk=False)
+        yield from send_safely(store.has_room(), store, self._make(to), on_disk=False)
+        # If the source lost this step later, jobs that have arrived would be back on its schedule, and run twice.
+        depart = store.depart(to, token, members, above=source.above, calm=source.calm)
+        left = yield from send_safely(depart, store, self._make(to), on_disk=False)
         batch = left.batch
         if batch is not None and batch.token != token:
             yield from finish(self._make, store, batch)
@@ -161,7 +165,7 @@ class Reshard:
         self._note(store, ((member, why) for member, why in left.stay if why != "gone"))
         if batch is None:
             return
-        arrival = yield from send(self._make(to).arrive(store.queue, batch))
+        arrival = yield from send_safely(self._make(to).arrive(store.queue, batch), self._make(to), store)
         vacated = yield from send(store.vacate(batch, arrival))
         if arrival.over and vacated.back:
             # Redis's clock was set back, so the batch had too low a number.

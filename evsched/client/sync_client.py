@@ -68,7 +68,8 @@ class SyncClient:
     async def perform(self, step: Step) -> Any:
         """Perform one step, without waiting for an event loop."""
         if isinstance(step, Send):
-            return self._sender.send(step.call)
+            send = self._sender
+            return send.send_and_wait(step.call, step.wait) if step.wait else send.send(step.call)
         if isinstance(step, Nodes):
             return self._sender.nodes()
         if isinstance(step, Pause):

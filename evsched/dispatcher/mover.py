@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 from evsched import events
-from evsched.errors import StoreError
+from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.reconnect import Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
+from evsched.store.moves import Arrival, Batch
 from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
 
 ABANDONED: Final = 60.0
 """Seconds after which nobody goes on with a batch: it takes a few milliseconds, or 5 s if Redis is away meanwhile."""
@@ -25,6 +27,8 @@ class Mover:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._sender = BatchingSender(runtime.config.url)
+        """Of its own, open while a batch is finished: a call that waits for a replica holds up all behind it."""
         self._queues = dict[str, None]()
         self._wakeup = Wakeup()
         self._failed = Reconnects("mover", runtime.emit)
@@ -58,7 +62,27 @@ class Mover:
         batch = (await send(store.depart())).batch
         if batch is None:
             return
-        arrival = await send(Store(batch.to).arrive(queue, batch))
+        try:
+            arrival = await self._arrive(queue, batch)
+        finally:
+            await self._sender.close()
         done = await send(store.vacate(batch, arrival))
         if done.moved or done.back:
             self._runtime.emit(events.MoveFinished(queue=queue, to=batch.to, moved=done.moved, back=done.back))
+
+    async def _arrive(self, queue: str, batch: Batch) -> Arrival:
+        """Have a batch arrive, and return when that is safe, as `evsched/client/unfinished_moves.py` does."""
+        to, sender = Store(batch.to), self._sender
+        arrive = to.arrive(queue, batch)
+        try:
+            primary = await sender.send(to.primary())
+        except StoreRefused as error:
+            if error.kind == "noperm":
+                raise
+            return await sender.send(arrive)
+        wait = primary.safe(batch.to, queue, on_disk=True)
+        if wait is None:
+            return await sender.send(arrive)
+        arrival, safe = await sender.send_and_wait(arrive, wait)
+        primary.check_safe(batch.to, safe)
+        return arrival

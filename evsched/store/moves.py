@@ -2,18 +2,26 @@
 
 The two queues are in different slots, perhaps on different nodes, so a move is three scripts. Between them each job of
 the batch is in the place `moving` of the queue that it leaves. Any step may be repeated, by anybody and after any time.
+
+In a cluster the two queues may be on different servers, each of which may lose its last writes when it fails. So no
+step begins before the one before it is safe: a replica has it, or, where there are no replicas, the disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from evsched import keys
+from evsched.errors import EvschedError, StoreDown
 from evsched.store.queue import Queue
 from evsched.transport.call import Call, raw, text
+from evsched.transport.topology import slot_of
+
+_SAFE_WITHIN: Final = 3.0
+"""Seconds within which a write must be safe: a replica needs milliseconds, `appendfsync everysec` one second or two."""
 
 
 class Batch(Struct, frozen=True):
@@ -52,6 +60,66 @@ class Vacated(Struct, frozen=True):
 
     moved: int
     back: int
+
+
+class Primary(Struct, frozen=True):
+    """The primary of a cluster that has a queue."""
+
+    address: str
+    replicas: int
+    """How many replicas the cluster knows of it, those that do not answer too."""
+    slots: list[tuple[int, int]]
+
+    def has(self, queue: str) -> bool:
+        """Return whether a queue is on this server."""
+        slot = slot_of(keys.root(queue))
+        return any(first <= slot <= last for first, last in self.slots)
+
+    def safe(self, queue: str, beside: str, *, on_disk: bool) -> Call[bool] | None:
+        """Return the call that waits until the last write of its connection is safe; None = nothing is waited for.
+
+        `queue`: the queue that was written. `beside`: the other queue of the move. If that is on this server too, both
+        lose the same moment, so the later step never outlives the earlier one. `on_disk`: without replicas, wait for
+        the disk.
+        """
+        if self.has(beside) or not (self.replicas or on_disk):
+            return None
+        limit, near = round(_SAFE_WITHIN * 1000), keys.root(queue)
+        if self.replicas:
+            return Call(("WAIT", 1, limit), lambda reply: reply > 0, near=near)
+        return Call(("WAITAOF", 1, 0, limit), lambda reply: reply[0] > 0, near=near)
+
+    def check_safe(self, queue: str, safe: bool | EvschedError) -> None:
+        """Check what the call that `safe` returned has brought.
+
+        Raises:
+            StoreDown: the write is not safe.
+        """
+        if safe is False:
+            lacks, advice = (
+                ("no replica has", "start its replica, or remove that from the cluster (CLUSTER FORGET)")
+                if self.replicas
+                else ("its disk has not", "see INFO persistence there")
+            )
+            raise StoreDown(
+                f"queue {queue}: {lacks} confirmed a move between shards within {_SAFE_WITHIN:g} s, so jobs stay at "
+                f"the shard that they leave. The server of the queue is {self.address}: {advice}",
+                kind="noreplicas",
+            )
+        if isinstance(safe, EvschedError) and self.replicas:
+            raise safe  # without replicas: Redis is older than 7.2 or writes no AOF, so there is nothing to wait for
+
+
+def _read_primary(reply: bytes) -> Primary:
+    """Read the reply to CLUSTER NODES of a primary."""
+    lines = [line.split() for line in text(reply).splitlines()]
+    me = next(line for line in lines if "myself" in line[2].split(","))
+    slots = [slots.partition("-") for slots in me[8:] if not slots.startswith("[")]
+    return Primary(
+        address=me[1].partition("@")[0],
+        replicas=sum("slave" in line[2].split(",") and line[3] == me[0] for line in lines),
+        slots=[(int(first), int(last or first)) for first, _, last in slots],
+    )
 
 
 class Moves(Queue):
@@ -95,6 +163,10 @@ class Moves(Queue):
         """Delete what is left of a batch that has arrived, and put back on the schedule what could not."""
         words = (batch.number, batch.token, "1" if arrival.over else "", *arrival.stay)
         return self._verb("vacate", lambda reply: Vacated(*reply), *words)
+
+    def primary(self) -> Call[Primary]:
+        """Read which server of a cluster has this queue. Refused if there is no cluster."""
+        return self._call(("CLUSTER", "NODES"), _read_primary)
 
     def has_room(self) -> Call[Any]:
         """Do nothing, unless the memory of this queue's Redis is full: then it refuses, as it would refuse a job."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from evsched.errors import EvschedError, StoreDown, StoreError
 from evsched.transport.address import Host
@@ -21,6 +21,8 @@ from evsched.transport.connection import Connection
 from evsched.transport.redis_errors import MOVED, unknown_script
 from evsched.transport.replies import read_reply, value_or_error
 from evsched.transport.topology import Topology, topology
+
+W = TypeVar("W")
 
 
 async def _deliver(connection: Connection, calls: Sequence[Call[Any]], reply_timeout: float) -> list[Any]:
@@ -111,6 +113,16 @@ class BatchingSender:
         except StoreError as error:  # the nodes cannot be found
             return [error] * len(calls)
         return await asyncio.gather(*futures, return_exceptions=True)
+
+    async def send_and_wait(self, call: Call[T], wait: Call[W]) -> tuple[T, W | EvschedError]:
+        """Send a call and, on the same connection, one that waits for its write; an error of the second is returned.
+
+        The connection sends no other calls meanwhile. Raises as `send` does.
+        """
+        value, waited = await self.attempt_all([call, wait])
+        if isinstance(value, EvschedError):
+            raise value
+        return value, waited
 
     async def _add_all(self, calls: Sequence[Call[Any]]) -> list[asyncio.Future[Any]]:
         if self._cluster is None:

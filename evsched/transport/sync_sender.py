@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from evsched.errors import StoreDown
+from evsched.errors import EvschedError, StoreDown
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T
 from evsched.transport.connection import SyncConnection
 from evsched.transport.redis_errors import MOVED, unknown_script
-from evsched.transport.replies import read_reply
+from evsched.transport.replies import value_or_error
 from evsched.transport.topology import topology
+
+W = TypeVar("W")
 
 _IDLE_MOST: Final = 32
 """Connections that a `SyncSender` keeps open for later calls: as many as a busy web process has threads."""
@@ -44,23 +47,44 @@ class SyncSender:
                 raise
         return self._send(call, block, call.node or self._cluster.owner_sync(call.near))
 
+    def send_and_wait(self, call: Call[T], wait: Call[W]) -> tuple[T, W | EvschedError]:
+        """Send a call and, on the same connection, one that waits for its write; an error of the second is returned.
+
+        Raises as `send` does.
+        """
+        host = None if self._cluster is None else call.node or self._cluster.owner_sync(call.near)
+        value, waited = self._send_all([call, wait], 0.0, host)
+        if isinstance(value, EvschedError):
+            raise value
+        return value, waited
+
     def _send(self, call: Call[T], block: float, host: Host | None) -> T:
+        (value,) = self._send_all([call], block, host)
+        if isinstance(value, EvschedError):
+            raise value
+        return value
+
+    def _send_all(self, calls: Sequence[Call[Any]], block: float, host: Host | None) -> list[Any]:
+        """Send calls on one connection, one after the other; return their values, errors in the place of values."""
         all_idle = self._idle
         idle = all_idle[host]
         try:
             connection = idle.pop()  # atomic, as is append
         except IndexError:
             connection = SyncConnection(self._url, self._reply_timeout, host)
+        replies = list[Any]()
         try:
-            reply = connection.exchange(call.by_sha(), block)
-            if unknown_script(reply):
-                reply = connection.exchange(call.by_source(), block)
+            for call in calls:
+                reply = connection.exchange(call.by_sha(), block)
+                if unknown_script(reply):
+                    reply = connection.exchange(call.by_source(), block)
+                replies.append(reply)
         finally:
             if all_idle is self._idle and len(idle) < _IDLE_MOST:
                 idle.append(connection)
             else:
                 connection.close()
-        return read_reply(call, reply)
+        return [value_or_error(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     def nodes(self) -> list[Host | None]:
         """Return the nodes, as `BatchingSender.nodes`."""
