@@ -15,7 +15,7 @@ from evsched import keys
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
-from tests.support.topology import OwnConfig, Servers, free_port, pause, tls_settings
+from tests.support.topology import Servers, free_port, pause, tls_settings
 
 SLOTS: Final = 16384
 
@@ -70,7 +70,7 @@ class Cluster(Servers):
         primaries, replicas = self._counts
         for _ in range(primaries + replicas):
             tls = {} if self._certificates is None else {**tls_settings(self._certificates), "tls_cluster": "yes"}
-            node = OwnConfig(
+            node = EmbeddedRedis(
                 self._server,
                 port=0,
                 cluster_enabled="yes",

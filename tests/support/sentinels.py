@@ -15,7 +15,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.links import new_sync_link
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
-from tests.support.topology import OwnConfig, Servers, free_port, pause, tls_settings
+from tests.support.topology import Servers, free_port, pause, tls_settings
 
 NAME: Final = "mymaster"
 
@@ -75,7 +75,7 @@ class Sentinels(Servers):
             tls = self._tls()
             # The whole data set is sent at once, not after the 5 s in which more replicas may come.
             settings = {"repl_diskless_sync_delay": "0", **secret, **first, **tls}
-            server = self._stack.enter_context(OwnConfig(self._server, port=0, **settings))
+            server = self._stack.enter_context(EmbeddedRedis(self._server, port=0, **settings))
             self.servers.append(server)
             self._ports.append(int(tls.get("tls_port", server.port or 0)))
         for number in range(sentinels):

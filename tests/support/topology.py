@@ -1,8 +1,7 @@
-"""What sentinels and clusters of the tests share: servers that rewrite their configuration, ports, and pauses."""
+"""What sentinels and clusters of the tests share: servers that start and end together, ports, and pauses."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -10,16 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-from evsched.transport.embedded import EmbeddedRedis
-
-
-class OwnConfig(EmbeddedRedis):
-    """A server with a copy of redis.conf: sentinels have it rewritten, by CONFIG REWRITE."""
-
-    def _command(self) -> list[str]:
-        program, shipped, *settings = super()._command()
-        return [program, str(shutil.copy(shipped, self.folder)), *settings]
 
 
 class Servers(ABC):

@@ -16,7 +16,7 @@ from redis import Redis
 
 from evsched.errors import ConfigError
 from evsched.transport import embedded, server_binary
-from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.embedded import EmbeddedRedis, config_file
 from evsched.transport.server_binary import Server, find_server
 from tests.support.patience import PATIENCE
 
@@ -110,6 +110,15 @@ def test_runs_on_a_private_socket_with_the_shipped_settings() -> None:
         pid, folder = server.pid, server.folder
     _wait_for_end(pid)
     assert not folder.exists()
+
+
+def test_a_rewrite_of_the_configuration_leaves_the_shipped_file_as_it_is() -> None:
+    shipped = config_file().read_bytes()
+    with EmbeddedRedis(_binary()) as server, Redis.from_url(server.url) as client:
+        client.config_rewrite()
+        changed = config_file().read_bytes()
+        config_file().write_bytes(shipped)
+    assert changed == shipped
 
 
 def test_settings_override_those_of_the_file() -> None:
