@@ -36,6 +36,9 @@ _HOW: Final = (
 _OWN: Final = "evsched:"
 """How the keys and channels of evsched begin. No message may go there: it could change jobs."""
 
+_REDIS_OWN: Final = "__"
+"""How the channels of Redis and of Sentinels begin, such as `__sentinel__:hello`. They trust each message there."""
+
 _LONGEST: Final = 255
 """Bytes of a name in AMQP, and of whatever else it sends as a short string."""
 
@@ -66,6 +69,8 @@ def read_destination(text: str) -> Destination:
         raise ValueError(f"a {kind} needs the name of its broker: {kind}@SERVER:{name}")
     if kind not in AMQP and name.startswith(_OWN):
         raise ValueError(f"keys and channels that begin with {_OWN} are evsched's own")
+    if kind == "channel" and name.startswith(_REDIS_OWN):
+        raise ValueError(f"channels that begin with {_REDIS_OWN} are Redis's own")
     return Destination(kind, server, name)
 
 

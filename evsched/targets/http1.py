@@ -133,7 +133,13 @@ class Http1(Connection):
     def _take(self, current: Exchange, event: h11.Event) -> None:
         match event:
             case h11.Response(status_code=status, headers=headers):
-                current.begin(status, headers)
+                names = {name for name, _ in headers}
+                if sum(len(name) + len(value) for name, value in headers) > HEAD_MOST:  # h11 has the rest of the bound
+                    self._fail(TOO_LARGE)
+                elif {b"content-length", b"transfer-encoding"} <= names:  # RFC 9112, 6.3: likely an attack
+                    self._fail(NOT_HTTP)
+                else:
+                    current.begin(status, headers)
             case h11.Data(data=data):
                 if not current.add(bytes(data)):
                     self._leave()

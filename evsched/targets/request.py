@@ -84,7 +84,7 @@ def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
 def redirected(request: Request, status: int, location: str) -> Request:
     """Return the request that follows a redirect (RFC 9110, 15.4).
 
-    To another origin, none of the payload's headers is sent but those about the body: any of them may be a credential.
+    To another origin, no header of the payload is sent but `Content-Type`: any of them may be a credential.
 
     Raises:
         GiveUp: the location is not valid, or would send the request over plain HTTP instead of TLS.
@@ -98,7 +98,7 @@ def redirected(request: Request, status: int, location: str) -> Request:
         raise GiveUp(f"{before.origin} redirects to {target.origin}, without TLS: name the final URL in the payload")
     headers = request.headers
     if target.origin != before.origin:
-        headers = {name: value for name, value in headers.items() if name.startswith("content-")}
+        headers = {name: value for name, value in headers.items() if name == "content-type"}
     to_get = request.method != "HEAD" and (status == 303 or (status in (301, 302) and request.method == "POST"))
     if to_get:
         kept = {name: value for name, value in headers.items() if not name.startswith("content-")}
