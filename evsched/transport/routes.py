@@ -25,8 +25,9 @@ from redis import exceptions
 from evsched.errors import StoreDown, StoreError
 from evsched.transport.address import Address, Host, parse
 from evsched.transport.call import Word
-from evsched.transport.links import AsyncLink, SyncLink
+from evsched.transport.links import AsyncLink, SyncLink, open_link
 from evsched.transport.open_links import OpenLinks
+from evsched.transport.redis_errors import MOVED
 from evsched.transport.sentinel import SentinelAsker
 from evsched.transport.topology import Topology, topology
 
@@ -87,7 +88,7 @@ class Primary:
     async def connect(self, link: AsyncLink) -> None:
         """See `Route`."""
         if self._asker is None:
-            await link.connect()
+            await open_link(link)
             return
         if link.is_connected:
             if await self._is_current(self._asker, link):
@@ -98,7 +99,7 @@ class Primary:
             try:
                 self._links.add(link)
                 _aim(link, answer.primary)
-                await link.connect()
+                await open_link(link)
                 self._confirm(answer.primary, await _hello(link), before)
                 return
             except (exceptions.RedisError, OSError, StoreError) as error:
@@ -212,9 +213,11 @@ class ClusterRoute:
     async def connect(self, link: AsyncLink) -> None:
         """See `Route`."""
         self._cluster.links.add(link)
-        self._at = self._node or await self._cluster.owner(self._near)
-        _aim(link, self._at)
-        await link.connect()
+        at = self._at = self._node or await self._cluster.owner(self._near)
+        _aim(link, at)
+        await open_link(link)
+        if self._node is None and not self._cluster.is_primary(at):  # it waited to be opened, and was not cut
+            raise StoreDown(f"{at[0]}:{at[1]} has lost its slots meanwhile", kind=MOVED)
 
     def connect_sync(self, link: SyncLink) -> None:
         """See `Route`."""

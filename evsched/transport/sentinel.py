@@ -33,13 +33,15 @@ class SentinelAsker(Asker[Answer]):
     def __init__(self, scheme: str, sentinels: Sentinels) -> None:
         self._name = sentinels.name
         words = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", sentinels.name)
-        super().__init__("sentinel", scheme, sentinels.hosts, sentinels.options, words, self._primary)
+        super().__init__("sentinel", scheme, sentinels.hosts, sentinels.options, [words], self._primary)
 
     def ask_last(self, sentinel: Host) -> None:
         """Ask a sentinel only after the others from now on: its answer has not led to a primary."""
         self.hosts = (*(host for host in self.hosts if host != sentinel), sentinel)
+        self.outdate()
 
-    def _primary(self, sentinel: Host, reply: list[bytes] | None) -> Answer:
+    def _primary(self, sentinel: Host, replies: list[list[bytes] | None]) -> Answer:
+        (reply,) = replies
         if reply is None:
             raise StoreRefused(
                 f"it knows no primary {self._name!r}: `SENTINEL MASTERS` lists the names", kind="sentinel"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +19,13 @@ from evsched import App, events, keys
 from evsched.client.sync_client import SyncClient
 from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
-from evsched.errors import CannotStart, ConfigError
+from evsched.errors import CannotStart, ConfigError, StoreDown
 from evsched.process.first_check import check_server
+from evsched.transport.address import parse
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import find_server
+from evsched.transport.topology import Topology
 from tests.service.test_rights import USERS, words_of
 from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster, slot_of
@@ -114,15 +118,66 @@ async def test_the_queues_of_all_primaries_are_dispatched_and_worked(cluster: Cl
     assert not scene.recorder.of(events.RedisFailed)
 
 
-async def test_tls_to_all_nodes(tmp_path: Path) -> None:
-    make_certificates(tmp_path, "IP:127.0.0.1")
+@contextmanager
+def tls_cluster(certificates: Path, replicas: int = 0) -> Generator[Cluster]:
+    make_certificates(certificates, "IP:127.0.0.1")
     try:
-        cluster = Cluster(certificates=tmp_path).__enter__()
+        cluster = Cluster(certificates=certificates, replicas=replicas).__enter__()
     except ConfigError as error:
         pytest.skip(f"this server has no TLS: {error}")
     with ExitStack() as stack:
         stack.push(cluster)
+        yield cluster
+
+
+async def test_tls_to_all_nodes(tmp_path: Path) -> None:
+    with tls_cluster(tmp_path) as cluster:
         await all_are_served(cluster, cluster.tls_url)
+
+
+class SlowContexts:
+    """Makes each TLS context take 50 ms of CPU, as on a busy machine, and counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._make = ssl.create_default_context
+        monkeypatch.setattr(ssl, "create_default_context", self)
+
+    def __call__(self) -> ssl.SSLContext:
+        self.count += 1
+        until = time.monotonic() + 0.05
+        while time.monotonic() < until:
+            pass
+        return self._make()
+
+
+async def test_over_tls_the_death_of_a_primary_does_not_stop_the_queues_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tls_cluster(tmp_path, replicas=3) as cluster:
+        contexts, (queue, other, *_) = SlowContexts(monkeypatch), queues_of_all(cluster)
+        many = (queue, other, *(f"many-{number}" for number in range(200)))
+        async with serving(cluster.tls_url, many) as scene:
+            victim = cluster.primary(queue)
+            victim.kill()
+            for number in range(20):
+                await scene.handle.using(queue=other).enqueue(other, number)
+            await scene.all_ran(other, 20)
+            await asyncio.to_thread(cluster.wait_for_failover, victim, queue)
+            with scene.app.sync() as client:
+                client.enqueue(scene.handle.using(queue=queue), queue, 0)
+            await scene.all_ran(queue, 1)
+        assert contexts.count == 1
+
+
+async def test_a_certificate_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    with tls_cluster(tmp_path) as cluster:
+        sender = BatchingSender(cluster.tls_url)
+        assert await sender.nodes()
+        make_certificates(tmp_path, "IP:127.0.0.1")
+        with pytest.raises(StoreDown, match="certificate verify failed"):
+            await Topology(parse(cluster.tls_url)).owners()
+        await sender.close()
 
 
 async def test_a_numbered_database_of_a_cluster_of_valkey() -> None:
