@@ -40,8 +40,9 @@ _REFUSED: Final = 5.0
 _LOOK: Final = 1.0
 """Seconds until the next look while another relay serves another Redis."""
 
-_SETUP: Final = f"SET synchronous_commit = off; {CONNECTED}"
-"""A mark that is lost with the database's last moments is made again. An end that is written later is never older."""
+_ASYNCHRONOUS: Final = "SET LOCAL synchronous_commit = off"
+"""A mark that is lost with the database's last moments is made again. An end that is written later is never older. For
+the transaction alone: a pooler must never pass this on to another program."""
 
 
 class Relay:
@@ -55,7 +56,7 @@ class Relay:
         """Gets the queues that have rows."""
         self._check = check
         """Called when an epoch was found: the jobs that Redis has are to be compared with their rows."""
-        self.database = Database(url, "relay", runtime.emit, _SETUP)
+        self.database = Database(url, "relay", runtime.emit, CONNECTED)
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
         self._recurrences = Recurrences(runtime)
@@ -172,6 +173,7 @@ class Relay:
         connection, config = await self.database.open(), self._runtime.config
         refused, accepted = dict[str, list[Refusal]](), True
         async with connection.transaction() as transaction:
+            await connection.execute(_ASYNCHRONOUS)
             claimed = await rows.claim(connection, selection, other, self._limit, config.payload_cap)
             for queue, found in claimed.items():
                 if (refusals := await self._schedule(queue, found.jobs)) is None:
