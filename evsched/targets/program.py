@@ -75,7 +75,7 @@ def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve |
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Sender]:
         raise_limit()
-        async with Pool(Connector(allowed.networks, resolve or names.resolve)) as pool:
+        async with Pool(Connector(allowed.networks, resolve or names.resolve, allowed.nat64)) as pool:
             yield Sender(allowed, secrets, pool)
 
     return lifespan
