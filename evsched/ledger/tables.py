@@ -34,7 +34,8 @@ OLDEST: Final = 140000
 _DECLARES: Final = "rule, zone, payload, options, critical, removed"
 """The columns of a recurrence that programs write: a change of one is declared."""
 
-_NAME: Final = "^[A-Za-z0-9._:@-]{1,200}$"
+_NAME: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,200}$"
+"""Of a queue or a job. Not `.` or `..`, which the HTTP API cannot address."""
 _PAYLOAD: Final = "json_typeof(payload) = 'object' AND coalesce(payload ->> 'task', '') <> ''"
 _SOME_ID: Final = "replace(gen_random_uuid()::text, '-', '')"
 
