@@ -169,7 +169,7 @@ class Clients(Queue):
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", _cancelled, self._stamp(now), "", job_id)
+        return self._verb("cancel", _cancelled, self._stamp(now), "", job_id, "")
 
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float = 0.0, now: float | None = None
