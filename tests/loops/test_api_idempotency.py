@@ -12,7 +12,6 @@ from evsched import App
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.api import LATER, WRITE, Caller, calling
-from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 from tests.support.snapshot import snapshot
 from tests.support.system import system
@@ -69,7 +68,7 @@ async def test_a_job_that_ended_and_was_not_kept_runs_once(
     async with system(Config(url=server.url, queues=(queue,)), app):
         first = await api.ask("POST", jobs, body, headers=KEY)
         path = f"{jobs}/{first.json()['id']}"
-        assert (await api.ask("GET", f"{path}/result?wait={PATIENCE:g}")).json()["outcome"] == "done"
+        assert (await api.ask("GET", f"{path}/result?wait=60")).json()["outcome"] == "done"
         assert reply(await api.ask("POST", jobs, body, headers=KEY)) == reply(first)
         assert (await api.ask("GET", path)).status_code == 404
     assert runs == [1]

@@ -174,7 +174,9 @@ class Cluster(Servers):
 
     def move_keys(self, source: EmbeddedRedis, to: EmbeddedRedis, names: list[str]) -> None:
         """Move some keys to the node that the slot is moving to."""
-        self.client(source).execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *names)
+        self.client(source).execute_command(
+            "MIGRATE", "127.0.0.1", to.port, "", 0, int(1000 * PATIENCE), "KEYS", *names
+        )
 
     def end_move(self, queue: str, to: EmbeddedRedis) -> None:
         """Give the slot to its new owner, when no key is left."""
