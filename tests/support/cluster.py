@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import redis
 from redis.crc import key_slot
 
@@ -199,7 +200,7 @@ def slot_of(queue: str) -> int:
     return key_slot(keys.root(queue).encode())
 
 
-PLACES: Final = ("one server", "cluster")
+PLACES: Final = ("one server", pytest.param("cluster", marks=pytest.mark.extra))
 
 
 @contextmanager
