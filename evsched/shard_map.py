@@ -11,35 +11,34 @@ from msgspec import structs
 
 from evsched import events
 from evsched.config import Config
-from evsched.errors import StoreError
+from evsched.errors import StoreError, StoreRefused
 from evsched.runtime.runtime import Runtime
 from evsched.store import server
 
 
-async def learn(runtime: Runtime) -> None:
-    """Read how many shards queues have."""
+async def learn(runtime: Runtime) -> bool:
+    """Read how many shards queues have; return False if that is not possible now."""
     try:
-        runtime.shards.grow(await runtime.sender.send(server.shards()))
+        counts = await runtime.sender.send(server.shards())
+        grown = more(runtime, counts)
+        runtime.shards.grow(counts)
+        for queue, (_, count) in grown.items():
+            runtime.emit(events.ShardsFound(queue=queue, count=count))
     except StoreError as error:
         runtime.emit(events.RedisFailed(kind=error.kind))
+        return isinstance(error, StoreRefused)  # a right is missing: it would be refused again
+    return True
+
+
+def named(runtime: Runtime) -> list[str]:
+    """Return the queues that the settings name, with the shards that they have by now; none = all queues."""
+    return list(dict.fromkeys(part for queue in runtime.config.queues for part in runtime.shards.all_of(queue)))
 
 
 def more(runtime: Runtime, counts: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Return the queues that have fewer shards than these: how many they have, and how many they are to have."""
     had = {name: runtime.shards.counts.get(name, 0) for name in counts}
     return {name: (had[name], count) for name, count in counts.items() if count > had[name]}
-
-
-async def declare(runtime: Runtime, queue: str, count: int) -> bool:
-    """Write that a queue has at least so many shards; return whether it had fewer before."""
-    runtime.shards.grow({queue: count})
-    try:
-        return await runtime.sender.send(server.declare_shards(queue, count))
-    except StoreError as error:
-        if not server.set_may_wait(error):
-            raise
-        runtime.emit(events.RedisFailed(kind=error.kind))
-        return False
 
 
 def spread(runtime: Runtime, queues: Sequence[str]) -> Config:

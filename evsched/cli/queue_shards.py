@@ -134,8 +134,8 @@ def _is_dispatched(redis: SyncClient, queue: str, count: int) -> bool:
         unknown = []
     if unknown:
         output.note(
-            f"queue {queue} has {count} shards now, but dispatchers that name the queue do not serve {_some(unknown)}. "
-            "Restart these dispatchers, so that they learn of the shards, and repeat the command. No job was moved"
+            f"queue {queue} has {count} shards now, but dispatchers that name the queue do not serve {_some(unknown)} "
+            "yet. Repeat the command in half a minute, when they have learned of the shards. No job was moved"
         )
         return False
     return True

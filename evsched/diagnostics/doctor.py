@@ -123,8 +123,7 @@ class Doctor:
         before, begun = self._wall(), time.monotonic()
         now = await self._ask("clock", "TIME", server.clock())
         if now is not None:
-            error = (time.monotonic() - begun) / 2
-            self._found += server_checks.clock(now - before - error, error)
+            self._found += server_checks.clock(now - before - (time.monotonic() - begun) / 2)
 
     async def _check_flags(self, flags: str) -> None:
         missing = missing_flags(flags)

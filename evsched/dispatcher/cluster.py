@@ -14,7 +14,7 @@ from collections import defaultdict
 
 from msgspec import structs
 
-from evsched import events, keys
+from evsched import events, keys, shard_map
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
 from evsched.events import Emit, Event
@@ -124,7 +124,9 @@ class ClusterDispatcher:
         return self._reconnect.reason or (problems[0] if problems and all(problems) else None)
 
     def on_event(self, event: Event) -> None:
-        """Pass an event on to the janitors."""
+        """Pass an event on to the janitors. A queue that was found may be a shard of one that is named."""
+        if isinstance(event, events.ShardsFound):
+            self._wakeup.ring()
         for node in self._nodes.values():
             node.janitor.on_event(event)
 
@@ -153,17 +155,19 @@ class ClusterDispatcher:
             await self._stop(list(self._nodes))
 
     async def _adapt(self) -> None:
-        """Run a dispatcher for each primary, as the slots are now."""
+        """Run a dispatcher for each primary, as the slots are now, and the shards of the queues that are named."""
         slots = defaultdict[Host, set[int]](set)
-        named = {slot_of(keys.root(queue)) for queue in self._runtime.config.queues}
+        queues = tuple(shard_map.named(self._runtime))
+        named = {slot_of(keys.root(queue)) for queue in queues}
         for slot, host in enumerate(await self._topology.owners()):
             if host is not None and (not named or slot in named):
                 slots[host].add(slot)
         wanted = {host: frozenset(found) for host, found in slots.items()}
         await self._stop([host for host, node in self._nodes.items() if wanted.get(host) != node.slots])
+        config = structs.replace(self._runtime.config, queues=queues)
         for host, found in wanted.items():
             if host not in self._nodes:
-                node = self._nodes[host] = _Node(self._runtime, host, found)
+                node = self._nodes[host] = _Node(structs.replace(self._runtime, config=config), host, found)
                 node.task = asyncio.create_task(node.run())
                 node.task.add_done_callback(lambda _: self._wakeup.ring())
 

@@ -12,7 +12,9 @@ a flood, a restart of Redis, or a Redis that sends no events. So the finder sear
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from typing import Final
 
 from evsched import shard_map
 from evsched.dispatcher.key_scan import KeyScan
@@ -23,6 +25,9 @@ from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
+
+_AGAIN: Final = 2.0
+"""Seconds, half of them random, after which the shards of named queues are read again while their node is away."""
 
 
 class Finder:
@@ -96,8 +101,12 @@ class Finder:
     async def _read(self) -> None:
         """Serve the queues in the set; scan the keys too if neither the set nor events can be relied on."""
         self._read_at = time.monotonic() + self._config.safety_cap
-        names, _ = await asyncio.gather(self._set.read(), shard_map.learn(self._runtime))
+        names, learned = await asyncio.gather(self._set.read(), shard_map.learn(self._runtime))
         if self._config.queues:
+            for name in filter(self._owns, shard_map.named(self._runtime)):
+                self._queues.serve(name)
+            if not learned:
+                self._read_at = min(self._read_at, time.monotonic() + _AGAIN * random.uniform(0.5, 1.0))  # noqa: S311
             return
         for name in filter(self._owns, names or ()):
             self._queues.serve(name)

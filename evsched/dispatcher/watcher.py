@@ -10,6 +10,8 @@ import asyncio
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
+from msgspec import structs
+
 from evsched import events, keys
 from evsched.config import Config
 from evsched.dispatcher.flood import Flood, Poller
@@ -107,7 +109,11 @@ class Watcher:
         self._proof = proof
         self._schedules = schedules
         self._listener = listener
+        self._dispatcher = dispatcher
+        self._names = dict.fromkeys(runtime.config.queues)
+        """The queues that are subscribed to by name; none = all are, by patterns."""
         self._channels = Channels(runtime.config, dispatcher, runtime.part)
+        self._subscription: Subscription | None = None
         self._reconnect = Reconnect("subscription", runtime.emit)
         self._losses = Losses()
         self._cut = False
@@ -123,6 +129,21 @@ class Watcher:
         timeout = self._runtime.config.reply_timeout
         self._runtime.emit(events.SubscriptionLost(reason=f"silent for {timeout:g} s after a canary"))
         subscription.cut()
+
+    def watch(self, queue: str) -> None:
+        """Subscribe to the events of a queue too: it is a shard of a named queue that has more of them now."""
+        if not self._names or queue in self._names:
+            return
+        self._names[queue] = None
+        config = structs.replace(self._runtime.config, queues=tuple(self._names))
+        before, self._channels = self._channels, Channels(config, self._dispatcher, self._runtime.part)
+        if self._subscription is not None:
+            self._subscribe_more(self._subscription, before)
+
+    def _subscribe_more(self, subscription: Subscription, before: Channels) -> None:
+        more = [name for name in self._channels.names if name not in before.names]
+        # What came before the confirmation was missed.
+        subscription.subscribe([], more, self._listener.look)
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -141,7 +162,11 @@ class Watcher:
         subscription = Subscription(self._runtime.config.url, node=self._runtime.part.node)
         self._cut = False
         try:
-            await subscription.open(self._channels.patterns, self._channels.names)
+            channels = self._channels
+            await subscription.open(channels.patterns, channels.names)
+            self._subscription = subscription
+            if self._channels is not channels:
+                self._subscribe_more(subscription, channels)
             await self._check_flags()
             self._reconnect.passed()
             self._losses.opened()
@@ -157,6 +182,7 @@ class Watcher:
                     self._runtime.emit(events.SubscriptionLost(reason=str(error)))
         finally:
             self._proof.end()
+            self._subscription = None
             await subscription.close()
         self._listener.look()
         rest = self._losses.wait()

@@ -18,6 +18,13 @@ class QueueFound(Event, frozen=True, kw_only=True):
     queue: str
 
 
+class ShardsFound(Event, frozen=True, kw_only=True):
+    """A process has learned from Redis that a queue has more shards than it knew."""
+
+    queue: str
+    count: int
+
+
 class Subscribed(Event, frozen=True, kw_only=True):
     """Redis confirmed the subscription to keyspace events."""
 

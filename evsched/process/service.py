@@ -14,14 +14,14 @@ from msgspec import structs
 import evsched
 from evsched import forks, shard_map
 from evsched.app import App
-from evsched.client import new_shards
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics.acl import Role
 from evsched.dispatcher.cluster import ClusterDispatcher
 from evsched.dispatcher.dispatcher import Dispatcher
 from evsched.dispatcher.janitor import Janitor
-from evsched.errors import CannotStart, ConfigError, LoopEnded, StoreDown, StoreError, StoreRefused
-from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack, RedisFailed
+from evsched.errors import CannotStart, LoopEnded, StoreDown, StoreRefused
+from evsched.events import DispatcherStarted, DoctorStarted, Events, HandlersLeft, JobsPutBack
+from evsched.process.app_shards import AppShards
 from evsched.process.child_link import ChildLink
 from evsched.process.doctor_watch import DoctorWatch, OnChanges
 from evsched.process.first_check import check_server, unsafe_settings
@@ -32,7 +32,6 @@ from evsched.runtime.loops import run_loops
 from evsched.runtime.reconnect import Reconnect
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.shutdown import Shutdown
-from evsched.shards import Shards
 from evsched.telemetry import log
 from evsched.telemetry.process import Telemetry
 from evsched.transport import scripts
@@ -55,6 +54,8 @@ class _Process:
         self.link = link
         """The link to the parent; None = there is no parent."""
         self.server = ""
+        self.learned = False
+        """Whether Redis has said how many shards queues have."""
         self.telemetry = Telemetry(
             self.runtime, events, evsched.__version__, inherited(METRICS), inherited(METRICS_TAKEN)
         )
@@ -82,7 +83,7 @@ class _Process:
                     raise
                 for found in await unsafe_settings(self.runtime.sender):
                     self.runtime.emit(found)
-                await shard_map.learn(self.runtime)
+                self.learned = await shard_map.learn(self.runtime)
                 self.server = server
 
 
@@ -251,48 +252,11 @@ async def _dispatch_cluster(process: _Process, runtime: Runtime, cluster: Topolo
     await run_loops({"dispatcher": dispatcher.run()})
 
 
-def _check_limits(app: App, runtime: Runtime) -> None:
-    """Refuse limits of the code that cannot be divided among the shards, before these are written.
-
-    Raises:
-        CannotStart
-    """
-    shards = Shards(runtime.shards.counts)
-    shards.grow(app.shards.counts)
-    program = structs.replace(app.program, shards=shards)
-    try:
-        for queue in runtime.config.queues or app.queues:
-            for name in shards.all_of(queue):
-                program.limits_in(name)
-    except ConfigError as error:
-        raise CannotStart(str(error)) from None
-
-
-async def _declare_shards(process: _Process, app: App) -> None:
-    """Write how many shards the app declares, where that is more. The pause and the limits of the queue hold for them.
-
-    Raises:
-        CannotStart: a limit that was set by hand is too small to be divided among so many.
-    """
-    client, runtime = app.client, process.runtime
-    _check_limits(app, runtime)
-    for queue, (was, count) in shard_map.more(runtime, app.shards.counts).items():
-        try:
-            gates = await client.run(new_shards.plan(client.store, queue, was, count, app.program.owner))
-            await client.run(new_shards.open_new(client.store, gates))
-            if await shard_map.declare(runtime, queue, count):
-                await client.run(new_shards.divide_anew(client.store, gates))
-        except ConfigError as error:
-            raise CannotStart(str(error)) from None
-        except StoreError as error:  # away, or a right is missing: the shards are served, and it is logged
-            runtime.shards.grow({queue: count})
-            runtime.emit(RedisFailed(kind=error.kind))
-
-
 async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     config, shutdown = process.runtime.config, process.shutdown
     app.move_to(config.url)
-    await _declare_shards(process, app)
+    shards = AppShards(process.runtime, app)
+    await shards.declare()
     runtime = process.spread(config.queues or app.queues)
     queues, program = list(runtime.config.queues), structs.replace(app.program, shards=runtime.shards)
     isolated = None if app.origin is None else partial(start_isolated, app.origin)
@@ -305,16 +269,19 @@ async def _work(process: _Process, app: App, *, burst: bool = False) -> bool:
     shutdown.worker = worker
     running = asyncio.ensure_future(worker.run())
     ending = asyncio.ensure_future(_idle(process, worker) if burst else shutdown.request.wait())
+    keeping = asyncio.ensure_future(shards.keep(worker, learned=process.learned))
+    tasks = running, ending, keeping
     try:
-        await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         worker.stop()
         await running
-        if ending.done():
-            ending.result()
+        for task in (ending, keeping):
+            if task.done():
+                task.result()
     finally:
-        ending.cancel()
-        running.cancel()
-        await asyncio.gather(running, ending, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if link is not None:
             link.close()
         await app.close()

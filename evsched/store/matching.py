@@ -89,8 +89,7 @@ class Matching(Queue):
 
     def cancel_matching(self, ids: Sequence[str], matching: bytes, *, now: float | None = None) -> Call[int]:
         """Cancel jobs that wait and match."""
-        words = [word for job_id in ids for word in (job_id, "")]
-        return self._verb("cancel", _count, self._stamp(now), matching, *words)
+        return self._verb("cancel", _count, self._stamp(now), matching, *ids)
 
     def reschedule_matching(
         self,

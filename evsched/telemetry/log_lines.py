@@ -14,6 +14,7 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.DoctorStarted: (logging.INFO, "doctor started: it checks now, and again {interval:g} s after each check"),
     events.RedisUnsafe: (logging.WARNING, "Redis may lose jobs: {what}. {mend}"),
     events.QueueFound: (logging.INFO, "queue {queue} found"),
+    events.ShardsFound: (logging.INFO, "queue {queue} has {count} shards"),
     events.SubscriptionLost: (logging.WARNING, "subscription lost: {reason}"),
     events.NotificationsMissing: (logging.ERROR, "Redis sends no keyspace events, so jobs start late: {mend}"),
     events.NotificationsProven: (logging.INFO, "keyspace events arrive"),

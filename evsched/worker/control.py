@@ -7,6 +7,7 @@ cancellations too, later. When a heartbeat brings one that was not received here
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from evsched import events, keys
@@ -33,14 +34,24 @@ class Control:
 
     def __init__(self, runtime: Runtime, worker: str, queues: list[str], listener: ControlListener) -> None:
         self._runtime = runtime
-        self._receivers = {
-            **{keys.control(queue, worker).encode(): (queue, listener.cancelled) for queue in queues},
-            **{keys.status_requests(queue).encode(): (queue, listener.status_requested) for queue in queues},
-        }
+        self._worker = worker
+        self._listener = listener
+        self._receivers = dict[bytes, tuple[str, Callable[[str, str], None]]]()
         """By channel."""
+        self._add(queues)
         self._reconnect = Reconnect("worker, control channel", runtime.emit)
         self._losses = Losses()
         self._subscription: Subscription | None = None
+
+    def _add(self, queues: Iterable[str]) -> None:
+        for queue in queues:
+            self._receivers[keys.control(queue, self._worker).encode()] = queue, self._listener.cancelled
+            self._receivers[keys.status_requests(queue).encode()] = queue, self._listener.status_requested
+
+    def add(self, queues: Iterable[str]) -> None:
+        """Receive the messages of more queues."""
+        self._add(queues)
+        self.rebuild()
 
     async def run(self) -> None:
         """Receive until cancelled."""

@@ -81,6 +81,10 @@ class Heartbeat(threading.Thread):
         self._short = False
         """The leases that were set last are the short ones, and have to be renewed soon."""
 
+    def add(self, store: Store) -> None:
+        """Renew the lease of one more queue, from the next heartbeat on. For any thread."""
+        self._stores.append(store)
+
     def attend(self) -> None:
         """Note that the worker holds jobs from now on. The next heartbeat comes soon, even if it holds none by then.
 

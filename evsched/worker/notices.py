@@ -110,6 +110,7 @@ class Notices:
     def join(self, wait: IdleWait) -> IdleWait:
         """Add the wait for the jobs of a queue; return it."""
         self._waits.append(wait)
+        self._changed.set()
         return wait
 
     @property
@@ -123,8 +124,8 @@ class Notices:
         Raises:
             Exception: that a subscription has ended with; a fault of evsched.
         """
-        if not self._waits:  # the worker serves no shard
-            await asyncio.Event().wait()
+        while not self._waits:  # the worker serves no shard
+            await self._changed.wait()
         loop = asyncio.get_running_loop()
 
         def ring() -> None:

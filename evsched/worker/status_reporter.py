@@ -105,6 +105,10 @@ class StatusReporter:
         self._requests = set[tuple[str, str]]()
         self._replying: asyncio.Task[None] | None = None
 
+    def add(self, queue: str) -> None:
+        """Report for one more queue."""
+        self._stores[queue], self._tallies[queue] = Store(queue), _Tally()
+
     def on_event(self, event: Event) -> None:
         """Count what the worker's consumers report."""
         if isinstance(event, events.Started):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import structs
@@ -83,12 +83,37 @@ class Worker:
             Slots(config.concurrency),
         )
         self._of_shards = ShardConnections(runtime)
-        for queue in queues:
+
+        def consumer(queue: str) -> QueueConsumer:
             of_shards = self._of_shards if runtime.shards.counts.get(runtime.shards.whole(queue)) else None
-            self.consumers[queue] = QueueConsumer(
-                counted, queue, self.id, executor, slots, self._heartbeat.attend, of_shards
-            )
+            return QueueConsumer(counted, queue, self.id, executor, slots, self._heartbeat.attend, of_shards)
+
+        self._new_consumer = consumer
+        self.consumers.update({queue: consumer(queue) for queue in queues})
+        self._serving = dict[str, asyncio.Future[Any]]()
+        """The loops of the consumers, by queue."""
+        self._more = asyncio.Event()
+        """Set when a consumer was added."""
         self._stop = asyncio.Event()
+
+    def serve(self, queues: Iterable[str]) -> None:
+        """Serve these queues too, from now on: shards that were not known at the start."""
+        new = [queue for queue in queues if queue not in self.consumers]
+        if not new or self._stop.is_set():
+            return
+        for queue in new:
+            self._status.add(queue)
+            self.consumers[queue] = self._new_consumer(queue)
+            self._heartbeat.add(Store(queue))
+            if self._serving:  # else `_run` begins with it
+                self._serving[queue] = asyncio.ensure_future(self._serve(self.consumers[queue]))
+        # Their limits are parts of those that hold in the other parts of these queues.
+        whole = self._runtime.shards.whole
+        wholes = {whole(queue) for queue in new}
+        for queue in [queue for queue in self.consumers if whole(queue) in wholes]:
+            self._setup.declare_again(queue)
+        self._control.add(new)
+        self._more.set()
 
     async def run(self) -> None:
         """Run until `stop` was called and what ran has ended, or has had its grace.
@@ -106,9 +131,9 @@ class Worker:
 
     async def _run(self) -> None:
         self._heartbeat.start()
-        running: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(self._serve(consumer)) for consumer in self.consumers.values()
-        ]
+        self._serving = {
+            queue: asyncio.ensure_future(self._serve(consumer)) for queue, consumer in self.consumers.items()
+        }
         control = asyncio.ensure_future(self._control.run())
         notices = asyncio.ensure_future(self._of_shards.notices.run())
         setup = asyncio.ensure_future(self._setup.keep())
@@ -120,14 +145,16 @@ class Worker:
                 "notices": notices,
                 "setup of queues": setup,
             }
-            loops |= {f"queue {queue}": loop for queue, loop in zip(self.consumers, running, strict=True)}
-            await asyncio.wait([stopping, *loops.values()], return_when=asyncio.FIRST_COMPLETED)
+            while not await self._ended(stopping, *loops.values()):
+                pass
+            loops |= {f"queue {queue}": loop for queue, loop in self._serving.items()}
             # A loop ends by itself only by an error of ours, except for a consumer that fetches no more.
             fetches = all(consumer.fetches for consumer in self.consumers.values())
             for name, loop in loops.items():
                 if loop.done() and (fetches or not returned(loop)):
                     raise ended_loop(name, loop)
-            await self._drain.wait(running, [self._setup.is_done(one.store) for one in self.consumers.values()])
+            done = [self._setup.is_done(self.consumers[queue].store) for queue in self._serving]
+            await self._drain.wait([*self._serving.values()], done)
             self._drain.begin_hand_back()
             await self._end_heartbeat()
             await self._drain.hand_back()
@@ -135,11 +162,21 @@ class Worker:
         finally:
             await self._end_heartbeat()
             self._status.close()
-            tasks = stopping, control, notices, setup, *running
+            tasks = stopping, control, notices, setup, *self._serving.values()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._of_shards.close()
+
+    async def _ended(self, *loops: asyncio.Future[Any]) -> bool:
+        """Wait until a loop has ended, and return True, or until a consumer was added."""
+        self._more.clear()
+        more = asyncio.ensure_future(self._more.wait())
+        try:
+            await asyncio.wait([more, *loops, *self._serving.values()], return_when=asyncio.FIRST_COMPLETED)
+            return any(loop.done() for loop in (*loops, *self._serving.values()))
+        finally:
+            more.cancel()
 
     async def _serve(self, consumer: QueueConsumer) -> None:
         await self._setup.until_done(consumer.store)
@@ -198,24 +235,21 @@ class Worker:
         return True
 
     async def idle(self) -> bool:
-        """Return whether nothing runs here, nothing is due that could start, and no dead worker holds jobs. Looks once.
+        """Look once: nothing runs here, nothing is due in the queues that could start, and dead workers hold nothing.
 
-        A worker that has not started, so has declared nothing yet, is not idle. Jobs that other live workers hold do
-        not count.
+        A worker that has not started, so has declared nothing yet, is not idle.
+        What a worker holds whose lease has not ended is left to that worker.
 
         Raises:
             StoreDown, StoreRefused
         """
         if not self._startup.done or self.busy():
             return False
-        for consumer in self.consumers.values():
-            # The leases first: a job that the janitor requeues after this read is in ready by the next. And again
-            # last: Redis may have moved a job to this worker's list, and the reply is still on its way.
-            calls = [consumer.store.survey(), consumer.store.queue_stats(), consumer.store.survey()]
-            before, stats, after = await self._runtime.sender.send_all(calls)
-            if any(lease.held and lease.left <= 0 for lease in before.leases):
-                return False
-            if any(lease.held for lease in after.leases if lease.worker == self.id):
+        for consumer in list(self.consumers.values()):
+            # The leases first: what the janitor puts back between the two reads is in ready by the second.
+            calls = [consumer.store.survey(), consumer.store.queue_stats()]
+            survey, stats = await self._runtime.sender.send_all(calls)
+            if any(lease.held and lease.left <= 0 for lease in survey.leases):
                 return False
             waits = 0 if stats.paused is not None else stats.places["backlog"]
             if stats.due or stats.places["ready"] or waits:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from evsched import App, JobDead, Retry, events
-from evsched.client.task_handle import TaskHandle
+from evsched.client.task_handle import AsyncTask
 from evsched.config import Config
 from evsched.errors import ConfigError
-from evsched.jobs.tasks import define
 from evsched.targets.destinations import Destinations, read_destinations
 from evsched.targets.forward import RETRY, Forwarder
 from evsched.transport.embedded import EmbeddedRedis
@@ -22,7 +21,7 @@ from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 from tests.support.system import system
 
-Forward = TaskHandle[..., Any]
+Forward = AsyncTask[..., Any]
 
 
 def forward_to(queue: str, *allowed: str, **urls: str) -> tuple[App, Forward]:
@@ -30,8 +29,7 @@ def forward_to(queue: str, *allowed: str, **urls: str) -> tuple[App, Forward]:
     environment = {f"EVSCHED_FORWARD_URL_{name.upper()}": url for name, url in urls.items()}
     forwarder = Forwarder(read_destinations(allowed, environment))
     app = App(queue=queue, lifespan=lambda: forwarder)
-    app.tasks.add(task := define(forwarder.forward, name="evsched.forward", retry=RETRY))
-    return app, TaskHandle(app, task)
+    return app, app.task(name="evsched.forward", retry=RETRY)(forwarder.forward)
 
 
 async def end_of(forward: Forward, *args: Any, job_id: str = "j", **kwargs: Any) -> str:

@@ -26,6 +26,7 @@ from tests.support.prometheus import PROGRAM, Prometheus
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.timeout(240),
     pytest.mark.skipif(PROGRAM is None, reason="no prometheus (Debian: prometheus)"),
 ]
 

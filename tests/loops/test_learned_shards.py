@@ -1,0 +1,151 @@
+"""Processes that started before they could read how many shards a queue has serve its shards once they can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+from msgspec import structs
+
+from evsched import App, events, keys
+from evsched.config import Config
+from evsched.dispatcher.cluster import ClusterDispatcher
+from evsched.process.app_shards import AppShards
+from evsched.runtime.runtime import Runtime
+from evsched.store import server as redis_server
+from evsched.store.clients import New
+from evsched.store.store import Store
+from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import BatchingSender
+from evsched.transport.topology import topology
+from evsched.worker.worker import Worker
+from tests.support.cluster import Cluster
+from tests.support.recorder import Recorder
+from tests.support.system import system
+
+
+def for_shard(queue: str) -> Callable[[Any], bool]:
+    return lambda event: event.queue == queue
+
+
+async def test_named_dispatcher_serves_shards_that_are_added(own: EmbeddedRedis, app: App) -> None:
+    config = Config(url=own.url, queues=("big",), safety_cap=3600.0)
+    async with system(config, app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        await running.sender.send(redis_server.set_shards("big", 2))
+        assert running.dispatcher.queues == ["big"]
+        running.dispatcher.look()
+        await running.recorder.wait(events.QueueFound, for_shard("big:1"))
+        await running.recorder.until(lambda: running.dispatcher.queues == ["big", "big:0", "big:1"])
+        # By the event of its schedule, for which it has subscribed: the safety cap is an hour.
+        await subscribed(running.sender, "big:1")
+        await running.sender.send(Store("big:1").enqueue([New("x", b'{"task":"t"}', delay=0.05)]))
+        await running.recorder.wait(events.Dispatched, for_shard("big:1"))
+
+
+async def subscribed(sender: BatchingSender, queue: str) -> None:
+    async with asyncio.timeout(25.0):
+        while not await sender.send(redis_server.gate_listeners(queue)):
+            pass
+
+
+async def test_named_dispatcher_learns_of_shards_when_the_node_of_their_number_is_back(server: EmbeddedRedis) -> None:
+    with Cluster(server.server) as cluster:
+        cluster_topology = topology(cluster.url)
+        assert cluster_topology is not None
+        _, port = await cluster_topology.owner(keys.SHARDS)
+        victim = next(node for node in cluster.nodes if node.port == port)
+        queue = next(f"q{n}" for n in range(99) if cluster.primary(f"q{n}") is not victim)
+        parts = [f"{queue}:{number}" for number in range(6)]
+        nodes = {cluster.primary(part).port for part in parts}
+        assert len(nodes) == 3
+        with closing(cluster.client(victim)) as raw:
+            raw.zadd(keys.SHARDS, {queue: 6})
+        victim.kill()
+        recorder, sender = Recorder(), BatchingSender(cluster.url)
+        heard = events.Events(recorder)
+        runtime = Runtime(Config(url=cluster.url, queues=(queue,)), sender, heard.emit)
+        dispatcher = ClusterDispatcher(runtime, cluster_topology)
+        heard.subscribe(dispatcher.on_event)
+        running = asyncio.create_task(dispatcher.run())
+        await recorder.until(lambda: dispatcher.queues == [queue])
+        await asyncio.to_thread(victim.start)
+        await asyncio.to_thread(cluster.until_ready)
+        await recorder.wait(events.ShardsFound, for_shard(queue))
+        await recorder.until(lambda: dispatcher.queues == sorted([queue, *parts]))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await sender.close()
+
+
+@asynccontextmanager
+async def working(runtime: Runtime, app: App) -> AsyncGenerator[Worker]:
+    """Run a worker of the queue alone, as one does that could not read its number of shards."""
+    program = structs.replace(app.program, shards=runtime.shards)
+    worker = Worker(runtime, program, ["big"])
+    shards = AppShards(structs.replace(runtime, config=structs.replace(runtime.config, queues=("big",))), app)
+    await shards.declare()
+    tasks = [asyncio.ensure_future(worker.run()), asyncio.ensure_future(shards.keep(worker, learned=False))]
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await tasks[0]
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await app.close()
+
+
+async def test_worker_serves_shards_that_it_learns_of_with_their_parts_of_the_limits(
+    own: EmbeddedRedis, recorder: Recorder
+) -> None:
+    app = App(own.url, queue="big")
+    app.limit(concurrency=6)
+    ran = list[str]()
+
+    @app.task
+    async def note(name: str) -> None:
+        ran.append(name)
+        recorder(events.QueueFound(queue=name))
+
+    sender = BatchingSender(own.url)
+    runtime = Runtime(Config(url=own.url), sender, recorder)
+    async with working(runtime, app) as worker:
+        await recorder.wait(events.WorkerStarted)
+        await sender.send(redis_server.set_shards("big", 2))
+        await sender.send(Store("big:1").enqueue([New("x", b'{"task":"note","args":["x"]}')]))
+        await recorder.wait(events.ShardsFound, for_shard("big"))
+        await recorder.until(lambda: list(worker.consumers) == ["big", "big:0", "big:1"])
+        await sender.send(Store("big:1").dispatch(limit=10, cap=10_000))
+        await recorder.wait(events.QueueFound, for_shard("x"))
+        for part in ("big", "big:0", "big:1"):
+            await limited(sender, part, 2.0)
+    assert {event.worker for event in recorder.of(events.WorkerStopped)} == {worker.id}
+    assert ran == ["x"]
+    await sender.close()
+
+
+async def limited(sender: BatchingSender, queue: str, value: float) -> None:
+    async with asyncio.timeout(25.0):
+        while (await sender.send(Store(queue).limits())).queue.get("concurrency") != value:
+            pass
+
+
+async def test_worker_writes_its_number_of_shards_once_it_can(own: EmbeddedRedis, recorder: Recorder) -> None:
+    app = App(own.url, queue="big", shards=2)
+    app.task(name="note")(_note)
+    sender = BatchingSender(own.url)
+    runtime = Runtime(Config(url=own.url), sender, recorder)
+    own.kill()
+    async with working(runtime, app):
+        await asyncio.to_thread(own.start)
+        async with asyncio.timeout(25.0):
+            while (await sender.attempt_all([redis_server.shards()])) != [{"big": 2}]:
+                pass
+    await sender.close()
+
+
+async def _note() -> None:
+    raise NotImplementedError
