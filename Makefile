@@ -13,12 +13,16 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # The tests start Python some hundred times: each would compile all the modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-cluster check chaos bench bench-scaling lock format clean
+.PHONY: demo test test-all test-cluster check chaos bench bench-scaling lock format clean
 
 demo: $(READY)
 	@$(BIN)/evsched demo
 
+# Each promise once.
 test: $(READY)
+	@$(BIN)/pytest -m "not extra"
+
+test-all: $(READY)
 	@$(BIN)/pytest
 
 check: $(READY)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from evsched.app import App
     from evsched.client.job_handle import Job, SyncJob
     from evsched.client.sweep import Filter, Swept
+    from evsched.client.target_tasks import HttpResponse
     from evsched.client.task_handle import AsyncTask, PlainTask, TaskHandle
     from evsched.client.unique import Unique
     from evsched.errors import (
@@ -63,6 +64,7 @@ __all__ = [
     "EvschedError",
     "Filter",
     "GiveUp",
+    "HttpResponse",
     "Job",
     "JobDead",
     "JobError",
@@ -130,6 +132,7 @@ _WHERE: Final = {
         "Filter",
         "Swept",
     ),
+    "client.target_tasks": ("HttpResponse",),
     "client.unique": ("Unique",),
     "jobs.job": ("JobStatus",),
     "recurrence.recurrence": ("Declared",),

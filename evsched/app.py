@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from evsched import environment
+from evsched.client import target_tasks
 from evsched.client.client import Client
 from evsched.client.declared import RecurringOptions, check_recurring_options, declared
 from evsched.client.job_handle import Job
 from evsched.client.new_job import Sending
 from evsched.client.sync_session import SyncSession
+from evsched.client.target_tasks import target
 from evsched.client.task_handle import AsyncTask, PlainTask, Recur, Register, TaskHandle
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import ConfigError
@@ -26,6 +28,10 @@ from evsched.transport import scripts
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_RESERVED: Final = "evsched."
+"""How the tasks that come with evsched begin. A worker with a task of its own by such a name would run their jobs, send
+nothing, and mark them done."""
 
 _SETTINGS: Final = ("EVSCHED_URL", "EVSCHED_PAYLOAD_CAP")
 
@@ -76,6 +82,10 @@ class App:
         self.origin: str | None = None
         """MODULE:APP, if the app was found by that name: another process can then find it too."""
         self._client: Client | None = None
+        self.http = target(self, target_tasks.http)
+        """Requests as jobs: `await app.http.enqueue(url, json=...)`. Workers of evsched.targets send them."""
+        self.forward = target(self, target_tasks.forward)
+        """Messages as jobs: `await app.forward.enqueue("stream:orders", ...)`, for the same workers."""
 
     @property
     def tasks(self) -> Tasks:
@@ -203,9 +213,14 @@ class App:
         `concurrency`: how many of its jobs may run at the same time in a queue, over all workers.
 
         Raises:
-            ConfigError: the name is taken, or an option is not valid.
+            ConfigError: the name is taken or begins with `evsched.`, or an option is not valid.
         """
         check_task_options(options)
+        if (options.get("name") or "").startswith(_RESERVED):
+            raise ConfigError(
+                f"task {options.get('name')}: the names that begin with {_RESERVED} are evsched's own: to schedule "
+                "requests and messages, use app.http.enqueue(...) and app.forward.enqueue(...)"
+            )
 
         def register(function: Callable[..., Any]) -> Any:
             task = define(function, **options)

@@ -152,6 +152,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             _WORKERS,
         ),
     ] = ()
+    http_nat64: Annotated[
+        tuple[str, ...],
+        Setting(
+            "For evsched.targets: a prefix, such as fd00:64::/96, whose addresses this network's NAT64 gateway "
+            "translates to IPv4; the IPv4 address is judged. 64:ff9b::/96 is known; repeat the flag for several",
+            _WORKERS,
+        ),
+    ] = ()
     http_redirects: Annotated[
         int, Setting("For evsched.targets: how many redirects of a request are followed", _WORKERS, Range(0, 20))
     ] = 0
@@ -202,6 +210,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None, Setting("A file with tokens of callers that may read and write, one in each line", _API)
     ] = None
     api_open: Annotated[bool, Setting("Without any token: let every caller read and write", _API)] = False
+    api_allowed_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            "With --open: a host name by which callers reach the API, besides addresses and localhost; * allows all; "
+            "repeat the flag for several",
+            _API,
+        ),
+    ] = ()
+    """A page may have its own name lead to the API (DNS rebinding): the browser then takes both for one origin."""
     api_rate: Annotated[int, Setting("How many requests a second each token may make", _API, Range(1, 1_000_000))] = 200
     api_unknown_rate: Annotated[
         int, Setting("How many requests a second all callers without a valid token may make", _API, Range(1, 1_000_000))

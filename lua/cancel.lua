@@ -4,21 +4,26 @@
 -- KEYS   root      prefix of the queue's keys
 -- ARGV   now       seconds, '' = Redis's clock
 --        filter    see _match.lua: of the rows, only the jobs that wait and match; '' = none
--- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter
+-- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter or a `row`
+--        row       for a job of the ledger that its row cancels: the number of the row, '' = any job
 -- REPLY  for each row the place where it was; 'processing' = its worker is told, by a message and by its next
 --        heartbeat; '' = it does not wait, or does not match. Without a filter, also '1' = besides the run, a next run
 --        that waited was cancelled; '' = there was none
--- FAILS  MISSING   without a filter: there is no such job, or it has ended or is dead
+-- FAILS  MISSING   without a filter and `row`: there is no such job, or it has ended or is dead
 --        MOVING    without a filter: it is on its way to another shard
 -- TWICE  the second call fails with MISSING, or tells the worker again; with a filter, it finds nothing
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
 --        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
---        row_of, report_gone, field_of, moving_due, IS_MOVING
+--        row_of, report_gone, field_of, moving_due, IS_MOVING, report_end, is_earlier, place_of, seconds
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
 -- for a unique job. If a dead job was scheduled again, it is dead as before. With a filter, a run is none of the jobs
 -- that match, and goes on. O(workers) a job.
+--
+-- With `row`, a job is cancelled if it is that of this row, or of an earlier use of it. If Redis has none, because no
+-- relay has scheduled it or Redis has lost it, the end is reported all the same, and a short record is left for clients
+-- that wait. The end of a job that has ended is on its way. A job of the id that is not the ledger's is left alone.
 
 local now, filter = unpack(ARGV, 1, 2)
 now, filter = clock(now), read_filter(filter)
@@ -28,6 +33,8 @@ expect_gate()
 
 -- A longer payload is not read here: no running job has one.
 local PAYLOAD_READ = 1048576
+-- Seconds for which the record stays of a job that was cancelled before it came to Redis.
+local LEFT = '10'
 
 -- Delete what is left of a job that waited, and tell its clients.
 local function forget(id, run, size)
@@ -86,6 +93,34 @@ local function cancel(id)
   return place, waited
 end
 
+-- Cancel the job of a row of the ledger. Returns the place where it was, or ''.
+local function cancel_row(id, row)
+  local key, reason = record(id), 'cancelled in a transaction'
+  if redis.call('EXISTS', key) == 0 then
+    redis.call('HSET', key, 'ledger', row, 'outcome', 'cancelled', 'reason', reason, 'finished', seconds(now))
+    report_end(id, row, 'cancelled', reason, LEFT)
+    return ''
+  end
+  local has_next = redis.pcall('HEXISTS', key, 'next_payload') == 1
+  local ours = row_of(field_of(id, has_next and 'next_ledger' or 'ledger'))
+  local place = place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
+  local ended = place == 'finished' or place == 'dead'
+  if ours == row and ended then
+    return place
+  elseif ours == row and not place then
+    redis.call('DEL', key)
+    report_gone(id, row, 'cancelled', reason, now)
+    return ''
+  end
+  if ours and not ended and (ours == row or is_earlier(ours, row)) then
+    place = cancel(id)
+  end
+  if ours ~= row then
+    report_end(id, row, 'cancelled', reason, '')
+  end
+  return ours and place or ''
+end
+
 local function cancel_inline(member)
   redis.call('ZREM', schedule, member)
   local job = decode(member, PAYLOAD_READ)
@@ -96,9 +131,11 @@ local function cancel_inline(member)
 end
 
 local places, next_waited = {}, ''
-for id in rows(3, 1) do
+for id, row in rows(3, 2) do
   local place = ''
-  if not filter then
+  if row ~= '' then
+    place = cancel_row(id, row)
+  elseif not filter then
     local waited
     place, waited = cancel(id)
     next_waited = waited and '1' or ''

@@ -9,11 +9,12 @@
 --        group     '' = none
 --        due       Unix seconds
 --        row       the number of its row
+--        revision  how often its due was changed in the row, '' = never
 -- REPLY  for each row '', or why its job cannot be scheduled: then nothing was written for it
 -- FAILS  none
 -- TWICE  the second call changes nothing
 -- USES   clock, rows, expect, expect_gate, record, field_of, place_of, row_of, is_earlier, acquit, write_record,
---        whole_seconds, supplant, admit
+--        whole_seconds, supplant, admit, remove_waiting, waiting_place
 --
 -- A row comes again when a relay does not know whether another has scheduled it. If the record has its number, it is
 -- the same job, wherever it is, and is kept. A lower number is that of a job that has ended, as the table says, and
@@ -21,13 +22,16 @@
 -- job takes its place, or runs after it if it runs. A job that is not the ledger's is left alone, unless it has ended
 -- or is dead. Where a job is, is looked up only if one of the ids has a record. Redis refuses this script when its
 -- memory is full. Without rows, it only checks that the queue takes rows.
+--
+-- A row whose due was changed comes again with a higher revision. If its job waits, it gets that due; if it runs, it
+-- goes on. The record says which revision it has seen, so that one which comes again undoes no later change in Redis.
 
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
 expect('ZCARD', dead)
 
 local records = {}
-for id in rows(2, 6) do
+for id in rows(2, 7) do
   records[#records + 1] = record(id)
 end
 local known = #records > 0 and redis.call('EXISTS', unpack(records)) > 0
@@ -35,8 +39,15 @@ if known or #records == 0 then
   expect_gate()
 end
 
--- What becomes of a row: 'new', 'kept', 'instead' of the job that Redis has, or 'refused' with a reason.
-local function judge(id, row)
+-- Has the job's record seen this revision of its row?
+local function has_seen(id, row, revision)
+  local of, seen = (field_of(id, 'revised') or ''):match('^(%d+):(%d+)$')
+  return of == row and tonumber(seen) >= tonumber(revision)
+end
+
+-- What becomes of a row: 'new', 'kept', 'moved' to another due, 'instead' of the job that Redis has, or 'refused' with
+-- a reason.
+local function judge(id, row, revision)
   if not known or redis.call('EXISTS', record(id)) == 0 then
     return 'new'
   end
@@ -47,7 +58,7 @@ local function judge(id, row)
     ours = row_of(field_of(id, 'next_ledger'))
   end
   if place and ours == row then
-    return 'kept'
+    return revision ~= '' and not ended and not has_seen(id, row, revision) and 'moved' or 'kept'
   elseif not place or ended then
     return 'instead'
   elseif not ours or finished then -- finished: a client used the id again, by a ZADD
@@ -59,11 +70,12 @@ local function judge(id, row)
 end
 
 local verdicts, replies, places, old = {}, {}, {}, {}
-for id, _, _, _, due, row in rows(2, 6) do
-  local verdict, reason = judge(id, row)
+for id, _, _, _, due, row, revision in rows(2, 7) do
+  local verdict, reason = judge(id, row, revision)
   verdicts[#verdicts + 1] = verdict
   replies[#replies + 1] = reason or ''
-  if verdict == 'new' or verdict == 'instead' then
+  local waits = verdict == 'moved' and (redis.call('ZSCORE', schedule, id) or waiting_place(id))
+  if verdict == 'new' or verdict == 'instead' or waits then
     places[#places + 1] = due
     places[#places + 1] = id
   end
@@ -80,7 +92,7 @@ if #old > 0 then
   redis.call('DEL', unpack(old))
 end
 local created, at = whole_seconds(now), 0
-for id, payload, priority, group, _, row in rows(2, 6) do
+for id, payload, priority, group, _, row, revision in rows(2, 7) do
   at = at + 1
   if verdicts[at] == 'new' then
     acquit(id)
@@ -90,6 +102,11 @@ for id, payload, priority, group, _, row in rows(2, 6) do
     end
   elseif verdicts[at] == 'instead' then
     supplant(id, payload, priority, group, now, '', row, row)
+  elseif verdicts[at] == 'moved' then
+    remove_waiting(id)
+  end
+  if revision ~= '' and verdicts[at] ~= 'kept' and verdicts[at] ~= 'refused' then
+    redis.call('HSET', record(id), 'revised', row .. ':' .. revision)
   end
 end
 if known then

@@ -64,15 +64,17 @@ class Access:
         self._open = Bucket(rate) if config.api_open else None
         self._unknown = Bucket(config.api_unknown_rate)
 
-    def admit(self, authorization: str | None, needs: Scope, now: float) -> None:
-        """Let a request pass. `authorization`: that header. `now`: the monotonic clock.
+    def admit(self, authorization: str | None, needs: Scope, now: float) -> str:
+        """Let a request pass, and return a digest of its token; "" = there is none. `authorization`: that header.
+
+        `now`: the monotonic clock.
 
         Raises:
             Problem: the token is missing, unknown or not enough (401, 403), or there were too many requests (429).
         """
         if self._open is not None:
             _take(self._open, now, "of all callers")
-            return
+            return ""
         caller = self._find(authorization)
         if caller is None:
             _take(self._unknown, now, "without a valid token")
@@ -91,6 +93,11 @@ class Access:
                 "this token may only read: use one that may write",
                 {"WWW-Authenticate": 'Bearer realm="evsched", error="insufficient_scope", scope="write"'},
             )
+        return caller.digest.hex()
+
+    def knows(self, authorization: str | None) -> bool:
+        """Return whether that header has a valid token, or none is needed."""
+        return self._open is not None or self._find(authorization) is not None
 
     def admit_anyone(self, now: float) -> None:
         """Let a request pass that needs no token.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
+from ipaddress import ip_address
 from os import environ
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from evsched import environment
-from evsched.api import idempotency, openapi, request_body
+from evsched.api import idempotency, openapi, request_body, unread_body
 from evsched.api.access import Access
 from evsched.api.asked import Asked, Waiters
 from evsched.api.health import HealthPages
@@ -56,8 +57,12 @@ class _Server:
     async def answer(self, operation: Operation, request: Request) -> Response:
         """Check a request, have it handled, and return the response."""
         if self.config.api_open:
+            _refuse_other_hosts(request, self.config.api_allowed_hosts)
             _refuse_other_origins(request)
-        self.access.admit(request.headers.get("authorization"), operation.needs, time.monotonic())
+        authorization = request.headers.get("authorization")
+        if self.access.knows(authorization):
+            unread_body.trust(request.scope)
+        caller = self.access.admit(authorization, operation.needs, time.monotonic())
         await self.shards.refresh()
         path = self._check_path(request.path_params)
         idempotency.read_key(request.headers)  # one that is not valid is refused everywhere, also where none is needed
@@ -72,6 +77,7 @@ class _Server:
             base=request.scope.get("root_path", ""),
             path=path,
             headers=request.headers,
+            caller=caller,
             gone=partial(_gone, request),
             body=body,
             query=query,
@@ -165,6 +171,25 @@ def _query(request: Request, kind: type) -> Any:
         return msgspec.convert(given, cast(Any, kind), strict=False)
     except msgspec.ValidationError as error:
         raise invalid(f"the query does not fit: {error}") from None
+
+
+def _refuse_other_hosts(request: Request, allowed: Sequence[str]) -> None:
+    """Refuse a request to a name that is not known here: without tokens, any page whose name leads here could send it.
+
+    Raises:
+        Problem
+    """
+    host = request.headers.get("host", "")
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in ("localhost", *allowed) and "*" not in allowed:
+            ip_address(name)
+    except ValueError:
+        detail = (
+            f"an API without tokens answers to addresses, to localhost and to the names that --allowed-host gives, and "
+            f"not to {host!r:.100}"
+        )
+        raise Problem(HTTPStatus.FORBIDDEN, "other-host", detail) from None
 
 
 def _refuse_other_origins(request: Request) -> None:

@@ -67,6 +67,8 @@ class Asked(Struct, Generic[Body, Query], frozen=True, kw_only=True):
     base: str
     path: Mapping[str, str]
     headers: Mapping[str, str]
+    caller: str
+    """A digest of the caller's token; "" = it needs none."""
     gone: Callable[[], Coroutine[Any, Any, None]]
     """Returns when the caller has closed the connection. Only for requests without a body."""
     body: Body

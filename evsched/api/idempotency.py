@@ -21,8 +21,8 @@ _DIGITS: Final = 32
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
-def read(headers: Mapping[str, str], path: str, body: Any) -> Request | None:
-    """Return the key of a request with what it asks for; None if it has no key.
+def read(headers: Mapping[str, str], caller: str, path: str, body: Any) -> Request | None:
+    """Return the key of a request with what it asks for; None if it has no key. A key belongs to its `caller`.
 
     Two requests ask for the same if their paths and the values in their bodies are the same; the order of fields and
     the spaces between them do not count.
@@ -34,7 +34,7 @@ def read(headers: Mapping[str, str], path: str, body: Any) -> Request | None:
     if key is None:
         return None
     try:
-        return Request(_digest(key), _digest(path, body))
+        return Request(_digest(key, caller), _digest(path, body))
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
 

@@ -152,7 +152,7 @@ async def _write(
 
     `path`: of the request, below that of the queue. `named`: whether the caller has given an id to one of the jobs.
     """
-    on_conflict, request = asked.body.on_conflict, idempotency.read(asked.headers, path, asked.body)
+    on_conflict, request = asked.body.on_conflict, idempotency.read(asked.headers, asked.caller, path, asked.body)
     if request is not None:
         within = None if unique is None else unique.seconds
         return await _write_once(asked, jobs, request, within, lasting=unique is not None)

@@ -66,7 +66,7 @@ async def resume(asked: Asked[None, None]) -> Reply:
 
 async def trigger(asked: Asked[None, None]) -> Reply:
     """Run a recurrence once now, or when the runs have ended that it must not overlap with."""
-    request = idempotency.read(asked.headers, f"recurrences/{asked.name}/trigger", None)
+    request = idempotency.read(asked.headers, asked.caller, f"recurrences/{asked.name}/trigger", None)
     if request is None:
         job_id, begun = await asked.client.run(requested_runs.trigger(asked.store, asked.name))
     else:

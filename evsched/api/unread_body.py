@@ -15,7 +15,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _MOST: Final = 64 * 1024 * 1024
-"""Bytes that are discarded of a body."""
+"""Bytes that are discarded of a body whose caller may use the API."""
+
+_MOST_OF_OTHERS: Final = 1024 * 1024
+"""The same of anybody else: a courtesy to a caller who has forgotten his token."""
+
+_TRUSTED: Final = "evsched.trusted"
 
 _SECONDS: Final = 30.0
 """Seconds for which the rest of a body is waited for."""
@@ -27,6 +32,11 @@ _SOON: Final = 1.0
 """Seconds within which a small body must have arrived for that."""
 
 
+def trust(scope: Scope) -> None:
+    """Note that the caller of a request may use the API."""
+    scope[_TRUSTED] = True
+
+
 class UnreadBody:
     """The middleware."""
 
@@ -35,7 +45,7 @@ class UnreadBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            exchange = _Exchange(Headers(scope=scope), receive, send)
+            exchange = _Exchange(scope, receive, send)
             receive, send = exchange.receive, exchange.send
         await self._app(scope, receive, send)
 
@@ -43,8 +53,9 @@ class UnreadBody:
 class _Exchange:
     """One request and its response."""
 
-    def __init__(self, headers: Headers, receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        headers = Headers(scope=scope)
         length = headers.get("content-length", "0")
         self._unread = length != "0" or "transfer-encoding" in headers
         self._is_small = length.isdecimal() and len(length) < 9 and 0 < int(length) <= _SMALL
@@ -74,7 +85,7 @@ class _Exchange:
         try:
             await self._send({**message, "more_body": True})
             if not self._waits:
-                await self._discard(_MOST, _SECONDS)
+                await self._discard(_MOST if _TRUSTED in self._scope else _MOST_OF_OTHERS, _SECONDS)
         finally:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

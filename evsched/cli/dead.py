@@ -11,9 +11,9 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli import output
 from evsched.cli.bulk import Bulk, by_filter, change
-from evsched.cli.options import Ids, Json, Queue, Url, check_limit, whole
+from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, check_limit, whole
 from evsched.cli.table import Column, Moment, table
-from evsched.cli.unknown_queues import client_of, note_if_unknown
+from evsched.cli.unknown_queues import client_of, client_of_job, note_if_unknown
 from evsched.client import spread
 from evsched.client.sweep import dropping, reviving
 from evsched.client.sync_client import SyncClient
@@ -89,7 +89,7 @@ def revive(
     *,
     all_: All = False,
     bulk: Bulk = None,
-    queue: Queue = DEFAULT_QUEUE,
+    queue: QueueOfJob = None,
     url: Url = None,
 ) -> int:
     """Schedule dead jobs again, due now: by id, by a filter, or all. Their attempts are counted from 1 again.
@@ -98,7 +98,7 @@ def revive(
     """
     matching = by_filter("dead revive", ids, bulk, all_)
     if matching is not None:
-        return change(url, queue, lambda store: reviving(store, matching), "revived", bulk)
+        return change(url, queue or DEFAULT_QUEUE, lambda store: reviving(store, matching), "revived", bulk)
     return _each(url, queue, ids or (), Store.revive, "revived")
 
 
@@ -109,7 +109,7 @@ def drop(
     *,
     all_: All = False,
     bulk: Bulk = None,
-    queue: Queue = DEFAULT_QUEUE,
+    queue: QueueOfJob = None,
     url: Url = None,
 ) -> int:
     """Delete dead jobs: by id, by a filter, or all.
@@ -118,13 +118,13 @@ def drop(
     """
     matching = by_filter("dead drop", ids, bulk, all_)
     if matching is not None:
-        return change(url, queue, lambda store: dropping(store, matching), "dropped", bulk)
+        return change(url, queue or DEFAULT_QUEUE, lambda store: dropping(store, matching), "dropped", bulk)
     return _each(url, queue, ids or (), Store.drop, "dropped")
 
 
-def _each(url: str | None, queue: str, ids: Sequence[str], change: spread.ChangeDead, done: str) -> int:
-    """Handle the jobs that are named, and print how many; return the exit code."""
-    with client_of(url, queue) as redis:
+def _each(url: str | None, queue: str | None, ids: Sequence[str], change: spread.ChangeDead, done: str) -> int:
+    """Handle the jobs that are named, all of the queue of the first, and print how many; return the exit code."""
+    with client_of_job(url, queue, ids[0]) as (redis, queue):
         count = redis.run(spread.change_dead(partial(redis.parts_of, queue), ids, change))
     print(f"{count} {done}")
     return 0

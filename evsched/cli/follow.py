@@ -14,21 +14,21 @@ from msgspec import structs
 from evsched import keys
 from evsched.cli import output, table
 from evsched.cli.jobs import Id
-from evsched.cli.options import Json, Queue, Url, settings
+from evsched.cli.options import Json, QueueOfJob, Url, settings
 from evsched.cli.table import Moment
-from evsched.cli.unknown_queues import client_of
+from evsched.cli.unknown_queues import client_of_job
 from evsched.client import spread
 from evsched.client.client import Client
 from evsched.client.kept_recurrences import find_standing, read_record
 from evsched.client.sync_client import SyncClient
-from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics.audit import PLACES
-from evsched.diagnostics.explain import Explanation, is_waiting, missing, named_window
+from evsched.diagnostics.explain import Explanation, is_waiting, missing, named_window, opening
 from evsched.diagnostics.explain import explain as explain_job
 from evsched.diagnostics.explain_recurrence import explain_recurrence
 from evsched.errors import JobDead, JobMissing, StoreRefused
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import JobStatus
+from evsched.recurrence.windows import WINDOW_NAME
 from evsched.store import server
 from evsched.store.clients import Facts
 from evsched.store.store import Store
@@ -49,7 +49,7 @@ def show(
     /,
     *,
     follow: Annotated[bool, Parameter(negative="", help="Show the progress of the job until it has ended.")] = False,
-    queue: Queue = DEFAULT_QUEUE,
+    queue: QueueOfJob = None,
     json: Json = False,
     url: Url = None,
 ) -> None:
@@ -57,13 +57,16 @@ def show(
 
     Example: evsched show report-17 --follow
     """
-    with client_of(url, queue) as redis:
-        status = redis.status(queue, job)
+    named = queue
+    with client_of_job(url, queue, job) as (redis, queue):
+        status, opens = redis.status(queue, job), None
         if status is not None and follow:
             asyncio.run(_follow(settings(url).url, status.queue, job))
             status = redis.status(queue, job)
         if status is None:
-            raise JobMissing(missing(job, queue))
+            raise JobMissing(missing(job, named))
+        if status.window is not None:
+            opens = opening(status, _window(redis, status), redis.now(status.queue))
     if json:
         output.as_json(status)
         return
@@ -76,7 +79,9 @@ def show(
     if whole != status.queue:
         fields = {"id": job, "queue": whole, "shard": status.queue} | {**fields, "queue": whole}
     traceback = fields.pop("traceback", "")
-    for name in ("due", "created", "started", "finished", "unknown_since"):
+    if opens is not None:
+        fields["can_start"] = opens
+    for name in ("due", "can_start", "created", "expires", "started", "finished", "unknown_since"):
         if name in fields:
             fields[name] = Moment(fields[name])
     for name in ("payload", "progress"):
@@ -89,27 +94,25 @@ def show(
         print("\n" + "\n".join(escape(line) for line in traceback.splitlines()))
 
 
-def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url: Url = None) -> None:
+def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Url = None) -> None:
     """Explain why a job has not run yet, with the facts behind the answer. Exit code 1: there is no such job.
 
     Given the name of a recurrence, it explains what the recurrence does next, or why it makes no jobs.
 
     Example: evsched explain report-17
     """
-    with client_of(url, queue) as redis:
+    named = queue
+    with client_of_job(url, queue, job) as (redis, queue):
         store, facts = _find(redis, queue, job)
         if facts.status is None:
             if (found := _recurrence(redis, store, job)) is not None:
                 _print(job, found, json)
                 return
-            answer = explain_job(job, queue, facts, _similar(redis, queue, job))
+            answer = explain_job(job, named, facts, _similar(redis, queue, job))
             if json:
                 output.as_json(answer)
             raise JobMissing(answer.sentence)
-        name = named_window(facts.status)
-        window = None
-        with contextlib.suppress(StoreRefused):  # the reason in the record says that the window cannot be read
-            window = redis.send(Store(redis.shards.whole(queue)).window(name)) if name else None
+        window = _window(redis, facts.status)
         types = None
         if is_waiting(facts.status, facts.now):
             types = {name: redis.send(server.kind(keys.root(queue) + name)) for name in PLACES}
@@ -123,6 +126,14 @@ def explain(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, json: Json = False, url
     whole = redis.shards.whole(store.queue)
     answer = explain_job(job, whole, facts, (), window, types, dispatchers, pauses)
     _print(job, _note_stray(redis, queue, store.queue, answer), json)
+
+
+def _window(redis: SyncClient, status: JobStatus) -> str | None:
+    """Return the present definition of the window that a job names; None if it names none, or none of that name is."""
+    name = named_window(status)
+    with contextlib.suppress(StoreRefused):  # the reason in the record says that the window cannot be read
+        return redis.send(Store(redis.shards.whole(status.queue)).window(name)) if name else None
+    return None
 
 
 def _find(redis: SyncClient, queue: str, job: str) -> tuple[Store, Facts]:
@@ -178,7 +189,12 @@ def _recurrence(redis: SyncClient, store: Store, name: str) -> Explanation | Non
     with contextlib.suppress(StoreRefused):  # this user may not ask
         dispatchers = redis.send(server.dispatchers(store.queue))
     standing = redis.run(find_standing(store, at, fields))
-    found = explain_recurrence(owner, store.queue, standing, fields, requests, redis.now(store.queue), dispatchers)
+    name_of_window, window = fields.get("window", b"").decode(errors="backslashreplace"), None
+    if WINDOW_NAME.fullmatch(name_of_window):
+        with contextlib.suppress(StoreRefused):
+            window = redis.send(store.window(name_of_window))
+    now = redis.now(store.queue)
+    found = explain_recurrence(owner, store.queue, standing, fields, requests, now, dispatchers, window)
     if owner != name:
         raise JobMissing(f"{missing(name, store.queue)}; recurrence {owner}: {found.sentence}")
     return found

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.bulk import Bulk, Only, by_filter, change, describe, read, search, show
-from evsched.cli.options import Json, Queue, Url, check_limit, client, whole
+from evsched.cli.options import Json, Queue, QueueOfJob, Url, check_limit, client, whole
 from evsched.cli.time_args import parse_due, parse_length
-from evsched.cli.unknown_queues import client_of, not_served, note_if_unknown
+from evsched.cli.unknown_queues import client_of_job, not_served, note_if_unknown
 from evsched.cli.usage import UsageError
 from evsched.client import spread
 from evsched.client.front import front
@@ -147,7 +147,7 @@ def cancel(
     /,
     *,
     bulk: Bulk = None,
-    queue: Queue = DEFAULT_QUEUE,
+    queue: QueueOfJob = None,
     url: Url = None,
 ) -> int:
     """Cancel a job: delete it if it waits, or ask its worker to stop it if it is running.
@@ -160,9 +160,9 @@ def cancel(
     """
     matching = by_filter("cancel", job, bulk)
     if matching is not None:
-        return change(url, queue, lambda store: cancelling(store, matching), "cancelled", bulk)
+        return change(url, queue or DEFAULT_QUEUE, lambda store: cancelling(store, matching), "cancelled", bulk)
     assert job is not None
-    with client_of(url, queue) as redis:
+    with client_of_job(url, queue, job) as (redis, queue):
         done = redis.run(spread.cancel(redis.parts_of(queue, job), job))
     if done.place == "processing":
         print(f"{job} is running: its worker was asked to stop it" + ("; its next run is cancelled" * done.next_too))
@@ -178,7 +178,7 @@ def reschedule(
     at: At = None,
     after: In = None,
     bulk: Bulk = None,
-    queue: Queue = DEFAULT_QUEUE,
+    queue: QueueOfJob = None,
     url: Url = None,
 ) -> int:
     """Give a waiting job another due time, or with a filter all waiting jobs that match.
@@ -191,19 +191,19 @@ def reschedule(
         raise UsageError("reschedule: say when with --at or --in; `evsched run-now` makes it due now")
     if matching is not None:
         plan = partial(rescheduling, matching=matching, due=due, delay=delay)
-        return change(url, queue, plan, "rescheduled", bulk)
+        return change(url, queue or DEFAULT_QUEUE, plan, "rescheduled", bulk)
     assert job is not None
-    with client_of(url, queue) as redis:
+    with client_of_job(url, queue, job) as (redis, queue):
         print(f"{job} is due {output.moment(redis.reschedule(queue, job, due, delay=delay))}")
     return 0
 
 
-def run_now(job: Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+def run_now(job: Id, /, *, queue: QueueOfJob = None, url: Url = None) -> None:
     """Make a waiting job due now.
 
     Example: evsched run-now report-17
     """
-    with client_of(url, queue) as redis:
+    with client_of_job(url, queue, job) as (redis, queue):
         print(f"{job} is due {output.moment(redis.reschedule(queue, job))}")
 
 

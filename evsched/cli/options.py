@@ -41,6 +41,9 @@ _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,4000}")
 Url = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else redis://localhost:6379/0.")]
 UrlOrPrivate = Annotated[str | None, Parameter(help="The Redis to use. Default: EVSCHED_URL, or else a private Redis.")]
 Queue = Annotated[str, Parameter(help="The queue.")]
+QueueOfJob = Annotated[
+    str | None, Parameter(name="--queue", help="The queue of the job. Default: the queue that has a job of this id.")
+]
 Queues = Annotated[
     list[str] | None,
     Parameter(name="--queue", negative="", help="A queue; repeat the flag for several. Default: all queues."),

@@ -1,10 +1,15 @@
-"""Whether a queue of some name exists: a name that Redis has nothing of is probably misspelt."""
+"""Which queue a command is about: the one that has a job, if none was named; and whether a queue of a name exists.
+
+A name that Redis has nothing of is probably misspelt.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import difflib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from evsched.cli import output
 from evsched.cli.options import client
@@ -12,8 +17,19 @@ from evsched.client import spread
 from evsched.client.find_queues import find_queues
 from evsched.client.sync_client import SyncClient
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import JobMissing, StoreRefused
+from evsched.errors import EvschedError, JobMissing, StoreRefused
+from evsched.store import server
 from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
+
+_ASKED_MOST: Final = 10_000
+"""Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""
+
+_AT_ONCE: Final = 500
+"""Queues that are asked in one batch."""
+
+_SLICES: Final = 100
+"""Thousands of keys that are read to find queues while no dispatcher keeps their set: 30 ms of Redis's time."""
 
 
 def missing(redis: SyncClient, queue: str) -> str | None:
@@ -116,6 +132,88 @@ def client_of(url: str | None, queue: str) -> Generator[SyncClient]:
             if unknown is None:
                 raise
             raise JobMissing(f"{error}; {unknown}") from None
+
+
+@contextmanager
+def client_of_job(url: str | None, queue: str | None, job: str) -> Generator[tuple[SyncClient, str]]:
+    """Yield a client, and the queue of a job: the one that was named, or else the one that has a job of this id.
+
+    If the job is missing where it was looked for, the error names the queue that has it.
+
+    Raises:
+        EvschedError: several queues have a job of this id.
+        JobMissing: from the block.
+    """
+    if queue is None:
+        with client(url) as redis:
+            yield redis, only_queue_of(redis, job) or DEFAULT_QUEUE
+        return
+    with client_of(url, queue) as redis:
+        try:
+            yield redis, queue
+        except JobMissing:
+            if redis.status(queue, job) is not None or not (others := queues_of(redis, job)) or queue in others:
+                raise
+            raise JobMissing(f"no job {job} in queue {queue}: {_have(job, others)}: give --queue {others[0]}") from None
+
+
+def only_queue_of(redis: SyncClient, job: str) -> str | None:
+    """Return the queue that has a job of this id; None if none has.
+
+    Raises:
+        EvschedError: several have.
+    """
+    if len(found := queues_of(redis, job)) > 1:
+        raise EvschedError(f"{_have(job, found)}: say which with --queue")
+    return found[0] if found else None
+
+
+def _have(job: str, queues: Sequence[str]) -> str:
+    named = ", ".join(queues[:5]) + (f" and {len(queues) - 5} more" if len(queues) > 5 else "")
+    return f"queue {named} has a job {job}" if len(queues) == 1 else f"queues {named} have a job {job} each"
+
+
+def queues_of(redis: SyncClient, job: str) -> list[str]:
+    """Return the queues that have a job of this id; if none has, those with a recurrence of this name.
+
+    Each is asked for its keys, in batches. At most `_ASKED_MOST` queues are.
+    """
+    try:
+        names = redis.run(find_queues(_SLICES))
+    except StoreRefused:  # the ACL user `client` may not look for queues by their keys
+        try:
+            names = redis.send(server.queue_names())
+        except StoreRefused:
+            names = []
+    parts = {part for name in (DEFAULT_QUEUE, *redis.shards.counts) for part in redis.shards.all_of(name)}
+    asked = sorted({*names, *parts})
+    if len(asked) > _ASKED_MOST:
+        output.note(f"there are {len(asked)} queues: {_ASKED_MOST} are asked for {job}; name one with --queue")
+    found = {redis.shards.whole(name) for name in asyncio.run(_with_traces(redis.url, asked[:_ASKED_MOST], job))}
+    if len(found) < 2:
+        return list(found)
+    # A record may be left of a job that is gone, and a recurrence may have the name of a job.
+    with_job = [name for name in sorted(found) if redis.status(name, job) is not None]
+    return with_job or sorted(found)
+
+
+async def _with_traces(url: str, names: Sequence[str], job: str) -> list[str]:
+    """Return those of some queues that may have a job, or a recurrence. A queue whose node is away is left out."""
+    sender, found = BatchingSender(url), list[str]()
+    owner = job.rpartition("@")[0] or job  # the id of an occurrence begins with the name of its recurrence
+    try:
+        for at in range(0, len(names), _AT_ONCE):
+            stores = [Store(name) for name in names[at : at + _AT_ONCE]]
+            calls = [(store, call) for store in stores for call in (*store.traces(job), store.next_planned(owner))]
+            replies = await sender.attempt_all([call for _, call in calls])
+            found += [
+                store.queue
+                for (store, _), reply in zip(calls, replies, strict=True)
+                if not isinstance(reply, EvschedError) and reply is not None and reply is not False
+            ]
+    finally:
+        await sender.close()
+    return found
 
 
 def _is_listed(redis: SyncClient, queue: str) -> bool:

@@ -45,6 +45,13 @@ class Client:
     def _by(self) -> str:
         return address.user(self._url)
 
+    def ledger_time(self) -> float | None:
+        """Return the time at which the ledger is written to, on a test's clock; None = by PostgreSQL's clock."""
+        return None
+
+    def note_rows(self, connection: Any, rows: Sequence[int | None]) -> None:
+        """Do nothing. The client of a test notes here which rows the test has written, and how to look for them."""
+
     def without_loop(self) -> SyncClient:
         """Return a client of the same Redis for a program without an event loop."""
         return SyncClient(self._url, self.shards)

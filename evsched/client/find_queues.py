@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from evsched.client.operations import Operation, nodes, send
 from evsched.errors import StoreRefused
 from evsched.store import server
 from evsched.transport.address import Host
 
 
-def find_queues() -> Operation[list[str]]:
-    """Return the names of all queues, sorted.
+def find_queues(slices: float = math.inf) -> Operation[list[str]]:
+    """Return the names of all queues, sorted. `slices`: how many thousand keys of each node are read at most.
 
     While a dispatcher runs, it keeps their set, which is read at once. Without one the keys are read as well, since a
     queue that was made by ZADD alone is in no set yet. In a cluster each node has dispatchers and keys of its own.
@@ -25,7 +27,7 @@ def find_queues() -> Operation[list[str]]:
         pass  # a right is missing, or the key is of another type: the other keys say it too
     for node in (yield from nodes()):
         if not (served and (yield from _has_dispatcher(node))):
-            yield from _scan(node, found)
+            yield from _scan(node, found, slices)
     return sorted(found)
 
 
@@ -36,10 +38,11 @@ def _has_dispatcher(node: Host | None) -> Operation[bool]:
         return False  # a right is missing
 
 
-def _scan(node: Host | None, found: set[str]) -> Operation[None]:
+def _scan(node: Host | None, found: set[str], slices: float) -> Operation[None]:
     """Add the queues of which a node has keys."""
     cursor = None
-    while cursor != 0:
+    while cursor != 0 and slices > 0:
+        slices -= 1
         keys = yield from send(server.scan(cursor or 0).at(node))
         found.update(keys.queues)
         cursor = keys.next

@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from evsched.client.client import Client
 from evsched.client.sync_client import SyncClient
+from evsched.client.times import due_and_delay
+from evsched.client.transaction import Change
 from evsched.errors import BadResult, JobMissing
 from evsched.jobs.job import JobStatus, Place
 
@@ -104,6 +106,50 @@ class Job(_Handle, Generic[R], frozen=True):
             ConfigError: both are given, or the time is not valid.
         """
         return await self._client.reschedule(self.queue, self.id, due, delay=delay)
+
+    async def cancel_in(self, connection: Any, /) -> None:
+        """Cancel a job of `enqueue_in`, in the transaction of a connection: if it does not commit, the job stays.
+
+        Soon after the commit a relay deletes the job if it waits, or has it stopped if it runs, as `cancel`; a job that
+        has ended by then stays as it ended.
+
+        Raises:
+            JobMissing: the ledger has no such job that has not ended or been cancelled. The transaction can go on.
+            ConfigError: as `enqueue_in`.
+        """
+        change = self._change()
+        change.read(await change.cancellation().by_any(connection))
+
+    def cancel_in_sync(self, connection: Any, /) -> None:
+        """Cancel a job as `cancel_in`, in a program without an event loop."""
+        change = self._change()
+        change.read(change.cancellation().by(connection))
+
+    async def reschedule_in(
+        self, connection: Any, /, due: datetime | float | None = None, *, delay: timedelta | float | None = None
+    ) -> float:
+        """Give a job of `enqueue_in` another time, as `reschedule`, in the transaction of a connection; return the due.
+
+        Soon after the commit a relay moves the job if it waits. If it runs by then, it goes on, and is not run again.
+
+        Raises:
+            JobMissing: as `cancel_in`.
+            ConfigError: as `reschedule` and `enqueue_in`.
+        """
+        change = self._change()
+        moment, length = due_and_delay(due, delay)
+        return change.read(await change.reschedule(moment, length).by_any(connection))
+
+    def reschedule_in_sync(
+        self, connection: Any, /, due: datetime | float | None = None, *, delay: timedelta | float | None = None
+    ) -> float:
+        """Give a job another time as `reschedule_in`, in a program without an event loop."""
+        change = self._change()
+        moment, length = due_and_delay(due, delay)
+        return change.read(change.reschedule(moment, length).by(connection))
+
+    def _change(self) -> Change:
+        return Change(self.queue, self.id, self._client.ledger_time())
 
 
 class SyncJob(_Handle, Generic[R], frozen=True):

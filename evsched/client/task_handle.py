@@ -103,9 +103,8 @@ class Enqueuer(Generic[P, R]):
             JobExists: as `enqueue`, according to the ledger. The transaction can go on.
         """
         with self._sending() as options:
-            insertion = self._insertion(args, kwargs, options)
-            row = await insertion.by_any(connection)
-        return Job(insertion.job.id, self._queue, self._task.returns, self._app.client, row)
+            (job,) = await self._insert(connection, [self._new(args, kwargs, options)], options)
+        return job
 
     def enqueue_in_sync(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
         """Insert a job as `enqueue_in`, in a program without an event loop; return the job's id.
@@ -113,13 +112,43 @@ class Enqueuer(Generic[P, R]):
         Until a relay has scheduled the job, clients to whom you pass the id raise JobMissing.
         """
         with self._sending() as options:
-            insertion = self._insertion(args, kwargs, options)
-            insertion.by(connection)
-        return insertion.job.id
+            (job_id,) = self._insert_sync(connection, [self._new(args, kwargs, options)], options)
+        return job_id
 
-    def _insertion(self, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions) -> Insertion:
+    async def enqueue_many_in(
+        self, connection: Any, /, calls: Iterable[tuple[Any, ...] | Arguments[P]]
+    ) -> list[Job[R]]:
+        """Insert many jobs into the ledger, as `enqueue_in`, in one statement; `calls` as for `enqueue_many`.
+
+        If one of the calls is wrong, nothing is sent. If one of the ids is taken, JobExists is raised and none of the
+        jobs is inserted; but if another transaction inserts such an id at the same moment, the others are: roll back.
+        """
+        every = list(calls)
+        with self._sending(len(every)) as options:
+            return await self._insert(connection, self._new_many(every, options), options)
+
+    def enqueue_many_in_sync(self, connection: Any, /, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[str]:
+        """Insert many jobs as `enqueue_many_in`, in a program without an event loop; return the jobs' ids."""
+        every = list(calls)
+        with self._sending(len(every)) as options:
+            return self._insert_sync(connection, self._new_many(every, options), options)
+
+    async def _insert(self, connection: Any, jobs: list[New], options: JobOptions) -> list[Job[R]]:
+        client, insertion = self._app.client, self._insertion(jobs, options)
+        rows = insertion.read(await insertion.statement().by_any(connection)) if jobs else []
+        client.note_rows(connection, rows)
+        found = zip(jobs, rows, strict=True)
+        return [Job(job.id, self._queue, self._task.returns, client, row) for job, row in found]
+
+    def _insert_sync(self, connection: Any, jobs: list[New], options: JobOptions) -> list[str]:
+        insertion = self._insertion(jobs, options)
+        rows = insertion.read(insertion.statement().by(connection)) if jobs else []
+        self._app.client.note_rows(connection, rows)
+        return [job.id for job in jobs]
+
+    def _insertion(self, jobs: list[New], options: JobOptions) -> Insertion:
         critical, on_conflict, unique = options.get("critical"), options.get("on_conflict"), options.get("unique")
-        return Insertion(self._queue, self._new(args, kwargs, options), critical, on_conflict, unique)
+        return Insertion(self._queue, jobs, critical, on_conflict, unique, self._app.client.ledger_time())
 
     def _new(self, args: Sequence[Any], kwargs: dict[str, Any], options: JobOptions) -> New:
         return self._maker(options)(args, kwargs)

@@ -123,7 +123,8 @@ class Doctor:
         before, begun = self._wall(), time.monotonic()
         now = await self._ask("clock", "TIME", server.clock())
         if now is not None:
-            self._found += server_checks.clock(now - before - (time.monotonic() - begun) / 2)
+            error = (time.monotonic() - begun) / 2
+            self._found += server_checks.clock(now - before - error, error)
 
     async def _check_flags(self, flags: str) -> None:
         missing = missing_flags(flags)

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final
 
 from msgspec import Struct
 
@@ -48,10 +48,11 @@ class Explanation(Struct, frozen=True):
     """By name, as they are shown to a person."""
 
 
-def missing(job_id: str, queue: str, also: str = "") -> str:
-    """Return the sentence about an id that no job has. `also`: what else there is not."""
+def missing(job_id: str, queue: str | None, also: str = "") -> str:
+    """Return the sentence about an id that no job has; `queue` None = in no queue. `also`: what else there is not."""
+    where = "any queue" if queue is None else f"queue {queue}"
     return (
-        f"no job {job_id} in queue {queue}{also}: it never existed, it was cancelled while it waited, it ended and its "
+        f"no job {job_id} in {where}{also}: it never existed, it was cancelled while it waited, it ended and its "
         "retention is over, or it was scheduled inline (its payload is in the schedule) and gets its id when it is "
         "dispatched"
     )
@@ -59,14 +60,33 @@ def missing(job_id: str, queue: str, also: str = "") -> str:
 
 def named_window(status: JobStatus | None) -> str | None:
     """Return the name of the job's window; None if it has none, or one that is written out in the payload."""
-    payload: Any = None if status is None else status.payload
-    window = cast("dict[str, Any]", payload).get("window") if isinstance(payload, dict) else None
-    return window if isinstance(window, str) and WINDOW_NAME.fullmatch(window) else None
+    window = None if status is None else status.window
+    return window if window is not None and WINDOW_NAME.fullmatch(window) else None
+
+
+def opening(status: JobStatus, window: str | None, now: float) -> float | None:
+    """Return when a waiting job may start because of its window: not before it is due. None = it has no such moment.
+
+    `window`: the present definition of the window that the job names.
+    """
+    text = window if named_window(status) else status.window
+    at = max(now, status.due or 0.0) if status.place == "schedule" else now
+    if text is None or not is_before_its_run(status) or at == math.inf:
+        return None
+    try:
+        return read_window(text).next_open(at)
+    except (ConfigError, ValueError, OverflowError):  # a due time that no calendar has
+        return None
+
+
+def is_before_its_run(status: JobStatus) -> bool:
+    """Return whether a job waits for its next run."""
+    return status.place in ("schedule", "backlog", "ready")
 
 
 def explain(
     job_id: str,
-    queue: str,
+    queue: str | None,
     facts: Facts,
     similar: Sequence[str] = (),
     window: str | None = None,
@@ -76,20 +96,21 @@ def explain(
 ) -> Explanation:
     """Explain why a job has not run yet.
 
-    `queue`: the one that has the job, or of which that one is a shard. `similar`: ids of jobs that resemble this one,
-    if no job has it. `window`: the present definition of the window that the job names. `types`: the types of the keys
-    on which the whole queue depends, if they were read. `dispatchers`: how many are connected, for any queue; None =
-    not known. `pauses`: for each worker that reports its status, why it fetches nothing from the queue; None = it
-    fetches when it has a free slot.
+    `queue`: the one that has the job, or of which that one is a shard; None = no queue has it. `similar`: ids of jobs
+    that resemble this one, if no job has it. `window`: the present definition of the window that the job names.
+    `types`: the types of the keys on which the whole queue depends, if they were read. `dispatchers`: how many are
+    connected, for any queue; None = not known. `pauses`: for each worker that reports its status, why it fetches
+    nothing from the queue; None = it fetches when it has a free slot.
     """
     status = facts.status
     if status is None:
         hint = f": did you mean {', '.join(similar)}?" if similar else ""
         return Explanation(missing(job_id, queue, ", and no recurrence of this name") + hint, {})
+    assert queue is not None
     if reason := _wrong_type(status, facts, types or {}):
         return Explanation(reason, _list_facts(queue, status, facts))
     if status.place == "schedule" and window is not None and (reason := _outside_window(status, facts, window)):
-        return Explanation(reason, _list_facts(queue, status, facts))
+        return Explanation(reason, _list_facts(queue, status, facts, window, opening(status, window, facts.now)))
     gate, no_worker = "the gate" if status.queue == queue else "the gate of its shard", _no_worker(queue, status, facts)
     sentence = {
         "schedule": _in_schedule,
@@ -99,12 +120,26 @@ def explain(
         "finished": _finished,
         "dead": _dead,
     }[status.place](status, facts)
-    return Explanation(sentence, _list_facts(queue, status, facts))
+    opens = opening(status, window, facts.now)
+    sentence += _later(status, facts, opens)
+    return Explanation(sentence, _list_facts(queue, status, facts, window, opens))
+
+
+def _later(status: JobStatus, facts: Facts, opens: float | None) -> str:
+    """Return the end of the sentence about a job that cannot start when it is due."""
+    at = max(facts.now, status.due or 0.0) if status.place == "schedule" else facts.now
+    start, end, when = at if opens is None else opens, "", "now" if at <= facts.now else "then"
+    if start > at:
+        end = f"; its window {status.window} is closed {when}, so it can start in {format_duration(start - facts.now)}"
+    if is_before_its_run(status) and status.expires is not None and status.expires < start < math.inf:
+        left = status.expires - facts.now
+        end += "; it expires before, in " + format_duration(left) if left > 0 else "; it has expired"
+    return end
 
 
 def is_waiting(status: JobStatus | None, now: float) -> bool:
     """Return whether a job is due, and not yet fetched by a worker."""
-    if status is None or status.place not in ("schedule", "backlog", "ready"):
+    if status is None or not is_before_its_run(status):
         return False
     return status.place != "schedule" or (status.due or 0.0) <= now
 
@@ -243,7 +278,9 @@ def _dead(status: JobStatus, facts: Facts) -> str:
     return f"expired {since} ago: {reason}" if status.outcome == "expired" else f"dead for {since}: {reason}"
 
 
-def _list_facts(queue: str, status: JobStatus, facts: Facts) -> dict[str, str]:
+def _list_facts(
+    queue: str, status: JobStatus, facts: Facts, window: str | None = None, opens: float | None = None
+) -> dict[str, str]:
     """List the facts by which a person can check the sentence. Those of a shard are about the shard alone."""
     of_shard = "" if status.queue == queue else " of the shard"
     texts = {
@@ -257,10 +294,11 @@ def _list_facts(queue: str, status: JobStatus, facts: Facts) -> dict[str, str]:
         "attempt": str(status.attempt) if status.attempt else None,
         "snoozes": str(status.snoozes) if status.snoozes else None,
         "by": status.by,
+        "window": f"{status.window}: {window}" if window else status.window,
     }
     found = {name: value for name, value in texts.items() if value is not None}
-    for name in ("created", "due", "started", "finished"):
-        moment: float | None = getattr(status, name)
+    moments = {name: getattr(status, name) for name in ("created", "due", "expires", "started", "finished")}
+    for name, moment in (moments | {"can start": opens}).items():
         if moment == math.inf:
             found[name] = "never"
         elif moment is not None:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from evsched.client.recurrence_status import no_record
 from evsched.diagnostics.explain import Explanation
 from evsched.durations import format_duration
+from evsched.errors import ConfigError
 from evsched.jobs.untrusted import number, whole
 from evsched.recurrence.look_ahead import Standing, next_time
+from evsched.recurrence.windows import read_window
 
 _SHOWN = ("rule", "zone", "after", "skip", "window", "overlap", "misfire")
 """The fields of the declaration that are listed."""
@@ -27,14 +29,16 @@ def explain_recurrence(
     requests: int,
     now: float,
     dispatchers: int | None = None,
+    window: str | None = None,
 ) -> Explanation:
     """Explain what a recurrence does next.
 
     `requests`: how many requested runs wait. `dispatchers`: how many are connected; None = that is not known.
+    `window`: the present definition of the window that it names.
     """
     sentence = _why_not(name, queue, fields, now)
     if not sentence:
-        sentence = _when(standing, now)
+        sentence = _when(standing, now) + _opening(standing, window or _text(fields, "window"), now)
         if dispatchers == 0:
             sentence += "; but no dispatcher is connected, so nothing starts: start one with `evsched dispatcher`"
     if requests:
@@ -77,6 +81,20 @@ def _when(standing: Standing, now: float) -> str:
         late = format_duration(now - next_)
         return f"its next occurrence was planned {late} ago, and no dispatcher has made it: `evsched doctor` says why"
     return f"its next occurrence is planned in {format_duration(max(next_ - now, 0.0))}"
+
+
+def _opening(standing: Standing, window: str, now: float) -> str:
+    """Say when the next occurrence can start, if its window is closed at its planned time."""
+    next_ = next_time(standing, now)
+    if not window or next_ is None or next_ < now - _OVERDUE:
+        return ""
+    try:
+        opens = read_window(window).next_open(next_)
+    except ConfigError:
+        return ""  # its record has the reason
+    if opens is None or opens <= next_:
+        return ""
+    return f", and starts in {format_duration(max(opens - now, 0.0))}, when its window {window} opens"
 
 
 def _list_facts(fields: Mapping[str, bytes], now: float) -> dict[str, str]:

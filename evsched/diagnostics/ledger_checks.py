@@ -29,13 +29,13 @@ async def ledger(url: str, sender: BatchingSender, *, repair: bool = False) -> l
         import psycopg
 
         from evsched.ledger import audit
-        from evsched.ledger.database import check_url, connect, explain
+        from evsched.ledger.database import check_url, explain, transaction
         from evsched.ledger.epoch import OTHER
     except ImportError:
         mend = "pip install 'evsched[ledger]', or unset EVSCHED_LEDGER_URL"
         return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
     try:
-        async with await connect(check_url(url)) as connection:
+        async with transaction(check_url(url)) as connection:
             relays = await audit.attendance(connection, sender)
             differences = await audit.compare(connection, sender)
             lost = [one.row for one in differences if one.what == "lost"]

@@ -169,9 +169,9 @@ def connections(server: Server) -> list[Finding]:
     return [Finding("connections", "warning", what, "Redis, maxclients", mend)]
 
 
-def clock(offset: float) -> list[Finding]:
-    """Check how far Redis's clock is ahead of this host's, in seconds; negative = behind."""
-    if abs(offset) < _SKEW:
+def clock(offset: float, error: float = 0.0) -> list[Finding]:
+    """Check how many seconds Redis's clock is ahead of this host's; negative = behind. `error`: of the measurement."""
+    if abs(offset) - error < _SKEW:
         return []
     what = f"Redis's clock is {abs(offset):.1f} s {'ahead of' if offset > 0 else 'behind'} this host's"
     mend = "synchronise both with NTP (chronyc tracking); a program that schedules by its own clock is off by as much"

@@ -4,6 +4,12 @@ It never polls. Each step returns how long to sleep, and events only shorten tha
 queue is stepped or looked at.
 
     wake-up (event, timer, safety cap, reconnect) ──▶ step: dispatch.lua ──▶ how long to sleep
+
+There may be a hundred thousand queues, most of them empty. So the loop glances at many queues in one call to check
+them: new ones, all after a gap in the events, and each once in a safety cap. Only those with a due job are stepped. An
+empty queue is *at rest*: it has no timer, and no other loop looks at it, until it has a schedule again.
+
+Checks never hold up due jobs: a round trip has a few of them beside the queues whose jobs are due.
 """
 
 from __future__ import annotations
@@ -12,23 +18,38 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from evsched import events, keys
 from evsched.dispatcher.proof import Proof
 from evsched.dispatcher.queue_timer import QueueTimer
 from evsched.dispatcher.redis_clock import RedisClock
-from evsched.errors import StoreError
+from evsched.errors import MOVING, StoreError
 from evsched.events import Reason
 from evsched.runtime.pulse import Pulse
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
+from evsched.runtime.timetable import Timetable
 from evsched.runtime.wakeup import Wakeup
 from evsched.store import server
-from evsched.store.dispatchers import Step
+from evsched.store.dispatchers import GLANCE_MOST, Seen, Step
+from evsched.store.store import Store
 
 _TOGETHER: Final = 50
 """Queues that are stepped in one round trip: about 5 ms of Redis's time, if each has a few jobs due."""
+
+_CHECKED: Final = 10
+"""Queues that are stepped besides in a round trip, because a check was wanted or found a due job: about 1 ms of Redis's
+time, and 3 ms of this process's. So much may hold up a queue whose job is due."""
+
+_AT_REST: Final = 5000
+"""Queues at rest that one call glances at: about 3 ms of Redis's time."""
+
+_NEAR: Final = 0.25
+"""Queues are checked together if their safety caps end within this part of a safety cap."""
+
+_NEVER: Final = float("inf")
 
 
 class DispatchLoop:
@@ -50,14 +71,31 @@ class DispatchLoop:
         config = runtime.config
         # Never empty: on an empty Redis, the idle queue carries the proof of the subscription.
         named = bool(config.queues)
-        self._timers = {
-            queue: QueueTimer(queue, config.batch, known=named) for queue in config.queues or (runtime.part.idle_queue,)
-        }
+        self._lasting = config.queues or (runtime.part.idle_queue,)
+        """The queues that are never at rest."""
+        self._timers = {queue: QueueTimer(queue, config.batch, known=named) for queue in self._lasting}
+        self._steps = Timetable[str]()
+        self._looks = Timetable[str]()
+        self._unchecked: dict[str, Reason] = dict.fromkeys(self._lasting, "reconnect")
+        """The queues to check, and why. An "event" is that of a queue without a timer."""
+        self._to_step: dict[str, Reason] = {}
+        """The queues that a check found to be due."""
+        self._resting: dict[str, None] = {}
+        """The queues at rest, in the order in which they were looked at: the longest ago first."""
+        self._rest_at = _NEVER
+        """When to glance at the next queues at rest."""
+        self._urgent = 0
+        """How many of them to glance at without a pause, because events may have been missed."""
 
     @property
     def queues(self) -> list[str]:
-        """The queues that are served."""
+        """The queues that are served, without those at rest."""
         return list(self._timers)
+
+    @property
+    def count(self) -> int:
+        """How many queues there are, with those at rest."""
+        return len(self._timers) + len(self._resting) + len(self._unchecked)
 
     @property
     def pulse(self) -> Pulse:
@@ -68,25 +106,42 @@ class DispatchLoop:
         """Return why no queue is dispatched; None = at least one is."""
         return self._reconnect.reason or self._refused.problem()
 
-    def serve(self, queue: str) -> QueueTimer:
-        """Return the timer of a queue. A queue that is new is served from now on."""
+    def serve(self, queue: str) -> None:
+        """Serve a queue from now on, if it is not served yet."""
+        timer = self._timers.get(queue)
+        if timer is None and queue not in self._resting:
+            self._check(queue, "reconnect")
+        elif timer is not None and not timer.known:
+            self._found(timer)
+
+    def timer(self, queue: str) -> QueueTimer:
+        """Return the timer of a queue; one that had none is served from now on."""
         timer = self._timers.get(queue)
         if timer is None:
+            self._resting.pop(queue, None)
             timer = self._timers[queue] = QueueTimer(queue, self._runtime.config.batch)
-            self._wakeup.ring()
         if not timer.known:
-            timer.known = True
-            self._on_new(queue)
+            self._found(timer)
         return timer
+
+    def _found(self, timer: QueueTimer) -> None:
+        timer.known = True
+        self._on_new(timer.store.queue)
+
+    def _check(self, queue: str, reason: Reason) -> None:
+        """Check a queue soon."""
+        if self._unchecked.get(queue, "event") == "event":  # a queue that is known stays known
+            self._unchecked[queue] = reason
+        self._wakeup.ring()
 
     def changed(self, queue: str) -> None:
         """Look or step soon: jobs were put on the schedule."""
-        timer = self.serve(queue)
-        if self._polls:
+        if self._answer_by_check(queue):
             return
-        before = timer.next()
-        timer.changed(time.monotonic())
-        self._ring_if_sooner(timer, before)
+        timer = self.timer(queue)
+        if not self._polls:
+            timer.changed(time.monotonic())
+            self._plan(timer)
 
     def removed(self, queue: str) -> None:
         """Note that another dispatcher, or a user, removed jobs from the schedule."""
@@ -96,67 +151,226 @@ class DispatchLoop:
 
     def opens(self, queue: str, moment: float) -> None:
         """Step when the gate opens."""
-        timer = self.serve(queue)
-        before = timer.next()
+        if self._answer_by_check(queue):
+            return
+        timer = self.timer(queue)
         timer.opens(time.monotonic(), moment)
-        self._ring_if_sooner(timer, before)
+        self._plan(timer)
+
+    def _answer_by_check(self, queue: str) -> bool:
+        """Answer an event of a queue without a timer by a check; return False if the queue has a timer."""
+        if queue in self._timers:
+            return False
+        self._check(queue, "reconnect" if queue in self._resting else "event")
+        return True
 
     def look(self) -> None:
-        """Step every queue, because events may have been missed. All later ones arrive."""
+        """Check every queue, because events may have been missed. All later ones arrive."""
         self._polls = False
-        self.step_all("reconnect")
+        self.check_all("reconnect")
 
     def poll(self) -> None:
-        """Look at every queue again and again, because no events arrive, until `look` is called."""
+        """Look at every queue again and again, because no events arrive, until `look` is called.
+
+        Also at those at rest: with many queues, there are never enough events to poll them all.
+        """
         self._polls = True
         now = time.monotonic()
+        for queue in list(self._resting):
+            self.timer(queue)
         for timer in self._timers.values():
             timer.poll(now)
+            self._plan(timer)
         self._wakeup.ring()
 
-    def step_all(self, reason: Reason) -> None:
-        """Step every queue at once."""
-        for timer in self._timers.values():
-            timer.step_now(reason)
+    def check_all(self, reason: Reason) -> None:
+        """Check every queue at once."""
+        self._unchecked |= dict.fromkeys(self._timers, reason)
+        self._urgent = len(self._resting)
         self._wakeup.ring()
 
-    def _ring_if_sooner(self, timer: QueueTimer, before: float) -> None:
-        if timer.next() < before:
+    def _plan(self, timer: QueueTimer) -> None:
+        """Act when a timer says so, and wake up earlier if that is sooner than what was planned."""
+        queue = timer.store.queue
+        sooner = timer.next() < min(self._steps.at(queue), self._looks.at(queue))
+        self._steps.plan(queue, timer.next_step.at)
+        self._looks.plan(queue, timer.next_look.at)
+        if sooner:
             self._wakeup.ring()
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
-        timers = self._timers.values()
         while True:
             now = time.monotonic()
             if self._proof.at() <= now:
                 # The queue that was stepped longest ago carries the canary, so the step counts for its safety cap too.
-                min(timers, key=lambda timer: timer.pace.last_step).step_by(now, "safety")
-            if looks := [timer for timer in timers if timer.next_look.at <= now < timer.next_step.at]:
+                oldest = min(self._timers.values(), key=lambda timer: timer.pace.last_step)
+                self._to_step.setdefault(oldest.store.queue, "safety")
+            if looks := self._take_looks(now):
                 await self._look(looks)
             now = time.monotonic()
-            if steps := [timer for timer in timers if timer.next_step.at <= now]:
+            if self._to_step or self._unchecked or min(self._steps.next(), self._next_rest()) <= now:
                 async with self._reconnect:
-                    await self._step_some(steps)
-            step = min(timer.next_step.at for timer in timers)
-            look = min(self._proof.at(), *(timer.next_look.at for timer in timers))
+                    await self._round(now)
+            step = 0.0 if self._to_step or self._unchecked else self._steps.next()
+            look = min(self._proof.at(), self._looks.next(), self._next_rest())
             self.pulse.expect(max(0.0, min(step, look) - time.monotonic()))
             await self._wakeup.sleep(step, roughly=look)
 
-    async def _step_some(self, due: list[QueueTimer]) -> None:
-        """Step some of the queues that are due for it, in one round trip; those last that are only looked after.
+    async def _round(self, now: float) -> None:
+        """Step the queues that are due, and do a part of the checks, in one round trip.
 
         Raises:
             StoreDown, StoreRefused: the failure concerns all queues.
         """
-        if len(due) == 1:  # the usual case, without an asyncio task of its own
+        due = self._take_due(now)
+        if len(self._unchecked) <= _CHECKED and (
+            len(self._unchecked) < 2 or "safety" not in self._unchecked.values()
+        ):  # a step costs a round trip less than a glance at a queue whose job is due
+            self._to_step |= self._unchecked
+            self._unchecked = {}
+        for queue in list(islice(self._to_step, _CHECKED)):
+            # The idle queue carries canaries without being known.
+            timer, reason = self._timers.get(queue) or self.timer(queue), self._to_step.pop(queue)
+            if timer not in due:
+                timer.step_now(reason)
+                due.append(timer)
+        resting = self._next_rest() <= now
+        if len(due) == 1 and not self._unchecked and not resting:  # the usual case, without an asyncio task of its own
             await self._pass(due[0])
             return
-        due.sort(key=lambda timer: (timer.next_step.reason == "safety", timer.next_step.at))
-        passes = [self._pass(timer) for timer in due[:_TOGETHER]]
+        passes = [self._pass(timer) for timer in due]
+        if self._unchecked:
+            passes.append(self._glance())
+        if resting:
+            passes.append(self._glance_at_rest())
         for failure in await asyncio.gather(*passes, return_exceptions=True):
             if failure is not None:
                 raise failure
+
+    def _take_due(self, now: float) -> list[QueueTimer]:
+        """Take the queues whose jobs are due, some at most, and have those checked whose safety cap has ended."""
+        due = list[QueueTimer]()
+        while len(due) < _TOGETHER and (queue := self._steps.take(now)) is not None:
+            timer = self._timers[queue]
+            if timer.next_step.reason == "safety":
+                self._check_those_near(timer, now)
+            else:
+                due.append(timer)
+        return due
+
+    def _take_looks(self, now: float) -> list[QueueTimer]:
+        """Take the queues to look at, without those that are due for a step."""
+        looks = list[QueueTimer]()
+        while (queue := self._looks.take(now)) is not None:
+            timer = self._timers[queue]
+            if timer.next_step.at > now:
+                looks.append(timer)
+        return looks
+
+    def _check_those_near(self, first: QueueTimer, now: float) -> None:
+        """Check a queue whose safety cap has ended, and all whose caps end soon."""
+        found, until = [first], now + _NEAR * self._runtime.config.safety_cap
+        while (queue := self._steps.take(until)) is not None:
+            found.append(self._timers[queue])
+        for timer in found:
+            if timer.next_step.reason == "safety":
+                self._unchecked.setdefault(timer.store.queue, "safety")
+                timer.next_step.at = _NEVER
+            else:
+                self._steps.plan(timer.store.queue, timer.next_step.at)
+
+    async def settle(self) -> None:
+        """Glance at all queues that are to be checked, so that those without anything are at rest.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
+        while self._unchecked:
+            await self._glance()
+
+    async def _glance(self) -> None:
+        """Check some queues in one call: those with a due job are stepped soon, and those without anything rest.
+
+        Raises:
+            StoreDown, StoreRefused: they will be checked again.
+        """
+        taken: dict[str, Reason] = {
+            queue: self._unchecked.pop(queue) for queue in list(islice(self._unchecked, GLANCE_MOST))
+        }
+        sent, first = time.monotonic(), next(iter(taken))
+        try:
+            found = await self._runtime.sender.send(Store(first).glance(list(taken)))
+        except BaseException as error:
+            self._unchecked = taken | self._unchecked
+            if not (isinstance(error, StoreError) and error.kind == MOVING):
+                raise
+            # The slot of this queue moves in a cluster, which concerns it alone: its step meets the same error.
+            self._to_step[first] = self._unchecked.pop(first)
+            return
+        self._redis_clock.read(found.now, sent)
+        for queue, reason in taken.items():
+            seen = found.seen.get(queue)
+            if seen is None and self._may_rest(queue):
+                self._rest(queue, reason)
+            elif seen is not None or queue in self._timers:
+                timer = self._timers[queue] if seen is None else self.timer(queue)
+                self._checked(timer, reason, sent, found.now, seen)
+
+    def _checked(self, timer: QueueTimer, reason: Reason, sent: float, now: float, seen: Seen | None) -> None:
+        """Note what a glance, at `now` by Redis's clock, saw of a queue."""
+        nearest = None if seen is None else seen.nearest
+        due = timer.glanced(sent, time.monotonic(), now, nearest, self._runtime.config.safety_cap)
+        if due or (seen is not None and seen.gated):
+            self._to_step[timer.store.queue] = reason
+        elif self._polls:
+            timer.poll(sent)
+        self._plan(timer)
+
+    def _may_rest(self, queue: str) -> bool:
+        """Whether a queue in which nothing was seen may be at rest. If an event came meanwhile, it may not."""
+        timer = self._timers.get(queue)
+        quiet = timer is None or (timer.next_step.reason == "safety" and timer.next_look.at == _NEVER)
+        return quiet and not (self._polls or queue in self._unchecked or queue in self._lasting)
+
+    def _rest(self, queue: str, reason: Reason) -> None:
+        """Put a queue at rest. One that only an event has named is forgotten: its next event finds it again."""
+        if self._timers.pop(queue, None) is None and reason == "event":
+            return
+        self._steps.drop(queue)
+        self._looks.drop(queue)
+        self._refused.forget(queue)
+        self._resting[queue] = None
+        self._rest_at = min(self._rest_at, time.monotonic() + self._runtime.config.safety_cap)
+
+    def _next_rest(self) -> float:
+        return 0.0 if self._urgent and self._resting else self._rest_at
+
+    async def _glance_at_rest(self) -> None:
+        """Check those queues at rest that were looked at longest ago: each once in a safety cap.
+
+        Raises:
+            StoreDown, StoreRefused: they will be checked again.
+        """
+        most = _AT_REST if self._runtime.part.node is None else GLANCE_MOST
+        queues = list(islice(self._resting, most))
+        sent = time.monotonic()
+        try:
+            seen = (await self._runtime.sender.send(Store(queues[0]).glance(queues, only="schedule"))).seen.keys()
+        except StoreError as error:
+            if error.kind != MOVING:
+                raise
+            queues = queues[:1]
+            seen = {*queues}
+        for queue in queues:
+            if queue in self._resting:
+                del self._resting[queue]
+                self._resting[queue] = None
+            if queue in seen:
+                self._check(queue, "safety")
+        self._urgent = max(0, self._urgent - len(queues))
+        part = min(1.0, most / len(self._resting)) if self._resting else _NEVER
+        self._rest_at = sent + part * self._runtime.config.safety_cap
 
     async def _pass(self, timer: QueueTimer) -> None:
         """Step a queue. If this queue alone fails, it is tried again later, and the others go on.
@@ -170,6 +384,8 @@ class DispatchLoop:
             reconnect.passed()
         except StoreError as error:
             timer.refused(time.monotonic(), reconnect.refused(error))
+        finally:
+            self._plan(timer)
 
     async def _look(self, timers: list[QueueTimer]) -> None:
         """Read the nearest due of some queues in one round trip."""
@@ -187,6 +403,7 @@ class DispatchLoop:
                 timer.looked(now, reason, nearest)
                 if self._polls:
                     timer.poll(sent)
+            self._plan(timer)
 
     async def step(self, timer: QueueTimer) -> Step:
         """Dispatch one batch of a queue, and set when to step it next.

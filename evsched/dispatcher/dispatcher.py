@@ -46,6 +46,11 @@ class Dispatcher:
         return self._loop.queues
 
     @property
+    def count(self) -> int:
+        """How many queues there are, with the empty ones that are at rest."""
+        return self._loop.count
+
+    @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its loops."""
         return [self._loop.pulse, self._watcher.pulse, self._recurring.pulse, self._finder.pulse]
@@ -76,6 +81,7 @@ class Dispatcher:
             StoreDown, StoreRefused
         """
         await self._finder.begin()
+        await self._loop.settle()
 
     def recurs(self, queue: str) -> None:
         """Look at the recurrences of a queue. Called by the watcher."""
@@ -106,4 +112,4 @@ class Dispatcher:
     def _clock_jumped(self) -> None:
         """Check everything: the times that were computed before the jump are wrong."""
         self._recurring.look()
-        self._loop.step_all("timer")
+        self._loop.check_all("timer")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
 from evsched.transport.subscription import Subscription
@@ -38,8 +38,8 @@ class Poller(Protocol):
     """Polls the queues while no events of schedules arrive."""
 
     @property
-    def queues(self) -> Sequence[str]:
-        """The queues that it polls."""
+    def count(self) -> int:
+        """How many queues it polls."""
         ...
 
     def poll(self) -> None:
@@ -75,7 +75,7 @@ class Flood:
         if self._count % _MANY == 0:
             if time.monotonic() - self._since >= _WITHIN:
                 self._count = 0
-            elif self._count >= _MANY * len(self._poller.queues):
+            elif self._count >= _MANY * self._poller.count:
                 self._count = 0
                 self._stop_receiving()
         return True

@@ -3,8 +3,10 @@
 A step is a call of the script `dispatch`. A look reads only the nearest due, and costs Redis a thirtieth of a step. A
 step is made when a job is probably due:
 
-* at the known due time, at the opening of the gate, by the safety cap, and after a new subscription;
+* at the known due time and at the opening of the gate;
 * at an event that most likely brought a due job (`pace.py`). Other events are answered by looks.
+
+For the safety cap, and after a new subscription, the loop glances at many queues in one call.
 
 Among several dispatchers, `rivals.py` decides which one acts first.
 """
@@ -48,7 +50,7 @@ class QueueTimer:
         """How many jobs a step may move."""
         self.full = False
         """The last step moved many jobs, so it is measured how long the next one keeps Redis busy."""
-        self.next_step = Appointment(0.0, "reconnect")
+        self.next_step = Appointment(_NEVER, "reconnect")
         self.next_look = Appointment(_NEVER, "event")
         self._not_before = 0.0
         """No step or look before this: Redis refused the last step."""
@@ -130,6 +132,20 @@ class QueueTimer:
         """
         self.pace.last_step = now
         self._not_before = self.next_step.at = now + delay
+
+    def glanced(self, sent: float, now: float, redis_now: float, nearest: float | None, cap: float) -> bool:
+        """Note what a look at many queues found of this one; return whether a job is due, so that it must be stepped.
+
+        `redis_now`: the time in the reply. If no job is due, this serves the safety cap as a step does.
+        """
+        self._ahead = redis_now - sent
+        due = _NEVER if nearest is None else nearest - self._ahead
+        if due <= now:
+            self.rivals.saw(nearest or 0.0)
+            return True
+        self.step_by(sent + cap, "safety")
+        self._wake_at(due, _NEVER)
+        return False
 
     def looking(self, now: float) -> Reason:
         """Note that a look is being sent; return its reason."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -258,6 +258,10 @@ class JobStatus(Struct, frozen=True):
     """The class of what the handler raised in that run, such as ValueError or requests.exceptions.Timeout."""
     result: Any = None
     payload: Any = None
+    expires: float | None = None
+    """The payload's: the job is not started after this moment."""
+    window: str | None = None
+    """The payload's: when the job may start, or the name of a window that is kept in Redis."""
     progress: Any = None
     """The handler's last report: done, total, note."""
     stopping: bool = False
@@ -281,7 +285,8 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         return value
 
     payload = json("payload")
-    task = payload.get("task") if isinstance(payload, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
+    task, window, expires = said.get("task"), said.get("window"), said.get("expires")
     priority = fields.get("priority", b"")
     due = number(score.encode() if place == "schedule" else fields.get("due"))
     return JobStatus(
@@ -306,6 +311,8 @@ def read_status(queue: str, job_id: str, place: Place, score: str, fields: dict[
         error=string("error"),
         result=json("result"),
         payload=payload,
+        expires=float(expires) if isinstance(expires, int | float) and not isinstance(expires, bool) else None,
+        window=window if isinstance(window, str) else None,
         progress=json("progress"),
         stopping="stop" in fields and "finished" not in fields,
         unknown_since=unknown_since(fields.get("unknown"), due) if "finished" not in fields else None,

@@ -39,9 +39,9 @@ def invalid(name: str, value: Any, give: str) -> ConfigError:
 
 
 def identifier(name: str, value: Any) -> None:
-    """Check the name of a queue, or the id of a job."""
-    if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise invalid(name, value, "1 to 200 of A-Z a-z 0-9 . _ : @ -")
+    """Check the name of a queue, or the id of a job: one that the API can address, so not `.` or `..`."""
+    if not isinstance(value, str) or not NAME.fullmatch(value) or value in (".", ".."):
+        raise invalid(name, value, "1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or ..")
 
 
 def text(name: str, value: Any) -> None:

@@ -13,8 +13,9 @@ ATTEMPTS_MOST: Final = 1000
 """Attempts of a job, at most: at a second each, a quarter of an hour."""
 
 _AT_ONCE: Final = 4
-_NAME_MOST: Final = 200
 """The last attempt after which a policy may let the next one begin at once."""
+
+_NAME_MOST: Final = 200
 
 
 class Retry(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import psycopg
@@ -50,6 +52,12 @@ SET idle_in_transaction_session_timeout = '60s'; SET lock_timeout = '5s'
 the server frees the rows of a relay soon whose machine is gone, or which was suspended; and so that a relay that waits
 for a lock says so, instead of looking as if there was nothing to do."""
 
+_TRANSACTION: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '5s'"
+"""The same for one transaction. It leaves nothing behind, so a pooler may give the session to another program."""
+
+_POOLED: Final = 5.0
+"""Seconds for a statement that needs no time, while a pooler may have no server connection left for it."""
+
 
 _FORM: Final = (
     "write postgresql://USER:PASSWORD@HOST:PORT/NAME, with the options of libpq after a `?`; in a password, "
@@ -82,19 +90,60 @@ def check_url(url: str | None) -> str:
 
 
 async def connect(url: str) -> AsyncConnection:
-    """Open a connection. Each statement is a transaction of its own, unless `transaction()` says otherwise.
+    """Open a connection. Each statement is a transaction of its own, unless `connection.transaction()` begins one.
 
     Raises:
         psycopg.Error
     """
     words: dict[str, Any] = {**_CONNECTION, **conninfo.conninfo_to_dict(url)}
-    connection = await AsyncConnection.connect(**words, autocommit=True)
-    try:
-        await connection.execute(_SESSION)
-    except BaseException:
-        await connection.close()
-        raise
-    return connection
+    return await AsyncConnection.connect(**words, autocommit=True)
+
+
+@asynccontextmanager
+async def transaction(url: str) -> AsyncGenerator[AsyncConnection]:
+    """Open a connection for one transaction, as commands need it.
+
+    Raises:
+        psycopg.Error
+    """
+    async with await connect(url) as connection, connection.transaction():
+        await connection.execute(_TRANSACTION)
+        yield connection
+
+
+async def check_sessions(url: str) -> None:
+    """Check that a connection is one session of the server: loops hold locks in it, and listen.
+
+    Behind a pooler in transaction mode, such as PgBouncer, another program gets the server's session as soon as a
+    transaction has ended. A second connection with an open transaction shows that: it has the session of the first one
+    meanwhile, or the first one has another.
+
+    Raises:
+        CannotStart: it is not.
+        psycopg.Error
+    """
+    async with await connect(url) as first, await connect(url) as second:
+        before = await _session(first)
+        async with second.transaction():
+            other = await _session(second)
+            try:
+                async with asyncio.timeout(_POOLED):
+                    after = await _session(first)
+            except TimeoutError:
+                raise psycopg.OperationalError(
+                    f"no answer within {_POOLED:g} s while another connection has a transaction open: this is "
+                    "a connection pooler in transaction mode, or one with few connections, or the server is overloaded"
+                ) from None
+    if other == before or after != before:
+        raise CannotStart(
+            "EVSCHED_LEDGER_URL leads to a connection pooler in transaction mode, where notifications of new rows are "
+            "lost and the relay's settings reach other programs: give the relay the URL of PostgreSQL itself, or of a "
+            "pool in session mode (PgBouncer: pool_mode = session). Programs that insert rows may use the pooler"
+        )
+
+
+async def _session(connection: AsyncConnection) -> object:
+    return await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
 
 
 class Database:
@@ -129,6 +178,7 @@ class Database:
         """
         if self._connection is None or self._connection.closed:
             self._connection = await connect(self._url)
+            await self._connection.execute(_SESSION)
             if self._setup:
                 await self._connection.execute(self._setup.encode())
         return self._connection

@@ -25,11 +25,11 @@ from evsched.ledger.epoch import read_epoch
 from evsched.ledger.identity import make_identity, note_epoch
 from evsched.ledger.presence import CONNECTED, Presence
 from evsched.ledger.recurrences import Recurrences
-from evsched.ledger.rows import Refusal, Selection
+from evsched.ledger.rows import Claimed, Refusal, Selection
 from evsched.runtime.reconnect import Reconnect, Reconnects
 from evsched.runtime.runtime import Runtime
 from evsched.runtime.wakeup import Wakeup
-from evsched.store.ledger import RowJob
+from evsched.store.store import Store
 
 _LOCKED: Final = 0.5
 """Seconds until the next look while rows are locked by another relay: if it dies, nobody is notified."""
@@ -40,8 +40,9 @@ _REFUSED: Final = 5.0
 _LOOK: Final = 1.0
 """Seconds until the next look while another relay serves another Redis."""
 
-_SETUP: Final = f"SET synchronous_commit = off; {CONNECTED}"
-"""A mark that is lost with the database's last moments is made again. An end that is written later is never older."""
+_ASYNCHRONOUS: Final = "SET LOCAL synchronous_commit = off"
+"""A mark that is lost with the database's last moments is made again. An end that is written later is never older. For
+the transaction alone: a pooler must never pass this on to another program."""
 
 
 class Relay:
@@ -55,7 +56,7 @@ class Relay:
         """Gets the queues that have rows."""
         self._check = check
         """Called when an epoch was found: the jobs that Redis has are to be compared with their rows."""
-        self.database = Database(url, "relay", runtime.emit, _SETUP)
+        self.database = Database(url, "relay", runtime.emit, CONNECTED)
         self._reconnect = Reconnect("relay", runtime.emit)
         self._queues = Reconnects("relay", runtime.emit)
         self._recurrences = Recurrences(runtime)
@@ -172,9 +173,10 @@ class Relay:
         connection, config = await self.database.open(), self._runtime.config
         refused, accepted = dict[str, list[Refusal]](), True
         async with connection.transaction() as transaction:
+            await connection.execute(_ASYNCHRONOUS)
             claimed = await rows.claim(connection, selection, other, self._limit, config.payload_cap)
             for queue, found in claimed.items():
-                if (refusals := await self._schedule(queue, found.jobs)) is None:
+                if (refusals := await self._schedule(queue, found)) is None:
                     accepted = False
                     break
                 refused[queue] = found.refused + refusals
@@ -184,12 +186,17 @@ class Relay:
         if accepted:
             for queue, found in claimed.items():
                 self._report(queue, len(found.jobs) + len(found.refused), refused[queue], other != "")
-        return sum(len(found.jobs) + len(found.refused) for found in claimed.values())
+        return sum(found.count for found in claimed.values())
 
-    async def _schedule(self, queue: str, jobs: Sequence[RowJob]) -> list[Refusal] | None:
-        """Put jobs on a queue's schedule; return which cannot be. None: Redis refuses this queue, or some of them."""
-        reconnect = self._queues.of(queue)
+    async def _schedule(self, queue: str, found: Claimed) -> list[Refusal] | None:
+        """Put jobs on a queue's schedule, and cancel others; return which cannot be scheduled.
+
+        None: Redis refuses this queue, or some of them.
+        """
+        reconnect, jobs = self._queues.of(queue), found.jobs
         try:
+            if found.cancelled:
+                await self._runtime.sender.send(Store(queue).cancel_rows(found.cancelled))
             done = await deliver(self._runtime.sender, queue, jobs, self._lengths)
         except StoreRefused as error:
             reconnect.refused(error)

@@ -45,15 +45,17 @@ WHERE ctid = ANY (ARRAY(
         SELECT place, bytes, sum(bytes) OVER (ORDER BY critical DESC, due ROWS UNBOUNDED PRECEDING) AS total
         FROM (
             SELECT ctid AS place, critical, due,
-                CASE WHEN octet_length(payload::text) <= %(cap)s THEN octet_length(payload::text) ELSE 1 END AS bytes
+                CASE WHEN NOT cancelled AND octet_length(payload::text) <= %(cap)s
+                    THEN octet_length(payload::text) ELSE 1 END AS bytes
             FROM evsched_job WHERE {_WAITING}
             ORDER BY critical DESC, due LIMIT %(limit)s FOR UPDATE SKIP LOCKED
         ) AS locked
     ) AS summed
     WHERE total <= %(bytes)s OR total = bytes
 ))
-RETURNING queue, id, priority, grp, extract(epoch FROM due)::float8, number, octet_length(payload::text),
-    CASE WHEN octet_length(payload::text) <= %(cap)s THEN payload::text END
+RETURNING queue, id, priority, grp, extract(epoch FROM due)::float8, number, revision, cancelled,
+    octet_length(payload::text),
+    CASE WHEN NOT cancelled AND octet_length(payload::text) <= %(cap)s THEN payload::text END
 """  # noqa: S608 - the condition is a constant
 """By ctid: the rows are locked, so nobody moves them. Rows beyond the bytes stay as they are for the next claim."""
 
@@ -172,6 +174,13 @@ class Claimed(Struct, frozen=True):
     jobs: list[RowJob]
     refused: list[Refusal]
     """Those that are not sent to Redis."""
+    cancelled: list[tuple[str, int]]
+    """Ids and numbers of the rows whose jobs are to be cancelled."""
+
+    @property
+    def count(self) -> int:
+        """Return how many rows they are."""
+        return len(self.jobs) + len(self.refused) + len(self.cancelled)
 
 
 class Limit:
@@ -198,13 +207,15 @@ async def claim(
     words = {**selection.words(other), "limit": limit.rows, "cap": cap, "bytes": _BYTES}
     cursor = await connection.execute(_CLAIM.encode(), words)
     found: dict[str, Claimed] = {}
-    for queue, job_id, priority, group, due, number, size, payload in await cursor.fetchall():
-        claimed = found.setdefault(queue, Claimed([], []))
-        if payload is None:
+    for queue, job_id, priority, group, due, number, revision, cancelled, size, payload in await cursor.fetchall():
+        claimed = found.setdefault(queue, Claimed([], [], []))
+        if cancelled:
+            claimed.cancelled.append((job_id, number))
+        elif payload is None:
             reason = f"the payload has {size} bytes, more than {cap}: store the data elsewhere and pass a reference"
             claimed.refused.append(Refusal(job_id, number, reason))
         else:
-            claimed.jobs.append(RowJob(job_id, payload.encode(), priority, group, due, number))
+            claimed.jobs.append(RowJob(job_id, payload.encode(), priority, group, due, number, revision))
     jobs = [job for claimed in found.values() for job in claimed.jobs]
     limit.note(len(jobs), sum(len(job.payload) for job in jobs))
     return found

@@ -12,7 +12,7 @@ import psycopg
 from evsched import events
 from evsched.errors import CannotStart, StoreRefused
 from evsched.ledger import rows
-from evsched.ledger.database import Database, check_server, check_url, connect
+from evsched.ledger.database import Database, check_server, check_sessions, check_url, transaction
 from evsched.ledger.ends import Ends
 from evsched.ledger.epoch import OTHER, check_owner
 from evsched.ledger.identity import make_identity
@@ -58,7 +58,7 @@ class Service:
         """
         now = time.monotonic()
         try:
-            async with asyncio.timeout(_SCRAPE), await connect(self._url) as connection:
+            async with asyncio.timeout(_SCRAPE), transaction(self._url) as connection:
                 found = await rows.backlog(connection, self._relay.epoch, _COUNTED)
         except (psycopg.Error, TimeoutError):
             return None  # the loops report it
@@ -88,7 +88,8 @@ class Service:
         """Run the loops until cancelled. `server`: which Redis it is.
 
         Raises:
-            CannotStart: PostgreSQL is too old, or Redis belongs to the ledger of another database.
+            CannotStart: PostgreSQL is too old, or behind a pooler in transaction mode; or Redis belongs to the ledger
+                of another database.
         """
         self._runtime.emit(events.LedgerStarted(server=server, database=await self._find_database()))
         loops = {"listener": self._listener, "relay": self._relay, "ends": self._ends, "withdrawals": self._withdrawals}
@@ -101,6 +102,7 @@ class Service:
         try:
             while not found:
                 async with reconnect, self._start:
+                    await check_sessions(self._url)  # before `open` makes settings
                     connection = await self._start.open()
                     version = check_server(connection)
                     try:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from evsched.errors import CannotStart, StoreDown, StoreRefused
 from evsched.ledger import rows
-from evsched.ledger.database import check_url, connect, explain
+from evsched.ledger.database import check_url, explain, transaction
 from evsched.ledger.epoch import OTHER, known_epoch
 from evsched.ledger.identity import read_identity
 from evsched.ledger.presence import read_present
@@ -57,7 +57,7 @@ async def read_status(database: str | None, redis: str) -> Status:
     """
     sender = BatchingSender(redis)
     try:
-        async with await connect(check_url(database)) as connection:
+        async with transaction(check_url(database)) as connection:
             epoch, compared, unwritten, away, foreign = "", False, dict[str, int](), None, False
             try:
                 noted = await read_identity(connection)

@@ -1,12 +1,15 @@
 """The tables of the ledger: their parts, how to see in the catalog whether each is there, and how it is made.
 
-A row of `evsched_job` is a job that a program wants done. Programs write the first seven columns, relays the others:
+A row of `evsched_job` is a job that a program wants done. Programs write the first seven columns, and may later change
+`due` and set `cancelled`. Relays write the others:
 
     state         open, or how the job ended: done, dead, expired, cancelled, dropped
     reason        why it is dead, expired or cancelled
     number        another one each time that the row is used; the record in Redis has it
     epoch         of the Redis data in which the job was scheduled (epoch.py); empty = in none
     report        the place of the last report about the job among all reports
+    revision      how often `due` or `cancelled` was changed, which a trigger counts; the record in Redis says which of
+                  them it has seen
 
 A row of `evsched_recurrence` is a recurrence. Relays write its last two columns: the epoch in which it was declared,
 and the reason why it could not be: then it waits until it is changed.
@@ -34,7 +37,8 @@ OLDEST: Final = 140000
 _DECLARES: Final = "rule, zone, payload, options, critical, removed"
 """The columns of a recurrence that programs write: a change of one is declared."""
 
-_NAME: Final = "^[A-Za-z0-9._:@-]{1,200}$"
+_NAME: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._:@-]{1,200}$"
+"""Of a queue or a job. Not `.` or `..`, which the HTTP API cannot address."""
 _PAYLOAD: Final = "json_typeof(payload) = 'object' AND coalesce(payload ->> 'task', '') <> ''"
 _SOME_ID: Final = "replace(gen_random_uuid()::text, '-', '')"
 
@@ -96,6 +100,8 @@ _JOBS: Final = Table(
         Column("created", "timestamptz NOT NULL DEFAULT now()"),
         Column("scheduled_at", "timestamptz"),
         Column("finished_at", "timestamptz"),
+        Column("cancelled", "boolean NOT NULL DEFAULT false"),
+        Column("revision", "integer NOT NULL DEFAULT 0"),
     ),
     "WITH (autovacuum_vacuum_scale_factor = 0.02)",
 )
@@ -174,7 +180,20 @@ PARTS: Final = (
     *_of_table(_LEDGER),
     _function("evsched_notify", f" BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END "),
     _function("evsched_changed", " BEGIN NEW.epoch := ''; RETURN NEW; END "),
+    _function("evsched_job_changed", " BEGIN NEW.epoch := ''; NEW.revision := OLD.revision + 1; RETURN NEW; END "),
     _trigger("evsched_job_notify", "AFTER INSERT", "evsched_job", "STATEMENT EXECUTE FUNCTION evsched_notify"),
+    _trigger(
+        "evsched_job_changed",
+        "BEFORE UPDATE OF due, cancelled",
+        "evsched_job",
+        "ROW EXECUTE FUNCTION evsched_job_changed",
+    ),
+    _trigger(
+        "evsched_job_change_notify",
+        "AFTER UPDATE OF due, cancelled",
+        "evsched_job",
+        "STATEMENT EXECUTE FUNCTION evsched_notify",
+    ),
     _trigger(
         "evsched_recurrence_changed",
         f"BEFORE UPDATE OF {_DECLARES}",

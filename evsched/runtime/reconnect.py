@@ -115,6 +115,10 @@ class Reconnects:
             reconnect = self._queues[queue] = Reconnect(self._who, self._emit, queue)
         return reconnect
 
+    def forget(self, queue: str) -> None:
+        """Drop what is known of a queue that is not served any more."""
+        self._queues.pop(queue, None)
+
     def problem(self) -> str | None:
         """Return why the last pass of every queue failed; None = one succeeded, or none was tried."""
         reasons = [

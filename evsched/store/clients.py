@@ -169,7 +169,7 @@ class Clients(Queue):
         Raises (when sent):
             JobMissing: nothing was written.
         """
-        return self._verb("cancel", _cancelled, self._stamp(now), "", job_id)
+        return self._verb("cancel", _cancelled, self._stamp(now), "", job_id, "")
 
     def reschedule(
         self, job_id: str, due: float | None, *, delay: float = 0.0, now: float | None = None
@@ -197,6 +197,12 @@ class Clients(Queue):
             JobMissing: one of the ids is not dead; then none was dropped.
         """
         return self._verb("drop", texts, "", *ids)
+
+    def traces(self, job_id: str) -> list[Call[bool]]:
+        """Ask whether the queue has a record of a job, or an inline job: much cheaper than `look`, and less exact."""
+        inline = ("ZSCORE", self._root + "schedule", job_id)
+        record = ("EXISTS", f"{self._root}job:{job_id}")
+        return [self._call(record, bool), self._call(inline, lambda reply: reply is not None)]
 
     def look(self, job_id: str, *, now: float | None = None) -> Call[JobStatus | None]:
         """Read where a job is, and its record, at the same moment."""

@@ -35,6 +35,8 @@ class RowJob(Struct, frozen=True):
     due: float
     row: int
     """The number of the row."""
+    revision: int = 0
+    """How often its due was changed in the row."""
 
 
 class Report(Struct, frozen=True):
@@ -157,12 +159,17 @@ class Ledger(Queue):
         words: list[Word] = []
         for job in jobs:
             priority = "" if job.priority is None else job.priority
-            words += (job.id, job.payload, priority, job.group or "", repr(job.due), job.row)
+            words += (job.id, job.payload, priority, job.group or "", repr(job.due), job.row, job.revision or "")
 
         def read(reply: list[bytes]) -> dict[str, str]:
             return {job.id: text(reason) for job, reason in zip(jobs, reply, strict=True) if reason}
 
         return self._verb("relay", read, self._stamp(now), *words)
+
+    def cancel_rows(self, cancelled: Sequence[tuple[str, int]], *, now: float | None = None) -> Call[Any]:
+        """Cancel the jobs of rows, which are given by their ids and numbers; their ends are reported."""
+        words = [word for job_id, row in cancelled for word in (job_id, row)]
+        return self._verb("cancel", raw, self._stamp(now), "", *words)
 
     def follow_ends(self) -> Call[Any]:
         """Make the stream and its consumer group. Fails with kind "busygroup" if they exist."""

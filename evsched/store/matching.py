@@ -89,7 +89,8 @@ class Matching(Queue):
 
     def cancel_matching(self, ids: Sequence[str], matching: bytes, *, now: float | None = None) -> Call[int]:
         """Cancel jobs that wait and match."""
-        return self._verb("cancel", _count, self._stamp(now), matching, *ids)
+        words = [word for job_id in ids for word in (job_id, "")]
+        return self._verb("cancel", _count, self._stamp(now), matching, *words)
 
     def reschedule_matching(
         self,

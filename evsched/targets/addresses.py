@@ -17,8 +17,11 @@ Network = IPv4Network | IPv6Network
 _UNICAST: Final = ip_network("2000::/3")
 """The only IPv6 block from which global unicast addresses are assigned (RFC 4291, IANA)."""
 
-_NAT64: Final = ip_network("64:ff9b::/96")
-"""IPv6 addresses that a gateway translates to the IPv4 address in their last 32 bits (RFC 6052)."""
+NAT64: Final = IPv6Network("64:ff9b::/96")
+"""IPv6 addresses that a gateway translates to the IPv4 address within them (RFC 6052): those of every network."""
+
+NAT64_LENGTHS: Final = (32, 40, 48, 56, 64, 96)
+"""The lengths of such prefixes."""
 
 _REFUSED: Final = tuple(
     map(
@@ -35,13 +38,14 @@ _REFUSED: Final = tuple(
 """What Python's `ipaddress` calls public in some of its versions, or always."""
 
 
-def may_connect(address: Address, allowed: Sequence[Network]) -> bool:
+def may_connect(address: Address, allowed: Sequence[Network], nat64: Sequence[IPv6Network] = ()) -> bool:
     """Return whether a request may be sent to an address: it is public, or in one of the allowed networks.
 
-    The same must hold for each IPv4 address inside it, to which a gateway may pass the packets on.
+    The same must hold for each IPv4 address inside it, to which a gateway may pass the packets on. `nat64`: the
+    prefixes for which gateways do that, besides the one of every network.
     """
     return not is_teredo(address) and all(
-        _is_public(part) or any(part in network for network in allowed) for part in _parts(address)
+        _is_public(part) or any(part in network for network in allowed) for part in _parts(address, nat64)
     )
 
 
@@ -53,25 +57,27 @@ def is_teredo(address: Address) -> bool:
     return isinstance(address, IPv6Address) and address.teredo is not None
 
 
-def _parts(address: Address) -> list[Address]:
+def _parts(address: Address, nat64: Sequence[IPv6Network]) -> list[Address]:
     if isinstance(address, IPv4Address):
         return [address]
     if address.ipv4_mapped is not None:  # only another form of the IPv4 address, for the kernel too
         return [address.ipv4_mapped]
-    parts: list[Address] = [address]
-    if address.sixtofour is not None:
-        parts.append(address.sixtofour)
-    if address in _NAT64:
-        parts.append(IPv4Address(int(address) & 0xFFFFFFFF))
-    return parts
+    translated: list[Address] = [_translated(address, one) for one in (NAT64, *nat64) if address in one]
+    if translated:
+        return translated
+    return [address] if address.sixtofour is None else [address, address.sixtofour]
+
+
+def _translated(address: IPv6Address, prefix: IPv6Network) -> IPv4Address:
+    """Return the IPv4 address that follows a prefix (RFC 6052, 2.2). The ninth byte is not a part of it."""
+    octets = address.packed if prefix.prefixlen == 96 else address.packed[:8] + address.packed[9:]
+    at = prefix.prefixlen // 8
+    return IPv4Address(octets[at : at + 4])
 
 
 def _is_public(address: Address) -> bool:
-    if isinstance(address, IPv6Address):
-        if address in _NAT64:
-            return True
-        if address not in _UNICAST:
-            return False
+    if isinstance(address, IPv6Address) and address not in _UNICAST:
+        return False
     if any(address in network for network in _REFUSED):
         return False
     return address.is_global and not (address.is_multicast or address.is_reserved)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
+from ipaddress import IPv6Network, ip_network
 from typing import Final
 
 from msgspec import Struct
 
 from evsched.config import Config, variable
 from evsched.errors import ConfigError
-from evsched.targets.addresses import Network
+from evsched.targets.addresses import NAT64_LENGTHS, Network
 from evsched.targets.url import Target, read_authority
 
 _FORMS: Final = (
@@ -38,6 +38,8 @@ class Allowed(Struct, frozen=True):
     hosts: tuple[HostRule, ...]
     networks: tuple[Network, ...]
     """Networks that requests may be sent to although they are not public."""
+    nat64: tuple[IPv6Network, ...]
+    """Prefixes for which the network's gateways translate to IPv4."""
     redirects: int
     """How many redirects of a request are followed."""
 
@@ -60,6 +62,7 @@ def read_allowed(config: Config) -> Allowed:
     return Allowed(
         hosts=tuple(map(_read_rule, config.http_hosts)),
         networks=tuple(map(_read_network, config.http_networks)),
+        nat64=tuple(map(_read_nat64, config.http_nat64)),
         redirects=config.http_redirects,
     )
 
@@ -84,3 +87,17 @@ def _read_network(text: str) -> Network:
         raise ConfigError(
             f"{variable('http_networks')} has {text!r:.100}: {error}; write a network such as 10.1.0.0/16 or fd12::/48"
         ) from None
+
+
+def _read_nat64(text: str) -> IPv6Network:
+    try:
+        found = IPv6Network(text)
+    except ValueError:
+        found = None
+    if found is None or found.prefixlen not in NAT64_LENGTHS:
+        lengths = ", ".join(map(str, NAT64_LENGTHS))
+        raise ConfigError(
+            f"{variable('http_nat64')} has {text!r:.100}, which is not a NAT64 prefix: write one such as fd00:64::/96; "
+            f"its length is one of {lengths}"
+        )
+    return found

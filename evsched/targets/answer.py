@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from evsched.client.target_tasks import HttpResponse
 from evsched.jobs.steering import GiveUp, RetryLater
 
 BODY_MOST: Final = 64 * 1024
@@ -37,18 +38,6 @@ class Answer(Struct, frozen=True):
         return next((value for found, value in self.headers if found == name), None)
 
 
-class Response(Struct, frozen=True):
-    """An answer as the result of a job."""
-
-    status: int
-    headers: dict[str, str]
-    """Several of one name are joined by a comma."""
-    body: str
-    """Decoded as UTF-8; bytes that are not are replaced by U+FFFD."""
-    cut: bool
-    """There was more of the body, or it broke off, or it did not end in time."""
-
-
 def judge(answer: Answer, origin: str, now: float) -> None:
     """Return if an answer says that the request is done. `origin`: who answered, for the reason. `now`: Unix seconds.
 
@@ -69,14 +58,14 @@ def judge(answer: Answer, origin: str, now: float) -> None:
     )
 
 
-def as_result(answer: Answer) -> Response:
+def as_result(answer: Answer) -> HttpResponse:
     """Return an answer as the result of its job."""
     headers = dict[str, str]()
     for name, value in answer.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     # A character that the cut has split is left out.
     body = codecs.getincrementaldecoder("utf-8")("replace").decode(answer.body, final=answer.whole)
-    return Response(answer.status, headers, body, not answer.whole)
+    return HttpResponse(answer.status, headers, body, not answer.whole)
 
 
 def _phrase(status: int) -> str:

@@ -7,11 +7,10 @@ once. To any other server it is sent first, and then the run ends: at least once
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
-
-from msgspec import Meta
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from evsched import keys
+from evsched.client.target_tasks import Most
 from evsched.errors import FULL, ConfigError, StoreError
 from evsched.jobs.current_job import current_job
 from evsched.jobs.job import Into, Message, encode
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 RETRY: Final = Retry(attempts=20, interval=1.0, max_interval=300.0, jitter=1.0)
 """A server may be away for longer than a deploy takes: these attempts span about an hour."""
-
-_WHOLE: Final = 2**53
 
 
 class Forwarder:
@@ -71,7 +68,7 @@ class Forwarder:
         self,
         to: str,
         message: Any,
-        most: Annotated[int, Meta(ge=1, le=_WHOLE)] | None = None,
+        most: Most | None = None,
         end: Literal["left", "right"] | None = None,
         bare: bool | None = None,
         routing_key: str | None = None,

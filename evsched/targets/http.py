@@ -12,21 +12,16 @@ from typing import Annotated, Any, Final, cast
 from msgspec import UNSET, Meta
 
 from evsched import __version__
+from evsched.client.target_tasks import TIMEOUT, HttpMethod, HttpResponse, Seconds
 from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 from evsched.targets.allowed import Allowed
-from evsched.targets.answer import Answer, Response, as_result, judge
+from evsched.targets.answer import Answer, as_result, judge
 from evsched.targets.exchange import Progress
 from evsched.targets.pool import Pool
-from evsched.targets.request import REDIRECTS, Method, Request, read_request, redirected
+from evsched.targets.request import REDIRECTS, Request, read_request, redirected
 from evsched.targets.signature import Secrets, signature
 from evsched.targets.url import Target
-
-TIMEOUT: Final = 30.0
-"""Seconds for a request, unless its payload says otherwise."""
-
-_TIMEOUT_MOST: Final = 1800.0
-"""Seconds: after these the task's own timeout ends a run."""
 
 _Empty = Annotated[list[Any], Meta(max_length=0)]
 """PHP writes an empty object as an empty array."""
@@ -40,14 +35,14 @@ _TRACESTATE: Final = re.compile(r"[!-~][ -~]{0,511}")
 
 async def http(
     url: str,
-    method: Method = "POST",
+    method: HttpMethod = "POST",
     headers: dict[str, str] | _Empty | None = None,
     body: str | None = None,
     json: Any = UNSET,
-    timeout: Annotated[float, Meta(gt=0, le=_TIMEOUT_MOST)] = TIMEOUT,
+    timeout: Seconds = TIMEOUT,
     sign: str | None = None,
     response: bool = False,
-) -> Response | None:
+) -> HttpResponse | None:
     """Send a request. `timeout`: seconds for all of it. `sign`: the name of a secret. `response`: return the answer.
 
     Raises:

@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv6Network, ip_address
 from pathlib import Path
 from typing import Final
 
@@ -42,10 +42,13 @@ _GOODBYE: Final = 1.0
 
 
 class Connector:
-    """Opens connections, to public addresses and to those in `networks`."""
+    """Opens connections, to public addresses and to those in `networks`. `nat64`: see `may_connect`."""
 
-    def __init__(self, networks: Sequence[Network], resolve: Resolve = resolve) -> None:
+    def __init__(
+        self, networks: Sequence[Network], resolve: Resolve = resolve, nat64: Sequence[IPv6Network] = ()
+    ) -> None:
         self._networks = networks
+        self._nat64 = nat64
         self._names = Names(resolve)
         self._tls = ssl.create_default_context()
         self._tls.set_alpn_protocols(["h2", "http/1.1"])
@@ -58,7 +61,7 @@ class Connector:
             RetryLater: it cannot be found out at the moment.
         """
         found = await self._find(target)
-        allowed = [address for address in found if may_connect(address, self._networks)]
+        allowed = [address for address in found if may_connect(address, self._networks, self._nat64)]
         if not allowed:
             raise GiveUp(_refusal(target.host, found))
         return allowed

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from evsched.app import App
+from evsched.client.target_tasks import QUEUE
 from evsched.config import Config
 from evsched.errors import ConfigError
 from evsched.execution.program import Lifespan, no_lifespan
 from evsched.jobs import groups
+from evsched.jobs.tasks import define
 from evsched.store.limits import field
 from evsched.targets.destinations import read_destinations
 from evsched.targets.forward import RETRY, Forwarder
@@ -18,9 +20,6 @@ from evsched.transport.topology import topology
 
 if TYPE_CHECKING:
     from evsched.targets.names import Resolve
-
-QUEUE: Final = "targets"
-"""A queue of its own: workers of other apps do not know its tasks."""
 
 _ORIGINS: Final = 4
 """How many origins must stop answering to hold all slots of a worker."""
@@ -51,9 +50,9 @@ def make_app(config: Config, environment: Mapping[str, str], resolve: Resolve | 
     if sends:
         from evsched.targets.http import http
 
-        app.task(name="evsched.http")(http)
+        app.tasks.add(define(http, name="evsched.http"))
     if forwards:
-        app.task(name="evsched.forward", retry=RETRY)(forwarder.forward)
+        app.tasks.add(define(forwarder.forward, name="evsched.forward", retry=RETRY))
     return app
 
 
@@ -75,7 +74,7 @@ def _requests(config: Config, environment: Mapping[str, str], resolve: Resolve |
     @asynccontextmanager
     async def lifespan() -> AsyncGenerator[Sender]:
         raise_limit()
-        async with Pool(Connector(allowed.networks, resolve or names.resolve)) as pool:
+        async with Pool(Connector(allowed.networks, resolve or names.resolve, allowed.nat64)) as pool:
             yield Sender(allowed, secrets, pool)
 
     return lifespan

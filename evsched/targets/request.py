@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urljoin
 
 import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from evsched.client.target_tasks import HttpMethod
 from evsched.jobs.steering import GiveUp
 from evsched.targets.url import Target, read_url
-
-Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[!-~]([\t -~]*[!-~])?|")
@@ -34,7 +33,7 @@ REDIRECTS: Final = (301, 302, 303, 307, 308)
 class Request(Struct, frozen=True):
     """A request, without the headers that evsched adds for the job."""
 
-    method: Method
+    method: HttpMethod
     target: Target
     headers: dict[str, str]
     """By their names in lower case."""
@@ -46,7 +45,9 @@ class Request(Struct, frozen=True):
         return bool(self.content) or self.method in ("POST", "PUT", "PATCH")
 
 
-def read_request(url: str, method: Method, headers: Mapping[str, str], body: str | None, json: Any = UNSET) -> Request:
+def read_request(
+    url: str, method: HttpMethod, headers: Mapping[str, str], body: str | None, json: Any = UNSET
+) -> Request:
     """Make a request of a payload's arguments. `json` UNSET: there is none.
 
     Raises:

@@ -235,10 +235,10 @@ class Worker:
         return True
 
     async def idle(self) -> bool:
-        """Look once: nothing runs here, nothing is due in the queues that could start, and dead workers hold nothing.
+        """Return whether nothing runs here, nothing is due that could start, and no dead worker holds jobs. Looks once.
 
-        A worker that has not started, so has declared nothing yet, is not idle.
-        What a worker holds whose lease has not ended is left to that worker.
+        A worker that has not started, so has declared nothing yet, is not idle. Jobs that other live workers hold do
+        not count.
 
         Raises:
             StoreDown, StoreRefused
@@ -246,10 +246,13 @@ class Worker:
         if not self._startup.done or self.busy():
             return False
         for consumer in list(self.consumers.values()):
-            # The leases first: what the janitor puts back between the two reads is in ready by the second.
-            calls = [consumer.store.survey(), consumer.store.queue_stats()]
-            survey, stats = await self._runtime.sender.send_all(calls)
-            if any(lease.held and lease.left <= 0 for lease in survey.leases):
+            # The leases first: a job that the janitor requeues after this read is in ready by the next. And again
+            # last: Redis may have moved a job to this worker's list, and the reply is still on its way.
+            calls = [consumer.store.survey(), consumer.store.queue_stats(), consumer.store.survey()]
+            before, stats, after = await self._runtime.sender.send_all(calls)
+            if any(lease.held and lease.left <= 0 for lease in before.leases):
+                return False
+            if any(lease.held for lease in after.leases if lease.worker == self.id):
                 return False
             waits = 0 if stats.paused is not None else stats.places["backlog"]
             if stats.due or stats.places["ready"] or waits:

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from evsched.telemetry.metrics import Metrics
+from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 GRAFANA = ROOT / "grafana"
@@ -53,7 +54,11 @@ def named_in(text: str) -> set[str]:
 
 def test_the_dashboards_are_what_build_py_writes() -> None:
     done = subprocess.run(
-        [sys.executable, str(GRAFANA / "build.py"), "--check"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(GRAFANA / "build.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -146,7 +151,7 @@ def test_promtool_finds_nothing(words: tuple[str, ...]) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout
@@ -181,7 +186,7 @@ def test_the_dashboards_match_the_types_of_grafana(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -13,6 +13,7 @@ import pytest
 
 from evsched.cli.commands import COMMANDS, Command
 from evsched.cli.root import build
+from tests.support.patience import PATIENCE
 
 RUN = """
 import atexit, sys
@@ -26,7 +27,7 @@ main()
 def modules(script: str, *words: str) -> set[str]:
     """Return the modules that a script lists."""
     done = subprocess.run(
-        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     return {*done.stderr.splitlines()[-1].split()}
 

@@ -19,10 +19,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).parent / "program/program.py"
 
-pytestmark = pytest.mark.timeout(
-    400
-)  # mypy and pyright read all that the package imports: 10 s alone, 60 s on a busy machine
-
 Refused = dict[int, str]
 """Line -> the error there."""
 

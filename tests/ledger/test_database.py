@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from evsched import events
+from evsched.config import Config
+from evsched.errors import CannotStart
+from evsched.events import Events
 from evsched.ledger.database import Database
+from evsched.ledger.migration import migrate
+from evsched.ledger.service import Service
+from evsched.ledger.status import read_status
+from evsched.runtime.runtime import Runtime
+from evsched.transport.senders import BatchingSender
+from tests.ledger.conftest import Running
+from tests.support.postgres import PgBouncer, find_pgbouncer
 from tests.support.recorder import Recorder
 
 INSERT = "INSERT INTO evsched_job (queue, id, payload, due) VALUES (%s, %s, '{\"task\":\"t\"}', 'infinity')"
 UPDATE = "UPDATE evsched_job SET critical = 1 WHERE id = %s"
+
+
+@pytest.fixture
+def pooled(ledger_url: str) -> Generator[Callable[[str], str]]:
+    """Return a function that starts a pooler in a mode, and returns the URL of the database through it."""
+    if (program := find_pgbouncer()) is None:
+        pytest.skip("PgBouncer is not installed (Debian: pgbouncer)")
+    with ExitStack() as poolers:
+        yield lambda mode: poolers.enter_context(PgBouncer(program, ledger_url, mode)).url
 
 
 def execute(url: str, statement: str, *words: object) -> None:
@@ -86,3 +108,39 @@ async def test_collisions_that_do_not_end_are_reported(ledger_url: str, recorder
         await database.open()
     assert recorder.of(events.LedgerUp)
     await database.close()
+
+
+async def test_a_pooler_in_transaction_mode_is_refused_and_gets_no_settings(
+    pooled: Callable[[str], str], config: Config, recorder: Recorder
+) -> None:
+    url, sender = pooled("transaction"), BatchingSender(config.url)
+    service = Service(Runtime(replace(config, ledger_url=url), sender, Events(recorder).emit))
+    starting = asyncio.ensure_future(service.run("Redis"))
+    started = asyncio.ensure_future(recorder.wait(events.LedgerStarted))
+    await asyncio.wait([starting, started], return_when=asyncio.FIRST_COMPLETED)
+    starting.cancel()
+    started.cancel()
+    with pytest.raises(CannotStart, match="pool_mode = session"):
+        await starting
+    await sender.close()
+    with psycopg.connect(url, autocommit=True) as program:
+        for name, value in (("synchronous_commit", "on"), ("lock_timeout", "0")):
+            assert program.execute(f"SHOW {name}".encode()).fetchone() == (value,)
+        assert program.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+async def test_commands_leave_no_settings_in_a_pooler(pooled: Callable[[str], str], config: Config) -> None:
+    url = pooled("transaction")
+    await migrate(url)
+    await read_status(url, config.url)
+    with psycopg.connect(url, autocommit=True) as program:
+        assert program.execute("SHOW lock_timeout").fetchone() == ("0",)
+
+
+async def test_relays_work_behind_a_pooler_in_session_mode(
+    relaying: Running, pooled: Callable[[str], str], queue: str, ledger_url: str
+) -> None:
+    async with relaying(ledger_url=pooled("session")) as recorder:
+        await recorder.wait(events.EpochFound)
+        execute(ledger_url, INSERT, queue, "a")
+        await recorder.wait(events.RowsScheduled)

@@ -11,6 +11,7 @@ import pytest
 
 from evsched import App, events
 from evsched.config import Config
+from evsched.errors import ConfigError
 from evsched.store.clients import New
 from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
@@ -144,3 +145,20 @@ async def test_a_row_that_is_too_long_is_dead_and_stops_no_other(
     reasons = dict(execute(ledger_url, "SELECT name, reason FROM evsched_recurrence"))
     assert "more than 262144" in reasons["long"]
     assert reasons["short"] is None
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_ids_and_queues_that_a_url_cannot_name_are_refused(ledger_url: str, queue: str, app: App, name: str) -> None:
+    for where in ((queue, name), (name, "a")):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            insert(ledger_url, *where, "x")
+
+    @app.task
+    async def note(word: str) -> None: ...
+
+    with app.sync() as client, psycopg.connect(ledger_url) as connection:
+        with pytest.raises(ConfigError, match=r"not \. or \.\."):
+            note.using(id=name).enqueue_in_sync(connection, "x")
+        with pytest.raises(ConfigError, match=r"not \. or \.\."):
+            client.enqueue(note.using(id=name), "x")
+    insert(ledger_url, queue, "...", "x")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, cast
 
 import psycopg
@@ -16,7 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from evsched import App, BadArguments, Unique
-from evsched.errors import ConfigError, JobExists
+from evsched.errors import ConfigError, JobExists, JobMissing
+from tests.support.patience import PATIENCE
 
 COLUMNS = "queue, id, payload::text, priority, grp, extract(epoch FROM due)::float8, critical, state, number"
 DUE = 1_900_000_000.25
@@ -256,3 +261,172 @@ def test_a_time_that_postgresql_does_not_store_is_refused_and_the_transaction_go
         send.using(id="later", delay=4.4e12).enqueue_in_sync(connection, "bob")
         send.using(id="early", due=-1.9e11).enqueue_in_sync(connection, "bob")
     assert [row[1] for row in rows()] == ["never", "late", "later", "early"]
+
+
+def changed(url: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        columns = "id, extract(epoch FROM due)::float8, cancelled, revision, epoch"
+        return connection.execute(f"SELECT {columns} FROM evsched_job ORDER BY number".encode()).fetchall()
+
+
+def mark_scheduled(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE evsched_job SET epoch = 'e1', scheduled_at = now()")
+
+
+@contextmanager
+def session_of(url: str) -> Generator[Any]:
+    engine = sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+@contextmanager
+def connection_of_django(url: str) -> Generator[Any]:
+    connection = django_connection(url)
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize("connect", [psycopg.connect, session_of, connection_of_django])
+def test_a_job_is_moved_and_cancelled_when_the_transaction_commits(
+    app: App, send: Any, ledger_url: str, connect: Any
+) -> None:
+    with connect(ledger_url) as connection:
+        send.enqueue_many_in_sync(connection, [("a",), ("b",)])
+        connection.commit()
+    mark_scheduled(ledger_url)
+    (first, *was), (second, *_) = changed(ledger_url)
+    with connect(ledger_url) as connection:
+        app.job(first).cancel_in_sync(connection)
+        app.job(second).reschedule_in_sync(connection, due=DUE)
+        connection.rollback()
+        assert changed(ledger_url)[0] == (first, *was)
+        assert app.job(second).reschedule_in_sync(connection, due=DUE) == DUE
+        app.job(first).cancel_in_sync(connection)
+        assert changed(ledger_url)[0] == (first, *was)
+        connection.commit()
+    assert changed(ledger_url) == [(first, was[0], True, 1, ""), (second, DUE, False, 1, "")]
+
+
+async def test_a_job_is_moved_and_cancelled_in_an_event_loop(app: App, send: Any, ledger_url: str) -> None:
+    engine = create_async_engine(ledger_url.replace("postgresql:", "postgresql+psycopg:"))
+    async with engine.begin() as connection:
+        jobs = await send.using(due=DUE).enqueue_many_in(connection, [("a",), ("b",), ("c",)])
+    async with AsyncSession(engine) as session, session.begin():
+        await jobs[0].cancel_in(session)
+        with pytest.raises(JobMissing):
+            await jobs[0].cancel_in(session)
+        with pytest.raises(JobMissing):
+            await jobs[0].reschedule_in(session)
+        with pytest.raises(JobMissing, match="enqueue_in"):
+            await app.job("strange").cancel_in(session)
+    async with await psycopg.AsyncConnection.connect(ledger_url) as plain:
+        at = await jobs[1].reschedule_in(plain, delay=3600)
+        assert math.isinf(await jobs[2].reschedule_in(plain, math.inf))
+        for wrong in ({"due": 1e15}, {"delay": 1e15}, {"due": DUE, "delay": 1}):
+            with pytest.raises(ConfigError):
+                await jobs[1].reschedule_in(plain, **wrong)
+    await engine.dispose()
+    found = changed(ledger_url)
+    assert [row[0] for row in found] == [job.id for job in jobs]
+    assert [row[1] for row in found] == [DUE, at, math.inf]
+    assert [row[2] for row in found] == [True, False, False]
+
+
+@pytest.mark.parametrize("state", ["done", "dead", "expired", "cancelled", "dropped"])
+def test_a_job_that_has_ended_is_neither_moved_nor_cancelled(app: App, send: Any, ledger_url: str, state: str) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        job_id = send.using(due=DUE).enqueue_in_sync(connection, "bob")
+    set_state(ledger_url, state)
+    with psycopg.connect(ledger_url) as connection:
+        with pytest.raises(JobMissing, match="has ended"):
+            app.job(job_id).cancel_in_sync(connection)
+        with pytest.raises(JobMissing, match="has ended"):
+            app.job(job_id).reschedule_in_sync(connection)
+        send.enqueue_in_sync(connection, "the transaction goes on")
+    assert changed(ledger_url)[0] == (job_id, DUE, False, 0, "")
+
+
+def test_an_id_that_was_cancelled_is_used_again_when_its_job_has_ended(
+    app: App, send: Any, rows: Any, ledger_url: str
+) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        send.using(id="a").enqueue_in_sync(connection, "bob")
+        app.job("a").cancel_in_sync(connection)
+        with pytest.raises(JobExists):
+            send.using(id="a").enqueue_in_sync(connection, "eve")
+    set_state(ledger_url, "cancelled")
+    with psycopg.connect(ledger_url) as connection:
+        send.using(id="a", due=DUE).enqueue_in_sync(connection, "eve")
+    assert [row[2] for row in rows()] == ['{"task":"send","args":["eve"]}']
+    assert changed(ledger_url)[0][:3] == ("a", DUE, False)
+
+
+def test_the_last_of_two_transactions_decides(app: App, send: Any, ledger_url: str) -> None:
+    with psycopg.connect(ledger_url) as connection:
+        job_id = send.enqueue_in_sync(connection, "bob")
+    with psycopg.connect(ledger_url) as one, psycopg.connect(ledger_url) as other:
+        app.job(job_id).reschedule_in_sync(one, due=DUE)
+        with ThreadPoolExecutor(1) as pool:
+            cancelling = pool.submit(app.job(job_id).cancel_in_sync, other)
+            until_blocked(ledger_url)
+            one.commit()
+            cancelling.result(PATIENCE)
+        other.commit()
+        with pytest.raises(JobMissing):
+            app.job(job_id).reschedule_in_sync(one, due=DUE)
+    assert changed(ledger_url) == [(job_id, DUE, True, 2, "")]
+
+
+def initial(to: str) -> str:
+    return to[0]
+
+
+def until_blocked(url: str) -> None:
+    """Wait until a session waits for a lock."""
+    query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    with psycopg.connect(url, autocommit=True) as connection:
+        while connection.execute(query).fetchall() == [(0,)]:
+            pass
+
+
+async def test_many_jobs_are_inserted_in_their_order(send: Any, rows: Any, ledger_url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(ledger_url) as connection:
+        task = send.using(priority=7, group="g", critical=3, due=DUE)
+        jobs = await task.enqueue_many_in(connection, [("a",), send.arguments("\u00e9 {x} %s :y"), ("c",)])
+        assert await send.enqueue_many_in(connection, []) == []
+    written = rows()
+    assert [row[1] for row in written] == [job.id for job in jobs]
+    assert [json.loads(row[2])["args"] for row in written] == [["a"], ["\u00e9 {x} %s :y"], ["c"]]
+    assert {row[3:8] for row in written} == {(7, "g", DUE, 3, "open")}
+
+
+def test_many_jobs_of_which_one_is_wrong_or_there_are_not_inserted(send: Any, rows: Any, ledger_url: str) -> None:
+    by_letter = send.using(unique=Unique(by=initial))
+    with psycopg.connect(ledger_url) as connection:
+        (eve,) = by_letter.enqueue_many_in_sync(connection, [("eve",)])
+        connection.commit()
+        with pytest.raises(BadArguments, match="call 1"):
+            send.enqueue_many_in_sync(connection, [("a",), (1, 2)])
+        with pytest.raises(JobExists, match="of 2 ids"):
+            by_letter.enqueue_many_in_sync(connection, [("bob",), ("erna",)])
+        with pytest.raises(JobExists, match="same id"):
+            by_letter.enqueue_many_in_sync(connection, [("ann",), ("arno",)])
+        assert len(rows()) == 1
+        keep = send.using(unique=Unique(by=initial), on_conflict="keep")
+        ids = keep.enqueue_many_in_sync(connection, [("ann",), ("arno",), ("erna",)])
+    assert ids[0] == ids[1]
+    assert ids[2] == eve
+    assert [json.loads(row[2])["args"] for row in rows()] == [["eve"], ["ann"]]
+
+
+@pytest.mark.parametrize("factory", ["tuple_row", "dict_row", "namedtuple_row", "scalar_row", "class"])
+async def test_rows_of_any_kind_are_read(send: Any, ledger_url: str, factory: str) -> None:
+    rows = import_module("psycopg.rows")
+    kind = rows.class_row(SimpleNamespace) if factory == "class" else getattr(rows, factory)
+    async with await psycopg.AsyncConnection.connect(ledger_url, row_factory=kind) as connection:
+        job = await send.using(id="a").enqueue_in(connection, "bob")
+        assert job._row == 1  # pyright: ignore[reportPrivateUsage]
+        assert await job.reschedule_in(connection, DUE) == DUE

@@ -14,11 +14,14 @@ from evsched.diagnostics.finding import Finding
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.api import Caller, calling
+from tests.support.patience import NO_CAP
 
 
 @pytest.fixture
 def config(server: EmbeddedRedis, queue: str) -> Config:
-    return Config(url=server.url, queues=(queue,), concurrency=10, shutdown_grace=0.2, kill_grace=0.2)
+    return Config(
+        url=server.url, queues=(queue,), concurrency=10, shutdown_grace=0.2, kill_grace=0.2, safety_cap=NO_CAP
+    )
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ async def test_the_document_is_openapi_and_has_every_operation(api: Caller) -> N
 
 
 async def test_it_can_be_mounted_in_another_application(server: EmbeddedRedis, queue: str) -> None:
-    inner = create(Config(url=server.url, api_open=True))
+    inner = create(Config(url=server.url, api_open=True, api_allowed_hosts=("x",)))
     transport = httpx.ASGITransport(Starlette(routes=[Mount("/scheduler", inner)]))
     async with (
         inner.router.lifespan_context(inner),
@@ -204,12 +204,57 @@ async def test_callers_without_a_token_are_slowed_down_and_hinder_no_other(serve
 
 async def test_without_tokens_pages_of_other_origins_are_refused(server: EmbeddedRedis, queue: str) -> None:
     trigger = f"/v1/queues/{queue}/recurrences/r/trigger"
-    async with calling(server.url, api_open=True) as api:
+    async with calling(server.url, api_open=True, api_allowed_hosts=("api",)) as api:
         for origin, status in (("http://evil.example", 403), ("null", 403), ("http://api", 404)):
             assert (await api.ask("POST", trigger, headers={"Origin": origin})).status_code == status
         assert (await api.ask("POST", trigger, token=None)).status_code == 404
     async with calling(server.url) as api:
         assert (await api.ask("POST", trigger, headers={"Origin": "http://evil.example"})).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "status"),
+    [
+        ("evil.example:8421", (), 403),
+        ("127.0.0.1.evil.example", (), 403),
+        ("localhost.evil.example", (), 403),
+        ("", (), 403),
+        ("[::1", (), 403),
+        ("evil.example", ("jobs.example",), 403),
+        ("127.0.0.1:8420", (), 404),
+        ("[::1]:8420", (), 404),
+        ("LocalHost:8420", (), 404),
+        ("jobs.example", ("jobs.example",), 404),
+        ("evil.example", ("*",), 404),
+    ],
+)
+async def test_without_tokens_it_answers_to_known_names_alone(
+    server: EmbeddedRedis, queue: str, host: str, allowed: tuple[str, ...], status: int
+) -> None:
+    """A page whose name leads to this machine has the same origin, so its browser would send anything."""
+    path, headers = f"/v1/queues/{queue}/recurrences/r/trigger", {"Host": host, "Origin": f"http://{host}"}
+    async with calling(server.url, api_open=True, api_allowed_hosts=allowed) as api:
+        answer = await api.ask("POST", path, token=None, headers=headers)
+    assert answer.status_code == status
+    assert (answer.json()["code"] == "other-host") is (status == 403)
+
+
+@pytest.mark.parametrize(("token", "path"), [(None, "jobs"), ("guess-of-a-stranger-000", "jobs"), (WRITE, "nothing")])
+async def test_of_a_body_that_nobody_may_send_little_is_discarded(
+    server: EmbeddedRedis, queue: str, token: str | None, path: str
+) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 65536
+            yield b" " * 65536
+
+    async with calling(server.url) as api:
+        refused = await api.ask("POST", f"/v1/queues/{queue}/{path}", content=endless(), token=token, headers=JSON)
+        assert (refused.status_code, refused.headers["connection"]) == (404 if path == "nothing" else 401, "close")
+    assert 1024 * 1024 <= sent <= 1024 * 1024 + 131072
 
 
 async def test_a_token_has_a_rate(server: EmbeddedRedis, jobs: str) -> None:

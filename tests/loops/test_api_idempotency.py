@@ -11,8 +11,7 @@ import pytest
 from evsched import App
 from evsched.config import Config
 from evsched.transport.embedded import EmbeddedRedis
-from tests.support.api import LATER, Caller, calling
-from tests.support.patience import PATIENCE
+from tests.support.api import LATER, WRITE, Caller, calling
 from tests.support.proxy import Proxy
 from tests.support.snapshot import snapshot
 from tests.support.system import system
@@ -69,10 +68,20 @@ async def test_a_job_that_ended_and_was_not_kept_runs_once(
     async with system(Config(url=server.url, queues=(queue,)), app):
         first = await api.ask("POST", jobs, body, headers=KEY)
         path = f"{jobs}/{first.json()['id']}"
-        assert (await api.ask("GET", f"{path}/result?wait={PATIENCE:g}")).json()["outcome"] == "done"
+        assert (await api.ask("GET", f"{path}/result?wait=60")).json()["outcome"] == "done"
         assert reply(await api.ask("POST", jobs, body, headers=KEY)) == reply(first)
         assert (await api.ask("GET", path)).status_code == 404
     assert runs == [1]
+
+
+async def test_a_key_belongs_to_a_token(server: EmbeddedRedis, jobs: str) -> None:
+    """Another caller who knows the key neither gets the reply nor uses the key up."""
+    other = "a-token-of-another-caller"
+    async with calling(server.url, api_write_tokens=(WRITE, other)) as api:
+        stolen = await api.ask("POST", jobs, {"task": "t", "delay": 9000}, headers=KEY, token=other)
+        mine = await api.ask("POST", jobs, {"task": "t", "delay": 5000}, headers=KEY)
+        assert (stolen.status_code, mine.status_code) == (201, 201)
+        assert reply(await api.ask("POST", jobs, {"task": "t", "delay": 5000}, headers=KEY)) == reply(mine)
 
 
 async def test_another_request_with_the_same_key_is_refused(

@@ -185,14 +185,14 @@ async def test_a_job_runs_and_its_result_is_waited_for(
 
     async with system(Config(url=server.url, queues=(queue,)), app):
         await api.ask("POST", jobs, {"task": "double", "id": "d", "args": [21]})
-        ended = await api.ask("GET", f"{jobs}/d/result?wait={PATIENCE:g}", token=READ)
+        ended = await api.ask("GET", f"{jobs}/d/result?wait=60", token=READ)
         assert (ended.status_code, ended.json()) == (
             200,
             {"id": "d", "outcome": "done", "result": 42, "reason": None},
         )
         assert (await api.ask("GET", f"{jobs}/d")).json()["result"] == 42
         await api.ask("POST", jobs, {"task": "fail", "id": "f", "retry": {"attempts": 1}})
-        dead = (await api.ask("GET", f"{jobs}/f/result?wait={PATIENCE:g}")).json()
+        dead = (await api.ask("GET", f"{jobs}/f/result?wait=60")).json()
         assert (dead["outcome"], "no such account" in dead["reason"]) == ("dead", True)
         await api.ask("POST", jobs, {"task": "hang", "id": "h"})
         await asyncio.wait_for(hangs.wait(), PATIENCE)
@@ -201,7 +201,7 @@ async def test_a_job_runs_and_its_result_is_waited_for(
         assert (running_job.status_code, running_job.json()["code"]) == (409, "job-running")
         stopping = await api.ask("DELETE", f"{jobs}/h")
         assert (stopping.status_code, stopping.json()) == (202, {"id": "h", "place": "processing"})
-        cancelled = (await api.ask("GET", f"{jobs}/h/result?wait={PATIENCE:g}")).json()
+        cancelled = (await api.ask("GET", f"{jobs}/h/result?wait=60")).json()
         assert cancelled["outcome"] == "cancelled"
 
 
@@ -341,5 +341,5 @@ async def test_the_handler_sees_what_the_request_said(
 
     async with system(Config(url=server.url, queues=(queue,)), app):
         made = (await api.ask("POST", jobs, {"task": "look", "meta": {"trace": "x"}})).json()["id"]
-        ended = (await api.ask("GET", f"{jobs}/{made}/result?wait={PATIENCE:g}")).json()
+        ended = (await api.ask("GET", f"{jobs}/{made}/result?wait=60")).json()
     assert ended["result"] == {"meta": {"trace": "x"}, "id": made}

@@ -105,7 +105,7 @@ async def test_a_reserve_takes_over_when_no_other_dispatcher_acts(server: Embedd
     config = Config(url=server.url, queues=(queue,))
     async with system(config, app) as running:
         await running.recorder.wait(events.Woken)
-        timer = running.dispatcher._loop.serve(queue)  # pyright: ignore[reportPrivateUsage]
+        timer = running.dispatcher._loop.timer(queue)  # pyright: ignore[reportPrivateUsage]
         for name in ("at-once", "ahead"):
             timer.rivals.reserve = True
             job = Store(queue).enqueue([New(name, b'{"task":"lateness"}', delay=0.05 if name == "ahead" else 0.0)])
@@ -132,6 +132,8 @@ async def test_queues_that_are_due_at_the_same_time_are_stepped_together(own: Em
                 running_steps -= 1
 
         loop.step = counted  # type: ignore[method-assign]
-        loop.step_all("timer")
+        for queue in queues:
+            loop.timer(queue).step_by(0.0, "timer")
+            loop._plan(loop.timer(queue))  # pyright: ignore[reportPrivateUsage]
         await running.recorder.wait(events.Woken, lambda event: event.reason == "timer", count=20)
     assert max(together) == 20

@@ -85,7 +85,7 @@ class Served:
     """Serves so many queues, and notes whether they are polled."""
 
     def __init__(self, count: int) -> None:
-        self.queues = ["one"] * count
+        self.count = count
         self.polls = False
 
     def poll(self) -> None:
@@ -142,7 +142,7 @@ async def test_after_a_flood_an_event_wakes_the_dispatcher_and_it_polls_no_more(
     async with system(Config(url=own.url, queues=(queue,), probe_interval=0.3), app) as running:
         recorder = running.recorder
         await recorder.wait(events.NotificationsProven)
-        timer = running.dispatcher._loop.serve(queue)  # pyright: ignore[reportPrivateUsage]
+        timer = running.dispatcher._loop.timer(queue)  # pyright: ignore[reportPrivateUsage]
         with flooding(own, queue):
             await until_receives(client, queue, 0)
             assert running.dispatcher._loop._polls  # pyright: ignore[reportPrivateUsage]

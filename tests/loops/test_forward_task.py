@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from evsched import App, JobDead, Retry, events
-from evsched.client.task_handle import AsyncTask
+from evsched.client.task_handle import TaskHandle
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.jobs.tasks import define
 from evsched.targets.destinations import Destinations, read_destinations
 from evsched.targets.forward import RETRY, Forwarder
 from evsched.transport.embedded import EmbeddedRedis
@@ -21,7 +22,7 @@ from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 from tests.support.system import system
 
-Forward = AsyncTask[..., Any]
+Forward = TaskHandle[..., Any]
 
 
 def forward_to(queue: str, *allowed: str, **urls: str) -> tuple[App, Forward]:
@@ -29,7 +30,8 @@ def forward_to(queue: str, *allowed: str, **urls: str) -> tuple[App, Forward]:
     environment = {f"EVSCHED_FORWARD_URL_{name.upper()}": url for name, url in urls.items()}
     forwarder = Forwarder(read_destinations(allowed, environment))
     app = App(queue=queue, lifespan=lambda: forwarder)
-    return app, app.task(name="evsched.forward", retry=RETRY)(forwarder.forward)
+    app.tasks.add(task := define(forwarder.forward, name="evsched.forward", retry=RETRY))
+    return app, TaskHandle(app, task)
 
 
 async def end_of(forward: Forward, *args: Any, job_id: str = "j", **kwargs: Any) -> str:

@@ -34,3 +34,17 @@ async def test_a_worker_that_has_not_begun_to_declare_is_not_idle(config: Config
         await running.recorder.wait(events.WorkerStarted)
         assert await worker.idle()
         assert raw.zcard(f"evsched:{{{queue}}}:recurrences") == 1
+
+
+async def test_worker_whose_fetched_job_is_still_on_its_way_is_not_idle(config: Config, queue: str, raw: Any) -> None:
+    app = App(queue=queue)
+
+    @app.task
+    async def work() -> None: ...
+
+    async with system(config, app, dispatch=False) as running:
+        (worker,) = running.workers
+        assert await worker.idle()
+        raw.hset(f"evsched:{{{queue}}}:job:one", "payload", '{"task":"work"}')
+        raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", "one")  # as BLMOVE does before its reply arrives
+        assert not await worker.idle()

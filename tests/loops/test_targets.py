@@ -6,17 +6,23 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from standardwebhooks import Webhook
 
-from evsched import App, events
+from evsched import App, BadArguments, events
+from evsched.client import target_tasks
 from evsched.config import Config
 from evsched.errors import ConfigError
+from evsched.targets.destinations import Destinations
+from evsched.targets.forward import Forwarder
+from evsched.targets.http import http
 from evsched.targets.program import make_app
 from tests.support.endpoint import Received, Reply, always, in_turn
+from tests.support.patience import PATIENCE
 from tests.support.site import Site, site
 
 ORDERS = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -70,6 +76,47 @@ async def test_an_origin_that_does_not_answer_leaves_slots_to_the_others(config:
         for name in silent:
             assert await shop.requests.end(name) is None
     assert not shop.requests.recorder.of(events.Retrying)
+
+
+async def test_a_program_in_python_enqueues_a_request_without_a_task_of_its_own(
+    run: Run, config: Config, queue: str
+) -> None:
+    app = App(config.url, queue="other")
+    async with run(always(Reply(201, body=b"made"))) as shop:
+        job = await app.http.using(queue=queue, id="invoice-7").enqueue(f"{shop.url}/7", json={"n": 7}, response=True)
+        answer = await job.result(PATIENCE)
+        with app.sync() as client:
+            again = client.enqueue(app.http.using(queue=queue), f"{shop.url}/8", "PUT", body="x")
+            assert await asyncio.to_thread(again.result, PATIENCE) is None
+        with pytest.raises(BadArguments, match="headers"):
+            await app.http.enqueue(shop.url, headers=["a"])  # pyright: ignore[reportArgumentType]
+    await app.close()
+    assert answer is not None
+    assert (answer.status, answer.body, answer.cut) == (201, "made", False)
+    assert [(one.method, one.path, one.body) for one in shop.received] == [
+        ("POST", "/7", b'{"n":7}'),
+        ("PUT", "/8", b"x"),
+    ]
+    assert shop.received[0].headers["idempotency-key"].startswith("invoice-7:")
+    assert "evsched.http" not in app.tasks, "a worker of the app would run it and send nothing"
+
+
+@pytest.mark.parametrize(
+    ("declared", "real"),
+    [(target_tasks.http, http), (target_tasks.forward, Forwarder(Destinations((), {})).forward)],
+    ids=["http", "forward"],
+)
+def test_programs_see_the_arguments_that_the_task_has(declared: Callable[..., Any], real: Callable[..., Any]) -> None:
+    found, wanted = ({**signature(one).parameters} for one in (declared, real))
+    assert {name: (one.kind, one.default) for name, one in found.items()} == {
+        name: (one.kind, one.default) for name, one in wanted.items()
+    }
+
+
+def test_no_app_of_a_user_may_have_a_task_of_evsched() -> None:
+    for name in ("evsched.http", "evsched.forward", "evsched.mine"):
+        with pytest.raises(ConfigError, match=rf"task {name}: the names that begin with evsched\. are evsched's own"):
+            App().task(name=name)
 
 
 async def test_headers_may_be_an_empty_array(run: Run) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from evsched.diagnostics.audit import PLACES
 from evsched.diagnostics.explain import explain
-from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeued, Retried, Snoozed
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Requeued, Retried, Snoozed, encode
 from evsched.store import server
 from evsched.store.clients import New
 from evsched.store.store import Store
@@ -49,6 +49,29 @@ def window_unread(scene: Scene) -> None:
 
 def far(scene: Scene) -> None:
     scene.send(scene.store.enqueue([New("a", b"{}", due=NOW + 180)]))
+
+
+def windowed(scene: Scene, due: float, expires: float | None = None) -> None:
+    payload: dict[str, Any] = {"task": "t", "window": "03:00-04:00 UTC", "expires": expires}
+    scene.send(scene.store.enqueue([New("a", encode(payload), due=due)]))
+
+
+def due_outside_its_window(scene: Scene) -> None:
+    windowed(scene, NOW + 300)
+
+
+def due_in_its_window(scene: Scene) -> None:
+    windowed(scene, NOW + 34000)
+
+
+def expires_before_its_window(scene: Scene) -> None:
+    windowed(scene, NOW + 300, NOW + 3600)
+
+
+def ready_outside_its_window(scene: Scene) -> None:
+    scene.worker()
+    windowed(scene, NOW)
+    scene.dispatch()
 
 
 def overdue(scene: Scene) -> None:
@@ -175,6 +198,25 @@ def done(scene: Scene) -> None:
 
 TABLE = [
     (far, "due in 3m 00s"),
+    (
+        due_outside_its_window,
+        "due in 5m 00s; its window 03:00-04:00 UTC is closed then, so it can start in 9h 13m",
+    ),
+    (due_in_its_window, "due in 9h 26m"),
+    (
+        expires_before_its_window,
+        (
+            "due in 5m 00s; its window 03:00-04:00 UTC is closed then, so it can start in 9h 13m; "
+            "it expires before, in 1h 00m"
+        ),
+    ),
+    (
+        ready_outside_its_window,
+        (
+            "ready, behind 0 more: it starts when a worker has a free slot; "
+            "its window 03:00-04:00 UTC is closed now, so it can start in 9h 13m"
+        ),
+    ),
     (overdue, "due 60.0 s ago and still on the schedule: no dispatcher serves this queue"),
     (awaited, "its record is missing: HSET its payload within 2 s of the ZADD"),
     (snoozed, "snoozed for at least 30.0 s: no file; due again in 30.0 s, and snoozed once so far"),
@@ -275,6 +317,15 @@ def test_the_sentence_says_which_workers_fetch_nothing_and_why(
     in_ready(Scene(send, store, raw))
     explanation = explain("a", store.queue, send(store.explain("a", now=NOW)), pauses=workers)
     assert explanation.sentence == sentence
+
+
+def test_a_named_window_is_explained_by_its_present_definition(send: Send, store: Store) -> None:
+    payload = b'{"task":"t","window":"nights","expires":%d}' % (NOW + 7200)
+    send(store.enqueue([New("a", payload, due=NOW + 300)]))
+    found = explain("a", store.queue, send(store.explain("a", now=NOW)), window="03:00-04:00 UTC")
+    assert "its window nights is closed then, so it can start in 9h 13m" in found.sentence
+    assert found.facts["window"] == "nights: 03:00-04:00 UTC"
+    assert (found.facts["can start"], found.facts["expires"]) == ("in 9h 13m", "in 2h 00m")
 
 
 def test_an_inline_job_needs_no_record_before_it_is_due(send: Send, store: Store, raw: Any) -> None:

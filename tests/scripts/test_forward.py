@@ -17,6 +17,7 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.sync_sender import SyncSender
 from tests.scripts.conftest import NOW, Send, State
+from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 from tests.support.snapshot import snapshot
 
@@ -84,9 +85,9 @@ def test_subscribers_of_a_channel_receive_the_message(
 ) -> None:
     with raw.pubsub() as subscription:
         subscription.subscribe(name)
-        assert subscription.get_message(timeout=9)["type"] == "subscribe"
+        assert subscription.get_message(timeout=PATIENCE)["type"] == "subscribe"
         assert send(store.forward("w", [(runs[0], forwarded("channel", name, b"hi"))], now=NOW)) == NotEnded([])
-        assert subscription.get_message(timeout=9)["data"] == b"hi"
+        assert subscription.get_message(timeout=PATIENCE)["data"] == b"hi"
     assert state()["job:a"]["outcome"] == "done"
 
 

@@ -374,3 +374,121 @@ def test_a_job_that_has_ended_or_is_wanted_again_is_not_withdrawn(
     before = state()
     assert send(store.withdraw([("a", 7)], now=NOW)) == 0
     assert state() == before
+
+
+def place(raw: Any, store: Store) -> tuple[float | None, bool]:
+    """Return the due of job a on the schedule, and whether it is ready."""
+    root = f"evsched:{{{store.queue}}}:"
+    return raw.zscore(f"{root}schedule", "a"), b"a" in raw.lrange(f"{root}ready", 0, -1)
+
+
+def revise(send: Send, store: Store, revision: int, due: float, row: int = 7) -> str:
+    return send(store.relay([RowJob("a", PAYLOAD, None, None, due, row, revision)], now=NOW)).get("a", "")
+
+
+@pytest.mark.parametrize("is_due", [False, True])
+def test_a_row_whose_due_was_changed_moves_its_job_once(
+    send: Send, store: Store, raw: Any, state: State, is_due: bool
+) -> None:
+    enqueue(send, store, 7)
+    if is_due:
+        send(store.dispatch(limit=100, cap=1000, now=NOW))
+        assert place(raw, store) == (None, True)
+    revise(send, store, 1, NOW + 60)
+    assert place(raw, store) == (NOW + 60, False)
+    send(store.reschedule("a", NOW + 30, now=NOW))  # a later change in Redis
+    before = state()
+    for _ in range(2):
+        revise(send, store, 1, NOW + 60)
+        assert state() == before
+    revise(send, store, 3, NOW + 90)
+    revise(send, store, 2, NOW + 70)
+    assert place(raw, store) == (NOW + 90, False)
+
+
+def test_a_job_that_is_scheduled_with_a_revision_has_seen_it(send: Send, store: Store, raw: Any) -> None:
+    revise(send, store, 2, NOW + 60)
+    send(store.reschedule("a", NOW + 30, now=NOW))
+    revise(send, store, 2, NOW + 60)
+    assert place(raw, store) == (NOW + 30, False)
+    revise(send, store, 1, NOW + 90, row=8)  # the row is used for another job
+    assert place(raw, store) == (NOW + 90, False)
+
+
+def test_a_job_that_runs_or_has_ended_is_not_moved(send: Send, store: Store, raw: Any, state: State) -> None:
+    enqueue(send, store, 7)
+    run = start(send, store)
+    revise(send, store, 1, NOW + 60)
+    assert place(raw, store) == (None, False)
+    send(store.retry("w", [(run, Retried(5, "why"))], now=NOW))
+    revise(send, store, 1, NOW + 60)
+    assert place(raw, store) == (NOW + 5, False)
+    send(store.dispatch(limit=100, cap=1000, now=NOW + 5))
+    (run,) = send(store.start("w", (), hold=9, lease=15, now=NOW + 5)).jobs
+    send(store.complete("w", [(run, DONE)], now=NOW))
+    before = state()
+    revise(send, store, 2, NOW + 60)
+    assert state() == before
+
+
+@pytest.mark.parametrize("is_due", [False, True])
+def test_a_row_cancels_its_job_that_waits(send: Send, store: Store, raw: Any, state: State, is_due: bool) -> None:
+    enqueue(send, store, 7)
+    if is_due:
+        send(store.dispatch(limit=100, cap=1000, now=NOW))
+    send(store.cancel_rows([("a", 7)], now=NOW))
+    assert place(raw, store) == (None, False)
+    before = state()
+    send(store.cancel_rows([("a", 7)], now=NOW))
+    assert state() == before
+    reports = read(send, store)
+    assert outcomes(reports) == [("a", "7", "cancelled", "0")]
+    send(store.settle(reports))
+    assert not raw.exists(f"evsched:{{{store.queue}}}:job:a")
+
+
+def test_a_row_stops_its_job_that_runs(send: Send, store: Store, raw: Any) -> None:
+    enqueue(send, store, 7)
+    start(send, store)
+    send(store.cancel_rows([("a", 7)], now=NOW))
+    assert raw.hget(f"evsched:{{{store.queue}}}:job:a", "stop") == b"1"
+    assert read(send, store) == []
+
+
+def test_a_row_that_redis_does_not_have_ends_as_cancelled(send: Send, store: Store, raw: Any, state: State) -> None:
+    send(store.cancel_rows([("a", 7), ("b", 8)], now=NOW))
+    before = state()
+    send(store.cancel_rows([("a", 7), ("b", 8)], now=NOW))
+    assert state() == before
+    reports = read(send, store)
+    assert outcomes(reports) == [("a", "7", "cancelled", "10"), ("b", "8", "cancelled", "10")]
+    assert enqueue(send, store, 7) == ""
+    assert place(raw, store) == (None, False), "a relay that comes late schedules it no more"
+    send(store.settle(reports))
+    assert raw.ttl(f"evsched:{{{store.queue}}}:job:a") == 10
+
+
+def test_a_row_cancels_no_job_but_its_own(send: Send, store: Store, raw: Any) -> None:
+    enqueue(send, store, None)
+    send(store.cancel_rows([("a", 7)], now=NOW))
+    assert place(raw, store) == (NOW, False)
+    assert outcomes(read(send, store)) == [("a", "7", "cancelled", "")]
+
+
+@pytest.mark.parametrize(("row", "due"), [(6, None), (8, NOW)])
+def test_a_row_cancels_the_job_of_an_earlier_use_and_not_of_a_later_one(
+    send: Send, store: Store, raw: Any, row: int, due: float | None
+) -> None:
+    enqueue(send, store, row)
+    send(store.cancel_rows([("a", 7)], now=NOW))
+    assert place(raw, store) == (due, False)
+    assert ("a", "7", "cancelled", "") in outcomes(read(send, store))
+
+
+def test_a_row_whose_job_has_ended_is_not_cancelled(send: Send, store: Store, state: State) -> None:
+    enqueue(send, store, 7)
+    send(store.complete("w", [(start(send, store), DONE)], now=NOW))
+    before = state()
+    send(store.cancel_rows([("a", 7)], now=NOW))
+    assert state() == before
+    assert outcomes(read(send, store)) == [("a", "7", "done", "60")]

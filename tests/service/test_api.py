@@ -187,13 +187,13 @@ async def test_an_upload_that_does_not_end_is_answered_when_it_stops(cli: Cli, q
 
 def test_a_caller_that_sends_all_before_it_reads_gets_the_response(cli: Cli, queue: str) -> None:
     """As http.client of Python does, and what is built on it."""
-    body, json_type = b" " * 10_000_000, "application/json"
+    long, short, json_type = b" " * 10_000_000, b" " * 1_000_000, "application/json"
     with serving(cli) as (url, _, _):
-        for token, media, status in (
-            (WRITE, json_type, 413),
-            (WRITE, "text/plain", 415),
-            (READ, json_type, 403),
-            ("unknown", json_type, 401),
+        for token, media, body, status in (
+            (WRITE, json_type, long, 413),
+            (WRITE, "text/plain", long, 415),
+            (READ, json_type, long, 403),
+            ("unknown", json_type, short, 401),
         ) * 3:
             connection = HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
             headers = {"Authorization": f"Bearer {token}", "Content-Type": media}

@@ -63,7 +63,6 @@ async def taken(queue: AbstractQueue, count: int) -> list[AbstractIncomingMessag
     return found
 
 
-@pytest.mark.timeout(300)  # a RabbitMQ takes a minute to start on a busy machine
 async def test_messages_are_on_their_queues_when_their_jobs_are_done(
     server: EmbeddedRedis, queue: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -152,7 +152,7 @@ def test_a_job_that_waits_for_a_worker_that_knows_its_task_is_explained(cli: Cli
     cli.run("enqueue", "ad", "--id", "a", *of)
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
     shown = dict(line.split(maxsplit=1) for line in cli.run("show", "a", *of).stdout.splitlines())
-    assert shown["place"] == "schedule"
+    assert shown["place"] in {"schedule", "ready"}, "ready if it was due again just as the burst ended"
     assert re.match(r"\d{4}-\d\d-\d\d", shown["unknown_since"]), "a date, not a number"
     sentence = cli.run("explain", "a", *of).stdout
     # It may be due already: no dispatcher runs.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +180,90 @@ def test_show_and_explain_tell_when_a_job_was_created_and_by_whom(cli: Cli, queu
     facts = cli.json("explain", "j0", "--queue", queue)["facts"]
     assert facts["by"] == "billing"
     assert facts["created"].endswith(" ago")
+
+
+ONE_JOB = {
+    "show": ("show",),
+    "explain": ("explain",),
+    "cancel": ("cancel",),
+    "reschedule": ("reschedule", "--in", "1h"),
+    "run-now": ("run-now",),
+}
+
+
+@pytest.fixture
+def twin(server: EmbeddedRedis, queue: str) -> Callable[[str, str], None]:
+    """Return a function that schedules a job in a queue whose name begins with the test's."""
+
+    def put(suffix: str, job: str) -> None:
+        sender = SyncSender(server.url)
+        sender.send(Store(queue + suffix).enqueue([New(job, b'{"task":"t"}', due=FAR)]))
+        sender.close()
+
+    return put
+
+
+@pytest.mark.parametrize("words", ONE_JOB.values(), ids=ONE_JOB)
+def test_a_job_is_found_in_its_queue_and_the_right_queue_is_named(
+    cli: Cli, queue: str, twin: Callable[[str, str], None], words: tuple[str, ...]
+) -> None:
+    job = f"job-of-{queue}"
+    twin("a", job)
+    twin("b", "other")
+    wrong = cli.run(words[0], job, *words[1:], "--queue", f"{queue}b")
+    assert wrong.returncode == 1
+    assert f"queue {queue}a has a job {job}: give --queue {queue}a" in wrong.stderr
+    found = cli.run(words[0], job, *words[1:])
+    assert (found.returncode, found.stderr) == (0, "")
+    assert job in found.stdout
+
+
+@pytest.mark.parametrize("words", ONE_JOB.values(), ids=ONE_JOB)
+def test_a_job_id_that_several_queues_have_is_refused_with_their_names(
+    cli: Cli, queue: str, raw: Any, twin: Callable[[str, str], None], words: tuple[str, ...]
+) -> None:
+    job = f"job-of-{queue}"
+    for suffix in "ab":
+        twin(suffix, job)
+    raw.hset(f"evsched:{{{queue}c}}:job:{job}", "payload", "{}")  # a record that is left of no job
+    done = cli.run(words[0], job, *words[1:])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"evsched: queues {queue}a, {queue}b have a job {job} each: say which with --queue\n"
+
+
+@pytest.mark.parametrize("verb", ["revive", "drop"])
+def test_a_dead_job_is_found_in_its_queue(cli: Cli, queue: str, raw: Any, verb: str) -> None:
+    jobs = [f"{job}-of-{queue}" for job in "de"]
+    for job in jobs:
+        raw.hset(f"evsched:{{{queue}}}:job:{job}", mapping={"payload": '{"task":"t"}', "finished": "1"})
+        raw.zadd(f"evsched:{{{queue}}}:dead", {job: 1.0})
+    assert cli.run("dead", verb, *jobs).stdout == f"2 {verb}{'d' if verb == 'revive' else 'ped'}\n"
+
+
+def test_a_recurrence_is_explained_from_the_queue_that_has_it(
+    cli: Cli, queue: str, raw: Any, twin: Callable[[str, str], None]
+) -> None:
+    name = f"nightly-of-{queue}"
+    twin("r", "other")
+    cli.run(
+        "recurrences", "add", name, "t", "--rule", "0 5 * * *", "--queue", f"{queue}r", "--window", "03:00-04:00 UTC"
+    )
+    found = cli.run("explain", name)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "it is about to begin" in found.stdout
+    raw.zadd(f"evsched:{{{queue}r}}:recurrences", {name: 3e9})  # 05:20 UTC
+    assert ", when its window 03:00-04:00 UTC opens" in cli.run("explain", name).stdout
+
+
+def test_an_id_that_no_queue_has_is_missing_in_all(cli: Cli, queue: str) -> None:
+    done = cli.run("explain", f"none-of-{queue}")
+    assert done.returncode == 1
+    assert f"no job none-of-{queue} in any queue, and no recurrence of this name: " in done.stderr
+
+
+def test_show_has_times_for_the_expiry_and_the_window(cli: Cli, queue: str) -> None:
+    cli.run("enqueue", "t", "--id", f"w-{queue}", "--at", "1900000300", "--window", "03:00-04:00 UTC", "--queue", queue)
+    rows = dict(line.split("\t", 1) for line in cli.run("show", f"w-{queue}").stdout.splitlines())
+    assert rows["window"] == "03:00-04:00 UTC"
+    assert datetime.fromisoformat(rows["can_start"]) == datetime(2030, 3, 18, 3, tzinfo=UTC)
+    assert cli.json("show", f"w-{queue}")["window"] == "03:00-04:00 UTC"

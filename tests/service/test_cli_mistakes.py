@@ -11,6 +11,7 @@ import pytest
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
 
 TASKS = """
 from evsched import App
@@ -223,7 +224,7 @@ def test_a_stdout_that_cannot_be_written_gives_one_line_on_stderr(cli: Cli, comm
         env=cli.environment,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

@@ -33,7 +33,7 @@ from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 JOBS = 200
 LAST = 4.0

@@ -47,7 +47,7 @@ from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
 from tests.support.system import system
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 JOB = '{"task":"t"}'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -104,11 +105,17 @@ async def test_an_embedded_server_has_no_fault_and_the_doctor_says_what_a_crash_
 
 
 @pytest.mark.one_server
-@pytest.mark.parametrize(("skew", "what"), [(0.5, None), (-60.0, "60.0 s ahead of this"), (60.0, "60.0 s behind this")])
-async def test_a_clock_that_differs_is_reported(server: EmbeddedRedis, skew: float, what: str | None) -> None:
-    found = [finding.what for finding in problems(await examine(server.url, skew=skew))]
-    assert len(found) == (what is not None)
-    assert what is None or what in found[0]
+@pytest.mark.parametrize(("skew", "side"), [(-3600.0, "ahead of"), (3600.0, "behind")])
+async def test_a_clock_that_differs_is_reported(server: EmbeddedRedis, skew: float, side: str) -> None:
+    (found,) = problems(await examine(server.url, skew=skew))
+    differs = re.search(rf"([\d.]+) s {side} this", found.what)
+    assert differs is not None, found.what
+    assert abs(float(differs[1]) - abs(skew)) < PATIENCE, "it differs by the time that the check took at most"
+
+
+@pytest.mark.parametrize(("offset", "error", "found"), [(0.5, 0.0, 0), (-3.0, 0.1, 1), (3.0, 2.5, 0)])
+def test_a_slow_answer_is_not_taken_for_a_clock_that_differs(offset: float, error: float, found: int) -> None:
+    assert len(server_checks.clock(offset, error)) == found
 
 
 @pytest.mark.parametrize(

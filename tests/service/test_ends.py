@@ -141,7 +141,7 @@ def test_a_signal_during_the_import_ends_the_service_silently(
     with started(cli, *words) as (child, _):
         wait_for(cli, "imports")
         child.send_signal(number)
-        assert child.communicate(timeout=20) == ("", "")
+        assert child.communicate(timeout=PATIENCE) == ("", "")
         assert child.returncode == code
 
 
@@ -180,7 +180,7 @@ def test_a_child_whose_redis_refuses_ends_with_a_parent_that_is_killed(refusing:
     with started(refusing, *PARENT) as (child, log):
         log.until("RedisDown")
         child.kill()
-        child.communicate(timeout=20)  # the child writes to the same pipe: it is closed when both have ended
+        child.communicate(timeout=PATIENCE)  # the child writes to the same pipe: it is closed when both have ended
 
 
 @pytest.mark.parametrize("words", [("dispatcher",), PARENT], ids=" ".join)
@@ -278,7 +278,7 @@ def test_a_handler_that_blocks_the_loop_does_not_hold_up_the_end(cli: Cli, queue
         assert "in block" in blocked["traceback"]
         assert log.until("JobsRequeued", where=lambda line: line["worker"] == blocked["worker"])["cause"] == "stopped"
         assert log.until("ChildEnded")["code"] == 70
-        child.communicate(timeout=20)
+        child.communicate(timeout=PATIENCE)
         assert child.returncode == 70
         assert not raw.keys(f"evsched:{{{queue}}}:processing:*")
         assert not raw.exists(f"evsched:{{{queue}}}:leases")
@@ -394,7 +394,7 @@ app = App(lifespan=endless)
         log.until("WorkerStarted")
         child.send_signal(signal.SIGTERM)
         log.until("EndedByForce")
-        child.communicate(timeout=20)
+        child.communicate(timeout=PATIENCE)
         assert child.returncode == 70
 
 
@@ -449,7 +449,7 @@ def test_a_second_signal_ends_the_service_at_once(cli: Cli, words: tuple[str, ..
                 continue
         assert child.returncode == 130
         log.until("EndedAtOnce")
-        child.communicate(timeout=20)  # its children have ended too
+        child.communicate(timeout=PATIENCE)  # its children have ended too
     raw.delete(*raw.scan_iter(match=f"evsched:{{{queue}}}:*"))
 
 
@@ -484,7 +484,7 @@ def test_the_private_redis_of_dev_ends_with_it(cli: Cli, number: signal.Signals)
         log.until("WorkerStarted")
         child.send_signal(number)
         assert redis.recv(1) == b""
-        child.communicate(timeout=20)
+        child.communicate(timeout=PATIENCE)
         assert child.returncode == (-9 if number == signal.SIGKILL else 0)
 
 
@@ -505,5 +505,5 @@ def test_the_processes_of_the_demo_end_with_it(cli: Cli, raw: Any) -> None:
         assert child.stdout is not None
         assert any("jobs scheduled" in line for line in child.stdout)
         child.kill()
-        child.communicate(timeout=20)  # they hold the same pipes
+        child.communicate(timeout=PATIENCE)  # they hold the same pipes
     raw.delete(*raw.scan_iter(match="evsched:{demo}:*", count=1000))

@@ -26,7 +26,6 @@ from tests.support.prometheus import PROGRAM, Prometheus
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(PROGRAM is None, reason="no prometheus (Debian: prometheus)"),
 ]
 

@@ -28,7 +28,7 @@ from tests.support.cli import Cli, Log, terminate
 from tests.support.prometheus import PROGRAM, Prometheus
 from tests.support.web import get
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.anyio
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
 PICTURE = os.environ.get("EVSCHED_TEST_PICTURE")

@@ -27,8 +27,6 @@ from tests.support.cluster import PLACES, foreign_client, started
 from tests.support.patience import PATIENCE
 from tests.support.topology import pause
 
-pytestmark = pytest.mark.timeout(240)
-
 TASKS = """
 from evsched import App
 

@@ -32,7 +32,7 @@ from tests.support.recorder import Recorder
 from tests.support.sentinels import NAME, Sentinels
 from tests.support.system import system
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 PING = Call(("PING",), raw)
 JOBS = 100

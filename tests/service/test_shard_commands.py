@@ -28,7 +28,7 @@ from tests.support.cluster import Cluster
 from tests.support.patience import PATIENCE
 from tests.support.system import system
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 JOB = b'{"task":"t"}'
 FAR = 4e9

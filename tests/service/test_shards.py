@@ -19,7 +19,7 @@ from tests.support.cli import Cli, Log, terminate
 from tests.support.cluster import PLACES, foreign_client, started
 from tests.support.web import scrape
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 TASKS = """
 import asyncio, os

@@ -20,7 +20,7 @@ from typing import Any, Self, TextIO
 from unittest.mock import patch
 
 from evsched.cli.main import main
-from tests.support.patience import PATIENCE
+from tests.support.patience import NO_CAP, PATIENCE
 
 SERVICES = {"dispatcher", "worker", "dev", "demo", "api"}
 
@@ -32,6 +32,7 @@ class Cli:
         self.folder = folder
         self.environment = {**os.environ, "EVSCHED_URL": url, "PYTHONPATH": str(Path(__file__).parents[2])}
         self.environment.pop("EVSCHED_TEST_SERVER", None)
+        self.environment["EVSCHED_SAFETY_CAP"] = str(NO_CAP)
 
     def run_first(self, text: str) -> None:
         """Inject a fault into the processes: Python runs this text when it starts."""
@@ -87,7 +88,7 @@ class Cli:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
 

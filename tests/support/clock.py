@@ -13,6 +13,7 @@ import pytest
 
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.server_binary import Kind, find_server
+from tests.support.patience import PATIENCE
 
 SOURCE = Path(__file__).with_name("clock.c")
 
@@ -37,7 +38,7 @@ def server_with_clock(folder: Path) -> Generator[tuple[EmbeddedRedis, SetClock]]
     if shutil.which("gcc") is None:
         pytest.skip("no gcc to build the shim for the server's clock")
     shim, offset = folder / "clock.so", folder / "offset"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", shim, SOURCE, "-ldl"], check=True, timeout=60)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", shim, SOURCE, "-ldl"], check=True, timeout=PATIENCE)
     kind: Kind | None = os.environ.get("EVSCHED_TEST_SERVER")  # pyright: ignore[reportAssignmentType]
     clock, server = SetClock(offset), EmbeddedRedis(find_server(kind))
     try:

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import redis
 from redis.crc import key_slot
 
@@ -174,7 +175,9 @@ class Cluster(Servers):
 
     def move_keys(self, source: EmbeddedRedis, to: EmbeddedRedis, names: list[str]) -> None:
         """Move some keys to the node that the slot is moving to."""
-        self.client(source).execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *names)
+        self.client(source).execute_command(
+            "MIGRATE", "127.0.0.1", to.port, "", 0, int(1000 * PATIENCE), "KEYS", *names
+        )
 
     def end_move(self, queue: str, to: EmbeddedRedis) -> None:
         """Give the slot to its new owner, when no key is left."""
@@ -197,7 +200,7 @@ def slot_of(queue: str) -> int:
     return key_slot(keys.root(queue).encode())
 
 
-PLACES: Final = ("one server", "cluster")
+PLACES: Final = ("one server", pytest.param("cluster", marks=pytest.mark.extra))
 
 
 @contextmanager

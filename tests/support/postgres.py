@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Final
 import psycopg
 
 from evsched.ledger.migration import migrate
+from tests.support.patience import PATIENCE
 
 _VERSIONS: Final = Path("/usr/lib/postgresql")
 """Where Debian puts the servers' programs: not on PATH."""
@@ -109,6 +111,51 @@ class Postgres:
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), words)
             return cursor.fetchall() if cursor.description else []
+
+
+class PgBouncer:
+    """A pooler in front of a server of tests, on a Unix socket. It serves the user and the databases of the server."""
+
+    def __init__(self, program: str, server: str, mode: str) -> None:
+        """`server`: the URL of a database; `url` is then that of the same database, through the pool."""
+        self._program = program
+        self._folder = tempfile.TemporaryDirectory(prefix="evsched-bouncer-", ignore_cleanup_errors=True)
+        folder, host = Path(self._folder.name), server.partition("?host=")[2]
+        self._conf = folder / "pgbouncer.ini"
+        # Any user is let in, and logs in to the server by this name.
+        self._conf.write_text(
+            f"[databases]\n* = host={host} user=evsched\n[pgbouncer]\npool_mode = {mode}\nauth_type = any\n"
+            f"listen_addr =\nunix_socket_dir = {folder}\nlogfile = {folder}/log\n"
+        )
+        self.url = f"{server.partition('?')[0]}?host={folder}&port=6432"
+        self._socket = folder / ".s.PGSQL.6432"
+        self._user = _user()
+        if self._user is not None:
+            shutil.chown(folder, self._user)
+            folder.chmod(0o711)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> PgBouncer:
+        command = [self._program, "-q", str(self._conf)]
+        self._process = subprocess.Popen(command, user=self._user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        limit = time.monotonic() + PATIENCE
+        while not self._socket.exists():
+            assert self._process.poll() is None, "pgbouncer has ended"
+            assert time.monotonic() < limit, "pgbouncer does not start"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(60)
+        self._folder.cleanup()
+
+
+def find_pgbouncer() -> str | None:
+    """Return the program; None if it is not installed. Debian puts it where only root has its PATH."""
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
 def _user() -> str | None:

@@ -30,6 +30,7 @@ A_TIME = "give an aware datetime, or Unix seconds"
         ({"queue": ""}, "queue is '': give 1 to 200"),
         ({"id": "a b"}, "id is 'a b': give 1 to 200 of"),
         ({"id": 5}, "id is 5: give 1 to 200 of"),
+        ({"id": ".."}, "id is .*: give .*, and not . or .."),
         ({"priority": 10}, "priority is 10: give a whole number from 0 to 9"),
         ({"priority": 5.0}, "priority is 5.0: give a whole number"),
         ({"priority": True}, "priority is True: give a whole number"),

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.support.patience import PATIENCE
+
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
@@ -62,7 +64,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(child: str) -> None:
 
 def test_a_child_whose_parent_has_ended_already_ends_at_once() -> None:
     child = BY_KERNEL.replace("os.getppid()", f"{os.getpid() + 1}")
-    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (-9, "")
 
 

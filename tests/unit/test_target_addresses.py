@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Network, ip_address, ip_network
 
 import pytest
 
@@ -55,6 +55,26 @@ def test_any_other_address_is_not(kind: str, text: str) -> None:
 )
 def test_an_address_in_an_allowed_network_is_allowed(text: str, network: str) -> None:
     assert may_connect(ip_address(text), [ip_network(network)])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "public", "private"),
+    [
+        ("2a00:64::/32", "2a00:64:101:101::", "2a00:64:a01:203::"),
+        ("2a00:64:100::/40", "2a00:64:101:101:1::", "2a00:64:10a:102:3::"),
+        ("2a00:64:1::/48", "2a00:64:1:101:1:100::", "2a00:64:1:a01:2:300::"),
+        ("2a00:64:1:100::/56", "2a00:64:1:101:1:101::", "2a00:64:1:10a:1:203::"),
+        ("2a00:64:1:1::/64", "2a00:64:1:1:1:101:100::", "2a00:64:1:1:a:102:300::"),
+        ("fd00:64::/96", "fd00:64::1.1.1.1", "fd00:64::10.1.2.3"),
+        ("64:ff9b:1::/48", "64:ff9b:1:101:1:100::", "64:ff9b:1:a01:2:300::"),
+    ],
+)
+def test_the_ipv4_address_behind_a_gateway_of_this_network_is_judged(prefix: str, public: str, private: str) -> None:
+    nat64 = [IPv6Network(prefix)]
+    assert may_connect(ip_address(public), [], nat64)
+    assert not may_connect(ip_address(private), [], nat64)
+    assert may_connect(ip_address(private), [ip_network("10.1.0.0/16")], nat64)
+    assert not may_connect(ip_address(private), [IPv6Network(prefix)], nat64)
 
 
 @pytest.mark.parametrize(

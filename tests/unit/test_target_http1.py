@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from evsched import RetryLater
+from evsched.client.target_tasks import HttpMethod
 from evsched.targets import pool as pools
 from evsched.targets.exchange import Progress
-from evsched.targets.request import Method, read_request
+from evsched.targets.request import read_request
 from tests.support.endpoint import Endpoint, Received, Reply
 from tests.support.outbound import Tls, new_pool, send
 from tests.support.patience import PATIENCE
@@ -74,7 +75,7 @@ async def talker(*said: bytes, tls: Tls | None = None) -> AsyncGenerator[Talker]
     ],
 )
 async def test_surplus_after_an_answer_is_not_the_next_answer(
-    tls: Tls, with_tls: bool, method: Method, said: bytes
+    tls: Tls, with_tls: bool, method: HttpMethod, said: bytes
 ) -> None:
     async with talker(said, tls=tls if with_tls else None) as server, new_pool() as pool:
         assert await send(pool, server.url, method=method) in (200, 204)

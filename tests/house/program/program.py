@@ -13,6 +13,7 @@ from evsched import (
     Arguments,
     CurrentJob,
     EndedJob,
+    HttpResponse,
     Job,
     JobStatus,
     Retry,
@@ -123,6 +124,13 @@ async def enqueued() -> None:
     send_mail.using(10)  # refused
     send_mail.using(retry=5)  # refused
     send_mail.using(meta=["x"])  # refused
+    sent = await app.http.using(delay=60, id="invoice-7").enqueue("https://a.example/", json={"n": 7}, response=True)
+    assert_type(sent, Job[HttpResponse | None])
+    assert_type(await app.forward.enqueue("stream:orders", {"n": 7}), Job[None])
+    await app.http.enqueue("https://a.example/", "FETCH")  # refused
+    await app.http.enqueue("https://a.example/", jsn={})  # refused
+    await app.http.enqueue(b"https://a.example/")  # refused
+    await app.forward.enqueue("stream:orders")  # refused
     await known.reschedule(delay="1h")  # refused
     await known.reschedule(timedelta(hours=1))  # refused
     app.job(42)  # refused

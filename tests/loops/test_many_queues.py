@@ -1,0 +1,145 @@
+"""Very many queues, most of them empty: what they cost, and that they hold up no other queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from evsched import App, events
+from evsched.config import Config
+from evsched.dispatcher import dispatch_loop
+from evsched.dispatcher.dispatch_loop import DispatchLoop
+from evsched.transport.embedded import EmbeddedRedis
+from tests.support.patience import PATIENCE
+from tests.support.system import System, system
+
+MANY = 400
+
+
+def schedule(queue: str) -> str:
+    return f"evsched:{{{queue}}}:schedule"
+
+
+def put(client: Any, queues: Iterable[str], due: float = 0) -> None:
+    """Put a job into each of these queues, in one round trip."""
+    pipe = client.pipeline(transaction=False)
+    for queue in queues:
+        pipe.zadd(schedule(queue), {'{"task":"t"}': due})
+    pipe.execute()
+
+
+def loop_of(running: System) -> DispatchLoop:
+    return running.dispatcher._loop  # pyright: ignore[reportPrivateUsage]
+
+
+async def at_rest(running: System, *queues: str) -> None:
+    """Wait until these queues are at rest."""
+    resting = loop_of(running)._resting  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.timeout(PATIENCE):
+        while not resting.keys() >= {*queues}:
+            await running.sender.send(dispatch_loop.server.clock())
+
+
+async def test_new_queues_do_not_hold_up_a_queue_whose_job_is_due(
+    own: EmbeddedRedis, client: Any, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed, before = DispatchLoop.changed, list[int]()
+    new = [f"new-{n}" for n in range(MANY)]
+    async with system(Config(url=own.url), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        put(client, ["known"])
+        await running.recorder.wait(events.Dispatched, lambda event: event.queue == "known")
+
+        def note(loop: DispatchLoop, queue: str) -> None:
+            if queue == "known":
+                before.append(len(running.recorder.of(events.Woken)))
+            changed(loop, queue)
+
+        monkeypatch.setattr(DispatchLoop, "changed", note)
+        client.zadd(schedule("known"), {'{"task":"t","id":"2"}': 0})
+        put(client, new)
+        client.zadd(schedule("known"), {'{"task":"t","id":"3"}': 0})
+        await running.recorder.until(
+            lambda: len({event.queue for event in running.recorder.of(events.Dispatched)}) == MANY + 1
+        )
+        woken = [event.queue for event in running.recorder.of(events.Woken)]
+        for begin in before:
+            steps = woken[begin : woken.index("known", begin)]
+            # Those of the round trip that was under way, and those of its own.
+            assert len(steps) <= 2 * dispatch_loop._CHECKED  # pyright: ignore[reportPrivateUsage]
+    assert len(before) >= 2
+
+
+async def test_new_queues_that_are_empty_again_cost_few_calls_and_leave_nothing(
+    own: EmbeddedRedis, client: Any, app: App
+) -> None:
+    async with system(Config(url=own.url), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+        pipe = client.pipeline(transaction=False)
+        for n in range(MANY):
+            pipe.zadd(schedule(f"new-{n}"), {"x": 4e9})
+            pipe.zrem(schedule(f"new-{n}"), "x")
+        pipe.execute()
+        put(client, ["last"])
+        await running.recorder.wait(events.Dispatched, lambda event: event.queue == "last")
+        async with asyncio.timeout(PATIENCE):
+            while loop_of(running).count > 2:
+                await running.sender.send(dispatch_loop.server.clock())
+        assert sorted(running.dispatcher.queues) == ["default", "last"]
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] - before < MANY / 4
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["its event", "the safety cap"])
+async def test_a_queue_at_rest_is_woken_by(own: EmbeddedRedis, client: Any, app: App, lost: bool) -> None:
+    client.sadd("evsched:{}:queues", *(f"old-{n}" for n in range(MANY)))
+    async with system(Config(url=own.url, safety_cap=0.3 if lost else 3600), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        await running.dispatcher.find_queues()
+        await at_rest(running, *(f"old-{n}" for n in range(MANY)))
+        assert running.dispatcher.queues == ["default"]
+        if lost:
+            client.config_set("notify-keyspace-events", "")
+        put(client, ["old-7"])
+        await running.recorder.wait(events.Dispatched, lambda event: event.queue == "old-7")
+        woken = [event for event in running.recorder.of(events.Woken) if event.queue == "old-7" and event.found]
+        assert [event.reason for event in woken] == ["safety" if lost else "reconnect"]
+
+
+async def test_a_queue_that_is_empty_for_a_safety_cap_is_at_rest(own: EmbeddedRedis, client: Any, app: App) -> None:
+    async with system(Config(url=own.url, safety_cap=0.3), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        put(client, ["once", "again"])
+        await running.recorder.wait(events.Dispatched, count=2)
+        for queue in ("once", "again"):
+            client.delete(f"evsched:{{{queue}}}:ready")
+        await at_rest(running, "once", "again")
+        put(client, ["once"], due=1)
+        await running.recorder.wait(events.Dispatched, count=3)
+
+
+async def test_idle_queues_are_checked_in_few_calls(own: EmbeddedRedis, client: Any, app: App) -> None:
+    async with system(Config(url=own.url, safety_cap=0.5), app, workers=0) as running:
+        await running.recorder.wait(events.NotificationsProven)
+        put(client, (f"far-{n}" for n in range(MANY)), due=4e9)
+        await running.recorder.wait(events.QueueFound, count=MANY)
+        steps = len(running.recorder.of(events.Woken))
+        glances = list[int]()
+        loop = loop_of(running)
+        glance = loop._glance  # pyright: ignore[reportPrivateUsage]
+
+        async def counted() -> None:
+            glances.append(1)
+            await glance()
+
+        loop._glance = counted  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        async with asyncio.timeout(PATIENCE):
+            while len(glances) < 8:
+                await running.sender.send(dispatch_loop.server.clock())
+        assert len(running.recorder.of(events.Woken)) - steps < MANY / 10
+        # A job that is due earlier than any known one still wakes its queue.
+        put(client, ["far-3"], due=1)
+        await running.recorder.wait(events.Dispatched, lambda event: event.queue == "far-3")
