@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import AsyncGenerator, Generator
+import ssl
+from collections.abc import AsyncGenerator, Callable, Generator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,6 +18,7 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from evsched.transport.server_binary import Kind, find_server
+from tests.support.certificates import make_certificates
 from tests.support.cluster import Cluster
 from tests.support.plain import plain_client
 from tests.support.postgres import Postgres, find_postgres
@@ -31,6 +34,27 @@ settings.load_profile("fixed")
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificates(folder, "DNS:shop.test,IP:127.0.0.1")
+    return folder
+
+
+@pytest.fixture
+def tls(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ssl.SSLContext]:
+    """Make the context of a server that the connections of targets trust."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.crt"))
+
+    def make(*protocols: str) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+        context.set_alpn_protocols([*protocols])
+        return context
+
+    return make
 
 
 @pytest.fixture(scope="session", autouse=True)

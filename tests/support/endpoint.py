@@ -83,6 +83,7 @@ class Endpoint:
     """A server. `hosts`: the addresses on which it listens, all on one port; 0 chooses a free one.
 
     `streams`: requests on one connection of HTTP/2, as it announces it; None: it announces no limit.
+    `header_table`: the bytes of sent headers that a client of HTTP/2 may remember; None: it announces no number.
     """
 
     def __init__(
@@ -93,9 +94,11 @@ class Endpoint:
         port: int = 0,
         tls: ssl.SSLContext | None = None,
         streams: int | None = 100,
+        header_table: int | None = None,
     ) -> None:
         self.answer = answer
         self.streams = streams
+        self.header_table = header_table
         self.early = False
         """On HTTP/2: answer before the body has arrived, and read no more of it."""
         self.silent = False
@@ -140,6 +143,11 @@ class Endpoint:
     @property
     def url(self) -> str:
         return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
+
+    @property
+    def header_tables(self) -> list[int]:
+        """How many bytes of sent headers the client remembers, of each connection of HTTP/2."""
+        return [connection.header_table for connection in self._http2]
 
     def stop_listening(self) -> None:
         for server in self._servers:
@@ -237,6 +245,10 @@ class _Http2:
         if self._endpoint.streams is not None:
             self._h2.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = self._endpoint.streams
             self._h2.local_settings.acknowledge()
+        if (size := self._endpoint.header_table) is not None:
+            self._h2.local_settings[SettingCodes.HEADER_TABLE_SIZE] = size
+            self._h2.local_settings.acknowledge()
+            self._h2.decoder.max_allowed_table_size = size
         self._h2.initiate_connection()
         async with asyncio.TaskGroup() as replies:
             while True:
@@ -246,6 +258,10 @@ class _Http2:
                     raise ConnectionResetError
                 for event in self._h2.receive_data(data):
                     self._take(event, replies)
+
+    @property
+    def header_table(self) -> int:
+        return self._h2.decoder.header_table_size
 
     def allow(self, streams: int) -> None:
         self._h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: streams})
