@@ -11,16 +11,18 @@ from msgspec import Struct
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.audit import Audit, OnProgress
 from evsched.diagnostics.broken_recurrences import broken_recurrences
+from evsched.diagnostics.cluster_checks import cluster_checks, no_slots
 from evsched.diagnostics.doctor import Doctor, queue_at
 from evsched.diagnostics.finding import Finding
 from evsched.diagnostics.ledger_checks import ledger
 from evsched.diagnostics.standstill import Standstill
 from evsched.diagnostics.stray_jobs import stray_jobs
 from evsched.diagnostics.unknown_tasks import unknown_tasks
-from evsched.errors import StoreError, StoreRefused
+from evsched.errors import StoreDown, StoreError, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server
 from evsched.transport.senders import BatchingSender
+from evsched.transport.topology import NO_SLOTS, topology
 
 ShowProgress = Callable[[], AbstractContextManager[OnProgress]]
 """Shows the progress of the audit while its context is open."""
@@ -74,7 +76,16 @@ async def examine(
     found = list[Finding]()
     shards = await _read_shards(sender)
     parts = [part for name in queues for part in shards.all_of(name)]
-    for node in await sender.nodes():
+    cluster = topology(url)
+    try:
+        nodes = await sender.nodes()
+    except StoreDown as error:
+        if error.kind != NO_SLOTS:
+            raise
+        return Examined([no_slots(error)], [], 0)
+    if cluster is not None:
+        found += await cluster_checks(sender, cluster, shards)
+    for node in nodes:
         # Of a cluster, only the nodes of the queues that are named.
         if (queue := await queue_at(sender, node, parts)) is not None:
             found += await Doctor(url, sender, queue, node=node, repair=repair).run(role, all_queues=not queues)

@@ -15,12 +15,18 @@ from evsched.transport.address import Host
 from evsched.transport.redis_errors import NO_CLUSTER
 from evsched.transport.server_binary import read_version
 
-SETTINGS: Final = ("appendonly", "appendfsync", "save", "maxmemory-policy", "notify-keyspace-events")
+SETTINGS: Final = (
+    *("appendonly", "appendfsync", "save", "maxmemory-policy", "notify-keyspace-events"),
+    *("cluster-require-full-coverage", "min-replicas-to-write"),
+)
 """The settings that INFO lacks, or lacks on some servers."""
 
 _FULL: Final = 0.9
 """The part of the memory or of the connections in use from which to warn: a burst could take the rest, but there is
 still time to act."""
+
+_LAG: Final = 10
+"""Seconds since a replica last answered: it does so each second."""
 
 _SKEW: Final = 1.0
 """Seconds. Jobs of a program that computes due times by its own clock start this much too late or too early."""
@@ -169,6 +175,41 @@ def connections(server: Server) -> list[Finding]:
     return [Finding("connections", "warning", what, "Redis, maxclients", mend)]
 
 
+def full_coverage(server: Server) -> list[Finding]:
+    """Check that a cluster serves the other queues while some slots are not served."""
+    in_cluster = server.number("cluster_enabled") == 1
+    if not in_cluster or server.settings.get("cluster-require-full-coverage") != "yes":
+        return []
+    what = "the loss of one primary stops the queues of all others, until its replica has taken its place"
+    mend = "CONFIG SET cluster-require-full-coverage no at all nodes, and write that to their redis.conf"
+    return [Finding("cluster-coverage", "warning", what, "Redis, cluster-require-full-coverage", mend)]
+
+
+def replicas(server: Server) -> list[Finding]:
+    """Check that replicas follow, and what an isolated primary would lose."""
+    found = list[Finding]()
+    count = server.number("connected_slaves")
+    for number in range(count):
+        one = dict(field.split("=", 1) for field in server.info.get(f"slave{number}", "").split(",") if "=" in field)
+        lag = int(one.get("lag", "0"))
+        if one and (one.get("state") != "online" or lag >= _LAG):
+            state = f"answered {lag} s ago" if one.get("state") == "online" else f"is in state {one.get('state')}"
+            at = f"{one.get('ip')}:{one.get('port')}"
+            what = f"the replica {at} {state}: a failover to it would lose what it has not received"
+            mend = "check its load, its disk and the network; if it is gone for good, remove it or start another"
+            found.append(Finding("replica-lag", "warning", what, "Redis, replication", mend))
+    least = server.settings.get("min-replicas-to-write", "0")
+    where = "Redis, min-replicas-to-write"
+    if least.isdecimal() and server.number("min_slaves_good_slaves") < int(least):
+        what = f"Redis refuses every write: it has {server.number('min_slaves_good_slaves')} of {least} replicas"
+        found.append(Finding("min-replicas", "fault", what, where, "start the missing replicas, or lower the setting"))
+    elif count and least == "0":
+        what = "a primary that is cut off from its replicas accepts jobs, which are lost when one takes its place"
+        mend = "if that is too much: CONFIG SET min-replicas-to-write 1; a primary without a replica then takes no jobs"
+        found.append(Finding("min-replicas", "info", what, where, mend))
+    return found
+
+
 def clock(offset: float, error: float = 0.0) -> list[Finding]:
     """Check how many seconds Redis's clock is ahead of this host's; negative = behind. `error`: of the measurement."""
     if abs(offset) - error < _SKEW:
@@ -191,4 +232,6 @@ CHECKS: Final[tuple[Callable[[Server], list[Finding]], ...]] = (
     eviction,
     memory,
     connections,
+    full_coverage,
+    replicas,
 )

@@ -13,6 +13,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.errors import FULL, NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.shards import MOST
+from evsched.transport.address import Host
 from evsched.transport.call import Call, Word, raw, text
 
 
@@ -142,6 +143,29 @@ def takes_no_writes(queue: str) -> Call[bool]:
 def facts() -> Call[dict[str, str]]:
     """Read INFO, its default sections."""
     return Call(("INFO",), info().read)
+
+
+class SlotRange(Struct, frozen=True):
+    """A range of slots of a cluster, and its nodes."""
+
+    first: int
+    last: int
+    primary: Host
+    replicas: list[Host]
+    """The replicas that run."""
+
+
+def slot_ranges() -> Call[list[SlotRange]]:
+    """Read who has which slots of a cluster, by the node that is asked."""
+
+    def read(reply: list[Any]) -> list[SlotRange]:
+        ranges = list[SlotRange]()
+        for first, last, *nodes in reply:
+            primary, *replicas = [(text(host or b""), int(port)) for host, port, *_ in nodes]
+            ranges.append(SlotRange(first, last, primary, replicas))
+        return ranges
+
+    return Call(("CLUSTER", "SLOTS"), read)
 
 
 def settings(names: Sequence[str]) -> Call[dict[str, str]]:

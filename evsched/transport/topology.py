@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any, Final
 
 from msgspec import Struct
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS as SLOTS
+from redis.crc import key_slot
 
 from evsched.errors import StoreDown, StoreError
 from evsched.transport.address import Address, Host, parse
@@ -129,9 +130,20 @@ class Topology(Asker[_View]):
         """Return the same, without an event loop. Raises as `owner` does."""
         return sorted({host for host in self._known_owners() or self.ask_sync().owners if host is not None})
 
+    async def doubtful(self) -> list[tuple[Host, str]]:
+        """Ask each node that the URL names; return those that do not know the cluster, with the reason."""
+        found = list[tuple[Host, str]]()
+        for host in self._seeds:
+            try:
+                if not self._answer(host, await self._replies(host)).majority:
+                    found.append((host, "it hears less than half of the other primaries"))
+            except StoreError as error:
+                found.append((host, str(error)))
+        return found
+
     def is_sure(self, answer: _View) -> bool:
         """See `Asker`."""
-        return answer.majority and answer.covered == REDIS_CLUSTER_HASH_SLOTS
+        return answer.majority and answer.covered == SLOTS
 
     def choose(self, answers: Sequence[_View]) -> _View:
         """See `Asker`."""
@@ -197,11 +209,11 @@ def _view(asked: Host, replies: list[Any]) -> _View:
         StoreDown: it knows no slots: `CLUSTER RESET`, a part of `redis-cli --cluster del-node`, makes it forget them.
     """
     slots, nodes = replies
-    owners: Owners = [None] * REDIS_CLUSTER_HASH_SLOTS
+    owners: Owners = [None] * SLOTS
     for first, last, (host, port, *_), *_ in slots:
         at = (host.decode() if host else asked[0], int(port))
         owners[first : last + 1] = [at] * (last + 1 - first)
-    covered = REDIS_CLUSTER_HASH_SLOTS - owners.count(None)
+    covered = SLOTS - owners.count(None)
     if not covered:
         raise StoreDown("this node belongs to no cluster: it was removed, or has not joined yet", kind=NO_SLOTS)
     if isinstance(nodes, Exception):  # a right is missing

@@ -261,6 +261,7 @@ def test_the_doctor_names_the_node_of_each_finding(cluster: Cluster, cli: Cli) -
     ):
         found = doctor(cli)
         assert {(one["check"], one["where"]) for one in found} == {
+            ("cluster-replicas", "Redis Cluster"),
             ("notifications", f"Redis, notify-keyspace-events, {at(first)}"),
             ("canary", f"evsched:{{{canary_queue(cluster, first)}}}:canary, {at(first)}"),
             ("eviction", f"Redis, maxmemory-policy, {at(second)}"),
@@ -330,7 +331,7 @@ def test_the_users_of_redis_conf_may_look_at_a_cluster_and_their_rights_are_chec
     observer, examiner = cluster.url_of("observer"), cluster.url_of("doctor")
     assert {row["queue"] for row in cli.json("queues", "--url", observer)} == {*queues}
     found = doctor(cli, "--role", "worker", "--url", examiner)
-    assert {one["check"] for one in found} == {"appendfsync", "no-dispatcher"}, found
+    assert {one["check"] for one in found} == {"appendfsync", "cluster-replicas", "no-dispatcher"}, found
     cluster.client(cluster.nodes[1]).execute_command("ACL", "SETUSER", "worker", "-cluster|slots")
     (lacking,) = [one for one in doctor(cli, "--role", "worker", "--url", examiner) if one["check"] == "rights"]
     assert lacking["where"] == f"user worker, {at(cluster.nodes[1])}"

@@ -1,0 +1,128 @@
+"""What is wrong with a cluster as a whole: its slots, its replicas, the versions of its nodes, and where shards are.
+
+Settings and state of each primary are checked by `server_checks.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from evsched import keys
+from evsched.diagnostics.finding import Finding
+from evsched.errors import StoreError
+from evsched.shards import Shards, shard
+from evsched.store import server
+from evsched.transport.address import Host
+from evsched.transport.senders import BatchingSender
+from evsched.transport.server_binary import read_version
+from evsched.transport.topology import SLOTS, Topology, slot_of
+
+_CLUSTER: Final = "Redis Cluster"
+
+_CROWD: Final = 2
+"""How many times its part of a queue's shards a primary has when they crowd there: names decide, so some have more."""
+
+
+def no_slots(error: StoreError) -> Finding:
+    """Report that no node that answers has a part in a cluster."""
+    mend = (
+        "name nodes in the URL that belong to the cluster (redis-cli --cluster check HOST:PORT shows them), or give "
+        "these nodes their slots: redis-cli --cluster create"
+    )
+    return Finding("cluster", "fault", str(error), _CLUSTER, mend)
+
+
+async def cluster_checks(sender: BatchingSender, topology: Topology, shards: Shards) -> list[Finding]:
+    """Check a cluster.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    ranges = await sender.send(server.slot_ranges())
+    found = [_doubtful(host, why) for host, why in await topology.doubtful()]
+    found += without_owner(ranges) + without_replica(ranges)
+    found += different_versions(await _read_versions(sender, ranges))
+    found += crowded(shards.counts, await topology.owners())
+    return found
+
+
+def _doubtful(host: Host, why: str) -> Finding:
+    mend = (
+        "name another node in the URL, or let it join: redis-cli --cluster add-node; if it has joined, check that its "
+        "cluster bus port (16379 for 6379) can be reached by the other nodes, and theirs by it"
+    )
+    what = f"the URL names a node that cannot tell where queues are, so others are asked: {why}"
+    return Finding("cluster-node", "warning", what, f"{host[0]}:{host[1]}", mend)
+
+
+def without_owner(ranges: list[server.SlotRange]) -> list[Finding]:
+    """Check that each slot has an owner."""
+    missing = SLOTS - sum(one.last + 1 - one.first for one in ranges)
+    if not missing:
+        return []
+    what = f"{missing} of {SLOTS} slots have no owner: queues in these slots have no Redis"
+    return [
+        Finding("cluster-slots", "fault", what, _CLUSTER, "redis-cli --cluster fix HOST:PORT, with one of its nodes")
+    ]
+
+
+def without_replica(ranges: list[server.SlotRange]) -> list[Finding]:
+    """Check that no primary has lost its replicas."""
+    replicas = defaultdict[Host, int](int)
+    for one in ranges:
+        replicas[one.primary] = len(one.replicas)
+    lone = sorted(host for host, count in replicas.items() if not count)
+    mend = "redis-cli --cluster add-node NEW-HOST:PORT HOST:PORT --cluster-slave --cluster-master-id ID"
+    if len(lone) == len(replicas):  # intended, as it is with one Redis
+        what = "no primary has a replica: if one is lost, its queues stand still until it is back"
+        return [Finding("cluster-replicas", "info", what, _CLUSTER, mend)]
+    what = "this primary has no replica that runs, other primaries have: if it is lost, its queues stand still"
+    return [Finding("cluster-replicas", "warning", what, f"{host}:{port}", mend) for host, port in lone]
+
+
+async def _read_versions(sender: BatchingSender, ranges: list[server.SlotRange]) -> dict[Host, str]:
+    """Return the versions of the nodes that answer."""
+    nodes = sorted({host for one in ranges for host in (one.primary, *one.replicas) if host[0]})
+    read = await asyncio.gather(*(sender.send(server.info().at(node)) for node in nodes), return_exceptions=True)
+    found = dict[Host, str]()
+    for node, info in zip(nodes, read, strict=True):
+        if not isinstance(info, BaseException):
+            kind, version, _ = read_version(info)
+            found[node] = f"{kind.capitalize()} {version}"
+        elif not isinstance(info, StoreError):
+            raise info
+    return found
+
+
+def different_versions(versions: Mapping[Host, str]) -> list[Finding]:
+    """Check that all nodes have the same version."""
+    by_version = defaultdict[str, list[str]](list)
+    for (host, port), version in versions.items():
+        by_version[version].append(f"{host}:{port}")
+    if len(by_version) < 2:
+        return []
+    listed = "; ".join(f"{version} at {', '.join(nodes)}" for version, nodes in sorted(by_version.items()))
+    mend = "install the same version on all nodes: a failover to another version may change what Redis accepts"
+    return [Finding("cluster-versions", "warning", f"nodes have different versions: {listed}", _CLUSTER, mend)]
+
+
+def crowded(counts: Mapping[str, int], owners: list[Host | None]) -> list[Finding]:
+    """Check that no primary has far more of the shards of a queue than its part."""
+    found, primaries = list[Finding](), len({*owners} - {None})
+    for queue, count in sorted((queue, count) for queue, count in counts.items() if count):
+        part = -(-count // primaries)
+        at = Counter(owners[slot_of(keys.root(shard(queue, number)))] for number in range(count))
+        host, most = at.most_common(1)[0]
+        if host is not None and most >= max(_CROWD * part, part + 2):
+            what = (
+                f"{most} of the {count} shards of queue {queue} are on one of {primaries} primaries; its part is {part}"
+            )
+            mend = (
+                "another number of shards (evsched queues shard), or move the slots of some (CLUSTER KEYSLOT "
+                f"'{keys.root(shard(queue, 0))}' shows the first) to other primaries"
+            )
+            found.append(Finding("shards-crowded", "info", what, f"{host[0]}:{host[1]}", mend))
+    return found
