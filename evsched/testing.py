@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import date, datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -54,6 +54,7 @@ from evsched.recurrence.windows import WINDOW_NAME, parse_window
 from evsched.store.dispatchers import Agenda
 from evsched.store.server import flush
 from evsched.store.store import Store
+from evsched.testing_ledger import WrittenRows
 from evsched.transport.embedded import EmbeddedRedis
 
 __all__ = ["Clock", "Ran", "RunOutcome", "clock", "evsched_app", "evsched_server"]
@@ -113,6 +114,12 @@ class _Client(Client):
     def store(self, queue: str) -> Store:
         return self._clock.store(queue)
 
+    def ledger_time(self) -> float:
+        return self._clock.store_time()
+
+    def note_rows(self, connection: Any, rows: Sequence[int | None]) -> None:
+        self._clock.written.note(connection, rows)
+
     def without_loop(self) -> SyncClient:
         return _SyncClient(self._clock, self._url)
 
@@ -122,6 +129,8 @@ class _Client(Client):
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Return a job's result, as `Client.result`. A job that has not ended does not end until the clock is moved."""
         status = await self.status(queue, job_id)
+        if status is None and row is not None:
+            raise TimeoutError(f"{job_id} is in no transaction that `await clock.advance()` has seen")
         if status is not None and status.place not in ("finished", "dead"):
             raise TimeoutError(f"{job_id} has not ended: it is in {status.place}. `await clock.advance(...)` runs jobs")
         return await super().result(queue, job_id, timeout, row)
@@ -149,6 +158,8 @@ class Clock:
         self._sender = SyncClient(url)
         self._executor = Executor(app.program, 1, 1, _Windows(self._sender))
         self._own_queues = {*app.queues, *(queue for queue, *_ in app.program.limits if queue)}
+        self.written = WrittenRows(self._sender, self.store, lambda: self.now)
+        """What the test has written to the ledger."""
         self._used = False
         self._runs = 0
         """Runs of the `advance` that is under way, with those that did not begin."""
@@ -197,6 +208,7 @@ class Clock:
         ran, self._runs = list[Ran](), 0
         async with self._program.lifespan() as self._executor.handlers.state:
             while True:
+                await self.written.relay()
                 rest = min([await self._run_due(queue, ran) for queue in self._queues()], default=float("inf"))
                 if rest <= 0:
                     continue
@@ -243,6 +255,11 @@ class Clock:
         """Return the calls of a queue, on this clock."""
         self._used = True
         return Store(queue, lambda: self.now)
+
+    def store_time(self) -> float:
+        """Return the time at which the test writes to the ledger."""
+        self._used = True
+        return self.now
 
     def close(self) -> None:
         """Close the connection."""
