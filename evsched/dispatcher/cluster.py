@@ -85,9 +85,9 @@ class _Reports:
         self._emit(event)
 
     def end(self) -> None:
-        """Report that nothing is down any more: other loops have the queues of this node, or it has none."""
-        for who, since in self._down.copy().items():
-            self.emit(events.RedisUp(who=who, seconds=time.monotonic() - since))
+        """Report that the loops have ended: other loops have the queues of this node, or it has none."""
+        for who, since in self._down.items():
+            self._emit(events.NodeReleased(who=f"{who} {self._at}", seconds=time.monotonic() - since))
 
 
 def _idle_queue(slots: frozenset[int]) -> str:

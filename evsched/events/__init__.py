@@ -60,7 +60,15 @@ from evsched.events.processes import (
     ReloadFailed,
     Reloading,
 )
-from evsched.events.redis_state import CallAccepted, CallRefused, RedisDown, RedisFailed, RedisUnsafe, RedisUp
+from evsched.events.redis_state import (
+    CallAccepted,
+    CallRefused,
+    NodeReleased,
+    RedisDown,
+    RedisFailed,
+    RedisUnsafe,
+    RedisUp,
+)
 from evsched.events.runs import (
     Cause,
     Completed,
@@ -131,6 +139,7 @@ __all__ = [
     "Listening",
     "Missed",
     "MoveFinished",
+    "NodeReleased",
     "NotificationsMissing",
     "NotificationsProven",
     "ParentWaits",

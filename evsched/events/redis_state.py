@@ -36,6 +36,14 @@ class RedisUp(Event, frozen=True, kw_only=True):
     """How long it was down."""
 
 
+class NodeReleased(Event, frozen=True, kw_only=True):
+    """A loop that Redis did not serve has ended: another node of the cluster has its queues, or the process stops."""
+
+    who: str
+    seconds: float
+    """How long Redis had not served it."""
+
+
 class CallRefused(Event, frozen=True, kw_only=True):
     """Redis serves, but refuses what a loop asks: bad data, a missing right, a bug, or full memory. Emitted once."""
 

@@ -81,7 +81,7 @@ class Log:
             if first:
                 self._since = time.monotonic()
             return first
-        if isinstance(event, events.RedisUp):
+        if isinstance(event, events.RedisUp | events.NodeReleased):
             self._down.discard(event.who)
             return not self._down
         if isinstance(event, events.CallRefused | events.CallAccepted) and event.kind == FULL:

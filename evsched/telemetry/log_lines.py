@@ -134,6 +134,10 @@ LINES: Final[dict[type[Event], tuple[int, str]]] = {
     events.Listening: (logging.INFO, "metrics at {url}/metrics, liveness at /healthz, readiness at /readyz"),
     events.RedisDown: (logging.ERROR, "Redis {is_down}, as {who} found: {reason}"),
     events.RedisUp: (logging.INFO, "Redis is back after {seconds:.1f} s"),
+    events.NodeReleased: (
+        logging.INFO,
+        "{who} has ended, after {seconds:.1f} s without Redis: another node has its queues, or the process stops",
+    ),
     events.CallRefused: (logging.ERROR, "{who}{of_queue}: Redis refuses (bad data, no right, or a bug): {reason}"),
     events.CallAccepted: (logging.INFO, "{who}{of_queue}: Redis accepts calls again, after {seconds:.1f} s"),
 }

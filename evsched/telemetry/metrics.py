@@ -93,6 +93,7 @@ class Metrics:
             events.RedisFailed: lambda event: self._tally("redis_errors", event.kind),
             events.RedisDown: lambda event: self.set_up(event.who, False),
             events.RedisUp: lambda event: self.set_up(event.who, True),
+            events.NodeReleased: lambda event: self.set_up(event.who, True),
             events.LedgerStarted: lambda event: self.gauges["ledger_up"].set(1),
             events.RowsScheduled: lambda event: self._count(
                 "ledger_rows_scheduled", event.queue, "restored" if event.again else "new", by=event.count

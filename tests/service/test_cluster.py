@@ -269,7 +269,7 @@ def who_is_down(scene: Scene) -> set[str]:
     for event in scene.recorder.events:
         if isinstance(event, events.RedisDown):
             down.add(event.who)
-        elif isinstance(event, events.RedisUp):
+        elif isinstance(event, events.RedisUp | events.NodeReleased):
             down.discard(event.who)
     return down
 
@@ -291,6 +291,8 @@ async def test_after_the_death_of_a_primary_its_replica_goes_on_and_the_other_qu
             await scene.all_ran(queue, JOBS + 1)
             # Also of the loops that ended with the old primary: the metric redis_up is 0 while one of them is down.
             await scene.recorder.until(lambda: not who_is_down(scene))
+        back = {event.who for event in scene.recorder.of(events.RedisUp)}
+        assert not [who for who in back if who.endswith(f" at 127.0.0.1:{victim.port}")], "it never came back"
         assert cluster.primary(queue) is not victim
 
 

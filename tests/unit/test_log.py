@@ -86,6 +86,7 @@ EVENTS = [
     events.RecurrencePaused(queue="q", name="r", why="3 failures in a row"),
     events.RedisDown(who="worker", reason="no answer"),
     events.RedisUp(who="worker", seconds=1.25),
+    events.NodeReleased(who="janitor at h:7000", seconds=1.25),
     events.CallRefused(who="janitor", queue="q", reason="survey: WRONGTYPE"),
     events.CallAccepted(who="janitor", queue="q", seconds=1.25),
 ]
@@ -256,6 +257,19 @@ def test_an_outage_that_many_loops_notice_is_logged_once(out: Terminal) -> None:
     down, up, again = out.getvalue().splitlines()
     assert "Redis is down, as worker found" in down
     assert "Redis is back" in up
+    assert "Redis is down" in again
+
+
+def test_a_node_that_is_given_up_is_not_said_to_be_back(out: Terminal) -> None:
+    writer = log.Log()
+    for who in ("dispatcher at h:7000", "janitor at h:7000"):
+        writer.on_event(events.RedisDown(who=who, reason="no answer"))
+    for who in ("dispatcher at h:7000", "janitor at h:7000"):
+        writer.on_event(events.NodeReleased(who=who, seconds=1.0))
+    writer.on_event(events.RedisDown(who="worker", reason="no answer"))
+    down, released, again = out.getvalue().splitlines()
+    assert "Redis is down" in down
+    assert "janitor at h:7000 has ended, after 1.0 s without Redis" in released
     assert "Redis is down" in again
 
 

@@ -191,7 +191,7 @@ def test_redis_is_down_until_every_loop_has_it_back() -> None:
     metrics.on_event(events.RedisDown(who="janitor", reason="gone"))
     metrics.on_event(events.RedisUp(who="worker", seconds=1.0))
     assert page(metrics)("redis_up") == 0
-    metrics.on_event(events.RedisUp(who="janitor", seconds=1.0))
+    metrics.on_event(events.NodeReleased(who="janitor", seconds=1.0))
     assert page(metrics)("redis_up") == 1
 
 
