@@ -3,8 +3,8 @@
 -- backlog          zset  id -> order: the jobs that may pass next
 -- backlog:<group>  zset  the same for the jobs that a group's own limits hold back, out of the others' way
 --
--- Every script that frees room or adds jobs calls `admit`, or in `dispatch` `open`, so nothing polls. Only a rate opens
--- by itself, at a moment that the dispatcher knows.
+-- Every script that frees room or adds jobs calls `admit`, or in `dispatch` `open`, so nothing polls. Only a rate, and
+-- the end of a pause, open it by themselves, at a moment that the dispatcher knows.
 
 -- How many jobs wait in ready beyond what is asked for: enough that workers blocked on it never wait for a dispatcher,
 -- few enough that a later job of a higher priority does not wait behind them.
@@ -139,17 +139,19 @@ local function pass(room, now)
 end
 
 -- Let as many jobs pass as the limits allow. `asked` is how many jobs this script itself takes from ready. Returns two
--- values. The first is the time at which the gate must be called again, because a rate opens or because there was more
--- to look at than one call may; nil if it need not. The second says whether this call looked at any job or group.
+-- values. The first is the time at which the gate must be called again, because a rate opens, a pause ends or there was
+-- more to look at than one call may; nil if it need not. The second says whether this call looked at any job or group.
 --
 -- A job that one of its groups lets go may be held back by the other, and the first then has room for another job. So
 -- groups are reopened until nothing is left to look at.
--- USES keep_count, policy, RATE_LEAST, READY_AHEAD, in_flight, tokens, throttled, reopen, pass, LOOKS, payloads_read,
---      PAYLOADS_MOST, call_idle, seconds, spend, REOPENED
+-- USES keep_count, policy, is_paused, end_queue_pause, RATE_LEAST, READY_AHEAD, in_flight, tokens, throttled, reopen,
+--      pass, LOOKS, payloads_read, PAYLOADS_MOST, call_idle, seconds, spend, REOPENED
 local function open(asked, now)
   keep_count()
-  if policy.paused then
-    return nil
+  if is_paused(now) then
+    return tonumber(policy.paused_until)
+  elseif policy.paused then
+    end_queue_pause()
   end
   local rate = (policy.rate or 0) > RATE_LEAST and policy.rate
   local room = READY_AHEAD + asked - redis.call('LLEN', ready)

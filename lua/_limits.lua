@@ -1,6 +1,7 @@
 -- The limits of a queue, and the times that enforce its rates. `_in_flight.lua` has the counts.
 --
--- limits     hash  concurrency, rate, burst, paused; with `:<group>` behind the name those of a group, with `:*` those
+-- limits     hash  concurrency, rate, burst; paused, paused_until and paused_why: since when, when the pause ends by
+--                  itself, and why; with `:<group>` behind the name those of a group, with `:*` those
 --                  of each group that has none of its own; weight:<group>; tasks, the names of the tasks that have a
 --                  concurrency or a rate, with a `}` between them; origins, if origins have one
 -- declared_limits  hash  the limits that apps declare in their code, by the same fields: the value, a space, the app;
@@ -36,34 +37,45 @@ local function limit_of(text)
 end
 
 -- The limits that are set. This read refuses a key of the wrong type before the verb has written anything.
--- USES limits, limit_of, ORIGIN_IN
+-- USES limits, limit_of, ORIGIN_IN, moment_of
 local policy
 local function read_policy()
   policy = {}
   local ruled = redis.call('HLEN', limits)
   if ruled > 0 then
-    local common =
-      { 'paused', 'concurrency', 'rate', 'burst', 'concurrency:*', 'rate:*', 'burst:*', 'tasks', 'origins' }
-    local fields = redis.call('HMGET', limits, unpack(common))
-    policy.paused = fields[1]
-    policy.concurrency, policy.rate, policy.burst = limit_of(fields[2]), limit_of(fields[3]), limit_of(fields[4])
-    policy.each_group = { unpack(fields, 5, 7) }
+    local whole = { 'paused', 'concurrency', 'rate', 'burst', 'paused_until', 'paused_why' }
+    local fields = redis.call('HMGET', limits, 'concurrency:*', 'rate:*', 'burst:*', 'tasks', 'origins', unpack(whole))
+    policy.paused, policy.paused_until = fields[6], moment_of(fields[10] or nil)
+    policy.concurrency, policy.rate, policy.burst = limit_of(fields[7]), limit_of(fields[8]), limit_of(fields[9])
+    policy.each_group = { unpack(fields, 1, 3) }
     -- The tasks for whose jobs the payload must be read, and how it names them.
-    policy.tasks, policy.origins, policy.named = {}, fields[9], (fields[8] or fields[9]) and {}
-    for task in (fields[8] or ''):gmatch('[^}]+') do
+    policy.tasks, policy.origins, policy.named = {}, fields[5], (fields[4] or fields[5]) and {}
+    for task in (fields[4] or ''):gmatch('[^}]+') do
       policy.tasks[task] = true
       policy.named[task] = '"' .. task .. '"'
     end
     for task in pairs(policy.origins and ORIGIN_IN or {}) do
       policy.named[task] = '"' .. task .. '"'
     end
-    for i = 1, 4 do
+    for i = 6, 11 do
       ruled = ruled - (fields[i] and 1 or 0)
     end
     policy.grouped = ruled > 0
   end
 end
 read_policy()
+
+-- Is the queue paused? A pause that has an end is over then, also if no script has run since.
+-- USES policy
+local function is_paused(now)
+  return policy.paused and now < tonumber(policy.paused_until or math.huge)
+end
+
+-- USES limits, policy
+local function end_queue_pause()
+  redis.call('HDEL', limits, 'paused', 'paused_until', 'paused_why')
+  policy.paused = nil
+end
 
 -- The theoretical arrival time of the cell rate algorithm: when the next job would come if all came at the rate. It may
 -- be ahead of now by up to a burst. A time further ahead was written under another rate, or by a clock that has been

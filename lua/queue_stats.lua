@@ -6,10 +6,12 @@
 -- REPLY  now; how many are in schedule, of those how many are due, in backlog, ready, processing and dead; how many
 --        workers have a lease; the next due, seconds or ''; since when the queue is paused, seconds or ''; the due of
 --        the front of ready, or of the backlog when ready is empty, seconds or ''; how many parents stand by, which
---        have no worker process and start one when a job waits
+--        have no worker process and start one when a job waits; when a pause ends by itself, seconds or ''; why the
+--        queue is paused, ''
 -- FAILS  none
 -- TWICE  it only reads
--- USES   clock, throttled, size_of, group_backlog, processing, seconds, policy, moment_of, field_of, parents
+-- USES   clock, throttled, size_of, group_backlog, processing, seconds, policy, is_paused, limits, moment_of,
+--        field_of, parents
 --
 -- A place may be several keys: each group that its own limits hold back has a backlog of its own. O(log n), and O(n) in
 -- the workers and in the groups that are held back.
@@ -36,7 +38,9 @@ return {
   redis.call('ZCARD', dead),
   #workers,
   redis.call('ZRANGE', schedule, 0, 0, 'WITHSCORES')[2] or '',
-  policy.paused and (moment_of(policy.paused) or seconds(now)) or '',
+  is_paused(now) and (moment_of(policy.paused) or seconds(now)) or '',
   front and moment_of(field_of(front, 'due')) or '',
   size_of('ZCOUNT', parents, seconds(now), '+inf'),
+  policy.paused_until or '',
+  redis.call('HGET', limits, 'paused_why') or '',
 }

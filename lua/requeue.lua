@@ -14,7 +14,7 @@
 -- FAILS  none
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, acquit, suspicion_of, mark_suspect,
---        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, policy, counting, enter,
+--        count_attempts, rows, holds, worker_of, abort, RETENTION, leave, is_paused, counting, enter,
 --        return_to_backlog, admit, fields_of, keep_failure, call_idle, decline
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
@@ -103,7 +103,7 @@ for i = #ids, 1, -1 do
   elseif elsewhere then
     nowhere[id] = true
   elseif not redis.call('LPOS', ready, id) then
-    if policy.paused then
+    if is_paused(now) then
       table.insert(back, 1, id)
     else
       redis.call('LPUSH', ready, id)

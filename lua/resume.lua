@@ -6,15 +6,14 @@
 -- REPLY  since when the queue was paused, seconds; '' = it was not
 -- FAILS  none
 -- TWICE  the second call finds it open
--- USES   clock, expect_gate, limits, read_policy, admit, seconds, moment_of
+-- USES   clock, expect_gate, is_paused, policy, end_queue_pause, admit, seconds, moment_of
 
 local now = unpack(ARGV, 1, 1)
 now = clock(now)
 
 expect_gate()
-local since = redis.call('HGET', limits, 'paused')
-redis.call('HDEL', limits, 'paused')
-read_policy()
+local since = is_paused(now) and policy.paused
+end_queue_pause()
 admit(0, now)
 -- A sleeping dispatcher does not know when a rate that was closed too opens.
 redis.call('PUBLISH', root .. 'gate', seconds(now))

@@ -11,7 +11,7 @@ from evsched.cli.queues import each, read_limits, report
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
 from evsched.errors import StoreRefused
-from evsched.store.limits import Limits, merged, own
+from evsched.store.limits import Limits, merged, own, shown
 from evsched.store.store import Store
 
 COLUMNS = (Column("group", 1), Column("limit"), Column("value"), Column("in the code", 2))
@@ -29,9 +29,13 @@ def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
     rows = list[tuple[str, str, object, str]]()
     for field, value in found.fields().items():
         name, _, group = field.partition(":")
-        rows.append((group, name, "none" if value is None else f"{value:g}", _in_code(found, field)))
+        rows.append((group, name, "none" if value is None else shown(name, value), _in_code(found, field)))
     if found.paused is not None:
         rows.append(("", "paused since", Moment(found.paused), ""))
+        if found.paused_until is not None:
+            rows.append(("", "paused until", Moment(found.paused_until), ""))
+        if found.paused_why:
+            rows.append(("", "paused because", found.paused_why, ""))
     return rows
 
 
@@ -40,7 +44,7 @@ def _in_code(found: Limits, field: str) -> str:
     if declared is None:
         return ""
     changed = ", changed by hand" if found.overruled(field) else ""
-    return f"{declared.value:g} in app {declared.app}{changed}"
+    return f"{shown(field.partition(':')[0], declared.value)} in app {declared.app}{changed}"
 
 
 def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:

@@ -13,8 +13,10 @@ from evsched.cli import output
 from evsched.cli.limits import COLUMNS, by_part, rows_of
 from evsched.cli.options import Json, Url, client
 from evsched.cli.table import table
+from evsched.cli.time_args import parse_time
 from evsched.cli.unknown_queues import missing, note_unknown
 from evsched.cli.usage import UsageError
+from evsched.client.recurrences import WHY_MOST
 from evsched.client.sync_client import SyncClient
 from evsched.errors import ConfigError, EvschedError
 from evsched.jobs import groups
@@ -22,45 +24,75 @@ from evsched.keys import check_queue
 from evsched.store import limits
 from evsched.store.store import Store
 
-Q = Annotated[str, Parameter(help="The queue.")]
+Q = Annotated[str | None, Parameter(help="The queue.")]
+Flag = Annotated[str | None, Parameter(name="--queue", help="The queue, if it is not the first argument.")]
 Create = Annotated[bool, Parameter(negative="", help="Do it even if the queue has never been used.")]
 _LIFT = "'none' removes the limit."
 
 
-def _check(queue: str) -> None:
+def _queue(command: str, first: str | None, flag: str | None) -> str:
+    """Return the queue that a command names, as its first argument or with --queue.
+
+    Raises:
+        UsageError: it names none, or two, or the name is not valid.
+    """
+    queue = first or flag
+    if queue is None or (first and flag):
+        raise UsageError(f"{command}: name one queue: evsched {command} mail")
     try:
-        check_queue(queue)
+        return check_queue(queue)
     except ConfigError as error:
         raise UsageError(str(error)) from None
 
 
-def pause(queue: Q, /, *, create: Create = False, url: Url = None) -> None:
+def pause(
+    queue: Q = None,
+    /,
+    *,
+    until: Annotated[
+        str | None,
+        Parameter(
+            help="When the pause ends by itself: 2030-01-31T09:00, in your time zone, or Unix seconds. Default: when "
+            "you resume the queue."
+        ),
+    ] = None,
+    why: Annotated[str, Parameter(help="A sentence for whoever looks at it later.")] = "",
+    create: Create = False,
+    named: Flag = None,
+    url: Url = None,
+) -> None:
     """Pause a queue: running jobs finish, and no other job starts until you resume the queue.
 
-    Of a queue with shards, all are paused. If that fails, the same command does the rest.
+    Of a queue with shards, all are paused. If that fails, the same command does the rest. Of a queue that is paused
+    already, it replaces the end and the reason of the pause.
 
-    Example: evsched pause mail
+    Example: evsched pause mail --until 2030-01-31T09:00 --why "the provider is down"
     """
-    _check(queue)
+    queue = _queue("pause", queue, named)
+    ends = None if until is None else parse_time(until)
+    if len(why) > WHY_MOST:
+        raise UsageError(f"--why has {len(why)} characters: at most {WHY_MOST}")
     with client(url) as redis:
         if not create and (unknown := missing(redis, queue)):
             raise EvschedError(f"{unknown}; --create pauses it before its first job")
+        if ends is not None and ends <= redis.now(queue):
+            raise UsageError("--until has passed: give a time in the future")
         since, back = 0.0, 0
         for store in redis.stores(queue):
-            since, put, left = redis.send(store.pause())
-            back += put
+            left = 1
             while left:
-                _, put, left = redis.send(store.pause())
+                since, put, left = redis.send(store.pause(until=ends, why=why))
                 back += put
-    print(f"{queue} is paused since {output.moment(since)}; {back} jobs went back to the backlog")
+    end = "" if ends is None else f" until {output.moment(ends, short=True)}"
+    print(f"{queue} is paused since {output.moment(since)}{end}; {back} jobs went back to the backlog")
 
 
-def resume(queue: Q, /, *, url: Url = None) -> None:
+def resume(queue: Q = None, /, *, named: Flag = None, url: Url = None) -> None:
     """Resume a paused queue.
 
     Example: evsched resume mail
     """
-    _check(queue)
+    queue = _queue("resume", queue, named)
     with client(url) as redis:
         if unknown := missing(redis, queue):
             raise EvschedError(unknown)
@@ -71,7 +103,7 @@ def resume(queue: Q, /, *, url: Url = None) -> None:
 
 
 def limit(
-    queue: Q,
+    queue: Q = None,
     /,
     *,
     group: Annotated[
@@ -96,6 +128,7 @@ def limit(
         str | None, Parameter(help=f"The share of the group; 2 is twice that of other groups. Default: 1. {_LIFT}")
     ] = None,
     create: Create = False,
+    named: Flag = None,
     json: Json = False,
     url: Url = None,
 ) -> int:
@@ -106,7 +139,7 @@ def limit(
     Example: evsched limit mail --concurrency 20 --rate 200/s
     """
     fields = _fields(group, task, {"concurrency": concurrency, "rate": rate, "burst": burst, "weight": weight})
-    _check(queue)
+    queue = _queue("limit", queue, named)
     with client(url) as redis:
         # Limits that a queue already has can be changed, and those of a misspelt queue removed, without --create.
         if fields and not create and (unknown := missing(redis, queue)):

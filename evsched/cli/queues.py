@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 import evsched
 from evsched.cli import output
-from evsched.cli.options import Json, Queues, Url, client
+from evsched.cli.options import Json, Queues, Url, check_queues, client
 from evsched.cli.queue_shards import shard
 from evsched.cli.table import Column, Moment, table
 from evsched.cli.unknown_queues import note_unknown
@@ -38,9 +38,25 @@ _QUEUE_COLUMNS = (
     Column("next due", 8),
     Column("paused since", 6),
     Column("limits", 9),
+    Column("paused until", 10),
+    Column("why", 11),
 )
 
-_FIELDS = (*_PLACES, "workers", "parents", "next_due", "paused", "limits", "changed_by_hand", "error")
+_FIELDS = (
+    *_PLACES,
+    "workers",
+    "parents",
+    "next_due",
+    "paused",
+    "paused_until",
+    "paused_why",
+    "limits",
+    "changed_by_hand",
+    "error",
+)
+
+
+Named = Annotated[list[str] | None, Parameter(help="The queues. Default: all queues.", negative="")]
 
 
 def each(
@@ -63,7 +79,7 @@ def read_limits(redis: SyncClient, stores: Sequence[Store]) -> list[Limits]:
 
 @app.default
 @app.command(name="list")
-def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
+def queues(names: Named = None, /, *, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """Count the jobs of each queue by place. Exit code 1: a queue cannot be read or does not exist.
 
     schedule: not due yet. backlog: due, waiting for its turn or for a limit. ready: a worker may fetch it now.
@@ -71,8 +87,10 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     lists them. workers: how many run. A parent of `evsched worker --processes 0:8` that runs none stands by: it starts
     one when a job waits.
 
-    Example: evsched queues
+    Examples: evsched queues; evsched queues mail
     """
+    queue = [*(names or ()), *(queue or ())]
+    check_queues(queue)
     rows = list[dict[str, Any]]()
     with client(url) as redis:
         for name, found in each(
@@ -86,11 +104,12 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                 limits = merged(parts)
                 row |= {**queue_stats.places, "workers": queue_stats.workers, "parents": queue_stats.parents}
                 row |= {"next_due": queue_stats.next_due, "paused": queue_stats.paused}
+                row |= {"paused_until": queue_stats.paused_until, "paused_why": queue_stats.paused_why}
                 fields = {field for part in parts for field, value in part.fields().items() if value is not None}
                 row["limits"] = len(fields)  # also those that only some shards have
                 row["changed_by_hand"] = sum(limits.overruled(field) is not None for field in limits.declared)
             rows.append(row)
-        unknown = note_unknown(redis, queue or ())
+        unknown = note_unknown(redis, queue)
     refused = {row["queue"]: row["error"] for row in rows if row["error"]}
     if json:
         output.as_json(rows)
@@ -102,6 +121,8 @@ def queues(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                 "?" if row["error"] else _count_workers(row["workers"], row["parents"]),
                 *(Moment(row[name]) for name in ("next_due", "paused")),
                 _count_limits(row["limits"] or 0, row["changed_by_hand"] or 0),
+                Moment(row["paused_until"]),
+                row["paused_why"],
             ]
             for row in rows
         ]

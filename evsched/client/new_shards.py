@@ -15,7 +15,7 @@ from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError
 from evsched.shards import Shards
 from evsched.store import server
-from evsched.store.limits import DeclaredLimit, Limits, merged, own
+from evsched.store.limits import DeclaredLimit, Limits, merged, own, paused_as
 from evsched.store.store import Store
 
 
@@ -60,7 +60,7 @@ def plan(make: MakeStore, queue: str, was: int, count: int, redeclares: str | No
         if name in before:
             found.old[name] = _with(part, before[name], whole)
         else:
-            found.new[name] = structs.replace(part, paused=whole.paused)
+            found.new[name] = paused_as(whole, part)
     return found
 
 
@@ -90,7 +90,7 @@ def _with(part: Limits, before: Limits, whole: Limits) -> Limits:
     """Add the limits that only this part has, and those that cannot be divided."""
     alone = own(before, whole)
     declared = {field: limit for field, limit in before.declared.items() if field not in part.declared}
-    found = structs.replace(part, paused=before.paused, declared=part.declared | declared)
+    found = structs.replace(paused_as(before, part), declared=part.declared | declared)
     kept = {field for field in declared if field in whole.declared and not whole.overruled(field)}
     for field, value in before.fields().items():
         if value is not None and (field in kept or field in alone.fields()):
@@ -135,4 +135,5 @@ def hold(store: Store, limits: Limits) -> Operation[None]:
         yield from send(store.resume())
     left = int(limits.paused is not None)
     while left:
-        _, _, left = yield from send(store.pause(now=limits.paused))
+        pause = store.pause(until=limits.paused_until, why=limits.paused_why or "", now=limits.paused)
+        _, _, left = yield from send(pause)

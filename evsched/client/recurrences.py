@@ -18,7 +18,7 @@ from evsched.recurrence.windows import read_window
 from evsched.store.server import clock
 from evsched.store.store import Store
 
-_WHY_MOST: Final = 500
+WHY_MOST: Final = 500
 """Characters of a reason."""
 
 
@@ -77,8 +77,8 @@ def pause(store: Store, name: str, until: float | None, why: str) -> Operation[N
         ConfigError: the moment has passed, or the reason is too long.
         JobMissing: there is no recurrence of that name.
     """
-    if len(why) > _WHY_MOST:
-        raise ConfigError(f"why has {len(why)} characters: at most {_WHY_MOST}")
+    if len(why) > WHY_MOST:
+        raise ConfigError(f"why has {len(why)} characters: at most {WHY_MOST}")
     if until is not None and until <= (yield from send(clock(keys.root(store.queue)))):
         raise ConfigError("until has passed: give a moment in the future")
     yield from send(store.hold(name, True, until=until, why=why))

@@ -22,6 +22,7 @@ from evsched.errors import ConfigError
 from evsched.jobs.job import JobStatus, Requeued
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.clients import Facts
+from evsched.store.limits import shown
 from evsched.weights import as_flag
 from evsched.worker.demand import FetchPause
 
@@ -309,8 +310,9 @@ def _list_facts(
             found[name] = f"{facts.counts[name]:g}"
     limits = facts.limits
     for name, value in limits.queue.items():
-        found[f"limit {name}{of_shard}"] = f"{value:g}{origin(limits, name)}"
+        found[f"limit {name}{of_shard}"] = f"{shown(name, value)}{origin(limits, name)}"
     for whose, group in (("group", status.group), ("task", status.task and f"task:{status.task}")):
         for name, (field, value) in (limits.of_group(group) if group else {}).items():
-            found[f"limit {name} of the {whose}{of_shard and ' in the shard'}"] = f"{value:g}{origin(limits, field)}"
+            limit = f"limit {name} of the {whose}{of_shard and ' in the shard'}"
+            found[limit] = shown(name, value) + origin(limits, field)
     return found

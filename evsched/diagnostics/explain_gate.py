@@ -15,9 +15,12 @@ def in_backlog(gate: str, no_worker: str | None, status: JobStatus, facts: Facts
     `gate`: "the gate", or that of the job's shard. `no_worker`: the sentence that no worker serves the queue, if so.
     """
     limits, counts = facts.limits, facts.counts
-    if limits.paused is not None:
-        since = format_duration(facts.now - limits.paused)
-        paused = f"the queue has been paused for {since}: resume it with `evsched resume`"
+    if limits.paused is not None and limits.is_paused(facts.now):
+        paused = f"the queue has been paused for {format_duration(facts.now - limits.paused)}"
+        if limits.paused_until is not None:
+            paused += f", and is for {format_duration(limits.paused_until - facts.now)} more"
+        paused += f" ({limits.paused_why})" if limits.paused_why else ""
+        paused += ": resume it with `evsched resume`"
         return f"{paused}; no worker serves it either" if no_worker else paused
     if no_worker:
         return f"due, but {no_worker}"

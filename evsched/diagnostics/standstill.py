@@ -233,7 +233,7 @@ def _not_recovered(queue: str, look: _Look) -> Iterator[_Suspicion]:
 def _held_at_the_gate(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
     """Find a gate that lets nothing pass: because of a pause or a limit, or without a reason."""
     where, limits, waiting = f"queue {queue}", look.limits, look.late + look.queue_stats.due
-    if waiting and limits.paused is not None:
+    if waiting and limits.paused is not None and limits.is_paused(look.queue_stats.now):
         since = format_duration(look.queue_stats.now - limits.paused)
         what = f"the queue has been paused for {since}; {_count(waiting, 'due job')} waiting"
         yield _Suspicion(Finding("paused", "info", what, where, f"evsched resume {whole}"))

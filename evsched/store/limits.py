@@ -49,12 +49,19 @@ class Limits(Struct, frozen=True):
 
     paused: float | None = None
     """Since when the queue is paused, in Unix seconds; None if it is not."""
+    paused_until: float | None = None
+    """When the pause ends by itself, in Unix seconds; None if it does not."""
+    paused_why: str | None = None
     queue: dict[str, float] = {}
     """concurrency, rate, burst."""
     groups: dict[str, dict[str, float]] = {}
     """concurrency, rate, burst and weight, by group."""
     declared: dict[str, DeclaredLimit] = {}
     """By the field of the limit, if it was read: what the code declares, whatever was set since."""
+
+    def is_paused(self, now: float) -> bool:
+        """Return whether the queue is paused. A pause that is over stays noted until the next script runs."""
+        return self.paused is not None and (self.paused_until is None or now < self.paused_until)
 
     def of_group(self, group: str) -> dict[str, tuple[str, float]]:
         """Return the limits that hold for a group: its own, and those of each group that has none of its own.
@@ -106,8 +113,13 @@ def merged(parts: Sequence[Limits]) -> Limits:
     for name in present[0]:
         if all(name in values for values in present):
             found.add(name, _whole(name, [values[name] for values in present]))
-    pauses = [part.paused for part in parts if part.paused is not None]
-    return structs.replace(found, paused=max(pauses) if len(pauses) == len(parts) else None)
+    pauses = [part for part in parts if part.paused is not None]
+    return paused_as(max(pauses, key=lambda part: part.paused or 0.0), found) if len(pauses) == len(parts) else found
+
+
+def paused_as(part: Limits, limits: Limits) -> Limits:
+    """Return limits with the pause of others."""
+    return structs.replace(limits, paused=part.paused, paused_until=part.paused_until, paused_why=part.paused_why)
 
 
 def own(part: Limits, whole: Limits) -> Limits:
@@ -117,7 +129,7 @@ def own(part: Limits, whole: Limits) -> Limits:
         if fields.get(name) is None and value is not None:
             found.add(name, value)
     declared = {name: limit for name, limit in part.declared.items() if name not in whole.declared}
-    return structs.replace(found, paused=part.paused if whole.paused is None else None, declared=declared)
+    return structs.replace(paused_as(part, found) if whole.paused is None else found, declared=declared)
 
 
 def _whole(name: str, values: Sequence[float]) -> float:
@@ -162,20 +174,23 @@ def check(limits: Mapping[str, float]) -> None:
 
 def read_limits(reply: list[Any]) -> Limits:
     """Read the hash `limits`. What limits nothing is left out: no number, a negative one, a rate of next to nothing."""
-    paused, found = None, Limits()
+    pause, found = dict[str, float](), Limits()
+    why = None
     for at in range(0, len(reply), 2):
         name, colon, group = text(reply[at]).partition(":")
+        if name == "paused_why":
+            why = text(reply[at + 1])
         try:
             value = float(reply[at + 1])
         except ValueError:
             continue
         if not value >= (_RATE_LEAST if name == "rate" else 0.0):  # nor NaN
             continue
-        if name == "paused":
-            paused = value
+        if name in ("paused", "paused_until"):
+            pause[name] = value
         elif name in _RANGES:
             found.add(name + colon + group, value)
-    return structs.replace(found, paused=paused)
+    return structs.replace(found, paused_why=why, **pause) if "paused" in pause else found
 
 
 def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
@@ -189,6 +204,11 @@ def read_declared(reply: list[Any]) -> dict[str, DeclaredLimit]:
         except ValueError:
             continue
     return found
+
+
+def shown(name: str, value: float) -> str:
+    """Return a limit as a person reads it."""
+    return f"{value:g}/s" if name == "rate" else f"{value:g}"
 
 
 def as_limit(value: float) -> str:

@@ -11,7 +11,7 @@ from evsched import keys
 from evsched.jobs.untrusted import number
 from evsched.shards import Share
 from evsched.store.limits import DeclaredLimit, Limits, as_limit, read_declared, read_limits
-from evsched.store.queue import Queue, as_pairs, as_revision
+from evsched.store.queue import Queue, as_moment, as_pairs, as_revision
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -29,6 +29,9 @@ class QueueStats(Struct, frozen=True):
     """Seconds for which the first job in ready, else in the backlog, has been due; 0 if both are empty."""
     parents: int = 0
     """How many parents stand by: they have no worker process, and start one when a job waits."""
+    paused_until: float | None = None
+    """When the pause ends by itself."""
+    paused_why: str | None = None
 
 
 def merged(parts: Sequence[QueueStats]) -> QueueStats:
@@ -39,14 +42,16 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
     if len(parts) == 1:
         return parts[0]
     nexts = [part.next_due for part in parts if part.next_due is not None]
-    pauses = [part.paused for part in parts if part.paused is not None]
+    last = max(parts, key=lambda part: part.paused or 0.0)
     return QueueStats(
         now=max(part.now for part in parts),
         places={place: sum(part.places[place] for part in parts) for place in parts[0].places},
         due=sum(part.due for part in parts),
         workers=max(part.workers for part in parts),
         next_due=min(nexts, default=None),
-        paused=max(pauses, default=None),
+        paused=last.paused,
+        paused_until=last.paused_until,
+        paused_why=last.paused_why,
         oldest=max(part.oldest for part in parts),
         parents=max(part.parents for part in parts),
     )
@@ -55,13 +60,18 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
 class Operators(Queue):
     """The calls about a queue as a whole; see `store.py`."""
 
-    def pause(self, *, limit: int = 500, now: float | None = None) -> Call[tuple[float, int, int]]:
-        """Close the gate; the reply: since when, how many jobs went back to the backlog, how many are still ready."""
+    def pause(
+        self, *, until: float | None = None, why: str = "", limit: int = 500, now: float | None = None
+    ) -> Call[tuple[float, int, int]]:
+        """Close the gate, until a moment or until `resume`.
+
+        The reply: since when it is closed, how many jobs went back to the backlog, how many are still ready.
+        """
 
         def read(reply: list[Any]) -> tuple[float, int, int]:
             return float(reply[0]), reply[1], reply[2]
 
-        return self._verb("pause", read, self._stamp(now), limit)
+        return self._verb("pause", read, self._stamp(now), limit, as_moment(until), why)
 
     def resume(self, *, now: float | None = None) -> Call[float | None]:
         """Open the gate; the reply is since when it was closed, None if it was open."""
@@ -117,7 +127,8 @@ class Operators(Queue):
         """Count the jobs of each place, at the same moment."""
 
         def read(reply: list[Any]) -> QueueStats:
-            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, paused, front, parents = reply
+            moment, schedule, due, backlog, ready, processing, dead, workers, next_due, *more = reply
+            paused, front, parents, until, why = more
             return QueueStats(
                 float(moment),
                 {
@@ -133,6 +144,8 @@ class Operators(Queue):
                 number(paused),
                 max(0.0, float(moment) - found) if (found := number(front)) is not None else 0.0,
                 parents,
+                number(until) if paused else None,
+                text(why) or None if paused else None,
             )
 
         return self._verb("queue_stats", read, self._stamp(now))

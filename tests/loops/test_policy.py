@@ -16,6 +16,7 @@ import pytest
 
 from evsched import App, CurrentJob, JobDead, JobExists, Retry, current_job, events
 from evsched.config import Config
+from evsched.store.server import clock
 from evsched.store.store import Store
 from tests.support import heavy
 from tests.support.patience import PATIENCE
@@ -99,6 +100,22 @@ async def test_nothing_starts_while_a_queue_is_paused(config: Config, app: App, 
         assert not whole.recorder.of(events.Started)
         await whole.sender.send(store.resume())
         await job.result(PATIENCE)
+
+
+async def test_a_pause_ends_by_itself(config: Config, app: App, queue: str) -> None:
+    @app.task
+    async def noop() -> None: ...
+
+    assert config.safety_cap > PATIENCE, "else it would end because of that"
+    async with system(config, app) as whole:
+        now = await whole.sender.send(clock())
+        await whole.sender.send(Store(queue).pause(until=now + 0.5))
+        job = await noop.enqueue()
+        await whole.recorder.wait(events.Dispatched)
+        await job.result(PATIENCE)
+        started = (await job.status()).started
+        assert started is not None
+        assert started >= now + 0.5
 
 
 async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, queue: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evsched import keys
 from evsched.diagnostics.explain import explain
 from evsched.errors import StoreRefused
 from evsched.jobs.job import Buried, Done, FetchedJob
@@ -272,6 +273,58 @@ def test_pause_holds_all_back_and_resume_goes_on_in_order(send: Send, store: Sto
     assert {*order[:18]} == {*before["ready"], *(job.id for job in held)}
     assert [name for name in order if name in before["ready"]] == before["ready"]
     assert order[18:] == [*names(30)[18:], *names(3, "z")]
+
+
+def test_a_pause_that_has_an_end_is_over_then_and_the_dispatcher_knows_when(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.pause(until=NOW + 60, why="the provider is down", now=NOW))
+    send(store.enqueue([New("a", b"{}", due=NOW)], now=NOW))
+    step = send(store.dispatch(limit=9, cap=99, now=NOW))
+    assert (step.sleep, step.opens) == (60, 60)
+    stats = send(store.queue_stats(now=NOW + 59))
+    assert (stats.paused, stats.paused_until, stats.paused_why) == (NOW, NOW + 60, "the provider is down")
+    over = send(store.queue_stats(now=NOW + 60))
+    assert (over.paused, over.paused_until, over.paused_why) == (None, None, None)
+    assert send(store.dispatch(limit=9, cap=99, now=NOW + 59.99)).opens == pytest.approx(0.01, abs=1e-5)
+    assert "ready" not in state()
+    send(store.dispatch(limit=9, cap=99, now=NOW + 60))
+    assert state()["ready"] == ["a"]
+    assert "limits" not in state()
+    assert send(store.resume(now=NOW + 60)) is None
+
+
+def test_a_sleeping_dispatcher_receives_the_end_of_a_pause(send: Send, store: Store, raw: Any) -> None:
+    gate = raw.pubsub(ignore_subscribe_messages=True)
+    gate.subscribe(keys.gate(store.queue))
+    assert gate.get_message(timeout=PATIENCE) is None  # the confirmation
+    send(store.pause(until=NOW + 60, now=NOW))
+    assert float(gate.get_message(timeout=PATIENCE)["data"]) == NOW + 60
+    gate.close()
+
+
+def test_another_pause_replaces_the_end_and_the_reason_of_the_first(send: Send, store: Store) -> None:
+    send(store.pause(until=NOW + 60, why="first", now=NOW))
+    assert send(store.pause(now=NOW + 1))[0] == NOW
+    limits = send(store.limits())
+    assert (limits.paused, limits.paused_until, limits.paused_why) == (NOW, None, None)
+    send(store.pause(until=NOW + 60, now=NOW + 1))
+    assert send(store.pause(now=NOW + 60))[0] == NOW + 60, "the first is over, though no script has run since"
+
+
+def test_a_malformed_end_is_no_end(send: Send, store: Store, raw: Any, state: State) -> None:
+    send(store.pause(now=NOW))
+    raw.hset(f"evsched:{{{store.queue}}}:limits", "paused_until", "soon")
+    due(send, store, ["a"])
+    assert "ready" not in state()
+    assert not send(store.limits()).groups
+
+
+def test_a_paused_queue_has_no_limit_of_a_group(send: Send, store: Store, raw: Any) -> None:
+    """Else every script would look for the groups of each job."""
+    send(store.pause(until=NOW + 60, why="x", now=NOW))
+    due(send, store, ["a"])
+    assert not raw.exists(f"evsched:{{{store.queue}}}:in_flight")
 
 
 def test_pause_moves_jobs_in_slices(send: Send, store: Store) -> None:

@@ -380,12 +380,13 @@ class Walk:
         self.model.limit(name, value, self.now)
 
     def pause(self) -> None:
-        self.send(self.store.pause(limit=999, now=self.now))
-        self.model.pause(self.now)
+        until = self.pick.choice([None, self.now + 2])
+        self.send(self.store.pause(until=until, limit=999, now=self.now))
+        self.model.pause(until, self.now)
 
     def resume(self) -> None:
         was = self.send(self.store.resume(now=self.now))
-        assert (was is not None) is ("paused" in self.model.limits)
+        assert (was is not None) is self.model.is_paused(self.now)
         self.model.resume(self.now)
 
     def the_state_matches_the_model(self) -> None:
@@ -449,6 +450,9 @@ class Walk:
     def the_gate_does_not_strand_the_backlog(self) -> None:
         held = any(self.model.processing.values())
         assert not self.model.backlog or self.model.ready or held or self.model.limits
+        limits = self.raw.hgetall(f"{self.root}limits")
+        assert (b"paused" in limits) is ("paused" in self.model.limits)
+        assert b"paused" in limits or b"paused_until" not in limits
         for group, side in self.model.sides.items():
             # If no end of a job will open the group, it has a time at which it opens.
             assert side

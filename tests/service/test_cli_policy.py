@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Generator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
     assert cli.terminal(80, "limit", queue) == f"queue {queue} has no limits\n"
     assert cli.json("limit", queue, "--concurrency", "5", "--rate", "90/m", "--create") == {
         "paused": None,
+        "paused_until": None,
+        "paused_why": None,
         "queue": {"concurrency": 5.0, "rate": 1.5},
         "groups": {},
         "declared": {},
@@ -86,7 +89,7 @@ def test_what_the_code_declares_is_shown_beside_what_was_changed_by_hand(
     assert columns == ["queue", "group", "limit", "value", "in the code"]
     assert rows == [
         [queue, "", "concurrency", "1", "2 in app shop, changed by hand"],
-        [queue, "alice", "rate", "5", "5 in app shop"],
+        [queue, "alice", "rate", "5/s", "5/s in app shop"],
         [queue, "alice", "burst", "none", "2 in app shop, changed by hand"],
     ]
     assert [line.split("\t", 1)[1] for line in cli.run("limits", *of).stdout.splitlines()] == cli.run(
@@ -98,7 +101,7 @@ def test_what_the_code_declares_is_shown_beside_what_was_changed_by_hand(
     }  # fmt: skip
     (row,) = cli.json("queues", *of)
     assert (row["limits"], row["changed_by_hand"]) == (2, 2)
-    assert cli.run("queues", *of).stdout.splitlines()[1].endswith("\t2, 2 changed by hand")
+    assert cli.run("queues", *of).stdout.splitlines()[1].endswith("\t2, 2 changed by hand\t\t")
     for job in ("one", "two"):
         assert cli.run("enqueue", "noop", "--id", job, *of).returncode == 0
     sender.send(store.heartbeat("w", 99, fresh=True))
@@ -121,6 +124,43 @@ def test_a_paused_queue_starts_no_job_until_it_is_resumed(cli: Cli, queue: str) 
     assert "it was not paused" in cli.run("resume", queue).stdout
     assert cli.run("worker", "tasks:app", "--burst", *of).returncode == 0
     assert "completed" in cli.json("explain", "a", *of)["sentence"]
+
+
+def test_a_pause_with_an_end_and_a_reason_is_shown_wherever_one_looks(cli: Cli, queue: str) -> None:
+    until, why = "2099-01-31T09:00Z", "the provider is down"
+    cli.run("enqueue", "noop", "--id", "a", "--queue", queue)
+    done = cli.run("pause", "--queue", queue, "--until", until, "--why", why)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{queue} is paused since" in done.stdout
+    (row,) = cli.json("queues", queue)
+    assert (row["paused_until"], row["paused_why"]) == (datetime.fromisoformat(until).timestamp(), why)
+    assert cli.run("queues", queue).stdout.splitlines()[1].split("\t")[-1] == why
+    rows = [line.split("\t") for line in cli.run("limits", "--queue", queue).stdout.splitlines()[1:]]
+    assert [row[2:4] for row in rows][1:] == [["paused until", rows[1][3]], ["paused because", why]]
+    assert datetime.fromisoformat(rows[1][3]) == datetime.fromisoformat(until)
+    assert cli.run("worker", "tasks:app", "--burst", "--queue", queue).returncode == 0
+    explained = cli.run("explain", "a").stdout
+    assert " more (the provider is down): resume it with `evsched resume`" in explained
+    assert cli.run("resume", "--queue", queue).returncode == 0
+    assert cli.json("queues", queue)[0]["paused_why"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("pause",), "pause: name one queue: evsched pause mail"),
+        (("limit", "a", "--queue", "b"), "limit: name one queue: evsched limit mail"),
+        (("resume", "a b"), "a queue's name is"),
+        (("pause", "{q}", "--until", "2001-01-01T00:00"), "--until has passed"),
+        (("pause", "{q}", "--why", "x" * 501), "--why has 501 characters: at most 500"),
+    ],
+)
+def test_a_pause_that_is_not_valid_is_refused(cli: Cli, queue: str, words: tuple[str, ...], message: str) -> None:
+    cli.run("enqueue", "noop", "--in", "1h", "--queue", queue)
+    done = cli.run(*(word.replace("{q}", queue) for word in words))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message in done.stderr
+    assert cli.json("queues", queue)[0]["paused"] is None
 
 
 def test_an_unknown_queue_is_paused_or_limited_only_with_create(cli: Cli, queue: str, raw: Any) -> None:

@@ -68,6 +68,7 @@ class Gate:
     passed: dict[int, float] = field(default_factory=dict[int, float])
     last: dict[tuple[int, str], float] = field(default_factory=dict[tuple[int, str], float])
     limits: dict[str, float] = field(default_factory=dict[str, float])
+    paused_until: float | None = None
     in_flight: dict[str, str] | None = None
     """id -> its groups."""
     sides: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
@@ -205,6 +206,9 @@ class Gate:
         self.tidy()
         return len(passed), looked
 
+    def is_paused(self, now: float) -> bool:
+        return "paused" in self.limits and (self.paused_until is None or now < self.paused_until)
+
     def admit(self, asked: int, now: float) -> None:
         if "concurrency" in self.limits or self.grouped:
             if self.in_flight is None:
@@ -214,8 +218,9 @@ class Gate:
                     self.enter(job)
         else:
             self.in_flight = None
-        if "paused" in self.limits:
+        if self.is_paused(now):
             return
+        self.limits.pop("paused", None)
         room: float = READY_AHEAD + asked - len(self.ready)
         room = min(room, self.limits.get("concurrency", math.inf) - len(self.in_flight or ()))
         rate, burst = self.limits.get("rate"), self.limits.get("burst")

@@ -91,8 +91,10 @@ class Model(Gate):
     # The gate's settings.
 
     @verb
-    def pause(self, now: float) -> None:
-        self.limits.setdefault("paused", now)
+    def pause(self, until: float | None, now: float) -> None:
+        if not self.is_paused(now):
+            self.limits["paused"] = now
+        self.paused_until = until
         self.return_to_backlog(self.ready)
         self.ready = []
 
@@ -342,7 +344,7 @@ class Model(Gate):
                 self._abort(job)
                 self.leave(job)
             elif job not in self.ready:
-                if "paused" in self.limits:
+                if self.is_paused(now):
                     back.insert(0, job)
                 else:
                     self.ready.insert(0, job)
