@@ -203,5 +203,5 @@ def show(jobs: Sequence[Match], empty: str) -> None:
         Column("created", 4),
         Column("by", 5),
     )
-    rows = [(job.place, job.id, Moment(job.at), job.task, Moment(job.created), job.by) for job in jobs]
+    rows = [(job.place, job.id, Moment(job.at), job.task, Moment(job.created, whole=True), job.by) for job in jobs]
     table(columns, rows, empty)

@@ -83,7 +83,7 @@ def show(
         fields["can_start"] = opens
     for name in ("due", "can_start", "created", "expires", "started", "finished", "unknown_since"):
         if name in fields:
-            fields[name] = Moment(fields[name])
+            fields[name] = Moment(fields[name], whole=name == "created")
     for name in ("payload", "progress"):
         if name in fields:
             fields[name] = msgspec.json.encode(fields[name]).decode()

@@ -30,9 +30,10 @@ def note(line: str) -> None:
     print(f"evsched: {escape(' '.join(line.split()))}", file=sys.stderr)
 
 
-def moment(unix: float | None, *, short: bool = False) -> str:
-    """Return a time as a person reads it: local, with milliseconds and zone, or `short`, without them.
+def moment(unix: float | None, *, short: bool = False, whole: bool = False) -> str:
+    """Return a time as a person reads it: local, with milliseconds and zone. `whole`: without milliseconds.
 
+    `short`: without either.
     +inf is a due that never comes. A time that no calendar has stays a number.
     """
     if unix is None:
@@ -43,4 +44,6 @@ def moment(unix: float | None, *, short: bool = False) -> str:
         local = datetime.fromtimestamp(unix).astimezone()
     except (ValueError, OverflowError, OSError):
         return f"{unix}"
-    return local.strftime("%Y-%m-%d %H:%M:%S") if short else local.isoformat(" ", "milliseconds")
+    return (
+        local.strftime("%Y-%m-%d %H:%M:%S") if short else local.isoformat(" ", "seconds" if whole else "milliseconds")
+    )

@@ -38,9 +38,10 @@ class Column(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A cell that is a time, in Unix seconds. None is an empty cell."""
+    """A cell that is a time, in Unix seconds. None is an empty cell. `whole`: it is known in whole seconds only."""
 
     unix: float | None
+    whole: bool = False
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[object]], empty: str) -> None:
@@ -155,7 +156,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _plain(cell: object, *, short: bool = False) -> str:
     if isinstance(cell, Moment):
-        return output.moment(cell.unix, short=short)
+        return output.moment(cell.unix, short=short, whole=cell.whole)
     return "" if cell is None else str(cell)
 
 

@@ -136,3 +136,23 @@ def test_a_table_in_a_pipe_has_a_header_and_one_line_for_each_row(cli: Cli, comm
     assert len(rows) > 1
     assert {row.count("\t") for row in rows} == {len(COMMANDS[command]) - 1}
     assert all(row.replace("\t", "").isprintable() for row in rows)
+
+
+def test_queues_shows_when_the_next_job_is_due_and_since_when_a_queue_is_paused_on_80_columns(cli: Cli) -> None:
+    def header() -> str:
+        return re.sub(r"\x1b\[[01]m", "", cli.terminal(80, "queues")).splitlines()[0]
+
+    assert "next due" in header()
+    assert cli.run("pause", "other", "--create").returncode == 0
+    assert {"next due", "paused since"} <= set(re.split(r"  +", header()))
+    assert cli.run("resume", "other").returncode == 0
+
+
+@pytest.mark.parametrize("command", [("jobs",), ("show", "a-job-with-a-long-name-of-fifty-characters-0123456")])
+def test_created_is_shown_in_the_whole_seconds_in_which_it_is_known(cli: Cli, command: tuple[str, ...]) -> None:
+    lines = [line.split("\t") for line in cli.run(*command, "--queue", QUEUE).stdout.splitlines()]
+    if command[0] == "jobs":
+        (created,) = {row[lines[0].index("created")] for row in lines[1:] if "a-job-with" in row[1]}
+    else:
+        created = dict(row for row in lines if len(row) == 2)["created"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d", created)

@@ -147,6 +147,21 @@ async def enqueued_many() -> None:
     await send_mail.enqueue_many([send_mail("bob")])  # refused
 
 
+async def in_a_transaction(connection: Any) -> None:
+    assert_type(await send_mail.enqueue_in(connection, "bob"), Job[int])
+    assert_type(
+        await send_mail.using(delay=1).enqueue_many_in(connection, [send_mail.arguments("bob")]), list[Job[int]]
+    )
+    assert_type(send_mail.enqueue_many_in_sync(connection, [("bob",)]), list[str])
+    assert_type(await app.job("a").reschedule_in(connection, delay=timedelta(hours=1)), float)
+    assert_type(app.job("a").reschedule_in_sync(connection, datetime.now(UTC)), float)
+    await app.job("a").cancel_in(connection)
+    app.job("a").cancel_in_sync(connection)
+    await send_mail.enqueue_in(connection, 3)  # refused
+    await send_mail.enqueue_many_in(connection, [send_mail.arguments(3)])  # refused
+    await app.job("a").reschedule_in(connection, delay="1h")  # refused
+
+
 async def called() -> None:
     coroutine: Coroutine[Any, Any, int] = send_mail("bob")
     assert_type(await coroutine, int)
