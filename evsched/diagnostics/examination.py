@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from msgspec import Struct
 
+from evsched.diagnostics import server_checks
 from evsched.diagnostics.acl import Role
 from evsched.diagnostics.audit import Audit, OnProgress
 from evsched.diagnostics.broken_recurrences import broken_recurrences
@@ -21,6 +22,7 @@ from evsched.diagnostics.unknown_tasks import unknown_tasks
 from evsched.errors import StoreDown, StoreError, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server
+from evsched.transport.routes import primary
 from evsched.transport.senders import BatchingSender
 from evsched.transport.topology import NO_SLOTS, topology
 
@@ -83,6 +85,7 @@ async def examine(
         if error.kind != NO_SLOTS:
             raise
         return Examined([no_slots(error)], [], 0)
+    found += [server_checks.sentinel(*one) for one in await primary(url).doubtful_sentinels()]
     if cluster is not None:
         found += await cluster_checks(sender, cluster, shards)
     for node in nodes:

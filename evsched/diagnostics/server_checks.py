@@ -219,6 +219,16 @@ def clock(offset: float, error: float = 0.0) -> list[Finding]:
     return [Finding("clock", "warning", what, "Redis and this host", mend)]
 
 
+def sentinel(host: Host, why: str) -> Finding:
+    """Report a sentinel that does not name the primary."""
+    mend = (
+        "start it, or take it out of the URL; if it names an old primary: SENTINEL REMOVE NAME and SENTINEL MONITOR "
+        "NAME HOST PORT QUORUM there"
+    )
+    what = f"a sentinel of the URL does not tell where the primary is, so others are asked: {why}"
+    return Finding("sentinel", "warning", what, f"{host[0]}:{host[1]}", mend)
+
+
 def at_node(finding: Finding, node: Host | None) -> Finding:
     """Return the finding with the node of a cluster where it is."""
     return finding if node is None else structs.replace(finding, where=f"{finding.where}, at {node[0]}:{node[1]}")

@@ -156,6 +156,10 @@ class Primary:
     def lost(self) -> None:
         """See `Route`. It is looked up for each link."""
 
+    async def doubtful_sentinels(self) -> list[tuple[Host, str]]:
+        """Return the sentinels that do not name the primary that was found last, with the reason."""
+        return [] if self._asker is None or self._at is None else await self._asker.doubtful(self._at)
+
     @asynccontextmanager
     async def followed(self) -> AsyncGenerator[None]:
         """Listen to the sentinels, in this event loop."""

@@ -40,6 +40,18 @@ class SentinelAsker(Asker[Answer]):
         self.hosts = (*(host for host in self.hosts if host != sentinel), sentinel)
         self.outdate()
 
+    async def doubtful(self, primary: Host) -> list[tuple[Host, str]]:
+        """Ask each sentinel; return those that do not name the primary, with the reason."""
+        found = list[tuple[Host, str]]()
+        for host in self.hosts:
+            try:
+                named = self._answer(host, await self._replies(host)).primary
+                if named != primary:
+                    found.append((host, f"it names {named[0]}:{named[1]} instead of {primary[0]}:{primary[1]}"))
+            except StoreError as error:
+                found.append((host, str(error)))
+        return found
+
     def _primary(self, sentinel: Host, replies: list[list[bytes] | None]) -> Answer:
         (reply,) = replies
         if reply is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -202,6 +203,15 @@ async def _role(sender: BatchingSender) -> Any:
 def _asked_first(url: str) -> int:
     asker: Any = primary(url)._asker  # pyright: ignore[reportPrivateUsage]
     return asker.hosts[0][1]
+
+
+def test_the_doctor_names_sentinels_that_do_not_name_the_primary(sentinels: Sentinels, tmp_path: Path) -> None:
+    stale = sentinels.start_stale(next(server for server in sentinels.servers if server is not sentinels.primary()))
+    sentinels.processes[0].kill()
+    sentinels.processes[0].wait()
+    done = Cli(sentinels.url.replace("//", f"//127.0.0.1:{stale},"), tmp_path).run("doctor", "--json")
+    found = [finding for finding in json.loads(done.stdout) if finding["check"] == "sentinel"]
+    assert {finding["where"] for finding in found} == {f"127.0.0.1:{stale}", f"127.0.0.1:{sentinels.ports[0]}"}
 
 
 async def test_a_stale_sentinel_cuts_no_connection(sentinels: Sentinels) -> None:
